@@ -1,0 +1,46 @@
+# Every verb does its own set-up: a virtual environment in .venv, made again when pyproject.toml changes.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SEED ?= 7
+JOBS ?= 2
+
+.PHONY: run test check sim bench docs clean
+
+run: $(VENV)/.demo
+	@$(BIN)/bk demo $(ARGS)
+
+test: $(VENV)/.dev $(VENV)/.demo
+	@$(BIN)/python -m pytest -q -n $(JOBS) $(ARGS)
+
+check: $(VENV)/.dev
+	@$(BIN)/ruff format --check src tests
+	@$(BIN)/ruff check src tests
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q tests/test_tidy.py
+
+sim: $(VENV)/.dev
+	@$(BIN)/bk sim --seed $(SEED) $(ARGS)
+
+bench: $(VENV)/.dev
+	@$(BIN)/bk bench suite $(ARGS)
+
+docs: $(VENV)/.dev
+	@$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+
+$(VENV)/bin/python:
+	@command -v $(PYTHON) >/dev/null || { echo "needs Python 3.11 or newer: '$(PYTHON)' was not found (make PYTHON=/path/to/python3.11)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "needs Python 3.11 or newer: '$(PYTHON)' is older (make PYTHON=/path/to/python3.11)"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "needs Python's venv and ensurepip (Debian: apt-get install python3-venv)"; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+	@echo "installing bookies and its development tools ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]' && touch $@
+
+$(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
+	@echo "installing bookies, PySpark and the demo's data ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[demo]' && touch $@

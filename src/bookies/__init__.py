@@ -1,0 +1,1 @@
+"""A replicated log store: ledgers, bookies, and their data pipeline on Spark."""

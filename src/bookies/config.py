@@ -1,0 +1,98 @@
+"""Settings as dataclasses. Each field carries its default, its unit in its name, and one line of help.
+
+From these come the command line, environment variables (`BK_<NAME>`), documentation and errors. Experience 4.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from bookies.errors import ConfigError
+from bookies.model import FRAME_SIZE_MAX
+
+T = TypeVar("T")
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def setting(default: Any, help: str, *, low: float | None = None, high: float | None = None) -> Any:
+    """A field with a range and a line of help."""
+    return field(default=default, metadata={"help": help, "low": low, "high": high})
+
+
+@dataclass(frozen=True, kw_only=True)
+class BookieConfig:
+    """One bookie."""
+
+    bookie_id: str = setting("", "fixed identity; empty: host:port")
+    host: str = setting("127.0.0.1", "address to listen on and to publish")
+    port: int = setting(3181, "TCP port; 0: any free one (needs bookie_id)", low=0, high=65535)
+    journal_directories: tuple[str, ...] = setting(("bk-data/journal",), "where the write-ahead log goes")
+    ledger_directories: tuple[str, ...] = setting(("bk-data/ledgers",), "where entry logs go")
+    index_directories: tuple[str, ...] = setting((), "where index files go; empty: the ledger directories")
+    frame_size_max: int = setting(FRAME_SIZE_MAX, "largest frame, bytes", low=KIB, high=1 << 30)
+    journal_size_max: int = setting(512 * MIB, "roll the journal file at this size, bytes", low=MIB)
+    journal_preallocate_size: int = setting(16 * MIB, "preallocation step of journal files, bytes", low=512)
+    journal_alignment: int = setting(512, "groups start on multiples of this, bytes", low=512)
+    journal_backups_max: int = setting(1, "retired journal files to keep", low=0)
+    journal_group_size_max: int = setting(4 * MIB, "largest group commit, bytes", low=64 * KIB)
+    write_cache_size: int = setting(32 * MIB, "entries held before they go to the entry log; two halves, bytes", low=MIB)
+    entry_log_size_max: int = setting(1 << 30, "roll the entry log at this size, bytes", low=MIB, high=1 << 30)
+    index_page_size: int = setting(8192, "index page, bytes", low=64)
+    index_cache_size: int = setting(32 * MIB, "index pages in memory, bytes", low=MIB)
+    open_files_max: int = setting(1000, "index files held open", low=8)
+    checkpoint_interval_ms: int = setting(60_000, "longest time between checkpoints", low=100)
+    checkpoint_journal_size: int = setting(256 * MIB, "journal bytes after which a checkpoint starts", low=MIB)
+    adds_in_progress_size_max: int = setting(32 * MIB, "adds accepted but not answered, bytes; above: refused", low=MIB)
+    reads_in_progress_size_max: int = setting(32 * MIB, "read answers not yet sent, bytes; above: refused", low=MIB)
+    batch_read_size_max: int = setting(FRAME_SIZE_MAX, "largest batch-read answer, bytes", low=KIB)
+    read_workers: int = setting(2, "threads that read entry logs", low=1, high=64)
+    lease_ms: int = setting(10_000, "registration is lost after so long without renewal", low=500)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientConfig:
+    """One client."""
+
+    memory_limit: int = setting(64 * MIB, "entries sent but not answered by every replica, bytes; hard", low=MIB)
+    add_timeout_ms: int = setting(5_000, "a bookie that has not answered an add by then is replaced", low=1)
+    read_timeout_ms: int = setting(5_000, "a bookie that has not answered a read by then is passed over", low=1)
+    connect_timeout_ms: int = setting(10_000, "TCP connect", low=1)
+    frame_size_max: int = setting(FRAME_SIZE_MAX, "largest frame, bytes", low=KIB, high=1 << 30)
+    wire: str = setting("v2", "protocol for adds and reads: v2 or v3; the rest is always v3")
+    read_ahead_size: int = setting(4 * MIB, "bytes requested ahead of a sequential reader", low=64 * KIB)
+    ensemble_changes_max: int = setting(1_000_000, "per ledger handle; then appends fail", low=0)
+
+
+def validate(config: T) -> T:
+    """Check every field's type and range. Raises `ConfigError` naming field, value, range."""
+    for each in fields(config):  # type: ignore[arg-type]
+        value = getattr(config, each.name)
+        low, high = each.metadata["low"], each.metadata["high"]
+        if isinstance(value, int) and not isinstance(value, bool):
+            if low is not None and value < low:
+                raise ConfigError(f"{each.name} = {value}: must be at least {low} ({each.metadata['help']})")
+            if high is not None and value > high:
+                raise ConfigError(f"{each.name} = {value}: must be at most {high} ({each.metadata['help']})")
+    return config
+
+
+def from_environment(kind: type[T], environment: Mapping[str, str] | None = None, **given: Any) -> T:
+    """A config from what was `given`, then `BK_<FIELD>` variables, then defaults. Raises `ConfigError`."""
+    environment = os.environ if environment is None else environment
+    values = dict(given)
+    for each in fields(kind):  # type: ignore[arg-type]
+        text = environment.get(f"BK_{each.name.upper()}")
+        if text is None or each.name in values:
+            continue
+        default = each.default
+        try:
+            if isinstance(default, tuple):
+                values[each.name] = tuple(part for part in text.split(",") if part)
+            else:
+                values[each.name] = type(default)(text)
+        except ValueError as error:
+            raise ConfigError(f"BK_{each.name.upper()}={text!r}: not a {type(default).__name__}") from error
+    return validate(kind(**values))

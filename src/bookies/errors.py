@@ -1,0 +1,324 @@
+"""Every exception of the package, and the one table between wire status and exception.
+
+A class says what the caller can do about it; fields say what it is about. Statuses travel only on the wire:
+`Status` is the version-independent enumeration, `wire/v2.py` and `wire/v3.py` hold the numbers.
+
+Source: wire-protocol 2.5 and 6.1, style 5.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+
+class Status(enum.Enum):
+    """Outcome of one request at a bookie, independent of the protocol version. Source: wire-protocol 2.5."""
+
+    OK = "OK"
+    NO_LEDGER = "NO_LEDGER"
+    NO_ENTRY = "NO_ENTRY"
+    BAD_REQUEST = "BAD_REQUEST"
+    IO_ERROR = "IO_ERROR"
+    UNAUTHORIZED = "UNAUTHORIZED"
+    BAD_VERSION = "BAD_VERSION"
+    FENCED = "FENCED"
+    READ_ONLY = "READ_ONLY"
+    TOO_MANY_REQUESTS = "TOO_MANY_REQUESTS"
+    UNKNOWN_LEDGER_STATE = "UNKNOWN_LEDGER_STATE"
+
+
+class BookKeeperError(Exception):
+    """Base of all errors. `code` is the number Apache's clients report (client-protocol 6.3)."""
+
+    code = -999
+    retriable = False
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        ledger_id: int | None = None,
+        entry_id: int | None = None,
+        bookie: str | None = None,
+    ) -> None:
+        super().__init__(message or type(self).__name__)
+        self.ledger_id = ledger_id
+        self.entry_id = entry_id
+        self.bookie = bookie
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0])
+
+    def __str__(self) -> str:
+        facts = [
+            f"{name} {value}"
+            for name, value in (("ledger", self.ledger_id), ("entry", self.entry_id), ("bookie", self.bookie))
+            if value is not None
+        ]
+        return self.message + (f" ({', '.join(facts)})" if facts else "")
+
+
+class LedgerError(BookKeeperError):
+    """Something about one ledger as a whole."""
+
+
+class LedgerNotFound(LedgerError):
+    """The metadata store has no record of the ledger."""
+
+    code = -25
+
+
+class LedgerUnknownToBookie(LedgerError):
+    """This bookie has never heard of the ledger; a definite negative answer."""
+
+    code = -7
+
+
+class LedgerExists(LedgerError):
+    """The explicit ledger id is taken."""
+
+    code = -20
+
+
+class LedgerFenced(LedgerError):
+    """Another client is recovering, or has recovered, the ledger; unacknowledged entries may or may not be in it."""
+
+    code = -101
+
+
+class LedgerClosed(LedgerError):
+    """The handle is closed or the ledger is sealed."""
+
+    code = -11
+
+
+class RecoveryFailed(LedgerError):
+    """The end of the ledger could not be decided; nothing was lost, repeat when more bookies answer."""
+
+    code = -10
+    retriable = True
+
+
+class EntryError(BookKeeperError):
+    """Something about one entry."""
+
+
+class EntryNotFound(EntryError):
+    """Definite: whoever answered does not hold the entry, and never acknowledged it."""
+
+    code = -13
+
+
+class DigestMismatch(EntryError):
+    """The entry's digest, ledger id or entry id does not verify."""
+
+    code = -5
+
+
+class ReadFailed(EntryError):
+    """A bookie could not read the entry: an I/O error, which says nothing about whether it holds it."""
+
+    code = -1
+    retriable = True
+
+
+class WriteFailed(EntryError):
+    """A bookie could not store the entry."""
+
+    code = -12
+    retriable = True
+
+
+class DataUnknown(EntryError):
+    """The bookie cannot tell whether it should hold the data (limbo); never a negative answer."""
+
+    code = -108
+    retriable = True
+
+
+class QuorumError(BookKeeperError):
+    """Not enough bookies did their part. `causes`: what each bookie answered."""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        causes: Mapping[str, BaseException] | None = None,
+        ledger_id: int | None = None,
+        entry_id: int | None = None,
+        bookie: str | None = None,
+    ) -> None:
+        super().__init__(message, ledger_id=ledger_id, entry_id=entry_id, bookie=bookie)
+        self.causes = dict(causes or {})
+
+
+class NotEnoughBookies(QuorumError):
+    code = -6
+    retriable = True
+
+
+class AckQuorumTimeout(QuorumError):
+    """No ack quorum in time; the entry may or may not be stored."""
+
+    code = -21
+    retriable = True
+
+
+class BookieError(BookKeeperError):
+    """Something about one bookie."""
+
+
+class BookieUnreachable(BookieError):
+    code = -8
+    retriable = True
+
+
+class BookieTimeout(BookieUnreachable):
+    """No answer in time; the request may or may not have taken effect."""
+
+    code = -23
+
+
+class BookieReadOnly(BookieError):
+    code = -104
+
+
+class BookieBusy(BookieError):
+    code = -105
+    retriable = True
+
+
+class Unauthorized(BookieError):
+    """Wrong password or key, or authentication refused."""
+
+    code = -102
+
+
+class MetadataError(BookKeeperError):
+    """The metadata store failed."""
+
+    code = -18
+    retriable = True
+
+
+class VersionConflict(MetadataError):
+    """A compare-and-swap met another version, or a close met another end."""
+
+    code = -17
+
+
+class SessionExpired(MetadataError):
+    code = -9
+
+
+class MetadataCorrupt(MetadataError):
+    code = -107
+    retriable = False
+
+
+class CookieNotFound(MetadataError):
+    retriable = False
+
+
+class CookieExists(MetadataError):
+    retriable = False
+
+
+class ProtocolError(BookKeeperError):
+    code = -16
+
+
+class LocalProtocolError(ProtocolError):
+    """Our own bug: the code asked for something the protocol forbids."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """Bytes from the peer that no correct peer sends; the connection is closed."""
+
+
+class StorageError(BookKeeperError):
+    """A bookie's own disks."""
+
+
+class CorruptRecord(StorageError):
+    """Bytes on disk that are not what was written there. Says where."""
+
+    def __init__(self, message: str = "", *, path: str, offset: int, ledger_id: int | None = None) -> None:
+        super().__init__(f"{path} at byte {offset:,}: {message}", ledger_id=ledger_id)
+        self.path = path
+        self.offset = offset
+
+
+class CookieMismatch(StorageError):
+    """The directories do not belong to this bookie, or one of them is missing or was wiped."""
+
+
+class DirectoryInUse(StorageError):
+    """Another process holds the directory."""
+
+
+class DiskFull(StorageError):
+    pass
+
+
+class ConfigError(BookKeeperError):
+    code = -14
+
+
+class InvalidArgument(BookKeeperError, ValueError):
+    """An argument out of its documented range."""
+
+    code = -14
+
+
+class ClientClosed(BookKeeperError):
+    code = -19
+
+
+class NotSupported(BookKeeperError):
+    """Known to the protocol, not (yet) offered here; the message says what to use instead."""
+
+    code = -100
+
+
+# Status <-> exception. EIO and EBADREQ depend on what was asked: a failed add is a WriteFailed, a failed read a
+# ReadFailed (wire-protocol 6.1, "operation default").
+ERROR_OF_STATUS: Mapping[Status, type[BookKeeperError]] = {
+    Status.NO_LEDGER: LedgerUnknownToBookie,
+    Status.NO_ENTRY: EntryNotFound,
+    Status.UNAUTHORIZED: Unauthorized,
+    Status.BAD_VERSION: ProtocolError,
+    Status.FENCED: LedgerFenced,
+    Status.READ_ONLY: BookieReadOnly,
+    Status.TOO_MANY_REQUESTS: BookieBusy,
+    Status.UNKNOWN_LEDGER_STATE: DataUnknown,
+}
+
+
+def error_of_status(
+    status: Status,
+    *,
+    is_write: bool,
+    ledger_id: int | None = None,
+    entry_id: int | None = None,
+    bookie: str | None = None,
+) -> BookKeeperError:
+    """The exception a client raises for a status other than OK."""
+    assert status is not Status.OK
+    kind = ERROR_OF_STATUS.get(status, WriteFailed if is_write else ReadFailed)
+    return kind(f"bookie answered {status.value}", ledger_id=ledger_id, entry_id=entry_id, bookie=bookie)
+
+
+def status_of_error(error: BaseException) -> Status:
+    """The status a bookie answers for an exception raised while serving a request.
+
+    Whatever is not a definite statement becomes IO_ERROR, never a negative answer (storage R-3).
+    """
+    for status, kind in ERROR_OF_STATUS.items():
+        if type(error) is kind:
+            return status
+    if isinstance(error, InvalidArgument | LocalProtocolError | RemoteProtocolError):
+        return Status.BAD_REQUEST
+    return Status.IO_ERROR

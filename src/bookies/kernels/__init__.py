@@ -1,0 +1,58 @@
+"""Batch functions over byte buffers, and the choice of who runs them.
+
+`_python.py` is the definition of correct; `_native` (Cython, optional) is its compiled twin. `BOOKIES_KERNELS=python`
+or `native` forces one and fails if it is absent. Nothing outside this package knows which one runs.
+
+`Records` is the unit of the data path: entry bodies in the framing `uint32 length | body` that a journal group, an
+entry log and a batch-read response share, so an entry is framed once and copied never.
+"""
+
+from __future__ import annotations
+
+import os
+
+from bookies.kernels._python import Records
+
+_choice = os.environ.get("BOOKIES_KERNELS", "")
+if _choice not in ("", "python", "native"):
+    raise ImportError(f"BOOKIES_KERNELS={_choice!r}: expected python or native")
+
+NATIVE = False
+if _choice != "python":
+    try:
+        from bookies.kernels import _native as _implementation
+
+        NATIVE = True
+    except ImportError:
+        if _choice == "native":
+            raise
+if not NATIVE:
+    from bookies.kernels import _python as _implementation  # type: ignore[no-redef]
+
+crc32c = _implementation.crc32c
+scan_frames = _implementation.scan_frames
+scan_records = _implementation.scan_records
+gather_adds = _implementation.gather_adds
+pack_add_frames = _implementation.pack_add_frames
+pack_add_responses = _implementation.pack_add_responses
+scan_add_responses = _implementation.scan_add_responses
+verify_records = _implementation.verify_records
+pack_locations = _implementation.pack_locations
+gather_payloads = _implementation.gather_payloads
+digest = _implementation.digest
+
+__all__ = [
+    "NATIVE",
+    "Records",
+    "crc32c",
+    "digest",
+    "gather_adds",
+    "gather_payloads",
+    "pack_add_frames",
+    "pack_add_responses",
+    "pack_locations",
+    "scan_add_responses",
+    "scan_frames",
+    "scan_records",
+    "verify_records",
+]

@@ -1,0 +1,152 @@
+"""The interface of a metadata store: ledgers, ids, registration, discovery, cookies.
+
+One abstract class, one conformance suite (`tests/conformance/test_metadata.py`), any number of drivers. Versions are
+integers; versions of one key are totally ordered and strictly grow. "Linearizable" means that a successful operation
+is visible to every later operation of any client. Auto-recovery's parts (marks, locks, election) join this interface
+when that is built. Source: metadata 11; behaviour of single operations: metadata 5.1, 6 and 7.2.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class Versioned:
+    """A ledger's record and its version in the store."""
+
+    metadata: LedgerMetadata
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class BookieSet:
+    """Bookies in one mode, sorted by id. `version` grows with each change."""
+
+    bookies: tuple[BookieId, ...]
+    version: int
+
+
+class LedgerEvent(enum.Enum):
+    CHANGED = "changed"
+    DELETED = "deleted"
+
+
+class Watch(ABC):
+    """A registered callback. Callbacks run on the event loop and must not raise."""
+
+    @abstractmethod
+    def cancel(self) -> None: ...
+
+
+class MetadataDriver(ABC):
+    """One client's session with a metadata store. All waiting calls accept cancellation.
+
+    Raises from any call: `MetadataError` (retriable), `SessionExpired`, `ClientClosed` after `close`.
+    """
+
+    uri: str
+
+    # -- the store -----------------------------------------------------------------------------------------------
+    @abstractmethod
+    async def open(self) -> None:
+        """Begin the session. Raises `MetadataError` when the store cannot be reached, naming the way out."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End the session: registrations disappear, watches stop. Idempotent."""
+
+    @abstractmethod
+    async def initialize_cluster(self) -> str:
+        """Create the cluster if there is none; return its instance id. Atomic; safe to call by several at once."""
+
+    @abstractmethod
+    async def instance_id(self) -> str | None:
+        """The cluster's instance id, None when there is no cluster."""
+
+    # -- ledgers -------------------------------------------------------------------------------------------------
+    @abstractmethod
+    async def next_ledger_id(self) -> int:
+        """An id never returned before in the life of the store, also after deletions and restarts; gaps allowed."""
+
+    @abstractmethod
+    async def create_ledger(self, metadata: LedgerMetadata) -> Versioned:
+        """Exclusive create. A stored record with the same non-zero creator token is our own earlier attempt: success.
+
+        Raises `LedgerExists`.
+        """
+
+    @abstractmethod
+    async def read_ledger(self, ledger_id: int) -> Versioned:
+        """Linearizable: after a conflict, newer than the version that failed. Raises `LedgerNotFound`."""
+
+    @abstractmethod
+    async def write_ledger(self, metadata: LedgerMetadata, expected_version: int) -> Versioned:
+        """Compare-and-swap. Raises `VersionConflict`, `LedgerNotFound`."""
+
+    @abstractmethod
+    async def delete_ledger(self, ledger_id: int, expected_version: int | None = None) -> None:
+        """A missing record counts as success. With a version: raises `VersionConflict` when it is another."""
+
+    @abstractmethod
+    def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
+        """Ranges of ids, ascending and disjoint. Complete for every id that exists during the whole call.
+
+        Raises rather than end early.
+        """
+
+    @abstractmethod
+    def watch_ledger(self, ledger_id: int, callback: Callable[[LedgerEvent], None]) -> Watch:
+        """At least one call after each change or deletion; several changes may become one call."""
+
+    # -- bookies -------------------------------------------------------------------------------------------------
+    @abstractmethod
+    async def register(self, bookie: BookieId, mode: BookieMode, info: BookieInfo) -> None:
+        """Announce a bookie for as long as this session lives. Replaces its registration in the other mode.
+
+        Waits up to one session timeout for a predecessor with the same id. Raises `MetadataError` when it stays.
+        """
+
+    @abstractmethod
+    async def unregister(self, bookie: BookieId) -> None: ...
+
+    @abstractmethod
+    async def bookies(self, mode: BookieMode) -> BookieSet: ...
+
+    @abstractmethod
+    async def all_bookies(self) -> BookieSet:
+        """Every bookie with a cookie, whether it runs or not."""
+
+    @abstractmethod
+    async def bookie_info(self, bookie: BookieId) -> BookieInfo | None:
+        """What a registered bookie publishes; None when it is not registered."""
+
+    @abstractmethod
+    def watch_bookies(self, mode: BookieMode, callback: Callable[[BookieSet], None]) -> Watch:
+        """Deliver the present set soon, then the latest after each change; never an older set after a newer."""
+
+    @abstractmethod
+    def on_session_expired(self, callback: Callable[[], None]) -> Watch:
+        """Called once per lost session; registrations are gone and have to be made again."""
+
+    # -- cookies -------------------------------------------------------------------------------------------------
+    @abstractmethod
+    async def create_cookie(self, bookie: BookieId, data: bytes) -> int:
+        """Exclusive create; its version. Raises `CookieExists`."""
+
+    @abstractmethod
+    async def read_cookie(self, bookie: BookieId) -> tuple[bytes, int]:
+        """Raises `CookieNotFound`."""
+
+    @abstractmethod
+    async def write_cookie(self, bookie: BookieId, data: bytes, expected_version: int) -> int:
+        """Compare-and-swap. Raises `VersionConflict`, `CookieNotFound`."""
+
+    @abstractmethod
+    async def delete_cookie(self, bookie: BookieId, expected_version: int) -> None:
+        """Raises `VersionConflict`, `CookieNotFound`."""

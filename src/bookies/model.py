@@ -1,0 +1,144 @@
+"""Frozen values that all layers share: ids, digests, ledger metadata, what a bookie publishes of itself.
+
+Source: client-protocol 1.1 to 1.2, metadata 4.2 and 6.2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NewType
+
+BookieId = NewType("BookieId", str)
+
+INVALID_ENTRY_ID = -1
+LAST_ENTRY = -1  # entry id of a read request: "the highest entry you have"
+ENTRY_HEADER_SIZE = 32  # bytes: ledger id, entry id, last add confirmed, accumulated length (int64 each)
+MASTER_KEY_SIZE = 20
+FRAME_SIZE_MAX = 5 * 1024 * 1024  # bytes, the four of the length prefix included
+
+Ensemble = tuple[BookieId, ...]
+
+
+class DigestType(enum.IntEnum):
+    """Numbers as in ledger metadata; `size` is what the digest takes in an entry, in bytes."""
+
+    CRC32 = 1
+    HMAC = 2
+    CRC32C = 3
+    DUMMY = 4
+
+    @property
+    def size(self) -> int:
+        return _DIGEST_SIZES[self]
+
+
+_DIGEST_SIZES = {DigestType.CRC32: 8, DigestType.HMAC: 20, DigestType.CRC32C: 4, DigestType.DUMMY: 0}
+
+
+class LedgerState(enum.IntEnum):
+    OPEN = 1
+    IN_RECOVERY = 2
+    CLOSED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerMetadata:
+    """One ledger's record. `ensembles`: (first entry id, ensemble) pairs, ascending, never empty.
+
+    `last_entry_id` and `length` mean something only when CLOSED; otherwise -1 and 0. `digest_type` and `password`
+    are None only in ledgers of format 1. `ctime_ms` is stored in the record only when `stores_ctime`.
+    """
+
+    ledger_id: int
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+    ensembles: tuple[tuple[int, Ensemble], ...]
+    state: LedgerState = LedgerState.OPEN
+    last_entry_id: int = INVALID_ENTRY_ID
+    length: int = 0
+    digest_type: DigestType | None = DigestType.CRC32C
+    password: bytes | None = b""
+    custom_metadata: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
+    format_version: int = 3
+    ctime_ms: int | None = None
+    stores_ctime: bool = False
+    creator_token: int = 0
+
+    @property
+    def is_closed(self) -> bool:
+        return self.state is LedgerState.CLOSED
+
+    @property
+    def last_fragment_first_entry(self) -> int:
+        return self.ensembles[-1][0]
+
+    @property
+    def last_ensemble(self) -> Ensemble:
+        return self.ensembles[-1][1]
+
+    def fragment_index(self, entry_id: int) -> int:
+        """Index in `ensembles` of the fragment that holds, or would hold, the entry."""
+        return max(0, bisect_right(self.ensembles, entry_id, key=lambda fragment: fragment[0]) - 1)
+
+    def ensemble_at(self, entry_id: int) -> Ensemble:
+        return self.ensembles[self.fragment_index(entry_id)][1]
+
+    def replace(self, **changes: object) -> LedgerMetadata:
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        """Everything but the password."""
+        fragments = ", ".join(f"{first}: [{', '.join(ensemble)}]" for first, ensemble in self.ensembles)
+        end = f" last_entry={self.last_entry_id} length={self.length}" if self.is_closed else ""
+        digest = self.digest_type.name.lower() if self.digest_type else "unknown digest"
+        return (
+            f"<LedgerMetadata {self.ledger_id} {self.state.name} E{self.ensemble_size}/Qw{self.write_quorum}"
+            f"/Qa{self.ack_quorum} {digest}{end} {{{fragments}}}>"
+        )
+
+
+class BookieMode(enum.Enum):
+    WRITABLE = "writable"
+    READ_ONLY = "read-only"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    id: str
+    host: str
+    port: int
+    protocol: str
+    auth: tuple[str, ...] = ()
+    extensions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BookieInfo:
+    """What a bookie publishes of itself. Source: metadata 6.2."""
+
+    endpoints: tuple[Endpoint, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def rpc_address(self) -> tuple[str, int] | None:
+        """Host and port of the endpoint that speaks the wire protocol."""
+        for endpoint in self.endpoints:
+            if endpoint.protocol == "bookie-rpc":
+                return endpoint.host, endpoint.port
+        return None
+
+
+def fragments_of(metadata: LedgerMetadata, last_entry_id: int) -> Sequence[tuple[int, int, Ensemble]]:
+    """(first, last, ensemble) of every non-empty fragment up to and including `last_entry_id`."""
+    bounds = [first for first, _ in metadata.ensembles[1:]]
+    bounds.append(last_entry_id + 1)
+    return [
+        (first, min(bound - 1, last_entry_id), ensemble)
+        for (first, ensemble), bound in zip(metadata.ensembles, bounds, strict=True)
+        if first <= min(bound - 1, last_entry_id)
+    ]

@@ -1,0 +1,160 @@
+"""The four ports between the shells and the world: Clock, Network, Disk, Random; and Workers, which run blocking calls.
+
+Shells know only these. `runtime/aio.py` implements them on asyncio and the operating system, `sim/` on virtual time
+with faults, so the very same shells run in both. The event loop itself is a port too: `loop.call_later`,
+`loop.call_soon`, `loop.create_future`, `asyncio.sleep` and `asyncio.timeout` are allowed everywhere, because the
+simulator's loop gives them virtual time. Nothing else may touch time, sockets, files, threads or randomness.
+
+Disk calls block. Code in `storage/` is plain synchronous code over `Disk` and `File`; the bookie's shell runs it
+through a `Worker` when it may wait for the device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+Buffer = bytes | bytearray | memoryview
+
+
+class Clock(Protocol):
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970. May jump in either direction."""
+
+    def monotonic(self) -> float:
+        """Seconds since some start. Never goes back; the same scale as `loop.time()`."""
+
+
+class Listener(Protocol):
+    """A listening socket."""
+
+    address: tuple[str, int]
+
+    def close(self) -> None: ...
+
+    async def wait_closed(self) -> None: ...
+
+
+class Network(Protocol):
+    """Stream connections. Addresses are (host, port); transports are asyncio's.
+
+    Raises: OSError from both calls (ConnectionRefusedError, address in use, unresolvable host).
+    """
+
+    async def connect(
+        self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]: ...
+
+    async def listen(
+        self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]
+    ) -> Listener: ...
+
+
+class File(Protocol):
+    """An open file. All offsets are explicit; there is no position.
+
+    Raises: OSError; ENOSPC becomes `errors.DiskFull`. A write either writes everything or raises; after an error,
+    or after a failed sync, what the file holds behind the last synced byte is unknown.
+    """
+
+    path: str
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """Up to `size` bytes; fewer only at the end of the file."""
+
+    def pwrite(self, data: Buffer, offset: int) -> None: ...
+
+    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
+        """All buffers one after the other, in as few system calls as possible. Any number of buffers."""
+
+    def fdatasync(self) -> None:
+        """Data, and the file's length if it is needed to read them."""
+
+    def fsync(self) -> None: ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def allocate(self, offset: int, size: int) -> None:
+        """Reserve blocks that read as zeros, extending the file; falls back to extending it sparsely."""
+
+    def size(self) -> int: ...
+
+    def drop_cache(self, offset: int, size: int) -> None:
+        """Advise that the range will not be read soon. Never raises."""
+
+    def close(self) -> None: ...
+
+
+class Lock(Protocol):
+    def release(self) -> None: ...
+
+
+class Disk(Protocol):
+    """A file system. Paths are absolute or relative to the process's directory; text, never bytes.
+
+    A new name, a rename or an unlink is durable only after `sync_directory` of its directory.
+    """
+
+    def open(self, path: str, mode: str) -> File:
+        """`mode`: "r" (must exist), "r+" (must exist), "x+" (must not exist), "w+" (created if missing, not truncated)."""
+
+    def list(self, path: str) -> list[str]:
+        """Names in a directory, sorted. Raises FileNotFoundError."""
+
+    def exists(self, path: str) -> bool: ...
+
+    def is_directory(self, path: str) -> bool: ...
+
+    def make_directories(self, path: str) -> None:
+        """With parents; existing ones are fine. The new directories' own entries are made durable."""
+
+    def rename(self, source: str, target: str) -> None: ...
+
+    def link(self, source: str, target: str) -> None: ...
+
+    def unlink(self, path: str) -> None: ...
+
+    def sync_directory(self, path: str) -> None: ...
+
+    def read_bytes(self, path: str) -> bytes: ...
+
+    def replace_bytes(self, path: str, data: bytes) -> None:
+        """Atomically and durably: temporary name `.<name>.tmp` beside it, fsync, rename over, fsync the directory."""
+
+    def usage(self, path: str) -> tuple[int, int]:
+        """(total, usable) bytes of the file system."""
+
+    def lock_directory(self, path: str) -> Lock:
+        """Exclusive advisory lock, held until released or the process ends. Raises `errors.DirectoryInUse`."""
+
+
+class Worker(Protocol):
+    """One thread of control that runs calls in order (in the simulator: the loop itself, after virtual delays)."""
+
+    def run(self, call: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
+        """Queue a call. The future is resolved on the loop, in order, many at a time where possible.
+
+        An exception of the call becomes the future's exception. Cancelling the future does not stop the call.
+        """
+
+    def close(self) -> None:
+        """Run what is queued, then end. Idempotent; blocks until the thread is gone."""
+
+
+class Workers(Protocol):
+    def start(self, name: str) -> Worker: ...
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What a shell is given instead of the world."""
+
+    clock: Clock
+    network: Network
+    disk: Disk
+    workers: Workers
+    random: Random

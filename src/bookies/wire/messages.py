@@ -1,0 +1,297 @@
+"""Requests and responses as values, independent of the protocol version.
+
+The add path never makes an object per entry: adds that follow each other on a connection travel as one `AddBatch`,
+whose entries are `Records`, the framing that journal, entry log and batch-read response share:
+
+    record := uint32 length, big-endian | length bytes (the entry body: header, digest, payload)
+
+`version` is the protocol version byte of a v2 request (0, 1 or 2), or 3. `txn_id` is the transaction id of v3, and
+for v2 batch reads the request id. Source: wire-protocol 2 to 5.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bookies.errors import Status
+from bookies.kernels import Records
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Operation(enum.Enum):
+    ADD = "add"
+    READ = "read"
+    BATCH_READ = "batch read"
+    AUTH = "auth"
+    WRITE_LAC = "write LAC"
+    READ_LAC = "read LAC"
+    GET_BOOKIE_INFO = "get bookie info"
+    START_TLS = "start TLS"
+    FORCE_LEDGER = "force ledger"
+    LIST_ENTRIES = "list entries"
+    RANGE_READ = "range read"  # numbers without an implementation: BAD_REQUEST
+    RANGE_ADD = "range add"
+
+
+@dataclass(slots=True)
+class AddBatch:
+    """Adds of one ledger that arrived one after the other with the same key and flags.
+
+    `entry_ids` has one id per record: a `range` where they are consecutive (the normal case), else a list.
+    `txn_ids`: v3 only, one per record. `last_add_confirmed`: the greatest LAC in the bodies.
+    The ledger id is the one in the bodies (wire-protocol 5.4).
+    """
+
+    version: int
+    ledger_id: int
+    master_key: bytes
+    entry_ids: Sequence[int]
+    records: Records
+    last_add_confirmed: int
+    is_recovery: bool = False
+    is_high_priority: bool = False
+    is_deferred_sync: bool = False
+    txn_ids: Sequence[int] | None = None
+
+
+@dataclass(slots=True)
+class ReadRequest:
+    """One entry; `entry_id` -1 asks for the highest. With `previous_lac`: a long poll. Source: wire-protocol 5.5-5.7."""
+
+    version: int
+    txn_id: int
+    ledger_id: int
+    entry_id: int
+    master_key: bytes | None = None
+    is_fencing: bool = False
+    is_high_priority: bool = False
+    previous_lac: int | None = None
+    timeout_ms: int | None = None
+    wants_piggyback: bool = False
+
+
+@dataclass(slots=True)
+class BatchReadRequest:
+    version: int
+    txn_id: int
+    ledger_id: int
+    entry_id: int
+    count_max: int
+    size_max: int
+    master_key: bytes | None = None
+    is_fencing: bool = False
+    is_high_priority: bool = False
+
+
+@dataclass(slots=True)
+class AuthRequest:
+    version: int
+    txn_id: int
+    plugin: str
+    payload: bytes
+
+
+@dataclass(slots=True)
+class WriteLacRequest:
+    """`body` is the LAC packet (wire-protocol 4.5); ledger and LAC that count are those inside it."""
+
+    version: int
+    txn_id: int
+    ledger_id: int
+    last_add_confirmed: int
+    master_key: bytes
+    body: bytes
+
+
+@dataclass(slots=True)
+class ReadLacRequest:
+    version: int
+    txn_id: int
+    ledger_id: int
+
+
+@dataclass(slots=True)
+class GetBookieInfoRequest:
+    version: int
+    txn_id: int
+    requested: int  # bits: 1 total disk capacity, 2 free disk space
+
+
+@dataclass(slots=True)
+class ForceLedgerRequest:
+    version: int
+    txn_id: int
+    ledger_id: int
+
+
+@dataclass(slots=True)
+class ListEntriesRequest:
+    version: int
+    txn_id: int
+    ledger_id: int
+
+
+@dataclass(slots=True)
+class StartTlsRequest:
+    version: int
+    txn_id: int
+
+
+@dataclass(slots=True)
+class InvalidRequest:
+    """A request that decodes but cannot be served; answered with `status` alone.
+
+    A v2 add whose body is shorter than 24 bytes, a version byte above 2, a v3 operation without its message or
+    without an implementation. `ledger_id` and `entry_id` are echoed by v2 answers.
+    """
+
+    version: int
+    txn_id: int
+    operation: Operation
+    status: Status
+    ledger_id: int = -1
+    entry_id: int = -1
+
+
+Request = (
+    AddBatch
+    | ReadRequest
+    | BatchReadRequest
+    | AuthRequest
+    | WriteLacRequest
+    | ReadLacRequest
+    | GetBookieInfoRequest
+    | ForceLedgerRequest
+    | ListEntriesRequest
+    | StartTlsRequest
+    | InvalidRequest
+)
+
+
+@dataclass(slots=True)
+class AddResponses:
+    """Answers to adds of one ledger, all with the same status."""
+
+    version: int
+    status: Status
+    ledger_id: int
+    entry_ids: Sequence[int]
+    txn_ids: Sequence[int] | None = None
+
+
+@dataclass(slots=True)
+class ReadResponse:
+    """`entry_id` is the one echoed (-1 stays -1, except a long poll that brings its entry)."""
+
+    version: int
+    txn_id: int
+    status: Status
+    ledger_id: int
+    entry_id: int
+    body: Buffer | None = None
+    max_lac: int | None = None
+    lac_update_ms: int | None = None
+
+
+@dataclass(slots=True)
+class BatchReadResponse:
+    """`records`: consecutive entries from `entry_id` on, record framing as stored; empty unless OK."""
+
+    version: int
+    txn_id: int
+    status: Status
+    ledger_id: int
+    entry_id: int
+    records: Buffer = b""
+
+
+@dataclass(slots=True)
+class AuthResponse:
+    version: int
+    txn_id: int
+    status: Status
+    plugin: str
+    payload: bytes
+
+
+@dataclass(slots=True)
+class WriteLacResponse:
+    version: int
+    txn_id: int
+    status: Status
+    ledger_id: int
+
+
+@dataclass(slots=True)
+class ReadLacResponse:
+    version: int
+    txn_id: int
+    status: Status
+    ledger_id: int
+    lac_body: bytes | None = None
+    last_entry_body: Buffer | None = None
+
+
+@dataclass(slots=True)
+class GetBookieInfoResponse:
+    version: int
+    txn_id: int
+    status: Status
+    total_disk_capacity: int | None = None
+    free_disk_space: int | None = None
+
+
+@dataclass(slots=True)
+class ForceLedgerResponse:
+    version: int
+    txn_id: int
+    status: Status
+    ledger_id: int
+
+
+@dataclass(slots=True)
+class ListEntriesResponse:
+    """`availability` is the encoded list of wire-protocol 5.10."""
+
+    version: int
+    txn_id: int
+    status: Status
+    ledger_id: int
+    availability: bytes | None = None
+
+
+@dataclass(slots=True)
+class StartTlsResponse:
+    version: int
+    txn_id: int
+    status: Status
+
+
+@dataclass(slots=True)
+class BareResponse:
+    """v3: header and status only (not authenticated, generic BAD_REQUEST); v2: the answer to an `InvalidRequest`."""
+
+    version: int
+    txn_id: int
+    operation: Operation
+    status: Status
+    ledger_id: int = -1
+    entry_id: int = -1
+
+
+Response = (
+    AddResponses
+    | ReadResponse
+    | BatchReadResponse
+    | AuthResponse
+    | WriteLacResponse
+    | ReadLacResponse
+    | GetBookieInfoResponse
+    | ForceLedgerResponse
+    | ListEntriesResponse
+    | StartTlsResponse
+    | BareResponse
+)
