@@ -1,1 +1,1 @@
-
+"""The verbs of `bk`, one module a noun."""

@@ -1,0 +1,109 @@
+"""`bk`: one program, nouns and verbs. Only the module of the noun that was asked for is imported.
+
+Exit status: 0 done, 1 failed, 2 used wrongly, 130 interrupted. Data goes to stdout, everything else to stderr.
+Source: experience 3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+# noun -> (module with `configure(parser)` and `run(arguments) -> int`, one line of help)
+COMMANDS = {
+    "up": ("bookies.admin.commands.cluster", "start a local cluster"),
+    "down": ("bookies.admin.commands.cluster", "stop a local cluster"),
+    "status": ("bookies.admin.commands.cluster", "state of the cluster"),
+    "demo": ("bookies.admin.commands.demo", "the guided tour: real data, a killed bookie, a killed writer, proof"),
+    "doctor": ("bookies.admin.commands.doctor", "check machine, disks, cluster; each finding with its remedy"),
+    "ledger": ("bookies.admin.commands.ledger", "create, append, read, tail, show, list, recover, seal, delete"),
+    "bookie": ("bookies.admin.commands.bookie", "run, list, show"),
+    "inspect": ("bookies.admin.commands.inspect", "look into a bookie's files, offline, also Apache's"),
+    "bench": ("bookies.admin.commands.bench", "measure appends and reads"),
+    "sim": ("bookies.admin.commands.sim", "run the cluster on virtual time with faults"),
+}
+
+
+class UsageError(Exception):
+    """The command was used wrongly; exit status 2."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status. Installed as `bk`."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
+        print(_version())
+        return 0
+    noun = arguments[0]
+    if noun not in COMMANDS:
+        import difflib
+
+        near = difflib.get_close_matches(noun, COMMANDS, 1)
+        hint = f"; did you mean `bk {near[0]}`?" if near else ""
+        print(f"bk: no command named {noun!r}{hint} (bk --help lists them)", file=sys.stderr)
+        return 2
+    module = importlib.import_module(COMMANDS[noun][0])
+    parser = argparse.ArgumentParser(
+        prog=f"bk {noun}", description=COMMANDS[noun][1], formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.set_defaults(noun=noun, debug=False)
+    module.configure(parser)
+    parsed = parser.parse_args(arguments[1:])
+    return _guard(module, parsed)
+
+
+def _guard(module: object, parsed: argparse.Namespace) -> int:
+    """Turn what a command raises into one sentence and an exit status."""
+    from bookies.errors import BookKeeperError, ConfigError, InvalidArgument
+
+    try:
+        status = module.run(parsed)  # type: ignore[attr-defined]
+        sys.stdout.flush()
+        return int(status or 0)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away (`bk ledger read 7 | head`): not an error, but nothing more to say.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (UsageError, ConfigError, InvalidArgument) as error:
+        print(f"bk {parsed.noun}: {error}", file=sys.stderr)
+        return 2
+    except (BookKeeperError, OSError) as error:
+        if parsed.debug:
+            raise
+        print(f"bk {parsed.noun}: {error or type(error).__name__}", file=sys.stderr)
+        return 1
+
+
+def _overview() -> str:
+    lines = ["usage: bk NOUN [VERB] [OPTIONS]    (bk NOUN --help tells more)", ""]
+    lines += [f"  {noun:9} {text}" for noun, (_, text) in COMMANDS.items()]
+    lines += [
+        "",
+        "Every command: --json for machines, --metadata URI (or BK_METADATA) to name the cluster; without it,",
+        "the cluster of the nearest `bk-data` directory, from the current directory upwards.",
+        "",
+        "example:  bk up && id=$(seq 1000 | bk ledger append --new) && bk ledger read $id | wc -l",
+    ]
+    return "\n".join(lines)
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    from bookies import kernels
+
+    python = ".".join(map(str, sys.version_info[:3]))
+    return f"bookies {version('bookies')} (kernels: {'native' if kernels.NATIVE else 'python'}, Python {python})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

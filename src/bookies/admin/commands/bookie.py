@@ -1,0 +1,110 @@
+"""`bk bookie`: run one, list them, show one."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from bookies.admin.cli import UsageError
+from bookies.admin.common import add_common, metadata_uri, print_json, print_table, size_text, with_client
+
+if TYPE_CHECKING:
+    from bookies.client.client import Client
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    run_parser = verbs.add_parser(
+        "run",
+        help="run a bookie in the foreground until SIGTERM",
+        epilog="example:  bk bookie run --metadata file:/srv/bk/metadata --journal-dir /nvme/journal --ledger-dir /srv/bk/ledgers",
+    )
+    add_common(run_parser)
+    run_parser.add_argument("--bookie-id", default=None, help="fixed identity (default: host:port)")
+    run_parser.add_argument("--host", default=None, help="address to listen on and to publish (default 127.0.0.1)")
+    run_parser.add_argument("--port", type=int, default=None, help="TCP port (default 3181; 0: any, needs --bookie-id)")
+    run_parser.add_argument("--journal-dir", action="append", default=None, metavar="DIR", help="may be repeated")
+    run_parser.add_argument("--ledger-dir", action="append", default=None, metavar="DIR", help="may be repeated")
+    run_parser.add_argument("--index-dir", action="append", default=None, metavar="DIR", help="may be repeated")
+    run_parser.add_argument("--lease-ms", type=int, default=None, help="registration lease (default 10000)")
+    run_parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="any setting; --list-settings names them"
+    )
+    run_parser.add_argument("--list-settings", action="store_true", help="print every setting with default and help, and end")
+    list_parser = verbs.add_parser("list", help="every bookie of the cluster and its mode", epilog="example:  bk bookie list --json")
+    add_common(list_parser)
+    show_parser = verbs.add_parser("show", help="one bookie: address, mode, space", epilog="example:  bk bookie show b1")
+    add_common(show_parser)
+    show_parser.add_argument("bookie", metavar="ID")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.verb == "run":
+        return _run(arguments)
+    if arguments.verb == "list":
+        return with_client(arguments, lambda client: _list(client, arguments))
+    return with_client(arguments, lambda client: _show(client, arguments))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from dataclasses import fields
+
+    from bookies.bookie import main
+    from bookies.config import BookieConfig, from_environment
+
+    if arguments.list_settings:
+        print_table(
+            [(each.name, each.default, each.metadata["help"]) for each in fields(BookieConfig)],
+            ("setting", "default", "meaning"),
+        )
+        return 0
+    given: dict[str, object] = {
+        "bookie_id": arguments.bookie_id,
+        "host": arguments.host,
+        "port": arguments.port,
+        "journal_directories": arguments.journal_dir,
+        "ledger_directories": arguments.ledger_dir,
+        "index_directories": arguments.index_dir,
+        "lease_ms": arguments.lease_ms,
+    }
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if value is not None}
+    overrides: dict[str, str] = {}
+    known = {each.name for each in fields(BookieConfig)}
+    for text in arguments.set:
+        name, equals, value = text.partition("=")
+        if not equals or name not in known:
+            import difflib
+
+            near = difflib.get_close_matches(name, known, 1)
+            raise UsageError(f"--set {text}: no such setting{f'; did you mean {near[0]}?' if near else ''} (--list-settings)")
+        overrides[f"BK_{name.upper()}"] = value
+    import os
+
+    config = from_environment(BookieConfig, {**os.environ, **overrides}, **values)
+    return main.run(config, metadata_uri(arguments))
+
+
+async def _list(client: Client, arguments: argparse.Namespace) -> int:
+    bookies = await client.bookies()
+    if arguments.json:
+        print_json([{"bookie": each.id, "mode": each.mode, "address": each.address} for each in bookies])
+    else:
+        print_table([(each.id, each.mode, each.address or "-") for each in bookies], ("bookie", "mode", "address"))
+    return 0
+
+
+async def _show(client: Client, arguments: argparse.Namespace) -> int:
+    known = {each.id: each for each in await client.bookies()}
+    if arguments.bookie not in known:
+        raise UsageError(f"no bookie named {arguments.bookie!r}; `bk bookie list` names {', '.join(known) or 'none'}")
+    each = known[arguments.bookie]
+    row: dict[str, object] = {"bookie": each.id, "mode": each.mode, "address": each.address}
+    if each.mode != "down":
+        total, free = await client.bookie_space(each.id)
+        row |= {"disk_total": total, "disk_free": free}
+    if arguments.json:
+        print_json(row)
+        return 0
+    for name, value in row.items():
+        print(f"{name:12} {size_text(float(str(value))) if name.startswith('disk') else value}")
+    return 0

@@ -1,0 +1,152 @@
+"""What commands share: finding the cluster, printing, progress, running a coroutine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from bookies.client.client import Client
+
+from bookies.admin.cli import UsageError
+
+T = TypeVar("T")
+DATA_DIRECTORY = "bk-data"
+
+
+def add_common(parser: argparse.ArgumentParser, *, metadata: bool = True) -> None:
+    """The options every command has."""
+    if metadata:
+        parser.add_argument("--metadata", metavar="URI", help="the cluster: file:DIR, ... (default: BK_METADATA, bk-data)")
+    parser.add_argument("--json", action="store_true", help="one JSON document (or line per row) on stdout")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def find_data_directory() -> str | None:
+    """The nearest `bk-data` from the current directory upwards."""
+    here = os.getcwd()
+    while True:
+        candidate = os.path.join(here, DATA_DIRECTORY)
+        if os.path.isdir(candidate):
+            return candidate
+        parent = os.path.dirname(here)
+        if parent == here:
+            return None
+        here = parent
+
+
+def metadata_uri(arguments: argparse.Namespace) -> str:
+    """The URI that was given, or the environment's, or the nearest local cluster's. Raises `UsageError`."""
+    uri = getattr(arguments, "metadata", None) or os.environ.get("BK_METADATA")
+    if uri:
+        return str(uri)
+    directory = find_data_directory()
+    if directory is None:
+        raise UsageError("no cluster here: start one with `bk up`, or name one with --metadata URI or BK_METADATA")
+    return f"file:{os.path.join(directory, 'metadata')}"
+
+
+def run_async(main: Callable[[], Awaitable[T]]) -> T:
+    """Run a coroutine to its end; SIGINT and SIGTERM cancel it, and its clean-up runs."""
+    from bookies.runtime import aio
+
+    async def guarded() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, task.cancel)
+        return await main()
+
+    try:
+        return aio.run(guarded())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+def with_client(arguments: argparse.Namespace, body: Callable[[Client], Awaitable[T]]) -> T:
+    """Connect to the command's cluster and run `body` with the client."""
+
+    async def main() -> T:
+        from bookies.client.connect import connect
+
+        async with connect(metadata_uri(arguments)) as client:
+            return await body(client)
+
+    return run_async(main)
+
+
+def print_json(value: Any) -> None:
+    json.dump(value, sys.stdout, default=_jsonable)
+    sys.stdout.write("\n")
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, range | Mapping):
+        return list(value) if isinstance(value, range) else dict(value)
+    return str(value)
+
+
+def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str], *, right: Sequence[int] = ()) -> None:
+    """Aligned columns; `right`: indexes of columns of numbers."""
+    texts = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(header), *(len(row[i]) for row in texts)) if texts else len(header) for i, header in enumerate(headers)]
+    for line in [list(headers), *texts]:
+        cells = [cell.rjust(width) if i in right else cell.ljust(width) for i, (cell, width) in enumerate(zip(line, widths, strict=True))]
+        print("  ".join(cells).rstrip())
+
+
+def size_text(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError
+
+
+class Progress:
+    """A line on stderr that says how far a long operation is; nothing when stderr is not a terminal.
+
+    `note` adds a permanent line above it.
+    """
+
+    def __init__(self, what: str, total: int | None, *, quiet: bool = False) -> None:
+        self._what, self._total = what, total
+        self._shown = sys.stderr.isatty() and not quiet
+        self._begin = self._last = time.monotonic()
+        self._width = 0
+
+    def update(self, done: int, extra: str = "") -> None:
+        now = time.monotonic()
+        if not self._shown or now - self._last < 0.1:
+            return
+        self._last = now
+        rate = done / max(now - self._begin, 1e-6)
+        text = f"  {self._what} {done:,}"
+        if self._total:
+            filled = min(24, 24 * done // self._total)
+            remaining = max(0, self._total - done) / rate if rate else 0
+            text = f"  {self._what} [{'#' * filled}{'.' * (24 - filled)}] {done:,}/{self._total:,}  {remaining:3.0f} s left"
+        text += f"  {rate:,.0f}/s  {extra}"
+        sys.stderr.write("\r" + text.ljust(self._width))
+        sys.stderr.flush()
+        self._width = len(text)
+
+    def clear(self) -> None:
+        if self._shown and self._width:
+            sys.stderr.write("\r" + " " * self._width + "\r")
+            sys.stderr.flush()
+            self._width = 0
+
+    def note(self, text: str) -> None:
+        self.clear()
+        print(text, file=sys.stderr, flush=True)
