@@ -1,0 +1,111 @@
+"""The ports on asyncio and the operating system, and how a process runs its main coroutine.
+
+uvloop is used when it is installed, because it halves the cost of a socket read; `BK_UVLOOP=0` turns it off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from bookies.runtime.files import OsDisk
+from bookies.runtime.ports import Runtime
+from bookies.runtime.threads import ThreadWorkers
+
+T = TypeVar("T")
+
+BACKLOG = 1024  # connections the system accepts before we do
+# A thread that comes back from the device waits at most so long for a busy loop to yield the interpreter, seconds.
+SWITCH_INTERVAL = 0.001
+
+
+class SystemClock:
+    """See `ports.Clock`."""
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+class AsyncioListener:
+    """See `ports.Listener`."""
+
+    def __init__(self, server: asyncio.Server, address: tuple[str, int]) -> None:
+        self._server = server
+        self.address = address
+
+    def close(self) -> None:
+        self._server.close()
+
+    async def wait_closed(self) -> None:
+        # Closing takes effect in the loop's next turn. `Server.wait_closed` would wait for the accepted connections
+        # too (since Python 3.12), which are their owner's to close.
+        await asyncio.sleep(0)
+
+
+class AsyncioNetwork:
+    """TCP without Nagle's delay and with keep-alive; buffer sizes are left to the system's autotuning."""
+
+    async def connect(
+        self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        transport, protocol = await asyncio.get_running_loop().create_connection(protocol_factory, host, port)
+        connection = transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return transport, protocol
+
+    async def listen(
+        self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]
+    ) -> AsyncioListener:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        listening = socket.socket(family, kind, protocol)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Accepted sockets inherit both.
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            listening.setblocking(False)
+            listening.bind(address)
+            bound = listening.getsockname()
+            server = await loop.create_server(protocol_factory, sock=listening, backlog=BACKLOG)
+        except BaseException:
+            listening.close()
+            raise
+        return AsyncioListener(server, (bound[0], bound[1]))
+
+
+def runtime(seed: int | None = None) -> Runtime:
+    """The real world. `seed`: of the random numbers, for repeatable choices; None: unpredictable ones."""
+    chosen = random.Random(seed) if seed is not None else random.SystemRandom()
+    return Runtime(SystemClock(), AsyncioNetwork(), OsDisk(), ThreadWorkers(), chosen)
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's when it is installed, unless `BK_UVLOOP=0`."""
+    if os.environ.get("BK_UVLOOP", "1") != "0":
+        try:
+            import uvloop
+        except ImportError:
+            pass
+        else:
+            loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+            return loop
+    return asyncio.new_event_loop()
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run the main coroutine of a process to its end. `PYTHONASYNCIODEBUG=1` turns on asyncio's checks."""
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(main)

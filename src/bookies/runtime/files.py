@@ -1,0 +1,230 @@
+"""The Disk port on the operating system: files, directories, locks.
+
+Everything here blocks; shells reach it through a `Worker` when it may wait for the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+
+from bookies.errors import DirectoryInUse, DiskFull
+from bookies.runtime.ports import Buffer
+
+_IOV_MAX = os.sysconf("SC_IOV_MAX")
+_MODES = {
+    "r": os.O_RDONLY,
+    "r+": os.O_RDWR,
+    "x+": os.O_RDWR | os.O_CREAT | os.O_EXCL,
+    "w+": os.O_RDWR | os.O_CREAT,
+}
+
+
+def _mapped(error: OSError, path: str) -> Exception:
+    """The error to raise for a failed call on `path`: `DiskFull`, or the same error with the path in it."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"{path}: {os.strerror(error.errno)}")
+    if error.filename is None:
+        error.filename = path
+    return error
+
+
+class OsFile:
+    """A file descriptor. See `ports.File`."""
+
+    __slots__ = ("_descriptor", "path")
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+
+    def pread(self, size: int, offset: int) -> bytes:
+        try:
+            data = os.pread(self._descriptor, size, offset)
+            if len(data) == size or not data:
+                return data
+            parts = [data]  # A short read is the end of the file, a signal, or more than the system reads at once.
+            while data and (size := size - len(data)):
+                offset += len(data)
+                data = os.pread(self._descriptor, size, offset)
+                parts.append(data)
+            return b"".join(parts)
+        except OSError as error:
+            raise _mapped(error, self.path) from error
+
+    def pwrite(self, data: Buffer, offset: int) -> None:
+        try:
+            written = os.pwrite(self._descriptor, data, offset)
+            if written < len(data):
+                rest = memoryview(data)
+                while rest := rest[written:]:
+                    offset += written
+                    written = os.pwrite(self._descriptor, rest, offset)
+        except OSError as error:
+            raise _mapped(error, self.path) from error
+
+    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
+        try:
+            for first in range(0, len(buffers), _IOV_MAX):
+                part = buffers if len(buffers) <= _IOV_MAX else buffers[first : first + _IOV_MAX]
+                size = sum(map(len, part))
+                written = os.pwritev(self._descriptor, part, offset)
+                if written < size:
+                    self.pwrite(memoryview(b"".join(part))[written:], offset + written)
+                offset += size
+        except OSError as error:
+            raise _mapped(error, self.path) from error
+
+    def fdatasync(self) -> None:
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise _mapped(error, self.path) from error
+
+    def fsync(self) -> None:
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise _mapped(error, self.path) from error
+
+    def truncate(self, size: int) -> None:
+        try:
+            os.ftruncate(self._descriptor, size)
+        except OSError as error:
+            raise _mapped(error, self.path) from error
+
+    def allocate(self, offset: int, size: int) -> None:
+        try:
+            os.posix_fallocate(self._descriptor, offset, size)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise _mapped(error, self.path) from error
+            if self.size() < offset + size:
+                self.truncate(offset + size)
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def drop_cache(self, offset: int, size: int) -> None:
+        with contextlib.suppress(OSError):  # Advice: the data is as right without it.
+            os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        """Idempotent."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __repr__(self) -> str:
+        return f"<OsFile {self.path!r}{'' if self._descriptor >= 0 else ' closed'}>"
+
+
+class DirectoryLock:
+    """An exclusive `flock` of a directory's descriptor; the system releases it when the process ends."""
+
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, path: str) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self.release()
+            raise DirectoryInUse(f"{path} is in use by another process") from error
+        except OSError as error:
+            self.release()
+            raise _mapped(error, path) from error
+
+    def release(self) -> None:
+        """Idempotent."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class OsDisk:
+    """The file system of this machine. See `ports.Disk`."""
+
+    def open(self, path: str, mode: str) -> OsFile:
+        try:
+            return OsFile(path, os.open(path, _MODES[mode], 0o666))
+        except OSError as error:
+            raise _mapped(error, path) from error
+
+    def list(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def is_directory(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def make_directories(self, path: str) -> None:
+        missing: list[str] = []
+        while path and not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path.rstrip("/"))
+        for each in reversed(missing):
+            try:
+                os.mkdir(each)
+            except FileExistsError:
+                if not os.path.isdir(each):
+                    raise
+            except OSError as error:
+                raise _mapped(error, each) from error
+            self.sync_directory(os.path.dirname(each.rstrip("/")))
+
+    def rename(self, source: str, target: str) -> None:
+        try:
+            os.rename(source, target)
+        except OSError as error:
+            raise _mapped(error, source) from error
+
+    def link(self, source: str, target: str) -> None:
+        try:
+            os.link(source, target)
+        except OSError as error:
+            raise _mapped(error, target) from error
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def sync_directory(self, path: str) -> None:
+        descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            raise _mapped(error, path) from error
+        finally:
+            os.close(descriptor)
+
+    def read_bytes(self, path: str) -> bytes:
+        file = self.open(path, "r")
+        try:
+            return file.pread(file.size(), 0)
+        finally:
+            file.close()
+
+    def replace_bytes(self, path: str, data: bytes) -> None:
+        directory, name = os.path.split(path)
+        temporary = os.path.join(directory, f".{name}.tmp")
+        file = self.open(temporary, "w+")
+        try:
+            file.truncate(0)
+            file.pwrite(data, 0)
+            file.fsync()
+        finally:
+            file.close()
+        self.rename(temporary, path)
+        self.sync_directory(directory)
+
+    def usage(self, path: str) -> tuple[int, int]:
+        facts = os.statvfs(path)
+        return facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
+
+    def lock_directory(self, path: str) -> DirectoryLock:
+        return DirectoryLock(path)

@@ -1,0 +1,104 @@
+"""The Workers port on threads: one thread per worker, completions handed to the event loop many at a time.
+
+The way of a call: the loop puts it into the worker's queue; the thread takes it, runs it (system calls release the
+interpreter lock), appends the outcome to `_Outcomes`, and wakes the loop unless a wake-up is already under way; the
+loop then resolves every outcome there is. So a burst of calls costs one wake-up, which is the expensive part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_Call = tuple["asyncio.Future[Any]", Callable[..., Any], tuple[object, ...]]
+
+
+class _Outcomes:
+    """What threads have finished and the loop has not yet heard of.
+
+    `_is_waking` is read and written without a lock: the thread appends before it looks, and the loop clears before
+    it takes, so an outcome is either taken or wakes the loop (now and then twice, which is harmless).
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._finished: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        self._is_waking = False
+
+    def post(self, future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
+        """Called on a worker's thread."""
+        self._finished.append((future, result, error))
+        if not self._is_waking:
+            self._is_waking = True
+            with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+                self.loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._is_waking = False
+        finished = self._finished
+        while finished:
+            future, result, error = finished.popleft()
+            if future.done():  # cancelled
+                continue
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+
+class ThreadWorker:
+    """One thread. See `ports.Worker`."""
+
+    def __init__(self, name: str, outcomes: _Outcomes) -> None:
+        self._outcomes = outcomes
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._is_closed = False
+        # A daemon, so that a process that fails before it closes its workers still ends.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, call: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
+        future: asyncio.Future[T] = self._outcomes.loop.create_future()
+        if self._is_closed:
+            future.set_exception(RuntimeError(f"worker {self._thread.name} is closed"))
+        else:
+            self._calls.put((future, call, arguments))
+        return future
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._calls.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        take, post = self._calls.get, self._outcomes.post
+        while (item := take()) is not None:
+            future, call, arguments = item
+            try:
+                result = call(*arguments)
+            except BaseException as error:  # noqa: BLE001  (it becomes the future's exception)
+                post(future, None, error)
+            else:
+                post(future, result, None)
+            # Keep nothing of the last call alive while waiting for the next.
+            item = future = call = arguments = result = None  # type: ignore[assignment]
+
+
+class ThreadWorkers:
+    """Starts workers for the running loop. See `ports.Workers`."""
+
+    def __init__(self) -> None:
+        self._outcomes: _Outcomes | None = None
+
+    def start(self, name: str) -> ThreadWorker:
+        loop = asyncio.get_running_loop()
+        if self._outcomes is None or self._outcomes.loop is not loop:
+            self._outcomes = _Outcomes(loop)
+        return ThreadWorker(name, self._outcomes)
