@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 BACKLOG = 1024  # connections the system accepts before we do
 # A thread that comes back from the device waits at most so long for a busy loop to yield the interpreter, seconds.
-SWITCH_INTERVAL = 0.001
+SWITCH_INTERVAL = 0.00005
 
 
 class SystemClock:
