@@ -1,0 +1,93 @@
+"""Workers that are not threads: each call runs on the loop, in order, after a seeded delay in virtual time.
+
+A call has its effect at one instant and its result a little later, so a crash may fall before it, between the two, or,
+with `SimDisk`'s help, in its middle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import Any, TypeVar
+
+from bookies.runtime.ports import Worker
+from bookies.sim.loop import SimLoop
+
+T = TypeVar("T")
+
+
+class SimWorker:
+    """`runtime.ports.Worker`: one call at a time. Owned by the participant that started it."""
+
+    def __init__(self, name: str, loop: SimLoop, workers: SimWorkers) -> None:
+        self._name = name
+        self._loop = loop
+        self._workers = workers
+        self._queue: deque[tuple[asyncio.Future[Any], Callable[..., Any], tuple[object, ...]]] = deque()
+        self._is_busy = False
+        self._is_closed = False
+
+    def run(self, call: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
+        if self._is_closed:
+            raise RuntimeError(f"worker {self._name} is closed")
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._queue.append((future, call, arguments))
+        if not self._is_busy:
+            self._is_busy = True
+            self._loop.call_later(self._workers.delay_s(), self._perform)
+        return future
+
+    def _perform(self) -> None:
+        if not self._queue:
+            self._is_busy = False
+            return
+        future, call, arguments = self._queue.popleft()
+        result, error = _outcome(call, arguments)
+        self._loop.call_later(self._workers.delay_s(), self._finish, future, result, error)
+
+    def _finish(self, future: asyncio.Future[Any], result: object, error: Exception | None) -> None:
+        _resolve(future, result, error)
+        if self._queue:
+            self._loop.call_later(self._workers.delay_s(), self._perform)
+        else:
+            self._is_busy = False
+
+    def close(self) -> None:
+        self._is_closed = True
+        while self._queue:
+            future, call, arguments = self._queue.popleft()
+            _resolve(future, *_outcome(call, arguments))
+
+
+def _outcome(call: Callable[..., Any], arguments: tuple[object, ...]) -> tuple[object, Exception | None]:
+    try:
+        return call(*arguments), None
+    except Exception as error:  # noqa: BLE001
+        return None, error  # The port's contract: it becomes the future's exception.
+
+
+def _resolve(future: asyncio.Future[Any], result: object, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+class SimWorkers:
+    """`runtime.ports.Workers` of one participant. `slowness` multiplies all delays: a slow disk."""
+
+    def __init__(self, loop: SimLoop, random: Random, *, mean_ms: float = 0.3) -> None:
+        self.slowness = 1.0
+        self._loop = loop
+        self._random = random
+        self._mean_ms = mean_ms
+
+    def delay_s(self) -> float:
+        return self.slowness * self._random.expovariate(1 / self._mean_ms) / 1000
+
+    def start(self, name: str) -> Worker:
+        return SimWorker(name, self._loop, self)
