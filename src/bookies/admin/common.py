@@ -24,7 +24,9 @@ DATA_DIRECTORY = "bk-data"
 def add_common(parser: argparse.ArgumentParser, *, metadata: bool = True) -> None:
     """The options every command has."""
     if metadata:
-        parser.add_argument("--metadata", metavar="URI", help="the cluster: file:DIR, ... (default: BK_METADATA, bk-data)")
+        parser.add_argument(
+            "--metadata", metavar="URI", help="the cluster: file:DIR, ... (default: BK_METADATA, bk-data)"
+        )
     parser.add_argument("--json", action="store_true", help="one JSON document (or line per row) on stdout")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
 
@@ -99,9 +101,14 @@ def _jsonable(value: Any) -> Any:
 def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str], *, right: Sequence[int] = ()) -> None:
     """Aligned columns; `right`: indexes of columns of numbers."""
     texts = [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(header), *(len(row[i]) for row in texts)) if texts else len(header) for i, header in enumerate(headers)]
+    widths = [
+        max(len(header), *(len(row[i]) for row in texts)) if texts else len(header) for i, header in enumerate(headers)
+    ]
     for line in [list(headers), *texts]:
-        cells = [cell.rjust(width) if i in right else cell.ljust(width) for i, (cell, width) in enumerate(zip(line, widths, strict=True))]
+        cells = [
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
         print("  ".join(cells).rstrip())
 
 
@@ -135,7 +142,8 @@ class Progress:
         if self._total:
             filled = min(24, 24 * done // self._total)
             remaining = max(0, self._total - done) / rate if rate else 0
-            text = f"  {self._what} [{'#' * filled}{'.' * (24 - filled)}] {done:,}/{self._total:,}  {remaining:3.0f} s left"
+            bar = "#" * filled + "." * (24 - filled)
+            text = f"  {self._what} [{bar}] {done:,}/{self._total:,}  {remaining:3.0f} s left"
         text += f"  {rate:,.0f}/s  {extra}"
         sys.stderr.write("\r" + text.ljust(self._width))
         sys.stderr.flush()

@@ -17,7 +17,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     run_parser = verbs.add_parser(
         "run",
         help="run a bookie in the foreground until SIGTERM",
-        epilog="example:  bk bookie run --metadata file:/srv/bk/metadata --journal-dir /nvme/journal --ledger-dir /srv/bk/ledgers",
+        epilog="example:  bk bookie run --metadata file:/srv/bk/metadata --journal-dir /nvme/bk --ledger-dir /srv/bk",
     )
     add_common(run_parser)
     run_parser.add_argument("--bookie-id", default=None, help="fixed identity (default: host:port)")
@@ -30,10 +30,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     run_parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="any setting; --list-settings names them"
     )
-    run_parser.add_argument("--list-settings", action="store_true", help="print every setting with default and help, and end")
-    list_parser = verbs.add_parser("list", help="every bookie of the cluster and its mode", epilog="example:  bk bookie list --json")
+    run_parser.add_argument(
+        "--list-settings", action="store_true", help="print every setting with default and help, and end"
+    )
+    list_parser = verbs.add_parser(
+        "list", help="every bookie of the cluster and its mode", epilog="example:  bk bookie list --json"
+    )
     add_common(list_parser)
-    show_parser = verbs.add_parser("show", help="one bookie: address, mode, space", epilog="example:  bk bookie show b1")
+    show_parser = verbs.add_parser(
+        "show", help="one bookie: address, mode, space", epilog="example:  bk bookie show b1"
+    )
     add_common(show_parser)
     show_parser.add_argument("bookie", metavar="ID")
 
@@ -67,7 +73,9 @@ def _run(arguments: argparse.Namespace) -> int:
         "index_directories": arguments.index_dir,
         "lease_ms": arguments.lease_ms,
     }
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if value is not None}
+    values = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if value is not None
+    }
     overrides: dict[str, str] = {}
     known = {each.name for each in fields(BookieConfig)}
     for text in arguments.set:
@@ -76,7 +84,9 @@ def _run(arguments: argparse.Namespace) -> int:
             import difflib
 
             near = difflib.get_close_matches(name, known, 1)
-            raise UsageError(f"--set {text}: no such setting{f'; did you mean {near[0]}?' if near else ''} (--list-settings)")
+            raise UsageError(
+                f"--set {text}: no such setting{f'; did you mean {near[0]}?' if near else ''} (--list-settings)"
+            )
         overrides[f"BK_{name.upper()}"] = value
     import os
 

@@ -1,0 +1,126 @@
+"""`bk up`, `bk down`, `bk status`: a local cluster in one command, and the state of any cluster."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING, Any
+
+from bookies.admin.cli import UsageError
+from bookies.admin.common import (
+    DATA_DIRECTORY,
+    add_common,
+    find_data_directory,
+    metadata_uri,
+    print_json,
+    print_table,
+    run_async,
+    size_text,
+)
+
+if TYPE_CHECKING:
+    from bookies.client.client import Client
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    noun = parser.get_default("noun")
+    add_common(parser, metadata=noun == "status")
+    if noun in ("up", "down"):
+        parser.add_argument("--directory", metavar="DIR", help=f"of the cluster's data (default: {DATA_DIRECTORY})")
+    if noun == "up":
+        parser.epilog = "example:  bk up --bookies 4"
+        parser.add_argument("--bookies", type=int, default=None, help="how many (default 3, or as many as there were)")
+    else:
+        parser.epilog = f"example:  bk {noun} --json"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return {"up": _up, "down": _down, "status": _status}[arguments.noun](arguments)
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    from bookies.admin.local_cluster import LocalCluster
+
+    directory = os.path.abspath(arguments.directory or find_data_directory() or DATA_DIRECTORY)
+    if arguments.bookies is not None and arguments.bookies < 1:
+        raise UsageError(f"--bookies {arguments.bookies}: at least one is needed")
+    cluster = LocalCluster(directory, bookies=arguments.bookies, detach=True)
+    started = cluster.start()
+    if arguments.json:
+        print_json(cluster.describe())
+        return 0
+    names = ", ".join(started)
+    print(f"started {names}" if started else "all bookies were running already")
+    print(f"data in {directory}; metadata {cluster.metadata_uri}")
+    print("next:  bk status    id=$(seq 1000 | bk ledger append --new)    bk ledger read $id | tail -1    bk down")
+    return 0
+
+
+def _down(arguments: argparse.Namespace) -> int:
+    from bookies.admin.local_cluster import LocalCluster
+
+    directory = arguments.directory or find_data_directory()
+    if directory is None:
+        raise UsageError("no cluster here (no bk-data directory from here upwards): name one with --directory")
+    cluster = LocalCluster.load(directory)
+    stopped = cluster.stop()
+    if arguments.json:
+        print_json({"stopped": stopped, "directory": cluster.directory})
+    else:
+        print(f"stopped {', '.join(stopped)}" if stopped else "nothing was running")
+        print(f"the data is kept in {cluster.directory}; `bk up` starts it again")
+    return 0
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    status = run_async(lambda: gather_status(arguments))
+    if arguments.json:
+        print_json(status)
+        return 0
+    print(f"metadata  {status['metadata']}")
+    rows = [
+        (
+            each["bookie"],
+            each["mode"],
+            each["address"] or "-",
+            size_text(each["disk_free"]) if "disk_free" in each else "-",
+            each["fragments"],
+        )
+        for each in status["bookies"]
+    ]
+    print_table(rows, ("bookie", "mode", "address", "disk free", "fragments"), right=(3, 4))
+    counts = status["ledgers"]
+    print(f"ledgers   {counts['closed']} closed, {counts['open']} open, {counts['in_recovery']} in recovery")
+    return 0
+
+
+async def gather_status(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Bookies with mode, space and how many fragments name them; ledgers by state."""
+    from bookies.client.connect import connect
+
+    async with connect(metadata_uri(arguments)) as client:
+        fragments: dict[str, int] = {}
+        counts = {"open": 0, "in_recovery": 0, "closed": 0}
+        async for metadata in client.ledgers():
+            counts[metadata.state.name.lower()] += 1
+            for _, ensemble in metadata.ensembles:
+                for bookie in ensemble:
+                    fragments[bookie] = fragments.get(bookie, 0) + 1
+        bookies = [
+            {"bookie": each.id, "mode": each.mode, "address": each.address, "fragments": fragments.get(each.id, 0)}
+            | await _space(client, each.id, each.mode)
+            for each in await client.bookies()
+        ]
+        return {"metadata": metadata_uri(arguments), "bookies": bookies, "ledgers": counts}
+
+
+async def _space(client: Client, bookie: Any, mode: str) -> dict[str, int]:
+    from bookies.errors import BookieError
+
+    if mode == "down":
+        return {}
+    try:
+        total, free = await client.bookie_space(bookie)
+    except BookieError:
+        return {}  # It went away between the two looks; its row says nothing about space.
+    return {"disk_total": total, "disk_free": free}

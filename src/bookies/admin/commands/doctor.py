@@ -1,0 +1,161 @@
+"""`bk doctor`: is this machine fit, and is the cluster well? Each finding with its remedy.
+
+Exit status 1 when something stands in the way of running bookies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bookies.admin.common import add_common, find_data_directory, print_json, run_async, size_text
+
+SYNC_COUNT = 50
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`level`: ok, warn or bad."""
+
+    level: str
+    what: str
+    remedy: str = ""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "example:  bk doctor --directory /nvme/journal"
+    add_common(parser)
+    parser.add_argument("--directory", default=None, help="where the journal would be (default: bk-data, else here)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    findings: list[Finding] = []
+    for finding in _findings(arguments):
+        findings.append(finding)
+        if not arguments.json:
+            mark = {"ok": "  ok ", "warn": " warn", "bad": "  BAD"}[finding.level]
+            print(f"{mark}  {finding.what}" + (f"\n       -> {finding.remedy}" if finding.remedy else ""), flush=True)
+    if arguments.json:
+        print_json([finding.__dict__ for finding in findings])
+    return int(any(finding.level == "bad" for finding in findings))
+
+
+def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
+    yield _python()
+    yield _kernels()
+    yield from _disk(arguments.directory or find_data_directory() or ".")
+    yield _open_files()
+    yield _clock()
+    yield _java()
+    yield from _cluster(arguments)
+
+
+def _python() -> Finding:
+    text = ".".join(map(str, sys.version_info[:3]))
+    return Finding("ok" if sys.version_info >= (3, 11) else "bad", f"Python {text}")
+
+
+def _kernels() -> Finding:
+    from bookies import kernels
+
+    try:
+        import uvloop
+
+        loop = f"uvloop {uvloop.__version__}"
+    except ImportError:
+        loop = "asyncio's event loop"
+    if kernels.NATIVE:
+        return Finding("ok", f"compiled kernels, {loop}")
+    return Finding("warn", f"kernels in Python, {loop}", "install a C compiler, then reinstall: adds take half the CPU")
+
+
+def _disk(directory: str) -> Iterator[Finding]:
+    if not os.path.isdir(directory) or not os.access(directory, os.W_OK):
+        yield Finding("bad", f"{directory} is not a writable directory", "name another with --directory, or create it")
+        return
+    usage = shutil.disk_usage(directory)
+    share = usage.used / usage.total
+    text = f"{directory}: {size_text(usage.free)} free of {size_text(usage.total)} ({100 * share:.0f} % used)"
+    if share > 0.95:
+        yield Finding("bad", text, "free space: a bookie goes read-only above 95 %")
+    else:
+        yield Finding("warn" if share > 0.9 else "ok", text, "free space soon" if share > 0.9 else "")
+    path = os.path.join(directory, f".bk-doctor-{os.getpid()}")
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, 4096 * SYNC_COUNT)
+        os.fsync(descriptor)
+        times = []
+        for index in range(SYNC_COUNT):
+            begin = time.perf_counter()
+            os.pwrite(descriptor, b"x" * 4096, 4096 * index)
+            os.fdatasync(descriptor)
+            times.append(1000 * (time.perf_counter() - begin))
+    finally:
+        os.close(descriptor)
+        os.unlink(path)
+    median, worst = statistics.median(times), max(times)
+    text = f"a durable 4 KiB write takes {median:.2f} ms (worst of {SYNC_COUNT}: {worst:.1f} ms)"
+    if median > 20:
+        yield Finding("warn", text, "put the journal on a faster disk (NVMe or a battery-backed controller)")
+    elif median < 0.02:
+        yield Finding("warn", text, "too fast for a real sync: is this a RAM disk? A power failure would lose data")
+    else:
+        yield Finding("ok", text)
+
+
+def _open_files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 4096:
+        return Finding("warn", f"{soft} open files allowed", f"ulimit -n {min(hard, 65536)} before starting bookies")
+    return Finding("ok", f"{soft:,} open files allowed")
+
+
+def _clock() -> Finding:
+    if time.time() < 1_700_000_000:
+        return Finding("bad", "the clock says it is before 2023", "set it: journal file names are times")
+    return Finding("ok", f"clock: {time.strftime('%Y-%m-%d %H:%M:%S %Z')}")
+
+
+def _java() -> Finding:
+    from bookies.spark import java
+
+    found = java.find()
+    if found is None:
+        return Finding("warn", "no Java 17 or newer (only Spark needs it)", java.REMEDY)
+    return Finding("ok", f"Java {found.version} for Spark ({found.source})")
+
+
+def _cluster(arguments: argparse.Namespace) -> Iterator[Finding]:
+    uri = arguments.metadata or os.environ.get("BK_METADATA")
+    directory = find_data_directory()
+    if uri is None and directory is None:
+        yield Finding("ok", "no cluster here yet (bk up starts one)")
+        return
+    from bookies.admin.commands.cluster import gather_status
+    from bookies.errors import BookKeeperError
+
+    try:
+        status = run_async(lambda: gather_status(arguments))
+    except BookKeeperError as error:
+        yield Finding("bad", f"metadata store: {error}", "start the cluster with `bk up`, or check the URI")
+        return
+    for bookie in status["bookies"]:
+        if bookie["mode"] == "down":
+            yield Finding("warn", f"bookie {bookie['bookie']} is down", "`bk up` starts the bookies of a local cluster")
+        else:
+            yield Finding("ok", f"bookie {bookie['bookie']} is {bookie['mode']} at {bookie['address']}")
+    writable = sum(bookie["mode"] == "writable" for bookie in status["bookies"])
+    if writable < 3:
+        yield Finding("warn", f"{writable} writable bookies", "the default of three replicas needs three")
+    if status["ledgers"]["open"]:
+        yield Finding(
+            "ok", f"{status['ledgers']['open']} ledgers are open (being written, or left behind: bk ledger list)"
+        )
