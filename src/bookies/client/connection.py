@@ -1,0 +1,474 @@
+"""One TCP connection to one bookie: requests in flight, their answers, their timeouts.
+
+A connection speaks v2 or v3 and goes through three states, never back: connecting (what is sent waits in order), open,
+closed (everything outstanding has failed once). The pool makes the next one when somebody asks again.
+
+Adds are the volume, so they are tracked in runs: one `_Adds` per call, answered from its front as long as the answers
+come in the order of the requests, which they normally do. Everything else is one future per request. Such a future
+never carries an exception: its result is the response or the error, so that nobody has to collect the failures of a
+read that was abandoned.
+
+Answers over v2 carry no id of their own. An answer completes any request with its key, which is harmless with one
+exception: the answer to a plain read must not pass for the acknowledgement of a fence. `accepts_read` keeps the two
+apart. Source: wire-protocol 1.4 and 6.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from bookies.errors import (
+    BookieTimeout,
+    BookieUnreachable,
+    BookKeeperError,
+    RemoteProtocolError,
+    Status,
+    error_of_status,
+)
+from bookies.model import BookieId
+from bookies.wire.client import ResponseDecoder
+from bookies.wire.messages import (
+    AddResponses,
+    BareResponse,
+    BatchReadResponse,
+    Buffer,
+    Operation,
+    ReadResponse,
+    Response,
+)
+
+CHECK_INTERVAL = 0.1  # seconds between looks at deadlines, while something is outstanding
+ABANDONED_READS_MAX = 10_000  # v2 reads that were given up but may still be answered; above: a new connection
+
+Outcome = Response | BookKeeperError
+ReadKey = tuple[int, int]  # ledger id, entry id
+
+
+class AddSink(Protocol):
+    """Who sent adds and hears what became of each entry, exactly once."""
+
+    def on_acknowledged(self, bookie: BookieId, entry_ids: Sequence[int]) -> None: ...
+
+    def on_failed(self, bookie: BookieId, entry_ids: Sequence[int], error: BookKeeperError) -> None: ...
+
+
+class _Adds:
+    """One call's adds that are not answered yet. `keys`: what answers are matched by; one per entry."""
+
+    __slots__ = ("deadline", "entry_ids", "keys", "ledger_id", "sink", "size")
+
+    def __init__(
+        self, ledger_id: int, keys: Sequence[int], entry_ids: Sequence[int], sink: AddSink, deadline: float, size: int
+    ) -> None:
+        self.ledger_id = ledger_id
+        self.keys = keys
+        self.entry_ids = entry_ids
+        self.sink = sink
+        self.deadline = deadline
+        self.size = size
+
+    def cut(self, count: int) -> _Adds:
+        """Take the first `count` entries, and their share of the size, out of it."""
+        size = self.size * count // len(self.keys)
+        front = _Adds(self.ledger_id, self.keys[:count], self.entry_ids[:count], self.sink, self.deadline, size)
+        self.keys = self.keys[count:]
+        self.entry_ids = self.entry_ids[count:]
+        self.size -= size
+        return front
+
+
+class AddQueue:
+    """Unanswered adds in the order in which they were sent."""
+
+    __slots__ = ("_runs",)
+
+    def __init__(self) -> None:
+        self._runs: deque[_Adds] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._runs)
+
+    def append(self, adds: _Adds) -> None:
+        self._runs.append(adds)
+
+    def take(self, keys: Sequence[int]) -> tuple[list[_Adds], Sequence[int]]:
+        """Take out what these keys answer: (parts in order, keys that nobody waits for)."""
+        taken: list[_Adds] = []
+        runs = self._runs
+        while keys and runs:
+            head = runs[0]
+            count = min(len(keys), len(head.keys))
+            if not _equal(head.keys[:count], keys[:count]):
+                break
+            taken.append(runs.popleft() if count == len(head.keys) else head.cut(count))
+            keys = keys[count:]
+        unknown: list[int] = []
+        while keys:  # Out of order: an early failure overtook, or an answer comes late.
+            count = self._take_from_middle(keys, taken)
+            if count == 0:
+                unknown.append(keys[0])
+            keys = keys[count or 1 :]
+        return taken, unknown
+
+    def _take_from_middle(self, keys: Sequence[int], taken: list[_Adds]) -> int:
+        for position, run in enumerate(self._runs):
+            if keys[0] not in run.keys:
+                continue
+            at = run.keys.index(keys[0])
+            count = 1
+            while count < len(keys) and at + count < len(run.keys) and run.keys[at + count] == keys[count]:
+                count += 1
+            if at:
+                self._runs.insert(position, run.cut(at))
+                position += 1
+            if count == len(run.keys):
+                del self._runs[position]
+                taken.append(run)
+            else:
+                taken.append(run.cut(count))
+            return count
+        return 0
+
+    def take_expired(self, now: float) -> Iterator[_Adds]:
+        """Runs whose deadline has passed. All adds of a queue use one timeout, so the first are the oldest."""
+        while self._runs and self._runs[0].deadline <= now:
+            yield self._runs.popleft()
+
+    def take_all(self) -> Iterator[_Adds]:
+        while self._runs:
+            yield self._runs.popleft()
+
+
+class _Request:
+    """One request that is not an add. `key`: None when answers are matched by a number of their own."""
+
+    __slots__ = ("deadline", "future", "is_fencing", "key")
+
+    def __init__(
+        self, future: asyncio.Future[Outcome], deadline: float, key: ReadKey | None = None, is_fencing: bool = False
+    ) -> None:
+        self.future = future
+        self.deadline = deadline
+        self.key = key
+        self.is_fencing = is_fencing
+
+
+class Connection(asyncio.Protocol):
+    """See the module. `on_end(connection, error)` is called once, when it closes, before anybody hears of failures;
+    `on_timeout(bookie)` when a request was not answered in time."""
+
+    def __init__(
+        self,
+        bookie: BookieId,
+        wire: str,
+        frame_size_max: int,
+        on_end: Callable[[Connection, BookKeeperError], None],
+        on_timeout: Callable[[BookieId], None],
+    ) -> None:
+        self.bookie = bookie
+        self.wire = wire
+        self.adds_size = 0  # bytes of adds sent or waiting to be sent, and not answered
+        self.error: BookKeeperError | None = None  # why it is closed
+        self._loop = asyncio.get_running_loop()
+        self._on_end = on_end
+        self._on_timeout = on_timeout
+        self._decoder = ResponseDecoder(wire, frame_size_max)
+        self._transport: asyncio.Transport | None = None
+        self._unsent: list[Buffer] = []
+        self._is_flush_scheduled = False
+        self._adds: dict[int, AddQueue] = {}  # by ledger; v3: all under -1, by transaction id
+        self._recovery_adds: dict[int, AddQueue] = {}  # v2 only: see `_queues_for`
+        self._reads: dict[ReadKey, deque[_Request]] = {}  # v2 single reads
+        self._abandoned: dict[ReadKey, int] = {}  # how many v2 reads were given up whose answers may still come
+        self._requests: dict[int, _Request] = {}  # by transaction or request id
+        self._next_txn_id = 1
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
+
+    def __repr__(self) -> str:
+        state = "closed" if self.error else "open" if self._transport else "connecting"
+        return f"<Connection {self.bookie} {self.wire} {state} unanswered={self.adds_size:,} bytes of adds>"
+
+    # -- asking --------------------------------------------------------------------------------------------------
+    def next_txn_ids(self, count: int = 1) -> range:
+        first = self._next_txn_id
+        self._next_txn_id += count
+        return range(first, first + count)
+
+    def send_adds(
+        self,
+        ledger_id: int,
+        entry_ids: Sequence[int],
+        buffers: Sequence[Buffer],
+        size: int,
+        sink: AddSink,
+        timeout_ms: int,
+        *,
+        txn_ids: Sequence[int] | None = None,
+        is_recovery: bool = False,
+    ) -> None:
+        """Send frames of `size` bytes that add these entries. Never blocks."""
+        assert self.error is None
+        deadline = self._loop.time() + timeout_ms / 1000
+        adds = _Adds(ledger_id, entry_ids if txn_ids is None else txn_ids, entry_ids, sink, deadline, size)
+        queues = self._recovery_adds if is_recovery and txn_ids is None else self._adds
+        where = ledger_id if txn_ids is None else -1
+        queue = queues.get(where)
+        if queue is None:
+            queue = queues[where] = AddQueue()
+        queue.append(adds)
+        self.adds_size += size
+        self._unsent.extend(buffers)
+        self._flush()
+        self._watch_deadlines()
+
+    def accepts_read(self, key: ReadKey, is_fencing: bool) -> bool:
+        """Whether a v2 read can be told from the ones whose answers are still to come."""
+        if is_fencing and key in self._abandoned:
+            return False
+        return all(request.is_fencing == is_fencing for request in self._reads.get(key, ()))
+
+    def request(
+        self,
+        buffers: Sequence[Buffer],
+        timeout_ms: int,
+        *,
+        txn_id: int | None = None,
+        key: ReadKey | None = None,
+        is_fencing: bool = False,
+    ) -> asyncio.Future[Outcome]:
+        """Send a request in this or the next turn of the loop. Cancelling the future gives the request up.
+
+        `txn_id`: its transaction id (v3) or request id (v2 batch read); `key`: of a v2 read, which has neither.
+        """
+        assert self.error is None
+        future: asyncio.Future[Outcome] = self._loop.create_future()
+        request = _Request(future, self._loop.time() + timeout_ms / 1000, key, is_fencing)
+        if txn_id is not None:
+            self._requests[txn_id] = request
+        else:
+            assert key is not None
+            assert self.accepts_read(key, is_fencing)
+            self._reads.setdefault(key, deque()).append(request)
+        self._unsent.extend(buffers)
+        if self._transport is not None and not self._is_flush_scheduled:
+            # Requests are small; those of one turn of the loop share a system call.
+            self._is_flush_scheduled = True
+            self._loop.call_soon(self._flush)
+        self._watch_deadlines()
+        return future
+
+    def close(self, error: BookKeeperError) -> None:
+        """Fail everything outstanding with `error` and drop the connection. Idempotent."""
+        if self.error is not None:
+            return
+        self.error = error
+        self._unsent.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        self._on_end(self, error)
+        queues = [*self._adds.values(), *self._recovery_adds.values()]
+        requests = [request for waiting in self._reads.values() for request in waiting]
+        requests += self._requests.values()
+        for each in (self._adds, self._recovery_adds, self._reads, self._requests, self._abandoned):
+            each.clear()
+        self.adds_size = 0
+        for queue in queues:
+            for adds in queue.take_all():
+                adds.sink.on_failed(self.bookie, adds.entry_ids, error)
+        for request in requests:
+            if not request.future.done():
+                request.future.set_result(error)
+
+    # -- asyncio.Protocol ----------------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        if self.error is not None:
+            transport.abort()
+            return
+        self._transport = transport
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        if self.error is not None:
+            return
+        try:
+            responses = self._decoder.feed(data)
+        except RemoteProtocolError as cause:
+            error = BookieUnreachable(f"connection dropped: {cause.message}", bookie=self.bookie)
+            error.__cause__ = cause
+            self.close(error)
+            return
+        self.has_answered = True
+        for response in responses:
+            if isinstance(response, AddResponses):
+                self._answer_adds(response)
+            else:
+                self._answer(response)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        reason = f": {exc}" if exc else " by the bookie"
+        error = BookieUnreachable(f"connection closed{reason}", bookie=self.bookie)
+        error.__cause__ = exc
+        self._transport = None
+        self.close(error)
+
+    # -- answers -------------------------------------------------------------------------------------------------
+    def _answer_adds(self, response: AddResponses) -> None:
+        keys = response.entry_ids if response.txn_ids is None else response.txn_ids
+        for queues, where in self._queues_for(response):
+            queue = queues.get(where)
+            if queue is None:
+                continue
+            taken, keys = queue.take(keys)
+            if not queue:
+                del queues[where]
+            for adds in taken:
+                self.adds_size -= adds.size
+                if response.status is Status.OK:
+                    adds.sink.on_acknowledged(self.bookie, adds.entry_ids)
+                else:
+                    error = error_of_status(
+                        response.status,
+                        is_write=True,
+                        ledger_id=adds.ledger_id,
+                        entry_id=adds.entry_ids[0],
+                        bookie=self.bookie,
+                    )
+                    adds.sink.on_failed(self.bookie, adds.entry_ids, error)
+            if not keys:
+                return
+
+    def _queues_for(self, response: AddResponses) -> list[tuple[dict[int, AddQueue], int]]:
+        """Where to look for who asked, first choice first.
+
+        A writer and a recovery of one ledger in one process may both add an entry over this connection. Their answers
+        look alike, but only the writer's can be refused as fenced; so a success goes to the recovery (the entry is
+        stored, whoever asked) and a refusal to the writer.
+        """
+        if response.txn_ids is not None:
+            return [(self._adds, -1)]
+        if not self._recovery_adds:
+            return [(self._adds, response.ledger_id)]
+        order = [(self._adds, response.ledger_id), (self._recovery_adds, response.ledger_id)]
+        return order[::-1] if response.status is Status.OK else order
+
+    def _answer(self, response: Response) -> None:
+        request: _Request | None = None
+        if isinstance(response, BareResponse) and response.operation is Operation.ADD:
+            self._answer_adds(AddResponses(response.version, response.status, -1, (-1,), (response.txn_id,)))
+        elif self.wire == "v3" or isinstance(response, BatchReadResponse):
+            request = self._requests.pop(response.txn_id, None)  # type: ignore[union-attr]
+        elif isinstance(response, ReadResponse):
+            request = self._take_read((response.ledger_id, response.entry_id))
+        if request is not None and not request.future.done():
+            request.future.set_result(response)
+
+    def _take_read(self, key: ReadKey) -> _Request | None:
+        """The oldest read with this key that somebody still waits for."""
+        waiting = self._reads.get(key)
+        request: _Request | None = None
+        while waiting:
+            request = waiting.popleft()
+            if not request.future.done():
+                break
+            self._abandon(request)
+            request = None
+        if request is None and (abandoned := self._abandoned.pop(key, 0)) > 1:
+            self._abandoned[key] = abandoned - 1
+        if not waiting:
+            self._reads.pop(key, None)
+        return request
+
+    def _abandon(self, request: _Request) -> None:
+        assert request.key is not None
+        self._abandoned[request.key] = self._abandoned.get(request.key, 0) + 1
+
+    # -- sending and deadlines -----------------------------------------------------------------------------------
+    def _flush(self) -> None:
+        self._is_flush_scheduled = False
+        if self._transport is None or not self._unsent:
+            return
+        if len(self._unsent) == 1:
+            self._transport.write(self._unsent[0])
+        else:
+            self._transport.writelines(self._unsent)
+        self._unsent.clear()
+
+    def _watch_deadlines(self) -> None:
+        if self._timer is None and self.error is None:
+            self._timer_due = self._loop.time() + CHECK_INTERVAL
+            self._timer = self._loop.call_at(self._timer_due, self._check_deadlines)
+
+    def _check_deadlines(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        if now - self._timer_due > CHECK_INTERVAL:
+            # Our own process stood still, so answers may wait in the socket: read them before judging.
+            self._watch_deadlines()
+            return
+        has_timed_out = self._expire_adds(self._adds, now)
+        has_timed_out |= self._expire_adds(self._recovery_adds, now)
+        has_timed_out |= self._expire_requests(now)
+        if self.error is not None:
+            return  # A sink that heard of a failure closed the client.
+        if has_timed_out:
+            self._on_timeout(self.bookie)
+        if has_timed_out and self._transport is not None and self._transport.get_write_buffer_size():
+            # It does not even take our bytes. Keeping them would be memory that nobody accounts for.
+            self.close(BookieUnreachable("connection dropped: the bookie takes no more bytes", bookie=self.bookie))
+        elif len(self._abandoned) > ABANDONED_READS_MAX:
+            self.close(BookieUnreachable("connection dropped: too many reads without answer", bookie=self.bookie))
+        elif self._adds or self._recovery_adds or self._reads or self._requests:
+            self._watch_deadlines()
+
+    def _expire_adds(self, queues: dict[int, AddQueue], now: float) -> bool:
+        has_timed_out = False
+        for ledger_id, queue in list(queues.items()):
+            for adds in queue.take_expired(now):
+                has_timed_out = True
+                self.adds_size -= adds.size
+                adds.sink.on_failed(self.bookie, adds.entry_ids, self._timeout(adds.ledger_id, adds.entry_ids[0]))
+            if not queue and queues.get(ledger_id) is queue:
+                del queues[ledger_id]
+        return has_timed_out
+
+    def _expire_requests(self, now: float) -> bool:
+        has_timed_out = False
+        for txn_id, request in list(self._requests.items()):
+            if request.deadline <= now or request.future.done():
+                del self._requests[txn_id]
+                if not request.future.done():
+                    has_timed_out = True
+                    request.future.set_result(self._timeout())
+        for key, waiting in list(self._reads.items()):
+            for request in list(waiting):
+                if request.deadline <= now or request.future.done():
+                    waiting.remove(request)
+                    self._abandon(request)
+                    if not request.future.done():
+                        has_timed_out = True
+                        request.future.set_result(self._timeout(*key))
+            if not waiting and self._reads.get(key) is waiting:
+                del self._reads[key]
+        return has_timed_out
+
+    def _timeout(self, ledger_id: int | None = None, entry_id: int | None = None) -> BookieTimeout:
+        return BookieTimeout(
+            "no answer in time; the request may or may not have taken effect",
+            ledger_id=ledger_id,
+            entry_id=entry_id,
+            bookie=self.bookie,
+        )
+
+
+def _equal(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two sequences, ranges or lists, hold the same numbers."""
+    if one[0] != other[0] or one[-1] != other[-1]:
+        return False
+    return one == other if type(one) is type(other) else list(one) == list(other)

@@ -1,0 +1,127 @@
+"""Which bookies there are, which of them to prefer, and where they listen.
+
+The writable set is watched, so choosing an ensemble needs no call to the metadata store; bookies that failed lately
+are taken last, never dropped. An address is looked up once, and again after each failed connect, because a bookie that
+moved keeps its id. Source: client-protocol 2.2 and 7.8, metadata 6.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from bookies.errors import BookieUnreachable, MetadataError, NotEnoughBookies
+from bookies.metadata.driver import BookieSet, MetadataDriver, Watch
+from bookies.model import BookieId, BookieMode, Ensemble
+from bookies.protocol.placement import choose_ensemble
+from bookies.runtime.ports import Runtime
+
+AVOIDANCE_S = 30.0  # after a failure a bookie is the last choice for new ensembles for so long
+
+
+@dataclass(frozen=True, slots=True)
+class BookieStatus:
+    """One bookie as the metadata store sees it. `mode` and `address` are None when it is not registered (down)."""
+
+    id: BookieId
+    mode: BookieMode | None
+    address: tuple[str, int] | None
+    properties: Mapping[str, str]
+
+
+class BookieWatcher:
+    """The bookies of one cluster, for one client."""
+
+    def __init__(self, runtime: Runtime, driver: MetadataDriver) -> None:
+        self._runtime = runtime
+        self._driver = driver
+        self._loop = asyncio.get_running_loop()
+        self._watch: Watch | None = None
+        self._writable: BookieSet | None = None
+        self._failed_until: dict[BookieId, float] = {}
+        self._addresses: dict[BookieId, tuple[str, int]] = {}
+
+    def start(self) -> None:
+        """Begin to watch. Idempotent."""
+        if self._watch is None:
+            self._watch = self._driver.watch_bookies(BookieMode.WRITABLE, self._changed)
+
+    def stop(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    def failed(self, bookie: BookieId) -> None:
+        """The bookie could not be reached or did not answer: avoid it for a while, and look its address up again."""
+        self._failed_until[bookie] = self._loop.time() + AVOIDANCE_S
+        self._addresses.pop(bookie, None)
+
+    def candidates(self) -> list[BookieId]:
+        """The writable bookies known now, in the order in which to take them: shuffled, those that failed last."""
+        bookies = list(self._writable.bookies) if self._writable else []
+        self._runtime.random.shuffle(bookies)
+        now = self._loop.time()
+        return sorted(bookies, key=lambda bookie: self._failed_until.get(bookie, 0.0) > now)
+
+    async def refresh(self) -> None:
+        """Ask the store instead of trusting what was delivered last."""
+        self._changed(await self._driver.bookies(BookieMode.WRITABLE))
+
+    async def choose_ensemble(self, size: int, exclude: Collection[BookieId] = ()) -> Ensemble:
+        """Distinct writable bookies. Raises `NotEnoughBookies`, which says how many there are."""
+        if self._writable is None or len(self._writable.bookies) < size + len(exclude):
+            await self.refresh()
+        try:
+            return choose_ensemble(size, self.candidates(), exclude)
+        except NotEnoughBookies:
+            names = self._writable.bookies if self._writable else ()
+            known = f"{len(names)} registered ({', '.join(names)})" if names else "none is registered"
+            raise NotEnoughBookies(
+                f"ensemble={size} needs {size} writable bookies and {known}: start more bookies, "
+                "or pass a smaller ensemble (with as small a write_quorum and ack_quorum)"
+            ) from None
+
+    async def resolve(self, bookie: BookieId) -> tuple[str, int]:
+        """Where the bookie listens: as published, else as known before, else as its `host:port` id says.
+
+        Raises `BookieUnreachable`.
+        """
+        known = self._addresses.get(bookie)
+        if known is not None:
+            return known
+        try:
+            info = await self._driver.bookie_info(bookie)
+        except MetadataError as error:
+            if (address := address_of_id(bookie)) is not None:
+                return address
+            raise BookieUnreachable(f"its address cannot be looked up: {error.message}", bookie=bookie) from error
+        address = (info.rpc_address() if info else None) or address_of_id(bookie)
+        if address is None:
+            raise BookieUnreachable("it is not registered, so its address is unknown", bookie=bookie)
+        self._addresses[bookie] = address
+        return address
+
+    async def statuses(self) -> list[BookieStatus]:
+        """Every bookie, running or not, sorted by id."""
+        modes: dict[BookieId, BookieMode | None] = dict.fromkeys((await self._driver.all_bookies()).bookies)
+        for mode in BookieMode:
+            modes.update(dict.fromkeys((await self._driver.bookies(mode)).bookies, mode))
+        found = []
+        for bookie, of_bookie in sorted(modes.items()):
+            info = await self._driver.bookie_info(bookie) if of_bookie else None
+            address = info.rpc_address() if info else None
+            found.append(BookieStatus(bookie, of_bookie, address, info.properties if info else {}))
+        return found
+
+    def _changed(self, bookies: BookieSet) -> None:
+        if self._writable is None or bookies.version >= self._writable.version:
+            self._writable = bookies
+
+
+def address_of_id(bookie: BookieId) -> tuple[str, int] | None:
+    """Host and port of an id in the form `host:port`, which bookies without a name of their own have."""
+    host, colon, port = bookie.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        return None
+    return host.removeprefix("[").removesuffix("]"), int(port)
