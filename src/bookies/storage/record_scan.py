@@ -1,0 +1,125 @@
+"""What the scanners of journals and entry logs share: a window over a file, batches of records, how a scan ended.
+
+Both formats are `uint32 length | body` records back to back, without checksum. A scan therefore never simply stops: its
+last item is a `ScanEnd` that says where and why, so that nobody mistakes damage for the end of the data.
+
+Source: storage 2.3, 2.10, 3.5, F-14.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bookies.errors import CorruptRecord
+from bookies.kernels import Records
+from bookies.model import FRAME_SIZE_MAX
+
+Pread = Callable[[int, int], bytes]  # (size, offset), as `runtime.ports.File.pread`
+
+RECORD_SIZE_MAX = FRAME_SIZE_MAX + 64 * 1024  # bytes of a body; room for whatever a larger header may add
+RECORD_SIZE_MIN = 16  # ledger id and entry id
+CHUNK_SIZE = 1 << 20  # bytes read at once
+
+IDS = struct.Struct(">qq")
+WORD = struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Credible records that lie back to back in a file.
+
+    `offset`: where in the file `records.data` begins, so record i's length word is at `offset + records.starts[i]`.
+    `ids`: (ledger id, entry id) of each record.
+    """
+
+    offset: int
+    records: Records
+    ids: list[tuple[int, int]]
+
+    @property
+    def end(self) -> int:
+        """File offset behind the last record."""
+        return self.offset + self.records.starts[-1]
+
+
+class EndKind(enum.Enum):
+    CLEAN = "clean"  # everything that was written has been read
+    TORN = "torn"  # cut off or garbage where a crash may leave that: at the end of what was written last
+    CORRUPT = "corrupt"  # not what was written
+
+
+@dataclass(frozen=True, slots=True)
+class ScanEnd:
+    """Where a scan stopped and why.
+
+    `offset`: the first byte not read as a record or padding. `next_record`: file offset behind it where a group of
+    records seems to begin, if the scanner looked for one and found it; then something in between was lost.
+    """
+
+    kind: EndKind
+    offset: int
+    problem: str
+    next_record: int | None = None
+
+    def raise_if_corrupt(self, path: str) -> None:
+        if self.kind is EndKind.CORRUPT:
+            raise CorruptRecord(self.problem, path=path, offset=self.offset)
+
+
+class Window:
+    """A part of a file in memory: `data`, which begins at file offset `base`, and the reading position `at` in it."""
+
+    def __init__(self, pread: Pread, size: int, start: int, chunk_size: int = CHUNK_SIZE) -> None:
+        self._pread = pread
+        self._size = size
+        self._chunk_size = chunk_size
+        self.base = start
+        self.at = 0
+        self.data = b""
+
+    @property
+    def position(self) -> int:
+        """File offset of the reading position."""
+        return self.base + self.at
+
+    @property
+    def is_last(self) -> bool:
+        """The window reaches the end of the file."""
+        return self.base + len(self.data) >= self._size
+
+    def remaining(self) -> int:
+        """Bytes from the reading position to the end of the file; negative when it was moved behind it."""
+        return self._size - self.position
+
+    def has(self, count: int) -> bool:
+        """Whether `count` bytes are in memory, after moving the window if that helps. False: the file ends."""
+        if len(self.data) - self.at >= count:
+            return True
+        if self.is_last:
+            return False
+        self.base += self.at
+        self.at = 0
+        wanted = min(max(count, self._chunk_size), self._size - self.base)
+        self.data = self._pread(wanted, self.base)
+        if len(self.data) < wanted:
+            self._size = self.base + len(self.data)  # the file became shorter meanwhile
+        return len(self.data) >= count
+
+    def word(self) -> int:
+        """The uint32 at the reading position; the caller has checked `has(4)`."""
+        number: int = WORD.unpack_from(self.data, self.at)[0]
+        return number
+
+    def is_filled_with(self, byte: bytes, end: int) -> bool:
+        """Whether everything from the reading position to file offset `end` is that byte. Moves the position there."""
+        while self.position < end:
+            if not self.has(1):
+                return True
+            count = min(len(self.data) - self.at, end - self.position)
+            if self.data.count(byte, self.at, self.at + count) != count:
+                return False
+            self.at += count
+        return True
