@@ -151,7 +151,7 @@ def test_worker_runs_in_order_and_dies_with_its_owner() -> None:
 
     async def main() -> None:
         owner = Participant(loop, "owner")
-        worker = owner.call(SimWorkers(loop, Random(1)).start, "disk")
+        worker = owner.call(SimWorkers(Random(1)).start, "disk")
 
         async def ask() -> None:
             futures = [worker.run(log.append, number) for number in range(3)]

@@ -1,7 +1,7 @@
 """Workers that are not threads: each call runs on the loop, in order, after a seeded delay in virtual time.
 
 A call has its effect at one instant and its result a little later, so a crash may fall before it, between the two, or,
-with `SimDisk`'s help, in its middle.
+where `SimDisk` says so, in its middle.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from random import Random
 from typing import Any, TypeVar
 
 from bookies.runtime.ports import Worker
-from bookies.sim.loop import SimLoop
 
 T = TypeVar("T")
 
@@ -21,23 +20,31 @@ T = TypeVar("T")
 class SimWorker:
     """`runtime.ports.Worker`: one call at a time. Owned by the participant that started it."""
 
-    def __init__(self, name: str, loop: SimLoop, workers: SimWorkers) -> None:
+    def __init__(self, name: str, workers: SimWorkers) -> None:
         self._name = name
-        self._loop = loop
         self._workers = workers
         self._queue: deque[tuple[asyncio.Future[Any], Callable[..., Any], tuple[object, ...]]] = deque()
         self._is_busy = False
         self._is_closed = False
 
     def run(self, call: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
         if self._is_closed:
-            raise RuntimeError(f"worker {self._name} is closed")
-        future: asyncio.Future[T] = self._loop.create_future()
+            future.set_exception(RuntimeError(f"worker {self._name} is closed"))
+            return future
         self._queue.append((future, call, arguments))
         if not self._is_busy:
             self._is_busy = True
-            self._loop.call_later(self._workers.delay_s(), self._perform)
+            loop.call_later(self._workers.delay_s(), self._perform)
         return future
+
+    def close(self) -> None:
+        """Run what is queued, at once: closing blocks, so no virtual time can pass."""
+        self._is_closed = True
+        while self._queue:
+            future, call, arguments = self._queue.popleft()
+            _resolve(future, *_outcome(call, arguments))
 
     def _perform(self) -> None:
         if not self._queue:
@@ -45,20 +52,14 @@ class SimWorker:
             return
         future, call, arguments = self._queue.popleft()
         result, error = _outcome(call, arguments)
-        self._loop.call_later(self._workers.delay_s(), self._finish, future, result, error)
+        asyncio.get_running_loop().call_later(self._workers.delay_s(), self._finish, future, result, error)
 
     def _finish(self, future: asyncio.Future[Any], result: object, error: Exception | None) -> None:
         _resolve(future, result, error)
         if self._queue:
-            self._loop.call_later(self._workers.delay_s(), self._perform)
+            asyncio.get_running_loop().call_later(self._workers.delay_s(), self._perform)
         else:
             self._is_busy = False
-
-    def close(self) -> None:
-        self._is_closed = True
-        while self._queue:
-            future, call, arguments = self._queue.popleft()
-            _resolve(future, *_outcome(call, arguments))
 
 
 def _outcome(call: Callable[..., Any], arguments: tuple[object, ...]) -> tuple[object, Exception | None]:
@@ -78,16 +79,20 @@ def _resolve(future: asyncio.Future[Any], result: object, error: Exception | Non
 
 
 class SimWorkers:
-    """`runtime.ports.Workers` of one participant. `slowness` multiplies all delays: a slow disk."""
+    """`runtime.ports.Workers` of one participant.
 
-    def __init__(self, loop: SimLoop, random: Random, *, mean_ms: float = 0.3) -> None:
+    `random`: of the delays before and after a call, exponential around `mean_ms` each. `slowness` multiplies them: a
+    slow disk.
+    """
+
+    def __init__(self, random: Random, *, mean_ms: float = 0.1) -> None:
         self.slowness = 1.0
-        self._loop = loop
         self._random = random
         self._mean_ms = mean_ms
 
     def delay_s(self) -> float:
+        """Of waking up the worker, or of the call and the way back to the loop."""
         return self.slowness * self._random.expovariate(1 / self._mean_ms) / 1000
 
     def start(self, name: str) -> Worker:
-        return SimWorker(name, self._loop, self)
+        return SimWorker(name, self)

@@ -1,0 +1,244 @@
+"""The way between a participant and the metadata store: delays, partitions, lost requests, lost replies.
+
+`SimDriver` wraps the session that a driver of the memory store gives, and is what bookies and clients are handed. The
+store's own work runs as the world: a participant that dies after its request was taken does not undo it. Every commit
+of a ledger's record is written down with its author, in the order of the store, for the checkers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from bookies.errors import MetadataError
+from bookies.metadata.driver import BookieSet, LedgerEvent, MetadataDriver, Versioned, Watch
+from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
+from bookies.sim.loop import SimLoop
+from bookies.sim.network import SimNetwork
+from bookies.sim.trace import Trace
+
+T = TypeVar("T")
+STORE_HOST = "metadata"
+PATIENCE_S = 8.0  # a request that gets no answer fails then
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One committed record of a ledger. `after` is None when it was deleted."""
+
+    at_s: float
+    author: str
+    before: LedgerMetadata | None
+    after: LedgerMetadata | None
+
+
+class SimStore:
+    """What all sessions share: the network, how unreliable the store's service is, and the committed records."""
+
+    def __init__(self, loop: SimLoop, network: SimNetwork, trace: Trace) -> None:
+        self.loop = loop
+        self.network = network
+        self.trace = trace
+        self.lost_request_probability = 0.0
+        self.lost_reply_probability = 0.0
+        self.commits: dict[int, list[Commit]] = {}
+
+    def note(self, author: str, ledger_id: int, after: LedgerMetadata | None) -> None:
+        """A record was committed."""
+        history = self.commits.setdefault(ledger_id, [])
+        before = history[-1].after if history else None
+        if after is not None and after == before:
+            return  # A retried create that met its own record.
+        history.append(Commit(self.loop.time(), author, before, after))
+        self.trace.note(author, f"commits {after!r}" if after else f"deletes ledger {ledger_id}")
+
+
+class SimDriver(MetadataDriver):
+    """One participant's session."""
+
+    def __init__(self, store: SimStore, inner: MetadataDriver, host: str) -> None:
+        self.uri = inner.uri
+        self.inner = inner
+        self._store = store
+        self._host = host
+        self._news: deque[tuple[float, contextvars.Context, Callable[[], None]]] = deque()
+        self._is_pumping = False
+
+    # -- the way there and back ----------------------------------------------------------------------------------
+    async def _call(self, work: Callable[[], Awaitable[T]], then: Callable[[T], None] | None = None) -> T:
+        """Request, effect, reply. `then` sees the result at the moment of the effect."""
+        store = self._store
+        random = store.network.random
+        deadline = store.loop.time() + PATIENCE_S
+        loses_request = random.random() < store.lost_request_probability
+        loses_reply = random.random() < store.lost_reply_probability
+        await self._travel(self._host, STORE_HOST, deadline)
+        if loses_request:
+            raise MetadataError("the connection to the metadata store broke; the request may or may not have been done")
+        result = await self._as_the_world(work, then)
+        if loses_reply:
+            raise MetadataError("the connection to the metadata store broke; the request may or may not have been done")
+        await self._travel(STORE_HOST, self._host, deadline)
+        return result
+
+    async def _travel(self, source: str, target: str, deadline: float) -> None:
+        try:
+            await self._store.network.travel(source, target, deadline)
+        except TimeoutError:
+            raise MetadataError("no answer from the metadata store in time") from None
+
+    async def _as_the_world(self, work: Callable[[], Awaitable[T]], then: Callable[[T], None] | None) -> T:
+        loop = self._store.loop
+        outcome: asyncio.Future[tuple[T | None, Exception | None]] = loop.create_future()
+
+        async def perform() -> None:
+            result, failure = None, None
+            try:
+                result = await work()
+                if then is not None:
+                    then(result)
+            except Exception as error:  # noqa: BLE001
+                failure = error  # Carried over to the caller, below.
+            if not outcome.done():
+                outcome.set_result((result, failure))
+
+        loop.create_task(perform(), context=loop.world.copy())
+        result, failure = await outcome
+        if failure is not None:
+            raise failure
+        return result  # type: ignore[return-value]
+
+    def _tell(self, context: contextvars.Context, callback: Callable[..., None], *arguments: object) -> None:
+        """Bring news from the store to a watch of this session, in order, as its participant."""
+        network = self._store.network
+        self._news.append(
+            (network.arrival_time(STORE_HOST, self._host), context, lambda: callback(*arguments)),
+        )
+        self._pump()
+
+    def _pump(self) -> None:
+        loop, network = self._store.loop, self._store.network
+        if self._is_pumping or not self._news:
+            return
+        self._is_pumping = True
+        when = self._news[0][0]
+        if network.is_blocked(STORE_HOST, self._host):
+            when = max(when, loop.time() + 0.1)
+        loop.call_at(when, self._bring, context=loop.world.copy())
+
+    def _bring(self) -> None:
+        self._is_pumping = False
+        if not self._store.network.is_blocked(STORE_HOST, self._host):
+            _, context, deliver = self._news.popleft()
+            self._store.loop.call_soon(deliver, context=context)
+        self._pump()
+
+    def _watch(self, begin: Callable[[Callable[..., None]], Watch], callback: Callable[..., None]) -> Watch:
+        """Begin a watch as the world, whose callback hears of it as the participant that is running now."""
+        context = contextvars.copy_context()
+        watch = _SimWatch()
+
+        def tell(*arguments: object) -> None:
+            self._tell(context.copy(), watch.guard(callback), *arguments)
+
+        watch.inner = self._store.loop.world.copy().run(begin, tell)
+        return watch
+
+    # -- MetadataDriver ------------------------------------------------------------------------------------------
+    async def open(self) -> None:
+        await self._call(self.inner.open)
+
+    async def close(self) -> None:
+        await self._as_the_world(self.inner.close, None)
+
+    async def initialize_cluster(self) -> str:
+        return await self._call(self.inner.initialize_cluster)
+
+    async def instance_id(self) -> str | None:
+        return await self._call(self.inner.instance_id)
+
+    async def next_ledger_id(self) -> int:
+        return await self._call(self.inner.next_ledger_id)
+
+    async def create_ledger(self, metadata: LedgerMetadata) -> Versioned:
+        return await self._call(lambda: self.inner.create_ledger(metadata), self._note_commit)
+
+    async def read_ledger(self, ledger_id: int) -> Versioned:
+        return await self._call(lambda: self.inner.read_ledger(ledger_id))
+
+    async def write_ledger(self, metadata: LedgerMetadata, expected_version: int) -> Versioned:
+        return await self._call(lambda: self.inner.write_ledger(metadata, expected_version), self._note_commit)
+
+    def _note_commit(self, written: Versioned) -> None:
+        self._store.note(self._host, written.metadata.ledger_id, written.metadata)
+
+    async def delete_ledger(self, ledger_id: int, expected_version: int | None = None) -> None:
+        await self._call(
+            lambda: self.inner.delete_ledger(ledger_id, expected_version),
+            lambda _: self._store.note(self._host, ledger_id, None),
+        )
+
+    async def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
+        async for ids in self.inner.ledger_ids():
+            await self._travel(STORE_HOST, self._host, self._store.loop.time() + PATIENCE_S)
+            yield ids
+
+    def watch_ledger(self, ledger_id: int, callback: Callable[[LedgerEvent], None]) -> Watch:
+        return self._watch(lambda tell: self.inner.watch_ledger(ledger_id, tell), callback)
+
+    async def register(self, bookie: BookieId, mode: BookieMode, info: BookieInfo) -> None:
+        await self._call(lambda: self.inner.register(bookie, mode, info))
+
+    async def unregister(self, bookie: BookieId) -> None:
+        await self._call(lambda: self.inner.unregister(bookie))
+
+    async def bookies(self, mode: BookieMode) -> BookieSet:
+        return await self._call(lambda: self.inner.bookies(mode))
+
+    async def all_bookies(self) -> BookieSet:
+        return await self._call(self.inner.all_bookies)
+
+    async def bookie_info(self, bookie: BookieId) -> BookieInfo | None:
+        return await self._call(lambda: self.inner.bookie_info(bookie))
+
+    def watch_bookies(self, mode: BookieMode, callback: Callable[[BookieSet], None]) -> Watch:
+        return self._watch(lambda tell: self.inner.watch_bookies(mode, tell), callback)
+
+    def on_session_expired(self, callback: Callable[[], None]) -> Watch:
+        return self._watch(self.inner.on_session_expired, callback)
+
+    async def create_cookie(self, bookie: BookieId, data: bytes) -> int:
+        return await self._call(lambda: self.inner.create_cookie(bookie, data))
+
+    async def read_cookie(self, bookie: BookieId) -> tuple[bytes, int]:
+        return await self._call(lambda: self.inner.read_cookie(bookie))
+
+    async def write_cookie(self, bookie: BookieId, data: bytes, expected_version: int) -> int:
+        return await self._call(lambda: self.inner.write_cookie(bookie, data, expected_version))
+
+    async def delete_cookie(self, bookie: BookieId, expected_version: int) -> None:
+        await self._call(lambda: self.inner.delete_cookie(bookie, expected_version))
+
+
+class _SimWatch(Watch):
+    """A watch; news that is on its way when it is cancelled is not delivered."""
+
+    inner: Watch
+
+    def __init__(self) -> None:
+        self._is_cancelled = False
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        self.inner.cancel()
+
+    def guard(self, callback: Callable[..., None]) -> Callable[..., Any]:
+        def deliver(*arguments: object) -> None:
+            if not self._is_cancelled:
+                callback(*arguments)
+
+        return deliver
