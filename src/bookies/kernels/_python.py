@@ -83,14 +83,16 @@ def scan_frames(buffer: bytes, start: int, frame_size_max: int) -> tuple[Sequenc
     """Find the complete frames from `start` on: (offsets of their length words and the end of the last one, need).
 
     With no complete frame the offsets are `[start]`. `need`: bytes the frame at the end must have in all, its length
-    word included; 0 when not even the length word is there. Raises ValueError when a declared length is 0 or makes
-    the frame exceed `frame_size_max` (length word included). Source: wire-protocol 1.2.
+    word included; 0 when not even the length word is there; -1 when its length is 0 or makes the frame exceed
+    `frame_size_max` (length word included). Raises ValueError when that is the first frame. Source: wire-protocol 1.2.
     """
     end = len(buffer)
     starts = [start]
     while end - start >= 4:
         size = _U32.unpack_from(buffer, start)[0] + 4
         if size == 4 or size > frame_size_max:
+            if len(starts) > 1:
+                return starts, -1
             raise ValueError(f"frame of {size - 4:,} bytes")
         if end - start < size:
             return starts, size

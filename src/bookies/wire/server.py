@@ -1,0 +1,100 @@
+"""The bookie's end of a connection: bytes in, requests out; responses in, bytes out.
+
+Whether a connection speaks v2 or v3 is found out from what arrives, and sticks once it is v2.
+Source: wire-protocol 1.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bookies.errors import Status
+from bookies.wire import v2, v3
+from bookies.wire.framing import FrameReader
+from bookies.wire.messages import AddBatch, Buffer, InvalidRequest, Operation, Request, Response, StartTlsRequest
+
+
+class RequestDecoder:
+    """Decode the requests of one connection, adds that follow each other merged.
+
+    `stops_at_start_tls`: decode nothing behind a START_TLS request until it is decided; the bytes behind it may be
+    TLS records. They wait in `take_rest`, to be fed here again when they turn out to be plain.
+    """
+
+    def __init__(self, frame_size_max: int, *, stops_at_start_tls: bool = False) -> None:
+        self.is_v2 = False
+        self._frames = FrameReader(frame_size_max)
+        self._stops_at_start_tls = stops_at_start_tls
+        self._rest = b""
+
+    def feed(self, data: Buffer) -> list[Request]:
+        """Requests in the order of their arrival. Raises RemoteProtocolError: the caller closes the connection."""
+        buffer, starts = self._frames.feed(data)
+        requests: list[Request] = []
+        index, count = 0, len(starts) - 1
+        while index < count:
+            if not self.is_v2 and buffer[starts[index] + 4] < 0x08:
+                # No protobuf message begins so, and every supported v2 frame does: from here on nothing is v3.
+                self.is_v2 = True
+            if self.is_v2:
+                index = self._decode_v2(buffer, starts, index, requests)
+                continue
+            index = v3.parse_requests(buffer, starts, index, requests)
+            if self._stops_at_start_tls and isinstance(requests[-1], StartTlsRequest):
+                self._frames.forget_rest()
+                self._rest = buffer[starts[index] :]
+                return requests
+        if self._frames.error is not None:
+            raise self._frames.error
+        return requests
+
+    def take_rest(self) -> bytes:
+        """The bytes behind a START_TLS request, once."""
+        rest, self._rest = self._rest, b""
+        return rest
+
+    @staticmethod
+    def _decode_v2(buffer: bytes, starts: Sequence[int], index: int, requests: list[Request]) -> int:
+        at, end = starts[index], starts[index + 1]
+        version, opcode, _ = v2.parse_header(buffer, at, end)
+        if opcode != v2.OPCODE_ADD or end - at < v2.ADD_SIZE_MIN or version >= v2.UNSUPPORTED:
+            requests.append(v2.parse_request(buffer, at, end))
+            return index + 1
+        index, batch = v2.parse_adds(buffer, starts, index)
+        if batch.ledger_id < 0 or _least(batch.entry_ids) < 0:
+            requests.extend(_refuse_negative_ids(batch))
+        else:
+            requests.append(batch)
+        return index
+
+
+def _least(numbers: Sequence[int]) -> int:
+    return min(numbers[0], numbers[-1]) if isinstance(numbers, range) else min(numbers)
+
+
+def _refuse_negative_ids(batch: AddBatch) -> list[Request]:
+    """The adds one by one, those with a negative id refused. Source: wire-protocol 5.4."""
+    requests: list[Request] = []
+    for index, entry_id in enumerate(batch.entry_ids):
+        if batch.ledger_id < 0 or entry_id < 0:
+            refused = batch.version, 0, Operation.ADD, Status.BAD_REQUEST, batch.ledger_id, entry_id
+            requests.append(InvalidRequest(*refused))
+        else:
+            requests.append(
+                AddBatch(
+                    batch.version,
+                    batch.ledger_id,
+                    batch.master_key,
+                    range(entry_id, entry_id + 1),
+                    batch.records.slice(index, index + 1),
+                    batch.last_add_confirmed,
+                    is_recovery=batch.is_recovery,
+                    is_high_priority=batch.is_high_priority,
+                )
+            )
+    return requests
+
+
+def encode_response(response: Response) -> list[Buffer]:
+    """The frames of a response, in the protocol of its `version`; long bodies are the very buffers given."""
+    return v3.pack_response(response) if response.version == v3.VERSION else v2.pack_response(response)
