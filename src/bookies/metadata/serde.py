@@ -84,14 +84,14 @@ def pack_ledger(metadata: LedgerMetadata) -> bytes:
 
 
 def parse_ledger(ledger_id: int, data: bytes, ctime_ms: int | None = None) -> LedgerMetadata:
-    """Read a record of any format. `ctime_ms`: the store's own creation time, used when the record has none.
+    """Read a record of any format. `ctime_ms`: the store's own creation time, for formats 2 and 3 without one.
 
     Raises `MetadataCorrupt`.
     """
     try:
         version, body = _parse_header(data)
         if version == 1:
-            metadata = _parse_lines(ledger_id, body, ctime_ms)
+            metadata = _parse_lines(ledger_id, body)
         elif version == 2:
             metadata = _from_message(ledger_id, protobuf.parse_text(_LEDGER, body), 2, ctime_ms)
         else:
@@ -255,7 +255,8 @@ def _pack_lines(metadata: LedgerMetadata) -> bytes:
     return "\n".join(lines).encode("ascii")
 
 
-def _parse_lines(ledger_id: int, body: bytes, ctime_ms: int | None) -> LedgerMetadata:
+def _parse_lines(ledger_id: int, body: bytes) -> LedgerMetadata:
+    """As to Apache, the creation time of a format 1 ledger is unknown, whatever the store says."""
     lines = body.decode("utf-8").split("\n")
     if len(lines) < 3:
         raise ValueError("ends too early")
@@ -286,7 +287,6 @@ def _parse_lines(ledger_id: int, body: bytes, ctime_ms: int | None) -> LedgerMet
         digest_type=None,
         password=None,
         format_version=1,
-        ctime_ms=ctime_ms,
     )
 
 
