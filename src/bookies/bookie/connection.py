@@ -1,0 +1,214 @@
+"""One client of a bookie: bytes to requests, responses to bytes, and when to stop reading.
+
+Requests go to the service in the order of their arrival. Responses gather in a list that is written once per turn of
+the event loop, so a group commit that answers twenty batches costs one system call per connection.
+
+Pressure: a connection reads nothing while the bookie as a whole has too much in hand (`pressure.Intake`), nor while
+its peer does not take the answers it asked for. TCP then makes the peer wait; nothing is refused and nothing grows.
+
+Source: wire-protocol 1.1, 1.2, 5.11.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from bookies.bookie.pressure import Intake
+from bookies.errors import RemoteProtocolError
+from bookies.runtime.events import Events
+from bookies.wire.messages import Buffer, Request, Response
+from bookies.wire.server import RequestDecoder, encode_response
+
+JOIN_SIZE_MAX = 64 * 1024  # responses of up to so many bytes are joined into one buffer; larger ones go as they are
+UNSENT_SIZE_MAX = 1024 * 1024  # bytes that may wait in a socket's buffer in our memory before we stop reading from it
+LINGER_S = 2.0  # how long a closed connection may take to fetch its last answers
+STALL_S = 30.0  # a peer that takes no answers for so long is given up; what it asked for is memory that others need
+
+
+class Service(Protocol):
+    """What answers the requests of all connections."""
+
+    def handle(self, connection: Connection, requests: list[Request]) -> None:
+        """Start serving the requests, in order. Must not raise; answers come through `Connection.respond`."""
+
+
+class Connection(asyncio.Protocol):
+    """One accepted connection.
+
+    `answer_size`: bytes of read answers that wait for the peer to take them; `on_answers_sent` is told when they went.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        intake: Intake,
+        events: Events,
+        frame_size_max: int,
+        on_answers_sent: Callable[[int], None],
+    ) -> None:
+        self.is_closed = False
+        self.peer = "?"
+        self._service = service
+        self._intake = intake
+        self._events = events
+        self._decoder = RequestDecoder(frame_size_max)
+        self._on_answers_sent = on_answers_sent
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._output: list[Buffer] = []
+        self._is_flush_scheduled = False
+        self._is_writing_paused = False
+        self._is_reading_paused = False
+        self._answer_size = 0
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._linger: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+
+    # -- what handlers use ---------------------------------------------------------------------------------------
+    def respond(self, response: Response, answer_size: int = 0) -> None:
+        """Send a response with this turn's others. `answer_size`: its bytes in the read budget, until they are sent."""
+        if self.is_closed:
+            if answer_size:
+                self._on_answers_sent(answer_size)
+            return
+        self._output += encode_response(response)
+        self._answer_size += answer_size
+        if not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run part of a request in the background; it is cancelled when the client goes away."""
+        task = self._loop.create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._task_ended)
+
+    def close(self) -> None:
+        """Flush, then end our direction; the peer gets `LINGER_S` to fetch what is under way. Idempotent.
+
+        Closing at once while received bytes are unread would make the system reset the connection, and the peer would
+        lose the last answers.
+        """
+        if self.is_closed or self._transport is None:
+            return
+        self._flush()
+        self._set_closed()
+        if self._transport.is_closing():
+            return
+        if self._is_reading_paused:
+            self._is_reading_paused = False
+            self._transport.resume_reading()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._linger = self._loop.call_later(LINGER_S, self._transport.abort)
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def update_reading(self) -> None:
+        """Pause or resume reading, after one of its reasons changed."""
+        should_pause = (self._intake.is_paused or self._is_writing_paused) and not self.is_closed
+        if should_pause is self._is_reading_paused or self._transport is None or self._transport.is_closing():
+            return
+        self._is_reading_paused = should_pause
+        if should_pause:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    # -- what the transport calls --------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=UNSENT_SIZE_MAX)
+        address = transport.get_extra_info("peername")
+        if isinstance(address, tuple):
+            self.peer = f"{address[0]}:{address[1]}"
+        self._intake.connections[self] = None
+        self.update_reading()
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_closed:
+            return  # We have said goodbye; this only makes room for the peer's own end.
+        try:
+            requests = self._decoder.feed(data)
+        except RemoteProtocolError as error:
+            self._events.warning("connection.refused", peer=self.peer, error=error)
+            self.close()
+            return
+        self._service.handle(self, requests)
+
+    def pause_writing(self) -> None:
+        self._is_writing_paused = True
+        self._stall = self._loop.call_later(STALL_S, self._stalled)
+        self.update_reading()
+
+    def resume_writing(self) -> None:
+        self._is_writing_paused = False
+        if self._stall is not None:
+            self._stall.cancel()
+        self._answers_went()
+        self.update_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._set_closed()
+        self._transport = None
+        self._intake.connections.pop(self, None)
+        for timer in (self._linger, self._stall):
+            if timer is not None:
+                timer.cancel()
+
+    # -- inside --------------------------------------------------------------------------------------------------
+    def _flush(self) -> None:
+        self._is_flush_scheduled = False
+        output, self._output = self._output, []
+        if not output or self._transport is None or self._transport.is_closing():
+            self._answers_went()
+            return
+        if len(output) == 1:
+            self._transport.write(output[0])
+        elif sum(map(len, output)) <= JOIN_SIZE_MAX:
+            self._transport.write(b"".join(output))
+        else:
+            self._transport.writelines(output)
+        if not self._is_writing_paused:
+            self._answers_went()
+
+    def _stalled(self) -> None:
+        self._events.warning("connection.stalled", peer=self.peer, answer_size=self._answer_size, seconds=STALL_S)
+        self.abort()
+
+    def _answers_went(self) -> None:
+        if self._answer_size:
+            size, self._answer_size = self._answer_size, 0
+            self._on_answers_sent(size)
+
+    def _set_closed(self) -> None:
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._output.clear()
+        self._answers_went()
+        for task in list(self._tasks):
+            task.cancel()
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Handlers answer every error, so this is our own mistake; the client must not wait for its answer.
+            self._events.error("request.broken", peer=self.peer, error=error)
+            self.abort()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.is_closed else "paused" if self._is_reading_paused else "open"
+        return f"<Connection {self.peer} {state}, {len(self._tasks)} requests waiting>"
+
+
+class RejectedConnection(asyncio.Protocol):
+    """A connection that came before the bookie was ready, or while it stops. Source: wire-protocol 1.1."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()

@@ -1,0 +1,205 @@
+"""What each request does at a bookie, for both protocol versions. What reads is in `reads.py`.
+
+Every decision about a ledger is taken synchronously, on the event loop, in the order in which requests arrive on a
+connection: `LedgerStore.add`, `fence`, `write_lac` and `force` decide at the call and report durability later. Only
+reads wait in between, and they change nothing.
+
+Source: wire-protocol 5; the table of single situations: 2.6.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bookies.bookie.connection import Connection
+from bookies.bookie.pressure import Intake
+from bookies.bookie.reads import Reads
+from bookies.bookie.state import BookieState
+from bookies.errors import BookKeeperError, Status, status_of_error
+from bookies.runtime.events import Events
+from bookies.storage.ledger_store import LedgerStore
+from bookies.wire.messages import (
+    AddBatch,
+    AddResponses,
+    AuthRequest,
+    AuthResponse,
+    BareResponse,
+    BatchReadRequest,
+    ForceLedgerRequest,
+    ForceLedgerResponse,
+    GetBookieInfoRequest,
+    GetBookieInfoResponse,
+    InvalidRequest,
+    ListEntriesRequest,
+    Operation,
+    ReadLacRequest,
+    ReadRequest,
+    Request,
+    StartTlsRequest,
+    StartTlsResponse,
+    WriteLacRequest,
+    WriteLacResponse,
+)
+
+AUTH_DISABLED_PLUGIN = "AuthDisabledPlugin"
+LAC_PACKET_SIZE_MIN = 16
+INFO_TOTAL, INFO_FREE = 1, 2
+
+_LAC_PACKET = struct.Struct(">qq")
+
+
+class Handlers:
+    """The requests of all connections of one bookie. See `connection.Service`."""
+
+    def __init__(
+        self,
+        store: LedgerStore,
+        state: BookieState,
+        intake: Intake,
+        reads: Reads,
+        events: Events,
+    ) -> None:
+        self._store = store
+        self._state = state
+        self._intake = intake
+        self._events = events
+        self._handlers: Mapping[type, Callable[[Connection, Any], None]] = {
+            AddBatch: self._add,
+            ReadRequest: reads.read,
+            BatchReadRequest: reads.batch_read,
+            WriteLacRequest: self._write_lac,
+            ReadLacRequest: reads.read_lac,
+            ForceLedgerRequest: self._force,
+            GetBookieInfoRequest: self._bookie_info,
+            ListEntriesRequest: reads.list_entries,
+            AuthRequest: self._auth,
+            StartTlsRequest: self._start_tls,
+            InvalidRequest: self._invalid,
+        }
+
+    def handle(self, connection: Connection, requests: list[Request]) -> None:
+        """See `connection.Service`."""
+        handlers = self._handlers
+        for request in requests:
+            try:
+                handlers[type(request)](connection, request)
+            except Exception as error:  # noqa: BLE001  (our mistake, on one connection: the bookie goes on)
+                self._events.error("request.broken", peer=connection.peer, error=error)
+                connection.abort()
+                break
+        self._intake.check()
+
+    # -- writes --------------------------------------------------------------------------------------------------
+    def _add(self, connection: Connection, batch: AddBatch) -> None:
+        """Source: wire-protocol 5.4."""
+        if not self._state.may_add(batch.is_high_priority):
+            self._answer_add(connection, batch, Status.READ_ONLY)
+            return
+        size = batch.records.size
+        if self._intake.adds_size > 2 * self._intake.adds_size_max:
+            # Reading has long been paused; this is what many connections had still in their buffers.
+            self._answer_add(connection, batch, Status.TOO_MANY_REQUESTS)
+            return
+        self._intake.accepted(size)
+        try:
+            self._store.add(
+                batch.ledger_id,
+                batch.master_key,
+                batch.entry_ids,
+                batch.records,
+                batch.last_add_confirmed,
+                is_recovery=batch.is_recovery,
+                is_deferred_sync=batch.is_deferred_sync and not batch.is_recovery,
+                done=functools.partial(self._added, connection, batch, size),
+            )
+        except BookKeeperError as error:
+            self._intake.answered(size)
+            self._answer_add(connection, batch, status_of_error(error))
+
+    def _added(self, connection: Connection, batch: AddBatch, size: int, error: BaseException | None) -> None:
+        self._answer_add(connection, batch, Status.OK if error is None else self._status(error, Operation.ADD))
+        self._intake.answered(size)
+
+    @staticmethod
+    def _answer_add(connection: Connection, batch: AddBatch, status: Status) -> None:
+        connection.respond(AddResponses(batch.version, status, batch.ledger_id, batch.entry_ids, batch.txn_ids))
+
+    def _write_lac(self, connection: Connection, request: WriteLacRequest) -> None:
+        """Fencing does not stop it; ledger and LAC are those in the body. Source: wire-protocol 5.8."""
+
+        def answer(status: Status) -> None:
+            connection.respond(WriteLacResponse(request.version, request.txn_id, status, request.ledger_id))
+
+        if not self._state.may_write_lac():
+            answer(Status.READ_ONLY)
+            return
+        if len(request.body) < LAC_PACKET_SIZE_MIN:
+            answer(Status.BAD_REQUEST)
+            return
+        ledger_id, last_add_confirmed = _LAC_PACKET.unpack_from(request.body)
+        if ledger_id < 0:
+            answer(Status.BAD_REQUEST)
+            return
+
+        def done(error: BaseException | None) -> None:
+            answer(Status.OK if error is None else self._status(error, Operation.WRITE_LAC))
+
+        try:
+            self._store.write_lac(ledger_id, request.master_key, last_add_confirmed, request.body, done)
+        except BookKeeperError as error:
+            answer(status_of_error(error))
+
+    def _force(self, connection: Connection, request: ForceLedgerRequest) -> None:
+        """Source: wire-protocol 5.8."""
+
+        def done(error: BaseException | None) -> None:
+            status = Status.OK if error is None else self._status(error, Operation.FORCE_LEDGER)
+            connection.respond(ForceLedgerResponse(request.version, request.txn_id, status, request.ledger_id))
+
+        try:
+            self._store.force(request.ledger_id, done)
+        except BookKeeperError as error:
+            done(error)
+
+    # -- the rest ------------------------------------------------------------------------------------------------
+    def _bookie_info(self, connection: Connection, request: GetBookieInfoRequest) -> None:
+        """Source: wire-protocol 5.8."""
+        response = GetBookieInfoResponse(request.version, request.txn_id, Status.OK)
+        if request.requested & (INFO_TOTAL | INFO_FREE):
+            try:
+                total, free = self._store.usage()
+            except (OSError, BookKeeperError) as error:
+                response.status = self._status(error, Operation.GET_BOOKIE_INFO)
+            else:
+                response.total_disk_capacity = total if request.requested & INFO_TOTAL else None
+                response.free_disk_space = free if request.requested & INFO_FREE else None
+        connection.respond(response)
+
+    @staticmethod
+    def _auth(connection: Connection, request: AuthRequest) -> None:
+        """Nobody has to authenticate here, and clients want to be told so. Source: wire-protocol 5.1."""
+        version = request.version if request.version == 3 else 2
+        connection.respond(AuthResponse(version, request.txn_id, Status.OK, AUTH_DISABLED_PLUGIN, b""))
+
+    @staticmethod
+    def _start_tls(connection: Connection, request: StartTlsRequest) -> None:
+        """There is no TLS here; the connection stays as it is. Source: wire-protocol 5.3."""
+        connection.respond(StartTlsResponse(request.version, request.txn_id, Status.BAD_REQUEST))
+
+    @staticmethod
+    def _invalid(connection: Connection, request: InvalidRequest) -> None:
+        connection.respond(
+            BareResponse(
+                request.version, request.txn_id, request.operation, request.status, request.ledger_id, request.entry_id
+            )
+        )
+
+    def _status(self, error: BaseException, operation: Operation) -> Status:
+        """The status of an error found while serving; those that are not the client's business go into the log."""
+        status = status_of_error(error)
+        if status is Status.IO_ERROR:
+            self._events.error("request.failed", operation=operation.value, error=error)
+        return status

@@ -1,0 +1,314 @@
+"""Reads at a bookie: single entries, batches, long polls, LACs, lists of entries; and fencing, which comes with them.
+
+Reads wait for the disk, so each is a task of its connection, cancelled when the client leaves. Fencing does not wait:
+it is decided at the call, before anything that comes later on any connection; only its answer waits for the disk.
+An answer other than OK that is not a definite statement of the storage is an I/O error, never "no such entry"
+(storage R-3).
+
+Source: wire-protocol 5.5 to 5.10.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from bookies.bookie.connection import Connection
+from bookies.bookie.pressure import ReadBudget
+from bookies.config import BookieConfig
+from bookies.errors import BookKeeperError, EntryNotFound, LedgerUnknownToBookie, Status, status_of_error
+from bookies.model import LAST_ENTRY
+from bookies.runtime.events import Events
+from bookies.runtime.ports import Clock
+from bookies.storage.ledger_store import LedgerStore
+from bookies.wire.availability import pack_availability
+from bookies.wire.messages import (
+    BatchReadRequest,
+    BatchReadResponse,
+    ListEntriesRequest,
+    ListEntriesResponse,
+    ReadLacRequest,
+    ReadLacResponse,
+    ReadRequest,
+    ReadResponse,
+    Response,
+)
+
+LONG_POLL_MS_MAX = 24 * 60 * 60 * 1000
+READ_SIZE_GUESS = 64 * 1024  # what a single read is taken for until its entry is there
+BATCH_RESPONSE_OVERHEAD = 36  # length word, header, ids, request id: part of the size a batch read asks for
+
+_Waiting = ReadRequest | BatchReadRequest | ReadLacRequest | ListEntriesRequest
+
+
+class Reads:
+    """The reading requests of all connections of one bookie."""
+
+    def __init__(
+        self, store: LedgerStore, budget: ReadBudget, config: BookieConfig, clock: Clock, events: Events
+    ) -> None:
+        self._store = store
+        self._budget = budget
+        self._clock = clock
+        self._events = events
+        self._batch_read_size_max = min(config.batch_read_size_max, config.frame_size_max)
+
+    def read(self, connection: Connection, request: ReadRequest) -> None:
+        """A single entry, plain, fencing or long poll. Source: wire-protocol 5.5 to 5.7."""
+        refusal = self._refusal(request)
+        durable = None
+        if refusal is None:
+            try:
+                durable = self._fence(request)
+            except BookKeeperError as error:
+                refusal = status_of_error(error)
+        if refusal is not None:
+            connection.respond(_failed(request, refusal))
+        elif durable is None and request.previous_lac is not None:
+            self._start(connection, request, self._long_poll, request.previous_lac)
+        elif durable is not None or request.version == 3 or not self._maybe_read_cached(connection, request):
+            self._start(connection, request, self._read_entry, durable)
+
+    def _fence(self, request: ReadRequest | BatchReadRequest) -> asyncio.Future[None] | None:
+        """Fence at once, before anything that comes later on any connection; the future is done when durable.
+
+        None when the request fences nothing. Raises `Unauthorized` and what else the storage refuses with.
+        """
+        if not request.is_fencing:
+            return None
+        durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # A failure that nobody waits for any more (the read failed first, the client left) is not lost: the next
+        # fence of the ledger meets it again.
+        durable.add_done_callback(lambda future: future.cancelled() or future.exception())
+
+        def done(error: BaseException | None) -> None:
+            if durable.done():  # The client went away.
+                return
+            if error is None:
+                durable.set_result(None)
+            else:
+                durable.set_exception(error)
+
+        assert request.master_key is not None
+        self._store.fence(request.ledger_id, request.master_key, done)
+        return durable
+
+    def _refusal(self, request: ReadRequest | BatchReadRequest) -> Status | None:
+        """Why a read is not even tried. Source: wire-protocol 2.6, 5.6, 9."""
+        if request.ledger_id < 0:
+            return Status.BAD_REQUEST
+        if request.is_fencing:
+            return Status.UNAUTHORIZED if request.master_key is None else None
+        if self._budget.is_overrun:
+            return Status.TOO_MANY_REQUESTS
+        if request.entry_id >= 0:
+            return None
+        if isinstance(request, BatchReadRequest):
+            return Status.BAD_REQUEST
+        return None if request.entry_id == LAST_ENTRY else Status.NO_ENTRY
+
+    def _maybe_read_cached(self, connection: Connection, request: ReadRequest) -> bool:
+        """Answer at once what the write cache holds (recovery, tailing readers)."""
+        body = self._store.read_cached(request.ledger_id, request.entry_id)
+        if body is None or not self._budget.maybe_take(len(body)):
+            return False
+        response = ReadResponse(request.version, 0, Status.OK, request.ledger_id, request.entry_id, body)
+        connection.respond(response, len(body))
+        return True
+
+    async def _read_entry(
+        self, connection: Connection, request: ReadRequest, durable: asyncio.Future[None] | None
+    ) -> None:
+        """Read and answer; v3 tells its LAC too, unless it fences."""
+        body = await self._read_body(request.ledger_id, request.entry_id, durable)
+        response = ReadResponse(request.version, request.txn_id, Status.OK, request.ledger_id, request.entry_id, body)
+        try:
+            if request.version == 3 and durable is None:
+                response.max_lac = await self._store.last_add_confirmed(request.ledger_id)
+        except BaseException:
+            self._budget.release(len(body))
+            raise
+        connection.respond(response, len(body))
+
+    async def _read_body(self, ledger_id: int, entry_id: int, durable: asyncio.Future[None] | None = None) -> bytes:
+        """An entry, counted in the read budget: the caller passes its size to `respond` or releases it.
+
+        A fencing read does not wait for its turn, and its outcome, a missing entry too, is withheld until the fence
+        is durable: clients take both for the fence's acknowledgement (F-42).
+        """
+        guess = 0
+        if durable is None:
+            await self._budget.wait_take(READ_SIZE_GUESS)
+            guess = READ_SIZE_GUESS
+        body: bytes | None = None
+        missing: BookKeeperError | None = None
+        try:
+            try:
+                body = await self._store.read(ledger_id, entry_id)
+            except (EntryNotFound, LedgerUnknownToBookie) as error:
+                missing = error
+            if durable is not None:
+                await durable
+            if missing is not None:
+                raise missing
+            assert body is not None
+            self._budget.take(len(body))
+            return body
+        finally:
+            self._budget.release(guess)
+
+    async def _long_poll(self, connection: Connection, request: ReadRequest, previous_lac: int) -> None:
+        """Wait until the LAC passes `previous_lac`, the ledger is fenced, or the time is up. Source: wire-protocol 5.7.
+
+        Without `wants_piggyback` it goes on as a plain read; with it the answer brings the next entry when the LAC
+        says it is confirmed and this bookie has it, and entry id -1 otherwise.
+        """
+        if request.wants_piggyback and request.entry_id != LAST_ENTRY:
+            connection.respond(_failed(request, Status.BAD_REQUEST))
+            return
+        updated_ms: int | None = None
+        last_add_confirmed = await self._store.last_add_confirmed(request.ledger_id)
+        if request.timeout_ms is not None and last_add_confirmed <= previous_lac:
+            woken_ms = await self._wait_lac(request.ledger_id, previous_lac, request.timeout_ms)
+            last_add_confirmed = await self._store.last_add_confirmed(request.ledger_id)
+            if last_add_confirmed > previous_lac:
+                updated_ms = woken_ms
+        if not request.wants_piggyback:
+            await self._read_entry(connection, request, None)
+            return
+        response = ReadResponse(request.version, request.txn_id, Status.OK, request.ledger_id, LAST_ENTRY)
+        response.max_lac = last_add_confirmed
+        response.lac_update_ms = updated_ms
+        size = 0
+        if last_add_confirmed > previous_lac >= -1:
+            try:
+                response.body = body = await self._read_body(request.ledger_id, previous_lac + 1)
+                response.entry_id = previous_lac + 1
+                size = len(body)
+            except EntryNotFound:
+                pass  # Striped: another bookie has it. The new LAC alone is an answer.
+        connection.respond(response, size)
+
+    async def _wait_lac(self, ledger_id: int, previous_lac: int, timeout_ms: int) -> int | None:
+        """When (wall clock) the store called, None when the time was up first."""
+        woken: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def wake() -> None:
+            if not woken.done():
+                woken.set_result(self._clock.wall_ms())
+
+        cancel = self._store.watch_lac(ledger_id, previous_lac, wake)
+        try:
+            async with asyncio.timeout(min(max(timeout_ms, 0), LONG_POLL_MS_MAX) / 1000):
+                return await woken
+        except TimeoutError:
+            return None
+        finally:
+            cancel()
+
+    def batch_read(self, connection: Connection, request: BatchReadRequest) -> None:
+        """Consecutive entries, at least the first. Source: wire-protocol 5.9."""
+        refusal = self._refusal(request)
+        durable = None
+        if refusal is None:
+            try:
+                durable = self._fence(request)
+            except BookKeeperError as error:
+                refusal = status_of_error(error)
+        if refusal is not None:
+            connection.respond(_failed(request, refusal))
+        else:
+            self._start(connection, request, self._read_entries, durable)
+
+    async def _read_entries(
+        self, connection: Connection, request: BatchReadRequest, durable: asyncio.Future[None] | None
+    ) -> None:
+        count_max = request.count_max if request.count_max > 0 else (1 << 31) - 1
+        size_max = max(0, min(request.size_max, self._batch_read_size_max) - BATCH_RESPONSE_OVERHEAD)
+        if durable is None:
+            # The answer's memory is spoken for before the disk is asked, because many may be on their way.
+            await self._budget.wait_take(size_max)
+        else:
+            self._budget.take(size_max)
+        records = b""
+        missing: BookKeeperError | None = None
+        try:
+            try:
+                records = await self._store.read_batch(request.ledger_id, request.entry_id, count_max, size_max)
+            except (EntryNotFound, LedgerUnknownToBookie) as error:
+                missing = error
+            if durable is not None:
+                await durable
+            if missing is not None:
+                raise missing
+            self._budget.take(len(records))
+        finally:
+            self._budget.release(size_max)
+        response = BatchReadResponse(
+            request.version, request.txn_id, Status.OK, request.ledger_id, request.entry_id, records
+        )
+        connection.respond(response, len(records))
+
+    def read_lac(self, connection: Connection, request: ReadLacRequest) -> None:
+        self._start(connection, request, self._read_both_lacs)
+
+    async def _read_both_lacs(self, connection: Connection, request: ReadLacRequest) -> None:
+        """Explicit LAC and last entry; without either NO_ENTRY, as for an unknown ledger. Source: wire-protocol 5.8."""
+        response = ReadLacResponse(request.version, request.txn_id, Status.NO_ENTRY, request.ledger_id)
+        try:
+            response.lac_body, response.last_entry_body = await self._store.read_lac(request.ledger_id)
+        except LedgerUnknownToBookie:
+            pass
+        if response.lac_body is not None or response.last_entry_body is not None:
+            response.status = Status.OK
+        size = len(response.last_entry_body or b"")
+        self._budget.take(size)
+        connection.respond(response, size)
+
+    def list_entries(self, connection: Connection, request: ListEntriesRequest) -> None:
+        self._start(connection, request, self._list_ranges)
+
+    async def _list_ranges(self, connection: Connection, request: ListEntriesRequest) -> None:
+        """Source: wire-protocol 5.10."""
+        availability = pack_availability(await self._store.list_entries(request.ledger_id))
+        self._budget.take(len(availability))
+        response = ListEntriesResponse(request.version, request.txn_id, Status.OK, request.ledger_id, availability)
+        connection.respond(response, len(availability))
+
+    def _start(
+        self,
+        connection: Connection,
+        request: _Waiting,
+        work: Callable[..., Coroutine[Any, Any, None]],
+        *arguments: object,
+    ) -> None:
+        connection.start(self._guarded(connection, request, work, arguments))
+
+    async def _guarded(
+        self,
+        connection: Connection,
+        request: _Waiting,
+        work: Callable[..., Coroutine[Any, Any, None]],
+        arguments: tuple[object, ...],
+    ) -> None:
+        """Answer whatever goes wrong."""
+        try:
+            await work(connection, request, *arguments)
+        except Exception as error:  # noqa: BLE001  (becomes the answer, and a line in the log)
+            status = status_of_error(error)
+            if status is Status.IO_ERROR:
+                self._events.error("read.failed", ledger=request.ledger_id, peer=connection.peer, error=error)
+            connection.respond(_failed(request, status))
+
+
+def _failed(request: _Waiting, status: Status) -> Response:
+    """The answer to a read that failed: ids echoed, nothing else."""
+    version, txn_id, ledger_id = request.version, request.txn_id, request.ledger_id
+    if isinstance(request, ReadRequest):
+        return ReadResponse(version, txn_id, status, ledger_id, request.entry_id)
+    if isinstance(request, BatchReadRequest):
+        return BatchReadResponse(version, txn_id, status, ledger_id, request.entry_id)
+    if isinstance(request, ReadLacRequest):
+        return ReadLacResponse(version, txn_id, status, ledger_id)
+    return ListEntriesResponse(version, txn_id, status, ledger_id)
