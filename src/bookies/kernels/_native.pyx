@@ -1,0 +1,344 @@
+# cython: language_level=3, boundscheck=True, wraparound=False, initializedcheck=False
+"""The compiled twin of `_python.py`: the same functions, the same answers, checked by the same tests.
+
+Every pointer is taken after a range check against the buffer it points into; scans count first and then fill, so
+nothing is allocated by a number that came from outside. HMAC and CRC32 digests stay with the Python twin, whose time
+goes into C code anyway.
+"""
+
+from cpython cimport array as c_array
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.string cimport memcmp, memcpy
+
+from array import array
+
+from bookies.kernels import _python
+from bookies.kernels._python import Records, digest
+
+cdef extern from "_crc32c.h":
+    void bookies_crc_init() nogil
+    uint32_t bookies_crc32c(uint32_t value, const uint8_t *data, size_t size) nogil
+    uint32_t bookies_get32(const uint8_t *at) nogil
+    int64_t bookies_get64(const uint8_t *at) nogil
+    void bookies_put32(uint8_t *at, uint32_t value) nogil
+    void bookies_put64(uint8_t *at, int64_t value) nogil
+
+bookies_crc_init()
+
+cdef int CRC32C = 3
+cdef int DUMMY = 4
+cdef c_array.array _INT64 = array("q")
+cdef c_array.array _INT32 = array("i")
+
+
+def crc32c(data, uint32_t value=0):
+    """See `_python.crc32c`."""
+    cdef const uint8_t[::1] view = data
+    if view.shape[0] == 0:
+        return value
+    return bookies_crc32c(value, &view[0], view.shape[0])
+
+
+cdef object _numbers(c_array.array numbers):
+    """A range when the numbers are equally spaced with a step other than 0, else the array."""
+    cdef Py_ssize_t count = len(numbers)
+    cdef Py_ssize_t index
+    cdef int64_t step
+    cdef int64_t *value = <int64_t *>numbers.data.as_longlongs
+    if count < 2:
+        return numbers
+    step = value[1] - value[0]
+    if step == 0:
+        return numbers
+    for index in range(2, count):
+        if value[index] - value[index - 1] != step:
+            return numbers
+    return range(value[0], value[count - 1] + (1 if step > 0 else -1), step)
+
+
+def scan_frames(const uint8_t[::1] buffer, Py_ssize_t start, int64_t frame_size_max):
+    """See `_python.scan_frames`."""
+    cdef Py_ssize_t end = buffer.shape[0], at = start, count = 0, index
+    cdef int64_t size, need = 0
+    cdef c_array.array starts
+    if start < 0 or start > end:
+        raise IndexError("start outside the buffer")
+    while end - at >= 4:
+        size = <int64_t>bookies_get32(&buffer[at]) + 4
+        if size == 4 or size > frame_size_max:
+            raise ValueError(f"frame of {size - 4:,} bytes")
+        if end - at < size:
+            need = size
+            break
+        at += size
+        count += 1
+    starts = c_array.clone(_INT64, count + 1, zero=False)
+    at = start
+    for index in range(count):
+        starts.data.as_longlongs[index] = at
+        at += <Py_ssize_t>bookies_get32(&buffer[at]) + 4
+    starts.data.as_longlongs[count] = at
+    return _numbers(starts), need
+
+
+def scan_records(const uint8_t[::1] buffer, Py_ssize_t start, Py_ssize_t end, int64_t size_max):
+    """See `_python.scan_records`."""
+    cdef Py_ssize_t at = start, count = 0, index
+    cdef int64_t size
+    cdef c_array.array starts
+    reason = None
+    if start < 0 or end > buffer.shape[0]:
+        raise IndexError("range outside the buffer")
+    while end - at >= 4:
+        size = bookies_get32(&buffer[at])
+        if size == 0:
+            reason = "zero"
+        elif size >= (<int64_t>1) << 31:
+            reason = "negative"
+        elif size > size_max:
+            reason = "large"
+        elif at + 4 + size > end:
+            reason = "short"
+        if reason is not None:
+            break
+        at += 4 + size
+        count += 1
+    if reason is None:
+        reason = "end" if at == end else "short"
+    starts = c_array.clone(_INT64, count + 1, zero=False)
+    at = start
+    for index in range(count):
+        starts.data.as_longlongs[index] = at
+        at += 4 + <Py_ssize_t>bookies_get32(&buffer[at])
+    starts.data.as_longlongs[count] = at
+    return _numbers(starts), reason
+
+
+cdef c_array.array _offsets(object starts, Py_ssize_t limit):
+    """The starts as int64; every one of them within 0..limit and ascending."""
+    cdef Py_ssize_t count = len(starts), index
+    cdef c_array.array numbers
+    cdef int64_t previous = 0, step
+    if isinstance(starts, range):
+        numbers = c_array.clone(_INT64, count, zero=False)
+        step = starts.step
+        previous = starts.start
+        for index in range(count):
+            numbers.data.as_longlongs[index] = previous
+            previous += step
+    elif isinstance(starts, array) and starts.typecode == "q":
+        numbers = starts
+    else:
+        numbers = array("q", starts)
+    previous = 0
+    for index in range(count):
+        if numbers.data.as_longlongs[index] < previous or numbers.data.as_longlongs[index] > limit:
+            raise IndexError("starts outside the buffer")
+        previous = numbers.data.as_longlongs[index]
+    return numbers
+
+
+def gather_adds(const uint8_t[::1] buffer, starts, Py_ssize_t index):
+    """See `_python.gather_adds`."""
+    cdef c_array.array offsets = _offsets(starts, buffer.shape[0])
+    cdef int64_t *start = <int64_t *>offsets.data.as_longlongs
+    cdef Py_ssize_t count = len(offsets) - 1, last = index, item
+    cdef int64_t total = 0, size, lac = -9223372036854775807 - 1, entry_lac
+    cdef const uint8_t *head
+    cdef uint8_t *target
+    if not 0 <= index < count or start[index + 1] - start[index] < 52:
+        raise IndexError("no add at that frame")
+    head = &buffer[start[index] + 4]
+    while last < count and start[last + 1] - start[last] >= 52 and memcmp(&buffer[start[last] + 4], head, 32) == 0:
+        total += start[last + 1] - start[last] - 24
+        last += 1
+    cdef bytes data = PyBytes_FromStringAndSize(NULL, total)
+    cdef c_array.array entry_ids = c_array.clone(_INT64, last - index, zero=False)
+    cdef c_array.array records = c_array.clone(_INT64, last - index + 1, zero=False)
+    target = <uint8_t *>PyBytes_AS_STRING(data)
+    total = 0
+    for item in range(index, last):
+        size = start[item + 1] - start[item] - 28
+        entry_ids.data.as_longlongs[item - index] = bookies_get64(&buffer[start[item] + 36])
+        entry_lac = bookies_get64(&buffer[start[item] + 44])
+        if entry_lac > lac:
+            lac = entry_lac
+        records.data.as_longlongs[item - index] = total
+        bookies_put32(target + total, <uint32_t>size)
+        memcpy(target + total + 4, &buffer[start[item] + 28], size)
+        total += 4 + size
+    records.data.as_longlongs[last - index] = total
+    return last, bookies_get64(head + 24), _numbers(entry_ids), Records(data, _numbers(records)), lac
+
+
+def pack_add_frames(
+    bytes head, int64_t ledger_id, int64_t first_entry_id, int64_t last_add_confirmed, int64_t length, payloads,
+    int digest_type, bytes mac_key,
+):
+    """See `_python.pack_add_frames`."""
+    if digest_type != CRC32C and digest_type != DUMMY:
+        return _python.pack_add_frames(
+            head, ledger_id, first_entry_id, last_add_confirmed, length, payloads, digest_type, mac_key
+        )
+    if len(head) != 24:
+        raise ValueError("the head of an add frame has 24 bytes")
+    cdef Py_ssize_t digest_size = 4 if digest_type == CRC32C else 0
+    cdef Py_ssize_t count = len(payloads), index = 0
+    cdef int64_t total = 0, size
+    cdef c_array.array starts = c_array.clone(_INT64, count + 1, zero=False)
+    cdef const uint8_t *key = <const uint8_t *>PyBytes_AS_STRING(head)
+    cdef const uint8_t *source
+    cdef uint8_t *target
+    cdef uint32_t crc
+    cdef bytes payload
+    for payload in payloads:
+        starts.data.as_longlongs[index] = total
+        total += 60 + digest_size + len(payload)
+        index += 1
+    starts.data.as_longlongs[count] = total
+    cdef bytes frames = PyBytes_FromStringAndSize(NULL, total)
+    target = <uint8_t *>PyBytes_AS_STRING(frames)
+    index = 0
+    for payload in payloads:
+        size = len(payload)
+        length += size
+        source = <const uint8_t *>PyBytes_AS_STRING(payload)
+        bookies_put32(target, <uint32_t>(56 + digest_size + size))
+        memcpy(target + 4, key, 24)
+        bookies_put64(target + 28, ledger_id)
+        bookies_put64(target + 36, first_entry_id + index)
+        bookies_put64(target + 44, last_add_confirmed)
+        bookies_put64(target + 52, length)
+        if digest_size:
+            crc = bookies_crc32c(bookies_crc32c(0, target + 28, 32), source, size)
+            bookies_put32(target + 60, crc)
+        memcpy(target + 60 + digest_size, source, size)
+        target += 60 + digest_size + size
+        index += 1
+    return frames, _numbers(starts), length
+
+
+def pack_add_responses(int version, int status, int64_t ledger_id, entry_ids):
+    """See `_python.pack_add_responses`."""
+    cdef Py_ssize_t count = len(entry_ids), index
+    cdef bytes frames = PyBytes_FromStringAndSize(NULL, 28 * count)
+    cdef uint8_t *target = <uint8_t *>PyBytes_AS_STRING(frames)
+    cdef uint32_t header = 1 if version == 0 else <uint32_t>version << 24 | 1 << 16
+    cdef int64_t entry_id, step = 0
+    cdef bint is_range = isinstance(entry_ids, range)
+    if is_range and count:
+        entry_id, step = entry_ids.start, entry_ids.step
+    for index in range(count):
+        if not is_range:
+            entry_id = entry_ids[index]
+        bookies_put32(target, 24)
+        bookies_put32(target + 4, header)
+        bookies_put32(target + 8, <uint32_t>status)
+        bookies_put64(target + 12, ledger_id)
+        bookies_put64(target + 20, entry_id)
+        entry_id += step
+        target += 28
+    return frames
+
+
+def scan_add_responses(const uint8_t[::1] buffer, starts, Py_ssize_t index):
+    """See `_python.scan_add_responses`."""
+    cdef c_array.array offsets = _offsets(starts, buffer.shape[0])
+    cdef int64_t *start = <int64_t *>offsets.data.as_longlongs
+    cdef Py_ssize_t count = len(offsets) - 1, last = index, item
+    cdef const uint8_t *same
+    if not 0 <= index < count or start[index + 1] - start[index] < 28:
+        raise IndexError("no add response at that frame")
+    same = &buffer[start[index]]
+    while last < count and start[last + 1] - start[last] >= 28 and memcmp(&buffer[start[last]], same, 20) == 0:
+        last += 1
+    cdef c_array.array entry_ids = c_array.clone(_INT64, last - index, zero=False)
+    for item in range(index, last):
+        entry_ids.data.as_longlongs[item - index] = bookies_get64(&buffer[start[item] + 20])
+    return last, <int32_t>bookies_get32(same + 8), bookies_get64(same + 12), _numbers(entry_ids)
+
+
+def verify_records(
+    const uint8_t[::1] buffer, Py_ssize_t start, Py_ssize_t end, int64_t ledger_id, int64_t first_entry_id,
+    int64_t count_max, int digest_type, bytes mac_key,
+):
+    """See `_python.verify_records`."""
+    if digest_type != CRC32C and digest_type != DUMMY:
+        return _python.verify_records(
+            bytes(buffer), start, end, ledger_id, first_entry_id, count_max, digest_type, mac_key
+        )
+    if start < 0 or end > buffer.shape[0]:
+        raise IndexError("range outside the buffer")
+    cdef Py_ssize_t digest_size = 4 if digest_type == CRC32C else 0
+    cdef Py_ssize_t at = start, stop, count = 0, index
+    cdef const uint8_t *record
+    cdef uint32_t crc
+    cdef str problem = ""
+    while at < end and count < count_max:
+        if end - at < 4:
+            problem = "short"
+            break
+        record = &buffer[at]
+        stop = at + 4 + <Py_ssize_t>bookies_get32(record)
+        if stop > end:
+            problem = "short"
+            break
+        if at + 36 + digest_size > stop:
+            problem = "size"
+            break
+        if digest_size:
+            crc = bookies_crc32c(0, record + 4, 32)
+            crc = bookies_crc32c(crc, record + 40, stop - at - 40)
+            if crc != bookies_get32(record + 36):
+                problem = "digest"
+                break
+        if bookies_get64(record + 4) != ledger_id or bookies_get64(record + 12) != first_entry_id + count:
+            problem = "ids"
+            break
+        at = stop
+        count += 1
+    cdef c_array.array starts = c_array.clone(_INT64, count + 1, zero=False)
+    at = start
+    for index in range(count):
+        starts.data.as_longlongs[index] = at
+        at += 4 + <Py_ssize_t>bookies_get32(&buffer[at])
+    starts.data.as_longlongs[count] = at
+    return _numbers(starts), problem
+
+
+def gather_payloads(const uint8_t[::1] buffer, starts, Py_ssize_t header_size):
+    """See `_python.gather_payloads`."""
+    cdef c_array.array offsets = _offsets(starts, buffer.shape[0])
+    cdef int64_t *start = <int64_t *>offsets.data.as_longlongs
+    cdef Py_ssize_t count = len(offsets) - 1, index, skip = 4 + header_size
+    cdef int64_t total = 0, size
+    cdef c_array.array ends = c_array.clone(_INT32, count + 1, zero=False)
+    ends.data.as_ints[0] = 0
+    for index in range(count):
+        size = start[index + 1] - start[index] - skip
+        if size < 0:
+            raise IndexError("a record is shorter than its header")
+        total += size
+        if total > 0x7fffffff:
+            raise OverflowError("payloads of 2 GiB or more")
+        ends.data.as_ints[index + 1] = <int32_t>total
+    cdef bytes data = PyBytes_FromStringAndSize(NULL, total)
+    cdef uint8_t *target = <uint8_t *>PyBytes_AS_STRING(data)
+    for index in range(count):
+        size = start[index + 1] - start[index] - skip
+        if size:
+            memcpy(target + ends.data.as_ints[index], &buffer[start[index] + skip], size)
+    return data, ends
+
+
+def pack_locations(int64_t log_id, int64_t position, starts):
+    """See `_python.pack_locations`."""
+    cdef c_array.array offsets = _offsets(starts, 0x7fffffffffffffff)
+    cdef Py_ssize_t count = len(offsets) - 1, index
+    cdef int64_t base = (log_id << 32) + position + 4 - offsets.data.as_longlongs[0]
+    cdef bytes slots = PyBytes_FromStringAndSize(NULL, 8 * count)
+    cdef uint8_t *target = <uint8_t *>PyBytes_AS_STRING(slots)
+    for index in range(count):
+        bookies_put64(target + 8 * index, base + offsets.data.as_longlongs[index])
+    return slots

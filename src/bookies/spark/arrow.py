@@ -1,0 +1,125 @@
+"""The rows of the source: its columns, and verified entries as an Arrow record batch built from buffers.
+
+A record batch must match the schema that Spark expects exactly: same order, nullable fields, `timestamp[us, UTC]`,
+`binary`. Source: spark 3.2 and 3.5.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from bookies.client.entries import EntryBatch
+from bookies.errors import InvalidArgument
+from bookies.model import ENTRY_HEADER_SIZE
+
+BATCH_SIZE_MAX = 8 << 20  # bytes of records in one record batch; a single larger entry is a batch of its own
+
+# name -> (Spark's type, Arrow's type); the order is the order of the columns.
+COLUMNS: Mapping[str, tuple[str, pa.DataType]] = {
+    "log": ("STRING", pa.string()),
+    "ledger_id": ("BIGINT", pa.int64()),
+    "entry_id": ("BIGINT", pa.int64()),
+    "offset": ("BIGINT", pa.int64()),
+    "timestamp": ("TIMESTAMP", pa.timestamp("us", tz="UTC")),
+    "key": ("BINARY", pa.binary()),
+    "value": ("BINARY", pa.binary()),
+    "length": ("BIGINT", pa.int64()),
+    "lac": ("BIGINT", pa.int64()),
+    "crc32c": ("INT", pa.int32()),
+}
+METADATA_COLUMNS = ("length", "lac", "crc32c")
+
+
+def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
+    """The columns that `columns`, `includeValue` and `includeMetadata` ask for. Raises `InvalidArgument`."""
+    if options.get("columns"):
+        names = tuple(name.strip() for name in options["columns"].split(","))
+        for name in names:
+            if name not in COLUMNS:
+                raise InvalidArgument(f"option columns: no column {name!r}; there are {', '.join(COLUMNS)}")
+        return tuple(name for name in COLUMNS if name in names)
+    with_value = flag(options, "includeValue", True)
+    with_metadata = flag(options, "includeMetadata", False)
+    return tuple(
+        name for name in COLUMNS if (name != "value" or with_value) and (name not in METADATA_COLUMNS or with_metadata)
+    )
+
+
+def flag(options: Mapping[str, str], name: str, default: bool) -> bool:
+    text = options.get(name, "").strip().lower()
+    if text not in ("", "true", "false"):
+        raise InvalidArgument(f"option {name}={text!r}: expected true or false")
+    return text == "true" if text else default
+
+
+def spark_schema(columns: Sequence[str]) -> str:
+    """The schema as Spark's DDL."""
+    return ", ".join(f"{name} {COLUMNS[name][0]}" for name in columns)
+
+
+def arrow_schema(columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([pa.field(name, COLUMNS[name][1], nullable=True) for name in columns])
+
+
+def record_batches(batch: EntryBatch, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The entries in record batches of at most `BATCH_SIZE_MAX` bytes, or of one entry."""
+    first, last = batch.first_entry_id, batch.last_entry_id
+    while first <= last:
+        index = first - batch.first_entry_id
+        limit = batch.starts[index] + BATCH_SIZE_MAX
+        high = index + 1
+        if batch.starts[-1] <= limit:
+            high = len(batch)
+        else:
+            while high < len(batch) and batch.starts[high + 1] <= limit:
+                high += 1
+        part = batch.slice(first, batch.first_entry_id + high - 1)
+        yield pa.RecordBatch.from_arrays([_column(part, name) for name in schema.names], schema=schema)
+        first = part.last_entry_id + 1
+
+
+def _column(batch: EntryBatch, name: str) -> pa.Array:
+    count = len(batch)
+    if name == "value":
+        data, offsets = batch.arrow_buffers()
+        return pa.BinaryArray.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    if name == "ledger_id":
+        return _int64(array("q", [batch.ledger_id]) * count)
+    if name == "entry_id":
+        return _int64(array("q", batch.entry_ids))
+    if name == "length":
+        return _int64(_fields(batch, 24))
+    if name == "lac":
+        return _int64(_fields(batch, 16))
+    if name == "crc32c":
+        return _checksums(batch)
+    return pa.nulls(count, COLUMNS[name][1])
+
+
+def _int64(numbers: array[int]) -> pa.Array:
+    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def _fields(batch: EntryBatch, offset: int) -> array[int]:
+    """An int64 of every entry's header, `offset` bytes into the body."""
+    at = 4 + offset
+    numbers = array("q", b"".join([batch.data[start + at : start + at + 8] for start in batch.starts[:-1]]))
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return numbers
+
+
+def _checksums(batch: EntryBatch) -> Any:
+    """The stored CRC-32C as a signed int32; null for ledgers with another digest."""
+    if batch.header_size != ENTRY_HEADER_SIZE + 4:
+        return pa.nulls(len(batch), pa.int32())
+    at = 4 + ENTRY_HEADER_SIZE
+    numbers = array("i", b"".join([batch.data[start + at : start + at + 4] for start in batch.starts[:-1]]))
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return pa.Array.from_buffers(pa.int32(), len(numbers), [None, pa.py_buffer(numbers)])

@@ -1,0 +1,245 @@
+"""The data source `bookkeeper`: ledgers as a table, in batches.
+
+`schema()` resolves which ledgers there are and where each ends, once: later planning uses those positions, so a
+DataFrame is a stable snapshot of ledgers that go on growing. A ledger that is being written is read up to its last
+add confirmed; the source never recovers or fences one. Source: spark 3.1 to 3.5.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from bookies.errors import BookKeeperError, ConfigError, InvalidArgument
+from bookies.spark import arrow, plan, runtime
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from bookies.client.client import Client
+    from bookies.client.entries import EntryBatch
+
+URI = "bookkeeper.metadataServiceUri"
+SELECTIONS = ("ledger", "ledgers", "label", "assign", "path", "paths")
+OPTIONS = (
+    *SELECTIONS, "columns", "includeValue", "includeMetadata", "maxBytesPerPartition", "maxRecordsPerPartition",
+    "minPartitions", "readAheadBytes",
+)  # fmt: skip
+CLIENT_OPTIONS = (URI, "bookkeeper.passwordFile", "bookkeeper.passwordEnv")
+READ_AHEAD = 16 << 20
+
+
+@dataclass(frozen=True)
+class Position:
+    """A ledger and the entries of it that this DataFrame shows. `size`: payload bytes of entries 0..last."""
+
+    metadata: Any
+    first: int
+    last: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    positions: tuple[Position, ...]
+    addresses: Mapping[str, tuple[str, int]]
+
+
+class EntriesPartition(InputPartition):  # type: ignore[misc]
+    """The ranges of one task, with everything needed to read them."""
+
+    def __init__(self, ranges: list[plan.Range], addresses: dict[str, tuple[str, int]]) -> None:
+        super().__init__(None)
+        self.ranges = ranges
+        self.addresses = addresses
+
+
+class BookKeeperDataSource(DataSource):  # type: ignore[misc]
+    """`spark.read.format("bookkeeper")`. Options: docs/spark.md."""
+
+    _snapshot: Snapshot | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        return "bookkeeper"
+
+    def schema(self) -> str:
+        columns = arrow.columns_of(_checked(self.options))
+        self._snapshot = resolve(self.options)
+        return arrow.spark_schema(columns)
+
+    def reader(self, schema: Any) -> EntriesReader:
+        options = _checked(self.options)
+        return EntriesReader(options, schema.names, self._snapshot or resolve(options))
+
+
+class EntriesReader(DataSourceReader):  # type: ignore[misc]
+    """Plans on the driver, reads in the tasks."""
+
+    def __init__(self, options: dict[str, str], columns: list[str], snapshot: Snapshot) -> None:
+        unknown = [name for name in columns if name not in arrow.COLUMNS]
+        if unknown:
+            raise InvalidArgument(f"no column {unknown[0]!r}; there are {', '.join(arrow.COLUMNS)}")
+        self._columns = columns
+        self._snapshot = snapshot
+        self._read_ahead = _number(options, "readAheadBytes", READ_AHEAD)
+        self._size_max = _number(options, "maxBytesPerPartition", plan.DEFAULT_PARTITION_SIZE)
+        self._count_max = _number(options, "maxRecordsPerPartition", 0) or None
+        self._parts_min = _number(options, "minPartitions", 1)
+        self._password = read_password(options)
+
+    def partitions(self) -> list[EntriesPartition]:
+        ranges = [
+            each
+            for position in self._snapshot.positions
+            for each in plan.ranges_of(position.metadata, position.first, position.last, position.size)
+        ]
+        parts = plan.pack(ranges, size_max=self._size_max, count_max=self._count_max, parts_min=self._parts_min)
+        return [EntriesPartition(part, plan.bookies_of(part, self._snapshot.addresses)) for part in parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, EntriesPartition):
+            return  # Spark's stand-in for an empty list of partitions.
+        schema = arrow.arrow_schema(self._columns)
+        worker = runtime.worker()
+        batches = worker.iterate(lambda: self._fetch(worker, partition), lambda batch: batch.size, self._read_ahead)
+        for batch in batches:
+            yield from arrow.record_batches(batch, schema)
+
+    async def _fetch(self, worker: runtime.Worker, partition: EntriesPartition) -> AsyncIterator[EntryBatch]:
+        from bookies.client.pool import BookiePool
+        from bookies.client.reader import LedgerReader
+        from bookies.config import ClientConfig
+
+        config = ClientConfig(read_ahead_size=max(64 << 10, self._read_ahead // 4))
+        pool = BookiePool(worker.runtime, config, runtime.resolver(partition.addresses))
+        try:
+            for each in partition.ranges:
+                reader = LedgerReader.detached(worker.runtime, config, pool, each.metadata, each.last, self._password)
+                async for batch in reader.read_batches(each.first, each.last):
+                    yield batch
+        finally:
+            await pool.close()
+
+
+def resolve(options: Mapping[str, str]) -> Snapshot:
+    """Ask the metadata store, and the bookies of open ledgers, for what the options select."""
+    options = _checked(options)
+    uri = options.get(URI)
+    if not uri:
+        raise ConfigError(f"option {URI} is missing: the metadata store's address, such as file:/srv/bk/metadata")
+
+    async def main() -> Snapshot:
+        from bookies.client.client import Client
+        from bookies.config import ClientConfig
+        from bookies.metadata.uri import connect as connect_metadata
+
+        worker = runtime.worker()
+        driver = connect_metadata(uri, worker.runtime)
+        async with Client(worker.runtime, driver, ClientConfig()) as client:
+            return await _snapshot(client, options)
+
+    return runtime.worker().run(main())
+
+
+async def _snapshot(client: Client, options: Mapping[str, str]) -> Snapshot:
+    password = read_password(options)
+    positions = []
+    for ledger_id, first, last in await _selected(client, options):
+        metadata = await client.metadata(ledger_id)
+        if metadata.is_closed:
+            end, size = metadata.last_entry_id, metadata.length
+        else:
+            async with client.open(ledger_id, password=password) as ledger:
+                end, size = ledger.last_add_confirmed, ledger.length
+        if last is not None and last > end:
+            raise InvalidArgument(f"ledger {ledger_id} ends at entry {end}, option assign asks for {last}")
+        last = end if last is None else last
+        positions.append(Position(metadata, first, last, size * max(0, last - first + 1) // max(1, end + 1)))
+    addresses = {}
+    for each in await client.bookies():
+        if each.address:
+            host, _, port = each.address.rpartition(":")
+            addresses[str(each.id)] = (host, int(port))
+    return Snapshot(tuple(positions), addresses)
+
+
+async def _selected(client: Client, options: Mapping[str, str]) -> list[tuple[int, int, int | None]]:
+    """(ledger id, first entry, last entry or None for its end), in the order in which they were named."""
+    if "label" in options:
+        name, equals, value = options["label"].partition("=")
+        if not equals:
+            raise InvalidArgument(f"option label={options['label']!r}: expected NAME=VALUE")
+        return [(each.ledger_id, 0, None) async for each in client.ledgers(label=(name, value))]
+    try:
+        if "assign" in options:
+            ranges = json.loads(options["assign"])["ledgers"]
+            return [
+                (int(ledger), int(first), None if last is None else int(last))
+                for ledger, (first, last) in ranges.items()
+            ]
+        if "paths" in options:
+            return [(int(each), 0, None) for each in json.loads(options["paths"])]
+        text = options.get("ledgers") or options.get("ledger") or options["path"]
+        return [(int(each), 0, None) for each in text.split(",")]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidArgument(
+            'ledgers are named by number: ledgers="17,18", load("17"), or assign=\'{"ledgers": {"17": [0, 99]}}\' '
+            f"(null for the end); got { ({name: options[name] for name in SELECTIONS if name in options}) }"
+        ) from error
+
+
+def _checked(options: Mapping[str, str]) -> dict[str, str]:
+    """The options under their proper names. Raises `InvalidArgument` for unknown or contradicting ones."""
+    proper = {name.lower(): name for name in (*OPTIONS, *CLIENT_OPTIONS)}
+    found = {}
+    for key, value in dict(options).items():
+        if key.lower() not in proper:
+            import difflib
+
+            near = difflib.get_close_matches(key.lower(), proper, 1)
+            hint = f"; did you mean {proper[near[0]]}?" if near else f"; there are {', '.join(OPTIONS)}"
+            raise InvalidArgument(f"unknown option {key!r}{hint}")
+        found[proper[key.lower()]] = value
+    named = [name for name in SELECTIONS if name in found]
+    if len(named) != 1:
+        said = f"got {' and '.join(named)}" if named else "got none"
+        raise InvalidArgument(
+            f"say which ledgers with exactly one of ledger, ledgers, label, assign, load(...): {said}"
+        )
+    return found
+
+
+def _number(options: Mapping[str, str], name: str, default: int) -> int:
+    """A count or a size; sizes may end in k, m or g."""
+    text = options.get(name, "").strip().lower()
+    if not text:
+        return default
+    scale = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}.get(text[-1], 1)
+    digits = text[:-1] if scale > 1 else text
+    if not digits.isdigit() or int(digits) < 1:
+        raise InvalidArgument(f"option {name}={text!r}: expected a whole number above 0 (k, m, g allowed)")
+    return int(digits) * scale
+
+
+def read_password(options: Mapping[str, str]) -> bytes:
+    """The ledgers' password, given by reference so that it shows up in no plan. Raises `ConfigError`."""
+    if path := options.get("bookkeeper.passwordFile"):
+        try:
+            with open(path, "rb") as file:
+                return file.read().rstrip(b"\n")
+        except OSError as error:
+            raise ConfigError(f"option bookkeeper.passwordFile: {error}") from error
+    if name := options.get("bookkeeper.passwordEnv"):
+        if name not in os.environ:
+            raise ConfigError(f"option bookkeeper.passwordEnv: the environment has no variable {name}")
+        return os.environ[name].encode()
+    return b""
+
+
+__all__ = ["BookKeeperDataSource", "BookKeeperError", "EntriesReader", "resolve"]
