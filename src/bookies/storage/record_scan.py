@@ -76,7 +76,7 @@ class Window:
         self._pread = pread
         self._size = size
         self._chunk_size = chunk_size
-        self.base = start
+        self.base = min(start, size)
         self.at = 0
         self.data = b""
 

@@ -1,0 +1,292 @@
+"""`bk inspect`: look into a bookie's files, offline and without changing them; Apache's bookies' files too.
+
+Exit status 1 when a file holds damage. A torn end of the newest journal, or of an entry log that was being written, is
+what a crash leaves, and no damage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from bookies.admin.cli import UsageError
+from bookies.admin.common import add_common, print_table, size_text
+
+if TYPE_CHECKING:
+    from bookies.runtime.ports import Disk
+    from bookies.storage.inspection import Row
+
+_VERBS = {
+    "journal": ("records of a journal file, or of all in a directory", "bk inspect journal bk-data/b1/journal"),
+    "entrylog": ("entries of an entry log, or of all in a directory", "bk inspect entrylog b1/ledgers/current/0.log"),
+    "index": ("where a ledger's entries are, or the ledgers of a directory", "bk inspect index b1/ledgers --json"),
+    "lastmark": ("from where on journals are replayed", "bk inspect lastmark bk-data/b1/ledgers"),
+    "cookie": ("whose directory this is", "bk inspect cookie bk-data/b1/journal"),
+    "directory": ("what stands in one of a bookie's directories", "bk inspect directory bk-data/b1/ledgers"),
+}
+_COLUMNS = (("offset", 14, ">"), ("size", 10, ">"), ("ledger", 20, ">"), ("kind", 12, "<"), ("entry", 10, ">"))
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for verb, (text, example) in _VERBS.items():
+        each = verbs.add_parser(verb, help=text, description=text, epilog=f"example:  {example}")
+        add_common(each, metadata=False)
+        each.add_argument("path", metavar="PATH", help="a file or a directory (with or without its `current`)")
+        if verb in ("journal", "entrylog"):
+            each.add_argument("--ledger", type=int, default=None, metavar="ID", help="only this ledger's records")
+            each.add_argument("--summary", action="store_true", help="totals of each ledger instead of records")
+            each.add_argument("--record-size-max", type=int, default=None, metavar="BYTES", help="larger is damage")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from bookies.runtime.files import OsDisk
+
+    disk = OsDisk()
+    if not disk.exists(arguments.path):
+        raise UsageError(f"{arguments.path} does not exist")
+    return _RUN[arguments.verb](disk, arguments)
+
+
+def _journal(disk: Disk, arguments: argparse.Namespace) -> int:
+    from bookies.storage import inspection
+
+    return _records(disk, arguments, inspection.journals_of, inspection.journal_rows, "journal files (*.txn)")
+
+
+def _entry_log(disk: Disk, arguments: argparse.Namespace) -> int:
+    from bookies.storage import inspection
+
+    return _records(disk, arguments, inspection.entry_logs_of, inspection.entry_log_rows, "entry logs (*.log)")
+
+
+def _records(
+    disk: Disk,
+    arguments: argparse.Namespace,
+    files_of: Callable[[Disk, str], list[tuple[int, str]]],
+    rows_of: Callable[..., Iterator[Row]],
+    what: str,
+) -> int:
+    """The records of one file or of all files of a directory, with a summary or row by row."""
+    from bookies.errors import StorageError
+
+    paths = [arguments.path]
+    if disk.is_directory(arguments.path):
+        paths = [path for _, path in files_of(disk, arguments.path)]
+        if not paths:
+            raise StorageError(f"{arguments.path} holds no {what}")
+    limits = {} if arguments.record_size_max is None else {"record_size_max": arguments.record_size_max}
+    rows: Iterator[Row] = itertools.chain.from_iterable(rows_of(disk, path, **limits) for path in paths)
+    if arguments.ledger is not None:
+        rows = (row for row in rows if row.get("ledger", arguments.ledger) == arguments.ledger)
+    if arguments.summary:
+        rows = _summarized(rows)
+    return _print_json(rows) if arguments.json else _print_records(rows)
+
+
+def _summarized(rows: Iterable[Row]) -> Iterator[Row]:
+    """Instead of the records, a row "ledger" with the totals of each before the "end" of its file."""
+    totals: dict[int, Row] = {}
+    for row in rows:
+        if row["row"] == "record":
+            total = totals.get(row["ledger"])
+            if total is None:
+                total = {"row": "ledger", "ledger": row["ledger"], "entries": 0, "size": 0, "first": None, "last": None}
+                totals[row["ledger"]] = total
+            if row["kind"] == "entry":
+                total["entries"] += 1
+                total["size"] += row["size"]
+                total["first"] = row["entry"] if total["first"] is None else min(total["first"], row["entry"])
+                total["last"] = row["entry"] if total["last"] is None else max(total["last"], row["entry"])
+            else:
+                total[row["kind"]] = total.get(row["kind"], 0) + 1
+            continue
+        if row["row"] == "end":
+            yield from (totals[ledger_id] for ledger_id in sorted(totals))
+            totals = {}
+        yield row
+
+
+def _print_json(rows: Iterable[Row]) -> int:
+    """One document, an array of rows, written as the rows come. Returns the exit status."""
+    from bookies.storage.inspection import is_damaged
+
+    status = 0
+    separator = "["
+    for row in rows:
+        sys.stdout.write(separator + "\n " + json.dumps(row))
+        separator = ","
+        status = 1 if is_damaged(row) else status
+    sys.stdout.write("[]\n" if separator == "[" else "\n]\n")
+    return status
+
+
+def _print_records(rows: Iterable[Row]) -> int:
+    from bookies.storage.inspection import is_damaged
+
+    status = 0
+    has_heading = False
+    for row in rows:
+        status = 1 if is_damaged(row) else status
+        kind = row["row"]
+        if kind == "file":
+            print(_file_line(row))
+            has_heading = False
+        elif kind == "record":
+            if not has_heading:
+                print("  ".join(f"{name:{align}{width}}" for name, width, align in _COLUMNS) + "  about")
+                has_heading = True
+            cells = (f"{row.get(name, ''):{align}{width}}" for name, width, align in _COLUMNS)
+            print(f"{'  '.join(cells)}  {_about(row)}".rstrip())
+        elif kind == "ledger":
+            notes = "".join(f", {row[name]} {name}" for name in ("ledger_key", "fence", "explicit_lac") if name in row)
+            span = f" {row['first']} to {row['last']}" if row["entries"] else ""
+            print(f"  ledger {row['ledger']}: {row['entries']:,} entries{span}, {size_text(row['size'])}{notes}")
+        elif kind == "map":
+            print(f"  ledgers map: ledger {row['ledger']} {row['size']:,} bytes")
+        else:
+            print(f"  {row['state']} end at byte {row['offset']:,}: {row['problem']}{_behind(row)}")
+    return status
+
+
+def _behind(row: Row) -> str:
+    found = row.get("next_record")
+    if found is None or row["state"] == "corrupt":
+        return ""
+    return f"; but a group of records seems to begin at byte {found:,}: what is between may be lost"
+
+
+def _file_line(row: Row) -> str:
+    line = f"{row['path']}: version {row['version']}, {size_text(row['size'])}"
+    if "is_newest" in row:
+        return line + (", the newest" if row["is_newest"] else "")
+    if row["version"] is None:
+        return f"{row['path']}: empty, {row['size']} bytes"
+    if row["map_offset"]:
+        validity = "valid" if row["has_valid_map"] else "not valid"
+        return f"{line}, closed, ledgers map at byte {row['map_offset']:,} ({validity})"
+    return f"{line}, not closed"
+
+
+def _about(row: Row) -> str:
+    parts = []
+    if "last_add_confirmed" in row:
+        parts.append(f"last add confirmed {row['last_add_confirmed']}")
+    if "length" in row:
+        parts.append(f"length {row['length']:,}")
+    if "master_key" in row:
+        parts.append(f"key {row['master_key'] or '(empty)'}")
+    return ", ".join(parts)
+
+
+def _index(disk: Disk, arguments: argparse.Namespace) -> int:
+    from bookies.storage import inspection
+
+    if disk.is_directory(arguments.path):
+        rows = inspection.ledger_rows(disk, arguments.path)
+        return _print_json(rows) if arguments.json else _print_ledgers(list(rows))
+    rows = inspection.index_rows(disk, arguments.path)
+    if arguments.json:
+        return _print_json(rows)
+    head = next(rows)
+    print(f"{head['path']}: ledger {head['ledger']}, version {head['version']}, {size_text(head['size'])}")
+    print(f"  master key {head['master_key'] or '(empty)'}")
+    print(f"  state {head['state']:#x}{', fenced' if head['is_fenced'] else ''}{_limbo(head)}")
+    if "explicit_lac_body" in head:
+        print(f"  explicit last add confirmed {head.get('last_add_confirmed')}: {head['explicit_lac_body']}")
+    print_table(
+        [(row["entry"], row["log"], f"{row['offset']:,}") for row in rows], ("entry", "log", "offset"), right=(0, 1, 2)
+    )
+    return 0
+
+
+def _limbo(row: Row) -> str:
+    return ", in limbo" if row["is_in_limbo"] else ""
+
+
+def _print_ledgers(rows: list[Row]) -> int:
+    cells: list[tuple[Any, ...]] = []
+    for row in rows:
+        if "problem" in row:
+            cells.append((row["ledger"], "", "", row["problem"]))
+            continue
+        last = "" if row["last_entry"] is None else row["last_entry"]
+        state = "fenced" if row["is_fenced"] else "" if not row["state"] else f"{row['state']:#x}"
+        cells.append((row["ledger"], row["entries"], last, state + _limbo(row)))
+    print_table(cells, ("ledger", "entries", "last", "state"), right=(0, 1, 2))
+    return 1 if any("problem" in row for row in rows) else 0
+
+
+def _last_mark(disk: Disk, arguments: argparse.Namespace) -> int:
+    from bookies.errors import StorageError
+    from bookies.storage import inspection
+
+    rows = list(inspection.mark_rows(disk, arguments.path))
+    if not rows:
+        raise StorageError(f"{arguments.path} holds no mark (lastMark): all journals will be replayed")
+    if arguments.json:
+        return _print_json(rows)
+    for row in rows:
+        where = row.get("problem") or f"{row['journal_file']} (id {row['journal']}) from byte {row['offset']:,} on"
+        print(f"{row['path']}: {where}")
+    return 1 if any("problem" in row for row in rows) else 0
+
+
+def _cookie(disk: Disk, arguments: argparse.Namespace) -> int:
+    from bookies.errors import StorageError
+    from bookies.storage import inspection
+
+    try:
+        row = inspection.cookie_row(disk, arguments.path)
+    except FileNotFoundError as error:
+        raise StorageError(f"{arguments.path} has no cookie (VERSION): it is new, or was wiped") from error
+    if arguments.json:
+        return _print_json([row])
+    print(f"{row['path']}: layout {row['layout']}")
+    for name in ("bookie", "instance_id", "journal_directories", "ledger_directories", "index_directories"):
+        value = row[name]
+        text = ", ".join(value) if isinstance(value, list) else str(value or "-")
+        print(f"  {name.replace('_', ' '):20} {text}")
+    return 0
+
+
+def _directory(disk: Disk, arguments: argparse.Namespace) -> int:
+    from bookies.storage import inspection
+
+    if not disk.is_directory(arguments.path):
+        raise UsageError(f"{arguments.path} is not a directory")
+    rows = inspection.directory_rows(disk, arguments.path)
+    if arguments.json:
+        return _print_json(rows)
+    items = list(rows)
+    table = [
+        (
+            row["name"],
+            row["kind"],
+            f"{row['size']:,}" if "size" in row else "",
+            row.get("problem") or row.get("detail", ""),
+        )
+        for row in items
+        if row["row"] == "item"
+    ]
+    print(os.path.normpath(inspection.current_of(disk, arguments.path)))
+    print_table(table, ("name", "kind", "bytes", "about"), right=(2,))
+    findings = [row["problem"] for row in items if row["row"] == "finding"]
+    for problem in findings:
+        print(f"finding: {problem}")
+    return 1 if any("problem" in row for row in items) else 0
+
+
+_RUN: dict[str, Callable[[Any, argparse.Namespace], int]] = {
+    "journal": _journal,
+    "entrylog": _entry_log,
+    "index": _index,
+    "lastmark": _last_mark,
+    "cookie": _cookie,
+    "directory": _directory,
+}
