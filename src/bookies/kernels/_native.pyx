@@ -54,7 +54,10 @@ cdef object _numbers(c_array.array numbers):
     for index in range(2, count):
         if value[index] - value[index - 1] != step:
             return numbers
-    return range(value[0], value[count - 1] + (1 if step > 0 else -1), step)
+    # In Python's integers, and checked: near the ends of int64 the step may have wrapped around.
+    last = <object>value[count - 1]
+    numbers_as_range = range(value[0], last + (1 if step > 0 else -1), step)
+    return numbers_as_range if len(numbers_as_range) == count and numbers_as_range[-1] == last else numbers
 
 
 def scan_frames(const uint8_t[::1] buffer, Py_ssize_t start, int64_t frame_size_max):
@@ -67,7 +70,10 @@ def scan_frames(const uint8_t[::1] buffer, Py_ssize_t start, int64_t frame_size_
     while end - at >= 4:
         size = <int64_t>bookies_get32(&buffer[at]) + 4
         if size == 4 or size > frame_size_max:
-            raise ValueError(f"frame of {size - 4:,} bytes")
+            if count == 0:
+                raise ValueError(f"frame of {size - 4:,} bytes")
+            need = -1
+            break
         if end - at < size:
             need = size
             break

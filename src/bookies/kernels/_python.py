@@ -7,7 +7,6 @@ a `Sequence[int]` are a `range` where they are equally spaced and a list or arra
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import struct
 import sys
@@ -15,6 +14,7 @@ import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import google_crc32c
 
@@ -27,6 +27,12 @@ _HEADER = struct.Struct(">qqqq")  # ledger, entry, last add confirmed, accumulat
 _IDS = struct.Struct(">qqq")
 _ADD_FRAME = struct.Struct(">I24sqqqq")
 _ADD_RESPONSE = struct.Struct(">IIiqq")
+_TWO_I64 = struct.Struct(">qq")
+_UNIFORM_MIN = 8  # frames of one size, below which a loop is as fast as looking at them by columns
+_COLUMNS_MIN = 48  # the same where many columns are read or written
+
+# Bound once: looked up per entry otherwise.
+_u32, _u32_at, _i64_at, _two_i64_at = _U32.pack, _U32.unpack_from, _I64.unpack_from, _TWO_I64.unpack_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +82,7 @@ class Records:
 
 def crc32c(data: bytes, value: int = 0) -> int:
     """CRC-32C of `data`, continuing from the finished CRC `value`."""
-    return google_crc32c.extend(value, bytes(data))
+    return int(google_crc32c.extend(value, bytes(data)))
 
 
 def scan_frames(buffer: bytes, start: int, frame_size_max: int) -> tuple[Sequence[int], int]:
@@ -87,18 +93,20 @@ def scan_frames(buffer: bytes, start: int, frame_size_max: int) -> tuple[Sequenc
     `frame_size_max` (length word included). Raises ValueError when that is the first frame. Source: wire-protocol 1.2.
     """
     end = len(buffer)
-    starts = [start]
-    while end - start >= 4:
-        size = _U32.unpack_from(buffer, start)[0] + 4
+    uniform = _uniform(buffer, start, end, frame_size_max)
+    starts = list(uniform)
+    at = starts[-1]
+    while end - at >= 4:
+        size = _u32_at(buffer, at)[0] + 4
         if size == 4 or size > frame_size_max:
-            if len(starts) > 1:
-                return starts, -1
+            if at > start:
+                return _shortest(uniform, starts), -1
             raise ValueError(f"frame of {size - 4:,} bytes")
-        if end - start < size:
-            return starts, size
-        start += size
-        starts.append(start)
-    return starts, 0
+        if end - at < size:
+            return _shortest(uniform, starts), size
+        at += size
+        starts.append(at)
+    return _shortest(uniform, starts), 0
 
 
 def scan_records(buffer: bytes, start: int, end: int, size_max: int) -> tuple[Sequence[int], str]:
@@ -107,20 +115,25 @@ def scan_records(buffer: bytes, start: int, end: int, size_max: int) -> tuple[Se
     Reasons: "end" (exactly at `end`), "short" (a record is cut off by `end`), "zero", "negative" (length word with
     the top bit set), "large" (above `size_max`). Records are not looked into.
     """
-    starts = [start]
-    while end - start >= 4:
-        size = _U32.unpack_from(buffer, start)[0]
+    uniform = _uniform(buffer, start, end, min(size_max, 0x7FFF_FFFF) + 4)
+    starts = list(uniform)
+    at = starts[-1]
+    while end - at >= 4:
+        size = _u32_at(buffer, at)[0]
         if size == 0:
-            return starts, "zero"
-        if size >= 1 << 31:
-            return starts, "negative"
-        if size > size_max:
-            return starts, "large"
-        if start + 4 + size > end:
-            return starts, "short"
-        start += 4 + size
-        starts.append(start)
-    return starts, "end" if start == end else "short"
+            reason = "zero"
+        elif size >= 1 << 31:
+            reason = "negative"
+        elif size > size_max:
+            reason = "large"
+        elif end - at < 4 + size:
+            reason = "short"
+        else:
+            at += 4 + size
+            starts.append(at)
+            continue
+        return _shortest(uniform, starts), reason
+    return _shortest(uniform, starts), "end" if at == end else "short"
 
 
 def gather_adds(buffer: bytes, starts: Sequence[int], index: int) -> tuple[int, int, Sequence[int], Records, int]:
@@ -131,26 +144,42 @@ def gather_adds(buffer: bytes, starts: Sequence[int], index: int) -> tuple[int, 
     """
     at = starts[index]
     head = buffer[at + 4 : at + 36]  # header, key, ledger id
-    ledger_id = _I64.unpack_from(buffer, at + 28)[0]
-    entry_ids: list[int] = []
+    ledger_id = _i64_at(buffer, at + 28)[0]
+    starts_with = buffer.startswith
+    if isinstance(starts, range):
+        run = starts[index:]
+        taken = len(run) - 1
+        for count, at in enumerate(run[:-1]):
+            if not starts_with(head, at + 4):
+                taken = count
+                break
+        index += taken
+        run = run[: taken + 1]
+        bodies = [buffer[at + 28 : at + run.step] for at in run[:-1]]
+        word = _U32.pack(run.step - 28)
+        data = word.join([b"", *bodies])
+        offsets: Sequence[int] = range(0, len(data) + 1, run.step - 24)
+        entry_ids = _column(data, 12, run.step - 24, taken)
+        lac = max(_column(data, 20, run.step - 24, taken))
+        return index, ledger_id, _as_range(entry_ids), Records(data, offsets), lac
+    ids: list[int] = []
     parts: list[bytes] = []
-    offsets = [0]
+    ends = [0]
+    total = 0
     lac = -(1 << 63)
-    count = len(starts) - 1
-    while index < count:
-        at, end = starts[index], starts[index + 1]
-        if end - at < 52 or buffer[at + 4 : at + 36] != head:
+    for position in range(index, len(starts) - 1):
+        at, end = starts[position], starts[position + 1]
+        if end - at < 52 or not starts_with(head, at + 4):
             break
-        _, entry_id, entry_lac = _IDS.unpack_from(buffer, at + 28)
-        entry_ids.append(entry_id)
+        entry_id, entry_lac = _two_i64_at(buffer, at + 36)
+        ids.append(entry_id)
         if entry_lac > lac:
             lac = entry_lac
         size = end - at - 28
-        parts.append(_U32.pack(size))
-        parts.append(buffer[at + 28 : end])
-        offsets.append(offsets[-1] + 4 + size)
-        index += 1
-    return index, ledger_id, _as_range(entry_ids), Records(b"".join(parts), _as_range(offsets)), lac
+        parts += _u32(size), buffer[at + 28 : end]
+        total += 4 + size
+        ends.append(total)
+    return index + len(ids), ledger_id, _as_range(ids), Records(b"".join(parts), _as_range(ends)), lac
 
 
 def pack_add_frames(
@@ -168,29 +197,64 @@ def pack_add_frames(
     `head`: packet header and master key, 24 bytes. `length`: payload bytes of the ledger before the first of these.
     Source: wire-protocol 2.3, 4.1 to 4.3.
     """
+    overhead = 60 + DIGEST_SIZES[digest_type]
+    sizes = list(map(len, payloads))
+    count = len(sizes)
+    if count >= _COLUMNS_MIN and sizes.count(sizes[0]) == count and digest_type in (DIGEST_CRC32, DIGEST_CRC32C):
+        header = head, ledger_id, first_entry_id, last_add_confirmed, length
+        frames = _pack_uniform_adds(header, payloads, sizes[0], digest_type)
+        size = overhead + sizes[0]
+        return frames, range(0, count * size + 1, size), length + count * sizes[0]
     parts: list[bytes] = []
     starts = [0]
-    overhead = 60 + DIGEST_SIZES[digest_type]
-    entry_id = first_entry_id
-    for payload in payloads:
+    end = 0
+    for entry_id, payload in enumerate(payloads, first_entry_id):
         length += len(payload)
-        header = _HEADER.pack(ledger_id, entry_id, last_add_confirmed, length)
         size = overhead + len(payload)
-        parts.append(_U32.pack(size - 4))
-        parts.append(head)
-        parts.append(header)
-        parts.append(digest(digest_type, mac_key, header, payload))
-        parts.append(payload)
-        starts.append(starts[-1] + size)
-        entry_id += 1
+        front = _ADD_FRAME.pack(size - 4, head, ledger_id, entry_id, last_add_confirmed, length)
+        parts += front, digest(digest_type, mac_key, front[28:], payload), payload
+        end += size
+        starts.append(end)
     return b"".join(parts), _as_range(starts), length
+
+
+def _pack_uniform_adds(
+    header: tuple[bytes, int, int, int, int], payloads: Sequence[bytes], payload_size: int, digest_type: int
+) -> bytes:
+    """Frames of one size: one template between the payloads, then the columns that differ from entry to entry."""
+    head, ledger_id, first_entry_id, last_add_confirmed, length = header
+    count = len(payloads)
+    entry_ids = array("q", range(first_entry_id, first_entry_id + count))
+    if payload_size:
+        lengths = array("q", range(length + payload_size, length + payload_size * count + 1, payload_size))
+    else:
+        lengths = array("q", [length]) * count
+    headers = bytearray(_HEADER.pack(ledger_id, 0, last_add_confirmed, 0) * count)
+    _set_column(headers, 8, 32, entry_ids)
+    _set_column(headers, 24, 32, lengths)
+    starts = range(0, 32 * count, 32)
+    packed_headers = bytes(headers)
+    crc = google_crc32c.value if digest_type == DIGEST_CRC32C else zlib.crc32
+    digests = array("I", [crc(packed_headers[at : at + 32] + data) for at, data in zip(starts, payloads, strict=True)])
+    gap = DIGEST_SIZES[digest_type]
+    size = 60 + gap + payload_size
+    template = _ADD_FRAME.pack(size - 4, head, ledger_id, 0, last_add_confirmed, 0) + bytes(gap)
+    frames = bytearray(template.join([b"", *payloads]))
+    _set_column(frames, 36, size, entry_ids)
+    _set_column(frames, 52, size, lengths)
+    _set_column(frames, 56 + gap, size, digests)
+    return bytes(frames)
 
 
 def pack_add_responses(version: int, status: int, ledger_id: int, entry_ids: Sequence[int]) -> bytes:
     """v2 ADD responses with their length words. `version` 0 uses its own header form. Source: wire-protocol 2.4."""
     header = 1 if version == 0 else version << 24 | 1 << 16
-    pack = _ADD_RESPONSE.pack
-    return b"".join([pack(24, header, status, ledger_id, entry_id) for entry_id in entry_ids])
+    if len(entry_ids) < _COLUMNS_MIN:
+        pack = _ADD_RESPONSE.pack
+        return b"".join([pack(24, header, status, ledger_id, entry_id) for entry_id in entry_ids])
+    responses = bytearray(_ADD_RESPONSE.pack(24, header, status, ledger_id, 0) * len(entry_ids))
+    _set_column(responses, 20, 28, array("q", entry_ids))
+    return bytes(responses)
 
 
 def scan_add_responses(buffer: bytes, starts: Sequence[int], index: int) -> tuple[int, int, int, Sequence[int]]:
@@ -199,18 +263,30 @@ def scan_add_responses(buffer: bytes, starts: Sequence[int], index: int) -> tupl
     The caller has checked that frame `index` is an ADD response. Returns (index of the first frame not taken, error
     code, ledger id, entry ids).
     """
-    at = starts[index]
-    same = buffer[at : at + 20]
-    _, _, code, ledger_id, _ = _ADD_RESPONSE.unpack_from(buffer, at)
-    entry_ids: list[int] = []
-    count = len(starts) - 1
-    while index < count:
-        at = starts[index]
-        if buffer[at : at + 20] != same:
-            break
-        entry_ids.append(_I64.unpack_from(buffer, at + 20)[0])
-        index += 1
-    return index, code, ledger_id, _as_range(entry_ids)
+    first = starts[index]
+    same = buffer[first : first + 20]
+    _, _, code, ledger_id, _ = _ADD_RESPONSE.unpack_from(buffer, first)
+    count = len(starts) - 1 - index
+    if not _are_responses(buffer, first, count, same):
+        starts_with = buffer.startswith
+        for taken in range(count):
+            if not starts_with(same, starts[index + taken]):
+                count = taken
+                break
+    # They follow each other and are of one size, the length word being part of what is the same.
+    entry_ids = _column(buffer[first : first + 28 * count], 20, 28, count)
+    return index + count, code, ledger_id, _as_range(entry_ids)
+
+
+def _are_responses(buffer: bytes, first: int, count: int, same: bytes) -> bool:
+    """Whether `count` add responses from offset `first` on differ in nothing but the entry id; False if few."""
+    end = first + 28 * count
+    if count < _COLUMNS_MIN or not buffer.startswith(same, first + 28) or not buffer.startswith(same, end - 28):
+        return False
+    responses = bytearray(buffer[first:end])
+    for offset in range(20, 28):
+        responses[offset::28] = bytes(count)
+    return responses == (same + bytes(8)) * count
 
 
 def verify_records(
@@ -228,13 +304,17 @@ def verify_records(
     Stops without a problem at `end` or after `count_max` records. Problems: "" none, "short", "size" (too small for
     header and digest), "digest", "ids". Order of checks as in wire-protocol 4.4.
     """
+    uniform = _uniform(buffer, start, end, end - start)[: count_max + 1]
+    is_all = len(uniform) > count_max or uniform[-1] == end
+    if is_all and _are_entries(buffer, uniform, ledger_id, first_entry_id, digest_type):
+        return uniform, ""
     starts = [start]
     digest_size = DIGEST_SIZES[digest_type]
     entry_id = first_entry_id
     while start < end and len(starts) <= count_max:
         if end - start < 4:
             return starts, "short"
-        stop = start + 4 + _U32.unpack_from(buffer, start)[0]
+        stop = start + 4 + _u32_at(buffer, start)[0]
         if stop > end:
             return starts, "short"
         header_end = start + 36
@@ -244,12 +324,30 @@ def verify_records(
         expected = digest(digest_type, mac_key, buffer[start + 4 : header_end], buffer[payload_start:stop])
         if buffer[header_end:payload_start] != expected:
             return starts, "digest"
-        if _IDS.unpack_from(buffer, start + 4)[:2] != (ledger_id, entry_id):
+        if _two_i64_at(buffer, start + 4) != (ledger_id, entry_id):
             return starts, "ids"
         start = stop
         starts.append(start)
         entry_id += 1
     return _as_range(starts), ""
+
+
+def _are_entries(buffer: bytes, starts: range, ledger_id: int, first_entry_id: int, digest_type: int) -> bool:
+    """Whether records of one size are all good; False leaves open what is wrong, and with which."""
+    count, size, gap = len(starts) - 1, starts.step, DIGEST_SIZES[digest_type]
+    if count < _COLUMNS_MIN or size < 36 + gap or digest_type not in (DIGEST_CRC32, DIGEST_CRC32C):
+        return False
+    data = buffer[starts[0] : starts[-1]]
+    if _column(data, 4, size, count) != [ledger_id] * count:
+        return False
+    if _column(data, 12, size, count) != list(range(first_entry_id, first_entry_id + count)):
+        return False
+    crc = google_crc32c.value if digest_type == DIGEST_CRC32C else zlib.crc32
+    found = [crc(buffer[at + 4 : at + 36] + buffer[at + 36 + gap : at + size]) for at in starts[:-1]]
+    # As int64 with the four bytes before it: zeros in CRC32, the low half of the accumulated length in CRC32C.
+    if digest_type == DIGEST_CRC32:
+        return _column(data, 36, size, count) == found
+    return [number & 0xFFFF_FFFF for number in _column(data, 32, size, count)] == found
 
 
 def gather_payloads(buffer: bytes, starts: Sequence[int], header_size: int) -> tuple[bytes, array[int]]:
@@ -258,13 +356,8 @@ def gather_payloads(buffer: bytes, starts: Sequence[int], header_size: int) -> t
     `header_size`: bytes of a body before its payload (32 plus the digest). Raises OverflowError at 2 GiB.
     """
     skip = 4 + header_size
-    data = b"".join([buffer[at + skip : end] for at, end in zip(starts, starts[1:], strict=False)])
-    offsets = array("i", [0])
-    total = 0
-    for at, end in zip(starts, starts[1:], strict=False):
-        total += end - at - skip
-        offsets.append(total)
-    return data, offsets
+    payloads = [buffer[at + skip : end] for at, end in pairwise(starts)]
+    return b"".join(payloads), array("i", accumulate(map(len, payloads), initial=0))
 
 
 def pack_locations(log_id: int, position: int, starts: Sequence[int]) -> bytes:
@@ -286,8 +379,56 @@ def digest(digest_type: int, mac_key: bytes, header: bytes, payload: bytes) -> b
     if digest_type == DIGEST_CRC32:
         return _I64.pack(zlib.crc32(payload, zlib.crc32(header)))
     if digest_type == DIGEST_HMAC:
-        return hmac.new(mac_key, header + payload, hashlib.sha1).digest()
+        return hmac.digest(mac_key, header + payload, "sha1")
     return b""
+
+
+def _uniform(buffer: bytes, start: int, end: int, size_max: int) -> range:
+    """The starts, and the end, of the records of one size at the beginning of [start, end); `range(start, start + 1)`
+    unless all complete ones are of one size, or when the first is none or above `size_max` (length word included).
+    """
+    none = range(start, start + 1)
+    if end - start < 4:
+        return none
+    word = buffer[start : start + 4]
+    size = _U32.unpack(word)[0] + 4
+    count = (end - start) // size
+    if size == 4 or size > size_max or count < _UNIFORM_MIN:
+        return none
+    last = start + (count - 1) * size
+    if buffer[start + size : start + size + 4] != word or buffer[last : last + 4] != word:
+        return none
+    for offset in range(4):
+        column = buffer[start + offset : start + count * size : size]
+        if column.count(word[offset]) != count:
+            return none
+    return range(start, start + count * size + 1, size)
+
+
+def _shortest(uniform: range, starts: list[int]) -> Sequence[int]:
+    return uniform if len(uniform) == len(starts) > 1 else starts
+
+
+def _column(data: bytes, offset: int, step: int, count: int) -> list[int]:
+    """The int64 at `offset` of every record of `step` bytes, the number of records being `count`."""
+    column = bytearray(8 * count)
+    for byte in range(8):
+        column[byte::8] = data[offset + byte :: step]
+    numbers = array("q", bytes(column))
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return numbers.tolist()
+
+
+def _set_column(records: bytearray, offset: int, step: int, numbers: array[int]) -> None:
+    """Write `numbers`, big-endian, at `offset` of every record of `step` bytes."""
+    width = numbers.itemsize
+    column = array(numbers.typecode, numbers)
+    if sys.byteorder == "little":
+        column.byteswap()
+    data = column.tobytes()
+    for byte in range(width):
+        records[offset + byte :: step] = data[byte::width]
 
 
 def _as_range(numbers: list[int]) -> Sequence[int]:

@@ -1,0 +1,353 @@
+"""The kernels against naive twins: one class over the implementation, which the compiled module's class inherits."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import importlib
+import importlib.util
+import itertools
+import struct
+import types
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bookies.kernels import Records, _python
+
+CRC32, HMAC, CRC32C, DUMMY = 1, 2, 3, 4
+KEY = b"k" * 20
+HEAD = b"\x02\x01\x00\x00" + KEY
+SIZE_MAX = 5 << 20
+HAS_NATIVE = importlib.util.find_spec("bookies.kernels._native") is not None
+
+Starts = list[int]
+
+
+# Naive twins: one item at a time, as the specification reads.
+
+
+def naive_crc32c(data: bytes, value: int = 0) -> int:
+    value ^= 0xFFFFFFFF
+    for byte in data:
+        value ^= byte
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+    return value ^ 0xFFFFFFFF
+
+
+def naive_digest(digest_type: int, mac_key: bytes, header: bytes, payload: bytes) -> bytes:
+    if digest_type == CRC32:
+        return struct.pack(">q", zlib.crc32(header + payload))
+    if digest_type == HMAC:
+        return hmac.new(mac_key, header + payload, hashlib.sha1).digest()
+    if digest_type == CRC32C:
+        return struct.pack(">I", naive_crc32c(header + payload))
+    return b""
+
+
+def naive_scan_frames(buffer: bytes, start: int, frame_size_max: int) -> tuple[Starts, int]:
+    starts = [start]
+    while len(buffer) - starts[-1] >= 4:
+        size = int.from_bytes(buffer[starts[-1] : starts[-1] + 4], "big") + 4
+        if not 4 < size <= frame_size_max:
+            if len(starts) == 1:
+                raise ValueError
+            return starts, -1
+        if starts[-1] + size > len(buffer):
+            return starts, size
+        starts.append(starts[-1] + size)
+    return starts, 0
+
+
+def naive_scan_records(buffer: bytes, start: int, end: int, size_max: int) -> tuple[Starts, str]:
+    starts = [start]
+    while end - starts[-1] >= 4:
+        (size,) = struct.unpack(">i", buffer[starts[-1] : starts[-1] + 4])
+        if size <= 0:
+            return starts, "negative" if size else "zero"
+        if size > size_max:
+            return starts, "large"
+        if starts[-1] + 4 + size > end:
+            return starts, "short"
+        starts.append(starts[-1] + 4 + size)
+    return starts, "end" if starts[-1] == end else "short"
+
+
+def naive_gather_adds(buffer: bytes, starts: Starts, index: int) -> tuple[int, int, Starts, list[bytes], int]:
+    frames = [buffer[at:end] for at, end in itertools.pairwise(starts)][index:]
+    same = list(itertools.takewhile(lambda frame: len(frame) >= 52 and frame[4:36] == frames[0][4:36], frames))
+    heads = [struct.unpack(">qqq", frame[28:52]) for frame in same]
+    bodies = [frame[28:] for frame in same]
+    return index + len(same), heads[0][0], [head[1] for head in heads], bodies, max(head[2] for head in heads)
+
+
+def naive_pack_add_frames(
+    ledger_id: int, first: int, lac: int, length: int, payloads: list[bytes], digest_type: int
+) -> list[bytes]:
+    frames = []
+    for entry_id, payload in enumerate(payloads, first):
+        length += len(payload)
+        header = struct.pack(">qqqq", ledger_id, entry_id, lac, length)
+        frame = HEAD + header + naive_digest(digest_type, b"mac", header, payload) + payload
+        frames.append(struct.pack(">I", len(frame)) + frame)
+    return frames
+
+
+def naive_verify(bodies: list[bytes], ledger_id: int, first: int, count_max: int, digest_type: int) -> tuple[int, str]:
+    gap = {CRC32: 8, HMAC: 20, CRC32C: 4, DUMMY: 0}[digest_type]
+    for index, body in enumerate(bodies[:count_max]):
+        if len(body) < 32 + gap:
+            return index, "size"
+        if body[32 : 32 + gap] != naive_digest(digest_type, b"mac", body[:32], body[32 + gap :]):
+            return index, "digest"
+        if struct.unpack(">qq", body[:16]) != (ledger_id, first + index):
+            return index, "ids"
+    return min(count_max, len(bodies)), ""
+
+
+def offsets_of(parts: list[bytes]) -> Starts:
+    return list(itertools.accumulate(map(len, parts), initial=0))
+
+
+i64 = st.integers(-(1 << 63), (1 << 63) - 1)
+# Payloads of one size exercise the fast paths, which need about fifty of them; mixed ones the loops.
+uniform = st.builds(
+    lambda size, count, seed: [bytes((seed + i + j) & 255 for j in range(size)) for i in range(count)],
+    st.integers(0, 12),
+    st.integers(1, 130),
+    st.integers(0, 255),
+)
+payload_lists = st.one_of(uniform, st.lists(st.binary(max_size=20), min_size=1, max_size=20))
+digest_types = st.sampled_from([CRC32, HMAC, CRC32C, DUMMY])
+
+# The tests run once for each module, from two classes, which is what Hypothesis would warn of.
+both = settings(suppress_health_check=[HealthCheck.differing_executors], max_examples=60)
+
+
+def examples(*strategies: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return lambda test: both(given(*strategies)(test))
+
+
+class TestPythonKernels:
+    module: types.ModuleType = _python
+
+    @pytest.mark.parametrize(
+        ("data", "expected"),
+        [(b"", 0), (b"123456789", 0xE3069283), (bytes(32), 0x8A9136AA), (b"\xff" * 32, 0x62A8AB43)],
+    )
+    def test_crc32c_check_values(self, data: bytes, expected: int) -> None:
+        assert self.module.crc32c(data) == naive_crc32c(data) == expected
+
+    @examples(st.binary(max_size=60), st.binary(max_size=60))
+    def test_crc32c_continues(self, first: bytes, second: bytes) -> None:
+        assert self.module.crc32c(second, self.module.crc32c(first)) == naive_crc32c(first + second)
+
+    @examples(digest_types, st.binary(min_size=32, max_size=32), st.binary(max_size=40))
+    def test_digest(self, digest_type: int, header: bytes, payload: bytes) -> None:
+        expected = naive_digest(digest_type, b"mac", header, payload)
+        assert self.module.digest(digest_type, b"mac", header, payload) == expected
+
+    @examples(payload_lists, st.binary(max_size=9), st.integers(0, 3), st.integers(5, 24))
+    def test_scan_frames(self, payloads: list[bytes], tail: bytes, start: int, size_max: int) -> None:
+        frames = b"".join([struct.pack(">I", len(payload)) + payload for payload in payloads])
+        buffer = bytes(start) + frames + tail
+        self.compare_scan_frames(buffer, start, size_max)
+        self.compare_scan_frames(buffer, start, SIZE_MAX)
+
+    @examples(st.binary(max_size=40), st.integers(5, 1 << 33))
+    def test_scan_frames_of_anything(self, buffer: bytes, size_max: int) -> None:
+        self.compare_scan_frames(buffer, 0, size_max)
+
+    def compare_scan_frames(self, buffer: bytes, start: int, size_max: int) -> None:
+        try:
+            expected = naive_scan_frames(buffer, start, size_max)
+        except ValueError:
+            with pytest.raises(ValueError, match="frame of"):
+                self.module.scan_frames(buffer, start, size_max)
+        else:
+            starts, need = self.module.scan_frames(buffer, start, size_max)
+            assert (list(starts), need) == expected
+
+    @pytest.mark.parametrize("count", [7, 8, 9, 100])
+    @pytest.mark.parametrize("broken", range(4))
+    def test_scan_frames_sees_one_differing_length_byte(self, count: int, broken: int) -> None:
+        frames = bytearray((b"\x00\x00\x00\x10" + bytes(16)) * count)
+        frames[20 * (count // 2) + broken] ^= 1
+        self.compare_scan_frames(bytes(frames), 0, 1 << 26)
+
+    def test_uniform_starts_are_a_range(self) -> None:
+        starts, _ = self.module.scan_frames((b"\x00\x00\x00\x10" + bytes(16)) * 100, 0, SIZE_MAX)
+        assert starts == range(0, 2001, 20)
+        starts, _ = self.module.scan_records((b"\x00\x00\x00\x10" + bytes(16)) * 100, 0, 2000, SIZE_MAX)
+        assert starts == range(0, 2001, 20)
+
+    @examples(payload_lists, st.binary(max_size=9), st.integers(1, 24), st.integers(0, 9))
+    def test_scan_records(self, payloads: list[bytes], tail: bytes, size_max: int, cut: int) -> None:
+        buffer = b"ab" + b"".join([struct.pack(">I", len(payload)) + payload for payload in payloads]) + tail
+        for end in (len(buffer), max(2, len(buffer) - cut)):
+            starts, reason = self.module.scan_records(buffer, 2, end, size_max)
+            assert (list(starts), reason) == naive_scan_records(buffer, 2, end, size_max)
+
+    @examples(st.binary(max_size=40), st.integers(1, 1 << 33))
+    def test_scan_records_of_anything(self, buffer: bytes, size_max: int) -> None:
+        starts, reason = self.module.scan_records(buffer, 0, len(buffer), size_max)
+        assert (list(starts), reason) == naive_scan_records(buffer, 0, len(buffer), size_max)
+
+    @examples(payload_lists, st.integers(-1, 1 << 40), st.integers(0, 1 << 62), digest_types)
+    def test_pack_add_frames(self, payloads: list[bytes], first: int, length: int, digest_type: int) -> None:
+        frames, starts, total = self.module.pack_add_frames(
+            HEAD, 7, first, first - 1, length, payloads, digest_type, b"mac"
+        )
+        expected = naive_pack_add_frames(7, first, first - 1, length, payloads, digest_type)
+        assert frames == b"".join(expected)
+        assert list(starts) == offsets_of(expected)
+        assert total == length + sum(map(len, payloads))
+
+    def test_pack_add_frames_of_nothing(self) -> None:
+        frames, starts, length = self.module.pack_add_frames(HEAD, 7, 0, -1, 5, [], CRC32C, b"")
+        assert (frames, list(starts), length) == (b"", [0], 5)
+
+    @examples(payload_lists, st.integers(0, 100), i64, st.lists(st.integers(0, 200), max_size=3))
+    def test_gather_adds(self, payloads: list[bytes], first: int, ledger_id: int, others: list[int]) -> None:
+        frames = naive_pack_add_frames(ledger_id, first, first + 3, 0, payloads, DUMMY)
+        for position in others:  # another ledger in between
+            if position < len(frames):
+                other = bytearray(frames[position])
+                other[35] ^= 1
+                frames[position] = bytes(other)
+        buffer = b"".join(frames)
+        starts, _ = self.module.scan_frames(buffer, 0, SIZE_MAX)
+        index = 0
+        while index < len(frames):
+            expected = naive_gather_adds(buffer, list(starts), index)
+            index, found_id, entry_ids, records, lac = self.module.gather_adds(buffer, starts, index)
+            assert isinstance(records, Records)
+            bodies = [records.body(i) for i in range(len(records))]
+            assert (index, found_id, list(entry_ids), bodies, lac) == expected
+            assert records.tobytes() == Records.of(bodies).data
+
+    def test_gather_adds_in_any_order_of_ids(self) -> None:
+        ids, lacs = [*range(60), 99, *range(3, 63)], [*range(50, -71, -1)]
+        heads = [struct.pack(">qqqq", 1, entry, lac, 0) for entry, lac in zip(ids, lacs, strict=True)]
+        buffer = b"".join([struct.pack(">I", 24 + 32) + HEAD + head for head in heads])
+        starts, _ = self.module.scan_frames(buffer, 0, SIZE_MAX)
+        index, _, entry_ids, _, lac = self.module.gather_adds(buffer, starts, 0)
+        assert (index, list(entry_ids), lac) == (121, ids, 50)
+
+    def test_gather_adds_makes_ranges_of_what_is_uniform(self) -> None:
+        frames, starts, _ = self.module.pack_add_frames(HEAD, 7, 40, -1, 0, [bytes(100)] * 64, CRC32C, b"")
+        _, _, entry_ids, records, _ = self.module.gather_adds(frames, starts, 0)
+        assert entry_ids == range(40, 104)
+        assert isinstance(records.starts, range)
+
+    @examples(st.integers(0, 2), st.sampled_from([0, 1, 104]), i64, st.lists(i64, max_size=60), st.integers(0, 90))
+    def test_add_responses(self, version: int, status: int, ledger_id: int, ids: list[int], more: int) -> None:
+        ids += range(more)
+        word = b"\x00\x00\x00\x01" if version == 0 else bytes((version, 1, 0, 0))
+        frames = [struct.pack(">I4siqq", 24, word, status, ledger_id, entry_id) for entry_id in ids]
+        packed = self.module.pack_add_responses(version, status, ledger_id, ids)
+        assert packed == b"".join(frames)
+        if ids:
+            starts, _ = self.module.scan_frames(packed, 0, SIZE_MAX)
+            index, code, found_id, entry_ids = self.module.scan_add_responses(packed, starts, 0)
+            assert (index, code, found_id, list(entry_ids)) == (len(ids), status, ledger_id, ids)
+
+    @examples(st.lists(st.tuples(st.integers(1, 2), st.sampled_from([0, 104]), st.integers(1, 70)), max_size=6))
+    def test_scan_add_responses_in_runs(self, runs: list[tuple[int, int, int]]) -> None:
+        buffer = b"".join([self.module.pack_add_responses(2, code, ledger, range(n)) for ledger, code, n in runs])
+        starts, _ = self.module.scan_frames(buffer, 0, SIZE_MAX)
+        found = []
+        index = 0
+        while index < len(starts) - 1:
+            last = index
+            index, code, ledger_id, entry_ids = self.module.scan_add_responses(buffer, starts, index)
+            assert index - last == len(entry_ids)
+            found += [(ledger_id, code, entry_id) for entry_id in entry_ids]
+        assert found == [(ledger, code, i) for ledger, code, n in runs for i in range(n)]
+
+    def test_scan_add_responses_stops_at_other_frames(self) -> None:
+        responses = self.module.pack_add_responses(2, 0, 1, range(60))
+        read = b"\x00\x00\x00\x18\x02\x02\x00\x00" + bytes(20)
+        buffer = responses + read + responses
+        starts, _ = self.module.scan_frames(buffer, 0, SIZE_MAX)
+        assert self.module.scan_add_responses(buffer, starts, 0)[0] == 60
+        assert self.module.scan_add_responses(buffer, starts, 61)[0] == 121
+
+    @examples(payload_lists, digest_types, st.integers(0, 140), st.data())
+    def test_verify_records(self, payloads: list[bytes], digest_type: int, count_max: int, data: st.DataObject) -> None:
+        frames = naive_pack_add_frames(7, 40, 39, 0, payloads, digest_type)
+        bodies = [frame[28:] for frame in frames]
+        buffer = bytearray(b"ab" + Records.of(bodies).data)
+        flipped = data.draw(st.none() | st.integers(0, 31 + len(bodies[0])))
+        if flipped is not None:
+            position = data.draw(st.integers(0, len(bodies) - 1))
+            body = bytearray(bodies[position])
+            body[flipped % len(body)] ^= 1 << data.draw(st.integers(0, 7))
+            bodies[position] = bytes(body)
+            buffer = bytearray(b"ab" + Records.of(bodies).data)
+        arguments = 7, 40, count_max, digest_type, b"mac"
+        starts, problem = self.module.verify_records(bytes(buffer), 2, len(buffer), *arguments)
+        good, expected = naive_verify(bodies, 7, 40, count_max, digest_type)
+        assert (list(starts), problem) == ([2 + at for at in Records.of(bodies).starts[: good + 1]], expected)
+
+    @pytest.mark.parametrize("count", [3, 60])
+    @pytest.mark.parametrize("digest_type", [CRC32, CRC32C])
+    def test_verify_records_with_wrong_ids(self, digest_type: int, count: int) -> None:
+        bodies = [frame[28:] for frame in naive_pack_add_frames(7, 0, -1, 0, [b"x"] * count, digest_type)]
+        data = Records.of(bodies).data
+        for ledger_id, first in ((8, 0), (7, 1)):
+            arguments = ledger_id, first, count, digest_type, b""
+            starts, problem = self.module.verify_records(data, 0, len(data), *arguments)
+            assert (list(starts), problem) == ([0], "ids")
+        swapped = Records.of([bodies[1], bodies[0], *bodies[2:]]).data
+        starts, problem = self.module.verify_records(swapped, 0, len(swapped), 7, 0, count, digest_type, b"")
+        assert (list(starts), problem) == ([0], "ids")
+
+    @pytest.mark.parametrize("cut", [1, 40, 45, 46])
+    def test_verify_records_cut_off(self, cut: int) -> None:
+        bodies = [frame[28:] for frame in naive_pack_add_frames(7, 0, -1, 0, [b"hello"] * 60, CRC32C)]
+        data = Records.of(bodies).data[:-cut]
+        starts, problem = self.module.verify_records(data, 0, len(data), 7, 0, 100, CRC32C, b"")
+        assert (list(starts), problem) == (
+            list(range(0, 59 * 45 + 1, 45))[: 60 - cut // 46],
+            "" if cut == 45 else "short",
+        )
+
+    @pytest.mark.parametrize("size", [0, 1, 35])
+    def test_verify_records_shorter_than_a_header(self, size: int) -> None:
+        data = struct.pack(">I", size) + bytes(size)
+        starts, problem = self.module.verify_records(data, 0, len(data), 0, 0, 9, CRC32C, b"")
+        assert (list(starts), problem) == ([0], "size")
+
+    @examples(payload_lists, st.integers(0, 9))
+    def test_gather_payloads(self, payloads: list[bytes], header_size: int) -> None:
+        records = Records.of([bytes(header_size) + payload for payload in payloads])
+        data, offsets = self.module.gather_payloads(records.data, records.starts, header_size)
+        assert (data, offsets.typecode, list(offsets)) == (b"".join(payloads), "i", offsets_of(payloads))
+
+    @examples(payload_lists, st.integers(0, 0x7FFF_FFFF), st.integers(0, 1 << 30))
+    def test_pack_locations(self, payloads: list[bytes], log_id: int, position: int) -> None:
+        records = Records.of(payloads)
+        expected = [struct.pack(">q", log_id << 32 | position + start + 4) for start in records.starts[:-1]]
+        assert self.module.pack_locations(log_id, position, records.starts) == b"".join(expected)
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason="the compiled kernels are not built")
+class TestNativeKernels(TestPythonKernels):
+    if HAS_NATIVE:
+        module = importlib.import_module("bookies.kernels._native")
+
+
+def test_records() -> None:
+    records = Records.of([b"a", b"", b"ccc"])
+    assert (len(records), records.size) == (3, 16)
+    assert [records.body(index) for index in range(3)] == [b"a", b"", b"ccc"]
+    assert records.tobytes() is records.data
+    part = records.slice(1, 3)
+    assert (len(part), part.size, part.tobytes()) == (2, 11, b"\x00\x00\x00\x00\x00\x00\x00\x03ccc")
+    assert [part.body(0), part.body(1)] == [b"", b"ccc"]
