@@ -1,1 +1,164 @@
-"""A replicated log store: ledgers, bookies, and their data pipeline on Spark."""
+"""A replicated log store: ledgers, bookies, and their data pipeline on Spark.
+
+The public names, loaded when they are first used: `import bookies` itself costs nearly nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from bookies.errors import (
+    AckQuorumTimeout,
+    BookieBusy,
+    BookieError,
+    BookieReadOnly,
+    BookieTimeout,
+    BookieUnreachable,
+    BookKeeperError,
+    ClientClosed,
+    ConfigError,
+    CookieExists,
+    CookieMismatch,
+    CookieNotFound,
+    CorruptRecord,
+    DataUnknown,
+    DigestMismatch,
+    DirectoryInUse,
+    DiskFull,
+    EntryError,
+    EntryNotFound,
+    InvalidArgument,
+    LedgerClosed,
+    LedgerError,
+    LedgerExists,
+    LedgerFenced,
+    LedgerNotFound,
+    LedgerUnknownToBookie,
+    LocalProtocolError,
+    MetadataCorrupt,
+    MetadataError,
+    NotEnoughBookies,
+    NotSupported,
+    ProtocolError,
+    QuorumError,
+    ReadFailed,
+    RecoveryFailed,
+    RemoteProtocolError,
+    SessionExpired,
+    StorageError,
+    Unauthorized,
+    VersionConflict,
+    WriteFailed,
+)
+
+TYPE_CHECKING = False  # As typing's, which type checkers know by name; importing typing would double the cost.
+if TYPE_CHECKING:
+    from bookies.admin.local_cluster import local as local
+    from bookies.client import blocking as blocking
+    from bookies.client.client import Client as Client
+    from bookies.client.connect import connect as connect
+    from bookies.client.entries import Entry as Entry
+    from bookies.client.entries import EntryBatch as EntryBatch
+    from bookies.client.reader import LedgerReader as LedgerReader
+    from bookies.client.watcher import BookieStatus as BookieStatus
+    from bookies.client.writer import LedgerWriter as LedgerWriter
+    from bookies.config import BookieConfig as BookieConfig
+    from bookies.config import ClientConfig as ClientConfig
+    from bookies.model import BookieId as BookieId
+    from bookies.model import BookieMode as BookieMode
+    from bookies.model import DigestType as DigestType
+    from bookies.model import LedgerMetadata as LedgerMetadata
+    from bookies.model import LedgerState as LedgerState
+
+# Public name -> module that defines it.
+_LAZY = {
+    "BookieConfig": "bookies.config",
+    "BookieId": "bookies.model",
+    "BookieMode": "bookies.model",
+    "BookieStatus": "bookies.client.watcher",
+    "Client": "bookies.client.client",
+    "ClientConfig": "bookies.config",
+    "DigestType": "bookies.model",
+    "Entry": "bookies.client.entries",
+    "EntryBatch": "bookies.client.entries",
+    "LedgerMetadata": "bookies.model",
+    "LedgerReader": "bookies.client.reader",
+    "LedgerState": "bookies.model",
+    "LedgerWriter": "bookies.client.writer",
+    "blocking": "bookies.client",
+    "connect": "bookies.client.connect",
+    "local": "bookies.admin.local_cluster",
+}
+
+__all__ = [
+    "AckQuorumTimeout",
+    "BookKeeperError",
+    "BookieBusy",
+    "BookieConfig",
+    "BookieError",
+    "BookieId",
+    "BookieMode",
+    "BookieReadOnly",
+    "BookieStatus",
+    "BookieTimeout",
+    "BookieUnreachable",
+    "Client",
+    "ClientClosed",
+    "ClientConfig",
+    "ConfigError",
+    "CookieExists",
+    "CookieMismatch",
+    "CookieNotFound",
+    "CorruptRecord",
+    "DataUnknown",
+    "DigestMismatch",
+    "DigestType",
+    "DirectoryInUse",
+    "DiskFull",
+    "Entry",
+    "EntryBatch",
+    "EntryError",
+    "EntryNotFound",
+    "InvalidArgument",
+    "LedgerClosed",
+    "LedgerError",
+    "LedgerExists",
+    "LedgerFenced",
+    "LedgerMetadata",
+    "LedgerNotFound",
+    "LedgerReader",
+    "LedgerState",
+    "LedgerUnknownToBookie",
+    "LedgerWriter",
+    "LocalProtocolError",
+    "MetadataCorrupt",
+    "MetadataError",
+    "NotEnoughBookies",
+    "NotSupported",
+    "ProtocolError",
+    "QuorumError",
+    "ReadFailed",
+    "RecoveryFailed",
+    "RemoteProtocolError",
+    "SessionExpired",
+    "StorageError",
+    "Unauthorized",
+    "VersionConflict",
+    "WriteFailed",
+    "blocking",
+    "connect",
+    "local",
+]
+
+
+def __getattr__(name: str) -> object:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module 'bookies' has no attribute {name!r}")
+    value = import_module(f"{module}.{name}") if name == "blocking" else getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

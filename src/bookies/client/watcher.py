@@ -17,16 +17,20 @@ from bookies.model import BookieId, BookieMode, Ensemble
 from bookies.protocol.placement import choose_ensemble
 from bookies.runtime.ports import Runtime
 
+DOWN = "down"
 AVOIDANCE_S = 30.0  # after a failure a bookie is the last choice for new ensembles for so long
 
 
 @dataclass(frozen=True, slots=True)
 class BookieStatus:
-    """One bookie as the metadata store sees it. `mode` and `address` are None when it is not registered (down)."""
+    """One bookie as the metadata store sees it.
+
+    `mode`: "writable", "read-only", or "down" when it is not registered; `address`: "host:port", None when it is down.
+    """
 
     id: BookieId
-    mode: BookieMode | None
-    address: tuple[str, int] | None
+    mode: str
+    address: str | None
     properties: Mapping[str, str]
 
 
@@ -104,14 +108,15 @@ class BookieWatcher:
 
     async def statuses(self) -> list[BookieStatus]:
         """Every bookie, running or not, sorted by id."""
-        modes: dict[BookieId, BookieMode | None] = dict.fromkeys((await self._driver.all_bookies()).bookies)
+        modes = dict.fromkeys((await self._driver.all_bookies()).bookies, DOWN)
         for mode in BookieMode:
-            modes.update(dict.fromkeys((await self._driver.bookies(mode)).bookies, mode))
+            modes.update(dict.fromkeys((await self._driver.bookies(mode)).bookies, mode.value))
         found = []
         for bookie, of_bookie in sorted(modes.items()):
-            info = await self._driver.bookie_info(bookie) if of_bookie else None
+            info = await self._driver.bookie_info(bookie) if of_bookie != DOWN else None
             address = info.rpc_address() if info else None
-            found.append(BookieStatus(bookie, of_bookie, address, info.properties if info else {}))
+            text = f"{address[0]}:{address[1]}" if address else None
+            found.append(BookieStatus(bookie, of_bookie, text, info.properties if info else {}))
         return found
 
     def _changed(self, bookies: BookieSet) -> None:

@@ -77,13 +77,9 @@ class ReplicaChoice:
         return self._errors.causes
 
 
-def replica_order(
-    ensemble: Ensemble, first: int, count: int, is_suspect: Callable[[BookieId], bool]
-) -> tuple[BookieId, ...]:
-    """Bookies at positions first, first + 1, ... (modulo the ensemble), suspects last; permutes, never drops."""
-    size = len(ensemble)
-    order = [ensemble[(first + k) % size] for k in range(count)]
-    return tuple(sorted(order, key=is_suspect))
+def replica_order(replicas: Sequence[BookieId], is_suspect: Callable[[BookieId], bool]) -> Sequence[BookieId]:
+    """The replicas in the order in which to ask: suspects last; permutes, never drops. Source: client-protocol 3.3."""
+    return sorted(replicas, key=is_suspect)
 
 
 def read_ranges(

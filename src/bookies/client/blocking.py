@@ -1,0 +1,350 @@
+"""The client for callers without asyncio: the same words, without await. Safe in notebooks and in several threads.
+
+Each client runs an event loop in a thread of its own, so it does not matter whether the calling thread has one.
+Ctrl-C while a call waits cancels the call there and raises here; an append cancelled so may or may not be stored.
+Iterators fetch batches: one switch of threads per batch, not per entry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from bookies.client import client as asynchronous
+from bookies.client import connect as connecting
+from bookies.client.entries import Entry, EntryBatch
+from bookies.client.reader import Batches
+from bookies.client.reader import LedgerReader as AsyncLedgerReader
+from bookies.client.watcher import BookieStatus
+from bookies.client.writer import LedgerWriter as AsyncLedgerWriter
+from bookies.config import ClientConfig
+from bookies.model import BookieId, DigestType, LedgerMetadata
+
+if TYPE_CHECKING:
+    import pyarrow
+
+T = TypeVar("T")
+Payload = bytes | bytearray | memoryview
+
+
+class LoopThread:
+    """A thread that runs an event loop; coroutines are sent to it and waited for."""
+
+    def __init__(self) -> None:
+        from bookies.runtime import aio
+
+        self._loop = aio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="bookies client", daemon=True)
+        self._thread.start()
+        # Also at the end of the interpreter, where a daemon thread inside the loop would be cut off.
+        self._finalizer = weakref.finalize(self, _stop, self._loop, self._thread)
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run it there, wait here. An interruption cancels it."""
+        if not self._finalizer.alive:
+            coroutine.close()
+            raise RuntimeError("the event loop of this client has ended: connect again")
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """End the loop and its thread. Idempotent."""
+        self._finalizer()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+
+def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    asyncio.run_coroutine_threadsafe(_cancel_all(loop), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+async def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
+    current = asyncio.current_task()
+    tasks = [task for task in asyncio.all_tasks() if task is not current]
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+    await loop.shutdown_asyncgens()
+
+
+async def _next(batches: AsyncIterator[T]) -> T | None:
+    return await anext(batches, None)
+
+
+class LedgerWriter:
+    """The one writer of a ledger. See `bookies.client.writer.LedgerWriter`."""
+
+    def __init__(self, thread: LoopThread, writer: AsyncLedgerWriter) -> None:
+        self._thread = thread
+        self._writer = writer
+
+    @property
+    def ledger_id(self) -> int:
+        return self._writer.ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        return self._writer.metadata
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """The last entry that is durable, as all before it are; -1 when there is none."""
+        return self._writer.last_add_confirmed
+
+    @property
+    def length(self) -> int:
+        """Payload bytes of the confirmed entries."""
+        return self._writer.length
+
+    def __repr__(self) -> str:
+        return repr(self._writer)
+
+    def append(self, payload: Payload, *, timeout: float | None = None) -> int:
+        """Append one entry; its id, once it is durable on the ack quorum. Many small ones: `append_many`."""
+        return self._thread.call(self._writer.append(payload, timeout=timeout))
+
+    def append_many(self, payloads: Iterable[Payload], *, timeout: float | None = None) -> int:
+        """Append entries with consecutive ids; the last id, once all are durable."""
+        return self._thread.call(self._writer.append_many(list(payloads), timeout=timeout))
+
+    def seal(self, *, timeout: float | None = None) -> int:
+        """End the ledger for ever; its last entry id."""
+        return self._thread.call(self._writer.seal(timeout=timeout))
+
+    def close(self) -> None:
+        """Let go of the handle without ending the ledger."""
+        self._thread.call(self._writer.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._thread.call(self._writer.__aexit__(kind, error, traceback))
+
+
+class LedgerReader:
+    """A ledger open for reading. See `bookies.client.reader.LedgerReader`."""
+
+    def __init__(self, thread: LoopThread, reader: AsyncLedgerReader) -> None:
+        self._thread = thread
+        self._reader = reader
+
+    @property
+    def ledger_id(self) -> int:
+        return self._reader.ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        return self._reader.metadata
+
+    @property
+    def is_sealed(self) -> bool:
+        return self._reader.is_sealed
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """The last entry known to be readable; of a sealed ledger its end. -1: none."""
+        return self._reader.last_add_confirmed
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return self._reader.labels
+
+    def __repr__(self) -> str:
+        return repr(self._reader)
+
+    def read(self, first: int = 0, last: int | None = None) -> Iterator[Entry]:
+        """The entries first..last in order; `last` None: up to the last add confirmed."""
+        return _entries_of(self.read_batches(first, last))
+
+    def read_batches(self, first: int = 0, last: int | None = None) -> Iterator[EntryBatch]:
+        """As `read`, in verified batches."""
+        return self._batches(self._reader.read_batches(first, last))
+
+    def read_arrow(self, first: int = 0, last: int | None = None) -> pyarrow.Table:
+        """As `read`, as a pyarrow.Table: ledger_id, entry_id, value."""
+        return self._thread.call(self._reader.read_arrow(first, last))
+
+    def read_entry(self, entry_id: int, *, timeout: float | None = None) -> Entry:
+        return self._thread.call(self._reader.read_entry(entry_id, timeout=timeout))
+
+    def read_last(self, *, timeout: float | None = None) -> Entry:
+        """The entry at the last add confirmed, which is refreshed first."""
+        return self._thread.call(self._reader.read_last(timeout=timeout))
+
+    def read_last_add_confirmed(self, *, timeout: float | None = None) -> int:
+        """Ask the bookies for the last entry that may be read; -1: none."""
+        return self._thread.call(self._reader.read_last_add_confirmed(timeout=timeout))
+
+    def tail(self, first: int | None = None) -> Iterator[Entry]:
+        """Entries from `first` on (None: new ones only), waiting until the ledger is sealed."""
+        return _entries_of(self._batches(self._reader.tail(first).batches()))
+
+    def close(self) -> None:
+        """Let go of the handle; nothing happens to the ledger."""
+        self._thread.call(self._reader.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _batches(self, batches: Batches) -> Iterator[EntryBatch]:
+        while (batch := self._thread.call(_next(batches))) is not None:
+            yield batch
+
+
+def _entries_of(batches: Iterable[EntryBatch]) -> Iterator[Entry]:
+    for batch in batches:
+        yield from batch.entries()
+
+
+class Client:
+    """The ledgers of one cluster. See `bookies.client.client.Client`."""
+
+    def __init__(self, thread: LoopThread, client: asynchronous.Client) -> None:
+        self._thread = thread
+        self._client = client
+
+    def __repr__(self) -> str:
+        return repr(self._client)
+
+    def create(
+        self,
+        *,
+        ensemble: int = 3,
+        write_quorum: int | None = None,
+        ack_quorum: int | None = None,
+        digest: str | DigestType = "crc32c",
+        password: bytes = b"",
+        labels: Mapping[str, str | bytes] | None = None,
+        timeout: float | None = None,
+    ) -> LedgerWriter:
+        """Create a ledger and return its writer. Leaving its `with` block seals it; by an exception only lets go."""
+        opening = self._client.create(
+            ensemble=ensemble,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+            digest=digest,
+            password=password,
+            labels=labels,
+            timeout=timeout,
+        )
+        return LedgerWriter(self._thread, self._thread.call(_awaited(opening)))
+
+    def open(
+        self,
+        ledger_id: int,
+        *,
+        password: bytes = b"",
+        digest: str | DigestType | None = None,
+        timeout: float | None = None,
+    ) -> LedgerReader:
+        """Open a ledger for reading and tailing; never disturbs its writer."""
+        opening = self._client.open(ledger_id, password=password, digest=digest, timeout=timeout)
+        return LedgerReader(self._thread, self._thread.call(_awaited(opening)))
+
+    def recover(
+        self,
+        ledger_id: int,
+        *,
+        password: bytes = b"",
+        digest: str | DigestType | None = None,
+        timeout: float | None = None,
+    ) -> LedgerReader:
+        """End a ledger whose writer is gone: fence it, find its last entry, seal it."""
+        opening = self._client.recover(ledger_id, password=password, digest=digest, timeout=timeout)
+        return LedgerReader(self._thread, self._thread.call(_awaited(opening)))
+
+    def delete(self, ledger_id: int, *, timeout: float | None = None) -> None:
+        """Delete a ledger for ever; one that does not exist counts as deleted."""
+        self._thread.call(self._client.delete(ledger_id, timeout=timeout))
+
+    def metadata(self, ledger_id: int, *, timeout: float | None = None) -> LedgerMetadata:
+        """What the metadata store knows of a ledger."""
+        return self._thread.call(self._client.metadata(ledger_id, timeout=timeout))
+
+    def ledgers(self, label: tuple[str, str | bytes] | None = None) -> Iterator[LedgerMetadata]:
+        """The records of all ledgers, by ascending id; with `label` (name, value) only of those that carry it."""
+        found = self._client.ledgers(label)
+        while (record := self._thread.call(_next(found))) is not None:
+            yield record
+
+    def bookies(self, *, timeout: float | None = None) -> list[BookieStatus]:
+        """Every bookie of the cluster, sorted by id, with its mode: "writable", "read-only" or "down"."""
+        return self._thread.call(self._client.bookies(timeout=timeout))
+
+    def bookie_space(self, bookie: BookieId) -> tuple[int, int]:
+        """(total, free) bytes of a bookie's disks."""
+        return self._thread.call(self._client.bookie_space(bookie))
+
+    def stored_entries(self, bookie: BookieId, ledger_id: int) -> list[range]:
+        """Which entries of a ledger a bookie holds, as ranges."""
+        return self._thread.call(self._client.stored_entries(bookie, ledger_id))
+
+    def close(self) -> None:
+        """Drop connections and session; open writers are not sealed. Idempotent."""
+        if self._thread._finalizer.alive:
+            try:
+                self._thread.call(self._client.close())
+            finally:
+                self._thread.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+async def _awaited(opening: asynchronous.Opening[Any]) -> Any:
+    return await opening
+
+
+async def _connected(uri: str, config: ClientConfig | None, settings: Mapping[str, Any]) -> asynchronous.Client:
+    return await connecting.connect(uri, config=config, **settings)
+
+
+def connect(
+    uri: str,
+    *,
+    config: ClientConfig | None = None,
+    memory_limit: int | None = None,
+    add_timeout_ms: int | None = None,
+    read_timeout_ms: int | None = None,
+    connect_timeout_ms: int | None = None,
+    frame_size_max: int | None = None,
+    wire: str | None = None,
+    read_ahead_size: int | None = None,
+    ensemble_changes_max: int | None = None,
+    timeout: float | None = None,
+) -> Client:
+    """Connect to a cluster: `with bookies.blocking.connect(uri) as store`. See `bookies.connect`."""
+    settings = {name: value for name, value in locals().items() if name not in ("uri", "config") and value is not None}
+    thread = LoopThread()
+    try:
+        return Client(thread, thread.call(_connected(uri, config, settings)))
+    except BaseException:
+        thread.stop()
+        raise

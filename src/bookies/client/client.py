@@ -1,0 +1,338 @@
+"""`Client`: the ledgers of one cluster. Create, open, recover, delete, list.
+
+A client owns one session with the metadata store, one set of connections and one memory budget; handles share them.
+It takes a runtime and a driver instead of a URI, so that it runs on the simulator as it does in a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
+from types import MappingProxyType, TracebackType
+from typing import Generic, Self, TypeVar
+
+from bookies.client.budget import MemoryBudget
+from bookies.client.pool import BookiePool
+from bookies.client.reader import LedgerReader, keys_of
+from bookies.client.recovery import recover_ledger
+from bookies.client.watcher import BookieStatus, BookieWatcher
+from bookies.client.writer import LedgerWriter
+from bookies.config import ClientConfig, validate
+from bookies.errors import (
+    ClientClosed,
+    InvalidArgument,
+    LedgerExists,
+    LedgerNotFound,
+)
+from bookies.metadata.driver import MetadataDriver, Versioned
+from bookies.model import BookieId, DigestType, LedgerMetadata
+from bookies.protocol.ledger import check_quorums, new_ledger
+from bookies.runtime.ports import Runtime
+
+H = TypeVar("H", bound="LedgerWriter | LedgerReader | Client")
+
+DIGESTS = {
+    "crc32c": DigestType.CRC32C,
+    "crc32": DigestType.CRC32,
+    "hmac": DigestType.HMAC,
+    "mac": DigestType.HMAC,
+    "dummy": DigestType.DUMMY,
+    "none": DigestType.DUMMY,
+}
+CREATE_ATTEMPTS_MAX = 100  # ids handed out that turn out to be taken; more means that the id store is broken
+TOKEN_BITS = 63
+LISTED_AT_ONCE = 32  # records that a listing reads at a time
+
+
+class Opening(Generic[H]):
+    """A handle that is being made: `await` it, or use it in `async with`, which also lets go of it."""
+
+    def __init__(self, make: Callable[[], Awaitable[H]], timeout: float | None = None) -> None:
+        self._make = make
+        self._timeout = timeout
+        self._handle: H | None = None
+
+    def __await__(self) -> Generator[object, None, H]:
+        return self._begin().__await__()
+
+    async def _begin(self) -> H:
+        async with asyncio.timeout(self._timeout):
+            return await self._make()
+
+    async def __aenter__(self) -> H:
+        self._handle = handle = await self._begin()
+        await handle.__aenter__()
+        return handle
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._handle is not None
+        await self._handle.__aexit__(kind, error, traceback)
+
+
+class Client:
+    """The ledgers of one cluster. Made by `bookies.connect`; `driver` is not opened yet and is closed with the client.
+
+    All methods raise `ClientClosed` after `close`, and `MetadataError` when the metadata store does not answer.
+    """
+
+    def __init__(self, runtime: Runtime, driver: MetadataDriver, config: ClientConfig | None = None) -> None:
+        self.config = validate(config or ClientConfig())
+        if self.config.wire not in ("v2", "v3"):
+            raise InvalidArgument(f"wire={self.config.wire!r}: must be 'v2' or 'v3'")
+        self._runtime = runtime
+        self._driver = driver
+        self._watcher = BookieWatcher(runtime, driver)
+        self._pool = BookiePool(runtime, self.config, self._watcher.resolve, on_suspect=self._watcher.failed)
+        self._budget = MemoryBudget(self.config.memory_limit)
+        self._is_open = False
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else "open" if self._is_open else "not opened"
+        return f"<Client {self._driver.uri} {state} {self._pool!r}>"
+
+    async def open_session(self) -> Client:
+        """Begin the session with the metadata store. Raises `MetadataError` when there is no such store or cluster."""
+        if not self._is_open:
+            await self._driver.open()
+            self._watcher.start()
+            self._is_open = True
+        return self
+
+    async def close(self) -> None:
+        """Drop connections and session. Open writers are not sealed: a recovery decides their end. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._watcher.stop()
+        await self._pool.close()
+        await self._driver.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open_session()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- ledgers -------------------------------------------------------------------------------------------------
+    def create(
+        self,
+        *,
+        ensemble: int = 3,
+        write_quorum: int | None = None,
+        ack_quorum: int | None = None,
+        digest: str | DigestType = "crc32c",
+        password: bytes = b"",
+        labels: Mapping[str, str | bytes] | None = None,
+        timeout: float | None = None,
+    ) -> Opening[LedgerWriter]:
+        """Create a ledger and return its writer: `await store.create()` or `async with store.create() as ledger`.
+
+        `ensemble`: bookies that share the ledger; `write_quorum`: replicas of each entry (default: all of the
+        ensemble); `ack_quorum`: replicas on disk before an append is confirmed (default: a majority of the write
+        quorum). `digest`: crc32c, crc32, hmac or none. `labels`: stored with the ledger. `timeout`: seconds.
+
+        Leaving the block seals the ledger; leaving it by an exception only lets go of it. Raises `InvalidArgument`,
+        `NotEnoughBookies`.
+        """
+        write_quorum = ensemble if write_quorum is None else write_quorum
+        ack_quorum = write_quorum // 2 + 1 if ack_quorum is None else ack_quorum
+        check_quorums(ensemble, write_quorum, ack_quorum)
+        kind = _digest_type(digest)
+        _check_password(password)
+        custom = _packed_labels(labels)
+
+        async def make() -> LedgerWriter:
+            self._check_open()
+            chosen = await self._watcher.choose_ensemble(ensemble)
+            token = self._runtime.random.getrandbits(TOKEN_BITS)
+            record = await self._create_record(
+                lambda ledger_id: new_ledger(
+                    ledger_id,
+                    chosen,
+                    write_quorum,
+                    ack_quorum,
+                    digest_type=kind,
+                    password=password,
+                    custom_metadata=custom,
+                    ctime_ms=self._runtime.clock.wall_ms(),
+                    creator_token=token,
+                ).replace(stores_ctime=True)
+            )
+            return LedgerWriter(
+                self._runtime,
+                self.config,
+                self._pool,
+                self._driver,
+                record,
+                password=password,
+                candidates=self._watcher.candidates,
+                budget=self._budget,
+            )
+
+        return Opening(make, timeout)
+
+    def open(
+        self,
+        ledger_id: int,
+        *,
+        password: bytes = b"",
+        digest: str | DigestType | None = None,
+        timeout: float | None = None,
+    ) -> Opening[LedgerReader]:
+        """Open a ledger for reading and tailing, whether it is sealed or being written. Never disturbs its writer.
+
+        `digest` matters only for ledgers whose metadata does not name it (written before 4.2). `timeout`: seconds.
+        Raises `LedgerNotFound`, `Unauthorized` (wrong password), and for a ledger that is not sealed `ReadFailed` or
+        `BookieTimeout` when too few of its bookies answer.
+        """
+        kind = None if digest is None else _digest_type(digest)
+        _check_password(password)
+
+        async def make() -> LedgerReader:
+            found = await self._read_record(ledger_id)
+            keys = keys_of(found.metadata, password, kind)
+            return await LedgerReader.begin(self._pool, self._driver, self.config, keys, found)
+
+        return Opening(make, timeout)
+
+    def recover(
+        self,
+        ledger_id: int,
+        *,
+        password: bytes = b"",
+        digest: str | DigestType | None = None,
+        timeout: float | None = None,
+    ) -> Opening[LedgerReader]:
+        """End a ledger whose writer is gone: fence it, find its last entry, seal it; returns it open for reading.
+
+        Whatever was confirmed to the writer is kept; a writer that is still alive gets `LedgerFenced`. A ledger that
+        is sealed already is only opened. `digest`: as in `open`. `timeout`: seconds.
+
+        Raises `LedgerNotFound`, `Unauthorized`, `BookieTimeout`, `RecoveryFailed` (too few bookies answered; nothing
+        is lost, repeat it).
+        """
+        kind = None if digest is None else _digest_type(digest)
+        _check_password(password)
+
+        async def make() -> LedgerReader:
+            self._check_open()
+            if ledger_id < 0:
+                raise LedgerNotFound("ledger ids are 0 or more", ledger_id=ledger_id)
+            found = await recover_ledger(
+                self._runtime,
+                self.config,
+                self._pool,
+                self._driver,
+                ledger_id,
+                password=password,
+                candidates=self._watcher.candidates,
+                digest_type=kind or DigestType.CRC32C,
+            )
+            keys = keys_of(found.metadata, password, kind)
+            return await LedgerReader.begin(self._pool, self._driver, self.config, keys, found)
+
+        return Opening(make, timeout)
+
+    async def delete(self, ledger_id: int, *, timeout: float | None = None) -> None:
+        """Delete a ledger for ever; bookies free its space later. One that does not exist counts as deleted.
+
+        Recover a ledger first if its writer may be alive: it would go on confirming entries that nobody can find.
+        """
+        self._check_open()
+        if ledger_id < 0:
+            raise InvalidArgument(f"delete({ledger_id}): ledger ids are 0 or more")
+        async with asyncio.timeout(timeout):
+            await self._driver.delete_ledger(ledger_id)
+
+    async def metadata(self, ledger_id: int, *, timeout: float | None = None) -> LedgerMetadata:
+        """What the metadata store knows of a ledger; no bookie is asked. Raises `LedgerNotFound`."""
+        async with asyncio.timeout(timeout):
+            return (await self._read_record(ledger_id)).metadata
+
+    async def ledgers(self, label: tuple[str, str | bytes] | None = None) -> AsyncIterator[LedgerMetadata]:
+        """The records of all ledgers, by ascending id; with `label` (name, value) only of those that carry it.
+
+        Complete for every ledger that exists during the whole iteration; those deleted meanwhile may be missing.
+        """
+        self._check_open()
+        wanted = _packed_labels(dict([label] if label else []))
+        async for ids in self._driver.ledger_ids():
+            for start in range(0, len(ids), LISTED_AT_ONCE):
+                part = ids[start : start + LISTED_AT_ONCE]
+                for record in await asyncio.gather(*map(self._record_or_none, part)):
+                    if record is not None and wanted.items() <= record.custom_metadata.items():
+                        yield record
+
+    async def bookies(self, *, timeout: float | None = None) -> list[BookieStatus]:
+        """Every bookie of the cluster, sorted by id, with its mode: "writable", "read-only" or "down"."""
+        self._check_open()
+        async with asyncio.timeout(timeout):
+            return await self._watcher.statuses()
+
+    async def bookie_space(self, bookie: BookieId) -> tuple[int, int]:
+        """(total, free) bytes of a bookie's disks, as it says. Raises `BookieUnreachable`."""
+        self._check_open()
+        return await self._pool.bookie_info(bookie)
+
+    async def stored_entries(self, bookie: BookieId, ledger_id: int) -> list[range]:
+        """Which entries of a ledger a bookie holds, as ranges. Raises `LedgerUnknownToBookie`, `BookieUnreachable`."""
+        self._check_open()
+        return await self._pool.list_entries(bookie, ledger_id)
+
+    # -- parts ---------------------------------------------------------------------------------------------------
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClientClosed("the client is closed: connect again")
+        if not self._is_open:
+            raise ClientClosed("the client is not connected: use `async with connect(...)` or await it")
+
+    async def _read_record(self, ledger_id: int) -> Versioned:
+        self._check_open()
+        if ledger_id < 0:
+            raise LedgerNotFound("ledger ids are 0 or more", ledger_id=ledger_id)
+        return await self._driver.read_ledger(ledger_id)
+
+    async def _create_record(self, record_of: Callable[[int], LedgerMetadata]) -> Versioned:
+        """Store the record under a fresh id. Source: client-protocol 2.2."""
+        for _ in range(CREATE_ATTEMPTS_MAX):
+            ledger_id = await self._driver.next_ledger_id()
+            try:
+                return await self._driver.create_ledger(record_of(ledger_id))
+            except LedgerExists:
+                continue  # Somebody chose this id by hand.
+        raise LedgerExists(f"the last {CREATE_ATTEMPTS_MAX} ids that the metadata store handed out were taken")
+
+    async def _record_or_none(self, ledger_id: int) -> LedgerMetadata | None:
+        try:
+            return (await self._driver.read_ledger(ledger_id)).metadata
+        except LedgerNotFound:
+            return None  # Deleted since it was listed.
+
+
+def _digest_type(digest: str | DigestType) -> DigestType:
+    if isinstance(digest, DigestType):
+        return digest
+    kind = DIGESTS.get(digest.lower())
+    if kind is None:
+        raise InvalidArgument(f"digest={digest!r}: must be one of {', '.join(DIGESTS)}")
+    return kind
+
+
+def _check_password(password: bytes) -> None:
+    if not isinstance(password, bytes):
+        raise InvalidArgument(f"password must be bytes, not {type(password).__name__}: write b'...' or .encode() it")
+
+
+def _packed_labels(labels: Mapping[str, str | bytes] | None) -> Mapping[str, bytes]:
+    packed = {}
+    for name, value in (labels or {}).items():
+        if not isinstance(name, str) or not isinstance(value, str | bytes):
+            raise InvalidArgument(f"labels: {name!r}: {value!r}: names are text, values text or bytes")
+        packed[name] = value.encode() if isinstance(value, str) else value
+    return MappingProxyType(packed)

@@ -1,0 +1,52 @@
+"""`connect`: a client of a real cluster, by the URI of its metadata store."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from bookies.client.client import Client, Opening
+from bookies.config import ClientConfig, from_environment
+from bookies.errors import InvalidArgument
+
+
+def connect(
+    uri: str,
+    *,
+    config: ClientConfig | None = None,
+    memory_limit: int | None = None,
+    add_timeout_ms: int | None = None,
+    read_timeout_ms: int | None = None,
+    connect_timeout_ms: int | None = None,
+    frame_size_max: int | None = None,
+    wire: str | None = None,
+    read_ahead_size: int | None = None,
+    ensemble_changes_max: int | None = None,
+    timeout: float | None = None,
+) -> Opening[Client]:
+    """Connect to the cluster whose metadata store is at `uri`: `async with connect(uri) as store`, or await it.
+
+    URIs: `file:DIRECTORY` (embedded, for one machine), `memory:NAME` (this process). The other keywords are the
+    fields of `ClientConfig`; what is neither given here nor in `config` comes from BK_... environment variables.
+    `timeout`: seconds. Raises `ConfigError`, `MetadataError`.
+    """
+    given = {name: value for name, value in locals().items() if name in _SETTINGS and value is not None}
+    if config is not None and given:
+        raise InvalidArgument(f"pass either config= or {', '.join(given)}=, not both")
+    chosen = config or from_environment(ClientConfig, **given)
+
+    async def make() -> Client:
+        from bookies.metadata import uri as metadata
+        from bookies.runtime import aio
+
+        runtime = aio.runtime()
+        client = Client(runtime, metadata.connect(uri, runtime), chosen)
+        try:
+            return await client.open_session()
+        except BaseException:
+            await client.close()
+            raise
+
+    return Opening(make, timeout)
+
+
+_SETTINGS = tuple(field.name for field in fields(ClientConfig))
