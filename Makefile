@@ -23,7 +23,7 @@ sim: $(VENV)/.dev
 	@$(BIN)/bk sim --seed $(SEED) $(ARGS)
 
 bench: $(VENV)/.dev
-	@$(BIN)/bk bench suite $(ARGS)
+	@$(BIN)/python benchmarks/compare.py $(ARGS)
 
 docs: $(VENV)/.dev
 	@$(BIN)/python docs/generate.py

@@ -1,0 +1,97 @@
+"""`bk` as a program: start-up time, usage errors, exit statuses."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bookies.admin import cli
+
+BUDGET_MS = 150
+
+
+def bk(*words: str, cwd: pathlib.Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("BK_")}
+    return subprocess.run(
+        [sys.executable, "-m", "bookies.admin.cli", *words],
+        cwd=cwd,
+        env=environment,
+        input=stdin,
+        capture_output=True,
+        check=False,
+    )
+
+
+def test_start_up_is_quick(tmp_path: pathlib.Path) -> None:
+    """The best of several runs against the interpreter's own start, so that a busy machine does not matter."""
+
+    def best(*command: str) -> float:
+        times = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
+            times.append(1000 * (time.perf_counter() - begin))
+        return min(times)
+
+    bare = best(sys.executable, "-c", "pass")
+    full = best(sys.executable, "-m", "bookies.admin.cli", "ledger", "--help")
+    assert full - bare < BUDGET_MS - 20, f"bk takes {full:.0f} ms, of which Python {bare:.0f} ms"
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {noun} " in shown for noun in cli.COMMANDS)
+
+
+@pytest.mark.parametrize("noun", list(cli.COMMANDS))
+def test_every_command_has_help_with_an_example(noun: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main([noun, "--help"])
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    assert "usage:" in shown
+    assert "example" in shown or "VERB" in shown
+
+
+def test_a_typing_error_gets_its_neighbour(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["legder", "list"]) == 2
+    assert "did you mean `bk ledger`?" in capsys.readouterr().err
+
+
+def test_without_a_cluster_the_way_out_is_said(tmp_path: pathlib.Path) -> None:
+    done = bk("ledger", "list", cwd=tmp_path)
+    assert done.returncode == 2
+    assert b"bk up" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_append_to_an_existing_ledger_is_refused_with_the_reason(tmp_path: pathlib.Path) -> None:
+    done = bk("ledger", "append", "7", "--metadata", "memory:", cwd=tmp_path)
+    assert done.returncode == 2
+    assert b"one writer" in done.stderr
+
+
+def test_unreadable_input_is_named_and_nothing_is_created(tmp_path: pathlib.Path) -> None:
+    done = bk("ledger", "append", "--new", "--input", "absent.txt", "--metadata", "memory:", cwd=tmp_path)
+    assert done.returncode == 2
+    assert b"absent.txt" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_demo_refuses_an_unreadable_input_before_starting_anything(tmp_path: pathlib.Path) -> None:
+    done = bk("demo", "--input", "absent.txt", cwd=tmp_path)
+    assert done.returncode in (1, 2)
+    assert b"Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_setting_gets_its_neighbour(tmp_path: pathlib.Path) -> None:
+    done = bk("bookie", "run", "--metadata", "memory:", "--set", "journal_size_maks=1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert b"journal_size_max" in done.stderr
