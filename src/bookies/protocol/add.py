@@ -188,6 +188,8 @@ class AddPipeline:
             late, self._late = self._late, {}
             effects.extend(self._handle_failure(late))
             if self.error is not None:
+                for position, failed in enumerate(self._failed):  # Nothing was sent, so nobody will answer.
+                    failed.add(self._next_stored(position, first), self._next_stored(position, first + count))
                 return effects
         if self._is_striped:
             for position in range(self._size):
@@ -217,15 +219,16 @@ class AddPipeline:
             self._failed[position].add(start, stop)
         if self.error is not None:
             return ()
-        if isinstance(error, ClientClosed):
+        is_late = all(self._has_quorum(entry_id) for entry_id in self._pending_ids(position, runs))
+        if not is_late and isinstance(error, ClientClosed):
             return self.abandon(error)
-        if isinstance(error, FATAL):
+        if not is_late and isinstance(error, FATAL):
             return self._fatal(error)
         if self.is_changing:
             if self._replacing.get(position) != bookie:
                 self._late[position] = bookie
             return ()
-        if all(self._has_quorum(entry_id) for entry_id in self._pending_ids(position, runs)):
+        if is_late:
             self._late[position] = bookie
             return ()
         return self._handle_failure({position: bookie})
@@ -259,7 +262,7 @@ class AddPipeline:
         """The application ends the ledger; what is pending fails, the end is the confirmed prefix."""
         if self.error is not None:
             return ()
-        error = LedgerClosed("the ledger was sealed before the entry was confirmed: it may or may not be stored")
+        error = LedgerClosed("the ledger was sealed before the entry was confirmed")
         return [*self.abandon(error), CloseLedger(self.last_add_confirmed, is_implicit=False)]
 
     def abandon(self, error: BookKeeperError) -> Effects:

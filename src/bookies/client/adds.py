@@ -1,0 +1,276 @@
+"""Carry out what an `AddPipeline` decides: package entries, send them, keep their bytes until nobody needs them.
+
+A batch of entries is packaged once into one buffer of v2 ADD frames. Every bookie is sent that very buffer, or slices
+of it where a striped ledger gives a bookie only some of the entries; resending after an ensemble change sends the
+same bytes again, so that all replicas are identical. A batch is kept until each replica of each of its entries has
+answered or been replaced.
+
+`AddChannel` is shared by the writer and by the write-back of a recovery; its owner hears of what concerns the ledger
+as a whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from bookies.config import ClientConfig
+from bookies.errors import BookKeeperError, ClientClosed
+from bookies.kernels import pack_add_frames
+from bookies.model import BookieId, DigestType, Ensemble, LedgerMetadata
+from bookies.protocol.add import (
+    AddPipeline,
+    ChangeEnsemble,
+    CloseLedger,
+    Confirmed,
+    Effects,
+    Failed,
+    Send,
+)
+from bookies.wire.digest import mac_key, master_key
+from bookies.wire.v2 import add_head
+
+FRAME_OVERHEAD = 60  # bytes of a frame that are neither digest nor payload: length word, packet header, key, header
+_LENGTH_OFFSET = 52  # of the accumulated length in a frame
+_I64 = struct.Struct(">q")
+
+
+class AddPool(Protocol):
+    """The part of a `BookiePool` that adds need."""
+
+    def send_adds(
+        self,
+        bookie: BookieId,
+        ledger_id: int,
+        entry_ids: Sequence[int],
+        frames: bytes,
+        sink: AddReplica,
+        *,
+        timeout_ms: int | None = None,
+    ) -> None: ...
+
+
+class AddOwner(Protocol):
+    """Who owns an `AddChannel`. Called on the loop, in the order of the pipeline's effects; must not call back."""
+
+    def on_confirmed(self, first: int, last: int) -> None: ...
+
+    def on_failed(self, first: int, last: int, error: BookKeeperError) -> None: ...
+
+    def on_change(self, change: ChangeEnsemble) -> None: ...
+
+    def on_close(self, close: CloseLedger) -> None: ...
+
+    def on_released(self, size: int) -> None:
+        """Frames of `size` bytes are no longer held."""
+
+
+class _Batch(NamedTuple):
+    """Entries first..last as frames. `starts`: offsets of the frames in `frames`, and the end of the last one."""
+
+    first: int
+    last: int
+    frames: bytes
+    starts: Sequence[int]
+
+
+class SendWindow:
+    """The frames of entries that somebody may still need, in batches of consecutive ids.
+
+    `first`: the id the first batch will have; `length`: payload bytes of the ledger before it.
+    """
+
+    def __init__(self, first: int, length: int) -> None:
+        self._batches: deque[_Batch] = deque()
+        self._next = first
+        self._released = first - 1
+        self._released_length = length
+
+    def push(self, frames: bytes, starts: Sequence[int]) -> None:
+        """Keep the frames of the ids that come next."""
+        count = len(starts) - 1
+        self._batches.append(_Batch(self._next, self._next + count - 1, frames, starts))
+        self._next += count
+
+    def frames(self, entry_ids: Sequence[int]) -> bytes:
+        """The frames of these ids, ascending; the buffer of a batch itself when they are all of it."""
+        newest = self._batches[-1]
+        if len(entry_ids) == newest.last - newest.first + 1 and entry_ids[0] == newest.first:
+            return newest.frames
+        batches = list(self._batches)
+        parts: list[bytes] = []
+        for first, last in _runs(entry_ids):
+            index = bisect_right(batches, first, key=_first_of) - 1
+            while index < len(batches) and batches[index].first <= last:
+                batch = batches[index]
+                start = batch.starts[max(first, batch.first) - batch.first]
+                stop = batch.starts[min(last, batch.last) - batch.first + 1]
+                parts.append(batch.frames[start:stop])
+                index += 1
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def length_at(self, entry_id: int) -> int:
+        """Payload bytes of the ledger up to and with this entry, one that is held or the last one released."""
+        if entry_id == self._released:
+            return self._released_length
+        batches = list(self._batches)
+        batch = batches[bisect_right(batches, entry_id, key=_first_of) - 1]
+        return _length_in(batch, entry_id)
+
+    def release(self, bound: int) -> int:
+        """Drop the batches whose ids are all below `bound`; bytes freed."""
+        size = 0
+        while self._batches and self._batches[0].last < bound:
+            batch = self._batches.popleft()
+            self._released = batch.last
+            self._released_length = _length_in(batch, batch.last)
+            size += len(batch.frames)
+        return size
+
+
+class AddReplica:
+    """One bookie at one position of the ensemble: the sink of its answers.
+
+    Answers reach the pipeline with the position they were sent for, so that a bookie that comes back at another
+    position cannot speak for the former one (X-43).
+    """
+
+    __slots__ = ("_channel", "bookie", "position")
+
+    def __init__(self, channel: AddChannel, position: int, bookie: BookieId) -> None:
+        self._channel = channel
+        self.position = position
+        self.bookie = bookie
+
+    def on_acknowledged(self, bookie: BookieId, entry_ids: Sequence[int]) -> None:
+        self._channel.on_acknowledged(self.position, bookie, entry_ids)
+
+    def on_failed(self, bookie: BookieId, entry_ids: Sequence[int], error: BookKeeperError) -> None:
+        self._channel.on_failed(self.position, bookie, entry_ids, error)
+
+
+class AddChannel:
+    """An `AddPipeline` with bytes. `length`: payload bytes of the ledger before the first entry to add."""
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        pool: AddPool,
+        pipeline: AddPipeline,
+        owner: AddOwner,
+        *,
+        digest_type: DigestType,
+        password: bytes,
+        length: int = 0,
+        is_recovery: bool = False,
+    ) -> None:
+        self._pool = pool
+        self._owner = owner
+        self._timeout_ms = config.add_timeout_ms
+        self._ledger_id = pipeline.metadata.ledger_id
+        self._digest_type = digest_type
+        self._mac_key = mac_key(password)
+        self._head = add_head(master_key(password), is_recovery=is_recovery, is_high_priority=is_recovery)
+        self._replicas = [AddReplica(self, position, bookie) for position, bookie in enumerate(pipeline.ensemble)]
+        self._window = SendWindow(pipeline.last_add_pushed + 1, length)
+        self._loop = asyncio.get_running_loop()
+        self.pipeline = pipeline
+        self.length = length  # payload bytes of everything added
+        self.overhead = FRAME_OVERHEAD + digest_type.size  # bytes of a frame besides its payload
+
+    def add(self, payloads: Sequence[bytes], length: int | None = None) -> None:
+        """Add entries, with ids from `pipeline.last_add_pushed + 1` on. Costs `overhead` and the payload in memory.
+
+        `length`: payload bytes of the ledger before them, when that is not what was added so far (write-back).
+        """
+        pipeline = self.pipeline
+        frames, starts, self.length = pack_add_frames(
+            self._head,
+            self._ledger_id,
+            pipeline.last_add_pushed + 1,
+            pipeline.header_last_add_confirmed,
+            self.length if length is None else length,
+            payloads,
+            self._digest_type,
+            self._mac_key,
+        )
+        self._window.push(frames, starts)
+        self.carry_out(pipeline.add(len(payloads)))
+
+    def length_at(self, entry_id: int) -> int:
+        """Payload bytes of the ledger up to and with this entry, not older than the confirmed end."""
+        return self._window.length_at(entry_id)
+
+    def metadata_changed(self, metadata: LedgerMetadata) -> None:
+        """The writer's ensemble change has come to an end: the record now."""
+        self.carry_out(self.pipeline.metadata_changed(metadata))
+        self._release()
+
+    def ensemble_chosen(self, ensemble: Ensemble) -> None:
+        """The recovery's ensemble change has come to an end."""
+        self.carry_out(self.pipeline.ensemble_chosen(ensemble))
+        self._release()
+
+    def on_acknowledged(self, position: int, bookie: BookieId, entry_ids: Sequence[int]) -> None:
+        if effects := self.pipeline.acknowledged(position, bookie, entry_ids):
+            self.carry_out(effects)
+        self._release()
+
+    def on_failed(self, position: int, bookie: BookieId, entry_ids: Sequence[int], error: BookKeeperError) -> None:
+        self.carry_out(self.pipeline.failed(position, bookie, entry_ids, error))
+        self._release()
+
+    def carry_out(self, effects: Effects) -> None:
+        """In order."""
+        for effect in effects:
+            if isinstance(effect, Send):
+                self._send(effect)
+            elif isinstance(effect, Confirmed):
+                self._owner.on_confirmed(effect.first, effect.last)
+            elif isinstance(effect, Failed):
+                self._owner.on_failed(effect.first, effect.last, effect.error)
+            elif isinstance(effect, ChangeEnsemble):
+                self._owner.on_change(effect)
+            else:
+                self._owner.on_close(effect)
+
+    def _send(self, send: Send) -> None:
+        replica = self._replicas[send.position]
+        if replica.bookie != send.bookie:
+            replica = self._replicas[send.position] = AddReplica(self, send.position, send.bookie)
+        frames = self._window.frames(send.entry_ids)
+        try:
+            self._pool.send_adds(
+                send.bookie, self._ledger_id, send.entry_ids, frames, replica, timeout_ms=self._timeout_ms
+            )
+        except ClientClosed as error:
+            self._loop.call_soon(replica.on_failed, send.bookie, send.entry_ids, error)
+
+    def _release(self) -> None:
+        if size := self._window.release(self.pipeline.answered_bound):
+            self._owner.on_released(size)
+
+
+def _first_of(batch: _Batch) -> int:
+    return batch.first
+
+
+def _length_in(batch: _Batch, entry_id: int) -> int:
+    return int(_I64.unpack_from(batch.frames, batch.starts[entry_id - batch.first] + _LENGTH_OFFSET)[0])
+
+
+def _runs(entry_ids: Sequence[int]) -> Sequence[tuple[int, int]]:
+    """The ids as (first, last) of consecutive ones."""
+    if isinstance(entry_ids, range) and entry_ids.step == 1:
+        return [(entry_ids[0], entry_ids[-1])]
+    runs: list[tuple[int, int]] = []
+    for entry_id in entry_ids:
+        if runs and runs[-1][1] == entry_id - 1:
+            runs[-1] = (runs[-1][0], entry_id)
+        else:
+            runs.append((entry_id, entry_id))
+    return runs

@@ -1,0 +1,82 @@
+"""One handle's copy of a ledger's record, and the loop that changes the record by compare-and-swap.
+
+An update is a pair of pure functions on records: *needed* says whether anything is left to do, *transform* makes the
+new record. The loop only ever writes what it derived from the record that it read at that very version. After a
+conflict it reads again and begins anew; whose write it meets does not matter, only the content does. Hence a write
+whose reply was lost needs no special case: either *needed* is now false, which is success, or the swap is repeated.
+
+A store may answer a read from a replica that lags behind. A record older than the copy, or as old as the one that
+just failed, is never installed: the loop waits and reads again (X-36).
+
+Source: client-protocol 2.12; the pairs are in `protocol/ledger.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from bookies.errors import LedgerNotFound, MetadataError, VersionConflict
+from bookies.metadata.driver import MetadataDriver, Versioned
+from bookies.model import LedgerMetadata
+from bookies.runtime.ports import Runtime
+
+PROMPT_CONFLICTS = 3  # retried at once; then with growing, jittered pauses
+BACKOFF_FIRST_S = 0.01
+BACKOFF_MAX_S = 1.0
+UNCERTAIN_WRITES_MAX = 5  # writes in a row that failed for the store's own reasons; then its error is passed on
+
+
+class MetadataLoop:
+    """The record of one ledger as one handle knows it. Updates of one handle follow each other."""
+
+    def __init__(self, runtime: Runtime, driver: MetadataDriver, versioned: Versioned) -> None:
+        self._random = runtime.random
+        self._driver = driver
+        self._turn = asyncio.Lock()
+        self.current = versioned
+
+    async def update(
+        self, needed: Callable[[LedgerMetadata], bool], transform: Callable[[LedgerMetadata], LedgerMetadata]
+    ) -> Versioned:
+        """Bring the record into a state in which nothing is needed; return it. Safe to cancel: nothing half done.
+
+        Raises what the functions raise, `LedgerNotFound`, and `MetadataError` when the store stays unusable; then
+        the update may or may not have happened.
+        """
+        async with self._turn:
+            conflicts = uncertain = 0
+            while needed(self.current.metadata):
+                written = self.current
+                try:
+                    self.current = await self._driver.write_ledger(transform(written.metadata), written.version)
+                    return self.current
+                except VersionConflict:
+                    conflicts += 1
+                    uncertain = 0
+                except LedgerNotFound:
+                    raise
+                except MetadataError as error:
+                    uncertain += 1
+                    if not error.retriable or uncertain >= UNCERTAIN_WRITES_MAX:
+                        raise
+                await self._pause(conflicts - PROMPT_CONFLICTS + uncertain)
+                uncertain = await self._refresh(uncertain)
+            return self.current
+
+    async def _refresh(self, uncertain: int) -> int:
+        """Install the stored record if it is newer. Returns the count of failures in a row, this one included."""
+        try:
+            read = await self._driver.read_ledger(self.current.metadata.ledger_id)
+        except MetadataError as error:
+            if not error.retriable or uncertain + 1 >= UNCERTAIN_WRITES_MAX:
+                raise
+            return uncertain + 1
+        if read.version > self.current.version:
+            self.current = read
+        return uncertain
+
+    async def _pause(self, count: int) -> None:
+        if count > 0:
+            longest = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2**count)
+            await asyncio.sleep(self._random.uniform(longest / 2, longest))

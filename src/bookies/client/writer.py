@@ -1,0 +1,532 @@
+"""`LedgerWriter`: appends to an open ledger. The shell of `AddPipeline`: moves bytes, wakes waiters, decides nothing.
+
+Appends of one turn of the event loop are packaged together and cost one write per bookie. `append_many` is the fast
+path; `append_nowait` is for those who keep futures; `append` is one entry and waits for it.
+
+What a caller may rely on:
+
+* an entry id is returned when `ack_quorum` bookies have the entry on disk and all earlier entries are as safe;
+* memory is bounded by `ClientConfig.memory_limit`, per client: an append waits *before* it gets an id, so nothing is
+  ever half in the pipeline; the bytes count until every replica has answered or been replaced;
+* an append that is cancelled, times out or fails is *unknown*: the entry may or may not be in the ledger. After a
+  failure nothing more can be appended, and nothing after the failed entry is in the ledger unless that entry is;
+* `seal` waits for what is pending and ends the ledger for ever; `close` only lets go of it. Leaving the `async with`
+  block normally seals; leaving it by an exception only closes, so that a recovery decides the end.
+
+How a client makes one: create the metadata (`protocol.ledger.new_ledger`, `driver.create_ledger`), then
+
+    LedgerWriter(runtime, config, pool, driver, versioned, password=password, candidates=watcher.candidates,
+                 budget=one MemoryBudget per client)
+
+Source: client-protocol 2.3 to 2.13, 2.16.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from types import TracebackType
+from typing import Self, TypeVar
+
+from bookies.client.adds import AddChannel, AddPool
+from bookies.client.budget import MemoryBudget
+from bookies.client.metadata_loop import MetadataLoop
+from bookies.config import ClientConfig
+from bookies.errors import (
+    AckQuorumTimeout,
+    BookieBusy,
+    BookKeeperError,
+    InvalidArgument,
+    LedgerClosed,
+    LedgerFenced,
+    LocalProtocolError,
+    MetadataError,
+    NotSupported,
+    VersionConflict,
+)
+from bookies.metadata.driver import MetadataDriver, Versioned
+from bookies.model import BookieId, DigestType, LedgerMetadata
+from bookies.protocol.add import AddPipeline, ChangeEnsemble, CloseLedger
+from bookies.protocol.ledger import change_needed, close_needed, closed, with_ensemble
+from bookies.protocol.placement import replace_failed
+from bookies.runtime.ports import Runtime
+from bookies.runtime.tasks import Tasks
+
+T = TypeVar("T")
+Payload = bytes | bytearray | memoryview
+BATCH_SIZE_MAX = 256 * 1024  # bytes packaged into one buffer: large enough to amortise, small enough to overlap
+V3_OVERHEAD = 96  # bytes that an add takes beyond its v2 frame when it is sent over v3
+
+
+class LedgerWriter:
+    """The one writer of a ledger. Made by `Client.create`; `candidates`: writable bookies in order of preference."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: ClientConfig,
+        pool: AddPool,
+        driver: MetadataDriver,
+        versioned: Versioned,
+        *,
+        password: bytes,
+        candidates: Callable[[], Sequence[BookieId]],
+        budget: MemoryBudget | None = None,
+    ) -> None:
+        metadata = versioned.metadata
+        self._record = MetadataLoop(runtime, driver, versioned)
+        self._candidates = candidates
+        self._budget = budget or MemoryBudget(config.memory_limit)
+        self._pipeline = AddPipeline(metadata, changes_max=config.ensemble_changes_max)
+        digest_type = metadata.digest_type or DigestType.CRC32C
+        self._channel = AddChannel(config, pool, self._pipeline, self, digest_type=digest_type, password=password)
+        self._overhead = self._channel.overhead
+        v3_overhead = V3_OVERHEAD if config.wire == "v3" else 0
+        self._payload_size_max = min(config.frame_size_max - v3_overhead, self._budget.limit) - self._overhead
+        self._batch_size_max = min(BATCH_SIZE_MAX, self._budget.limit)
+        self._loop = asyncio.get_running_loop()
+        self._tasks = Tasks(self._task_died)
+        self._turn = asyncio.Lock()  # held by the append that waits for memory; those behind it queue up in order
+        self._payloads: list[bytes] = []  # this turn's appends, not packaged yet
+        self._futures: list[asyncio.Future[int]] = []
+        self._waiting: deque[tuple[int, list[asyncio.Future[int]]]] = deque()  # first id, who waits for it and on
+        self._idle_waiters: list[asyncio.Future[None]] = []  # who waits for nothing to be pending
+        self._is_sealing = False
+        self._is_ended_in_order = False  # by `seal`, not by a failure
+        self._closing: asyncio.Future[BookKeeperError | None] | None = None  # outcome of writing CLOSED
+        self._final_length: int | None = None  # of the confirmed prefix, once something pending has failed
+
+    # -- what it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def ledger_id(self) -> int:
+        return self._record.current.metadata.ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """The record as this writer knows it."""
+        return self._record.current.metadata
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """The last entry that is durable, as all before it are; -1 when there is none."""
+        return self._pipeline.last_add_confirmed
+
+    @property
+    def length(self) -> int:
+        """Payload bytes of the confirmed entries."""
+        if self._final_length is not None:
+            return self._final_length
+        return self._channel.length_at(self._pipeline.last_add_confirmed)
+
+    @property
+    def pending_count(self) -> int:
+        """Entries appended but neither confirmed nor failed."""
+        return self._pipeline.pending_count + len(self._payloads)
+
+    def __repr__(self) -> str:
+        metadata = self.metadata
+        return (
+            f"<Ledger {metadata.ledger_id} {self._state()} "
+            f"E{metadata.ensemble_size}/Qw{metadata.write_quorum}/Qa{metadata.ack_quorum} "
+            f"last_add_confirmed={self.last_add_confirmed} pending={self.pending_count} "
+            f"ensemble=[{', '.join(self._pipeline.ensemble)}]>"
+        )
+
+    def _state(self) -> str:
+        if self._record.current.metadata.is_closed:
+            return "sealed"
+        if self._pipeline.error is None:
+            return "sealing" if self._is_sealing else "open"
+        if isinstance(self._pipeline.error, LedgerClosed):
+            return "closed"
+        return f"failed({type(self._pipeline.error).__name__})"
+
+    # -- appending -----------------------------------------------------------------------------------------------
+
+    async def append(self, payload: Payload, *, timeout: float | None = None) -> int:
+        """Append one entry; its id, once it is durable on the ack quorum. `timeout`: seconds.
+
+        Raises: `LedgerClosed`, `LedgerFenced`, `NotEnoughBookies`, `Unauthorized`, `MetadataError`, `WriteFailed`
+        (the writer has ended; the entry may or may not be stored), `AckQuorumTimeout` (not confirmed in time; it may
+        still be), `BookieBusy` (no memory in time, nothing was sent), `InvalidArgument` (too large).
+        """
+        data = _as_bytes(payload)
+        future = self._try_enqueue(data)
+        if timeout is None:
+            return await self._outcome(await self._enqueue(data) if future is None else future)
+        deadline = self._loop.time() + timeout
+        if future is None:
+            future = await self._in_time(self._enqueue(data), deadline)
+        return await self._confirmed_in_time(future, deadline)
+
+    def append_nowait(self, payload: Payload) -> asyncio.Future[int]:
+        """Append one entry without waiting; the future becomes its id, or raises as `append` does.
+
+        Raises: `BookieBusy` when the memory limit is reached (`wait_writable`, then repeat), `LedgerClosed`,
+        `InvalidArgument`.
+        """
+        future = self._try_enqueue(_as_bytes(payload))
+        if future is None:
+            raise BookieBusy(
+                f"memory_limit of {self._budget.limit:,} bytes is used up by entries that not every replica has "
+                "answered; await wait_writable(), or use append(), which waits",
+                ledger_id=self.ledger_id,
+            )
+        return future
+
+    async def append_many(self, payloads: Iterable[Payload], *, timeout: float | None = None) -> int:
+        """Append entries with consecutive ids; the last id, once all are durable. The fast path.
+
+        Raises as `append`; then the first of them may be stored and the rest not.
+        """
+        batch = [_as_bytes(payload) for payload in payloads]
+        if not batch:
+            raise InvalidArgument("append_many needs at least one payload")
+        self._check_size(max(map(len, batch)))
+        if timeout is None:
+            return await self._outcome(await self._enqueue_many(batch))
+        deadline = self._loop.time() + timeout
+        future = await self._in_time(self._enqueue_many(batch), deadline)
+        return await self._confirmed_in_time(future, deadline)
+
+    async def wait_writable(self, *, timeout: float | None = None) -> None:
+        """Wait until an entry of the largest size could be appended. Raises `BookieBusy` on timeout, `LedgerClosed`."""
+        size = self._payload_size_max + self._overhead
+        waiting = self._budget.acquire(size)
+        if timeout is None:
+            await waiting
+        else:
+            await self._in_time(waiting, self._loop.time() + timeout)
+        self._budget.release(size)
+        self._check_open()
+
+    async def write(self, entry_id: int, payload: Payload) -> int:
+        """Not offered: ids chosen by the caller (advanced ledgers). Raises `NotSupported`."""
+        raise NotSupported("ids chosen by the caller are not offered; use append(), which returns the id")
+
+    async def force(self) -> None:
+        """Not needed: every append waits for the disks of its ack quorum. Raises `NotSupported`."""
+        raise NotSupported("deferred sync is not offered, so there is nothing to force: append() returns durable ids")
+
+    def _check_open(self) -> None:
+        error = self._pipeline.error
+        if error is not None:
+            raise LedgerClosed(f"the writer has ended, nothing was sent: {error}", ledger_id=self.ledger_id) from error
+        if self._is_sealing:
+            raise LedgerClosed("the ledger is being sealed, nothing was sent", ledger_id=self.ledger_id)
+
+    def _check_size(self, size: int) -> None:
+        if size > self._payload_size_max:
+            raise InvalidArgument(
+                f"an entry of {size:,} bytes exceeds the limit of {self._payload_size_max:,}, which follows from "
+                "frame_size_max and memory_limit; split it",
+                ledger_id=self.ledger_id,
+            )
+
+    def _try_enqueue(self, data: bytes) -> asyncio.Future[int] | None:
+        """Queue one entry for this turn of the loop; None when that needs waiting for memory."""
+        if self._pipeline.error is not None or self._is_sealing:
+            self._check_open()
+        if len(data) > self._payload_size_max:
+            self._check_size(len(data))
+        if self._turn.locked() or not self._budget.try_acquire(len(data) + self._overhead):
+            return None
+        return self._queue(data)
+
+    def _queue(self, data: bytes) -> asyncio.Future[int]:
+        future: asyncio.Future[int] = self._loop.create_future()
+        if not self._payloads:
+            self._loop.call_soon(self._flush)
+        self._payloads.append(data)
+        self._futures.append(future)
+        return future
+
+    async def _enqueue(self, data: bytes) -> asyncio.Future[int]:
+        async with self._turn:
+            await self._acquire(len(data) + self._overhead)
+            return self._queue(data)
+
+    async def _enqueue_many(self, batch: list[bytes]) -> asyncio.Future[int]:
+        """Send a batch in pieces, as memory allows; the future of its last entry."""
+        async with self._turn:
+            self._flush()
+            future: asyncio.Future[int] = self._loop.create_future()
+            start = 0
+            for stop, size in self._pieces(batch):
+                await self._acquire(size)
+                piece = batch[start:stop] if stop - start < len(batch) else batch
+                start = stop
+                if stop == len(batch):
+                    self._waiting.append((self._pipeline.last_add_pushed + len(piece), [future]))
+                self._channel.add(piece)
+            return future
+
+    def _pieces(self, batch: list[bytes]) -> list[tuple[int, int]]:
+        """Cut a batch into buffers: (index behind the last entry, bytes) of each."""
+        overhead = self._overhead
+        ends = list(accumulate([len(data) + overhead for data in batch]))
+        if ends[-1] <= self._batch_size_max:
+            return [(len(batch), ends[-1])]
+        pieces: list[tuple[int, int]] = []
+        start = size = 0
+        while start < len(batch):
+            stop = max(start + 1, bisect_right(ends, size + self._batch_size_max, start))
+            pieces.append((stop, ends[stop - 1] - size))
+            start, size = stop, ends[stop - 1]
+        return pieces
+
+    async def _acquire(self, size: int) -> None:
+        self._check_open()
+        if self._budget.try_acquire(size):
+            return
+        self._flush()  # otherwise it could wait for memory that its own queue holds
+        await self._budget.acquire(size)
+        try:
+            self._check_open()
+        except LedgerClosed:
+            self._budget.release(size)
+            raise
+
+    def _flush(self) -> None:
+        """Package and send what was queued in this turn."""
+        if not self._payloads:
+            return
+        payloads, futures = self._payloads, self._futures
+        self._payloads, self._futures = [], []
+        start = 0
+        for stop, size in self._pieces(payloads):
+            if self._pipeline.error is not None:
+                self._budget.release(size)
+                self._refuse(futures[start:stop])
+            else:
+                self._waiting.append((self._pipeline.last_add_pushed + 1, futures[start:stop]))
+                self._channel.add(payloads[start:stop])
+            start = stop
+
+    def _refuse(self, futures: list[asyncio.Future[int]]) -> None:
+        cause = self._pipeline.error
+        for future in futures:
+            if not future.done():
+                error = LedgerClosed(f"the writer has ended, nothing was sent: {cause}", ledger_id=self.ledger_id)
+                error.__cause__ = cause
+                future.set_exception(error)
+
+    # -- waiting -------------------------------------------------------------------------------------------------
+
+    async def _outcome(self, future: asyncio.Future[int]) -> int:
+        try:
+            return await future
+        except asyncio.CancelledError:
+            raise asyncio.CancelledError(
+                f"append to ledger {self.ledger_id} cancelled: the entry may or may not be stored"
+            ) from None
+
+    async def _confirmed_in_time(self, future: asyncio.Future[int], deadline: float) -> int:
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self._outcome(future)
+        except TimeoutError:
+            raise AckQuorumTimeout(
+                "the entry was not confirmed in time; it may or may not be stored", ledger_id=self.ledger_id
+            ) from None
+
+    async def _in_time(self, waiting: Awaitable[T], deadline: float) -> T:
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await waiting
+        except TimeoutError:
+            raise BookieBusy(
+                f"no room within the memory_limit of {self._budget.limit:,} bytes in time; of this entry, or of the "
+                "rest of this batch, nothing was sent",
+                ledger_id=self.ledger_id,
+            ) from None
+
+    # -- what the pipeline decides (AddOwner) --------------------------------------------------------------------
+
+    def on_confirmed(self, first: int, last: int) -> None:
+        for entry_id, future in self._take_waiting(last):
+            if not future.done():
+                future.set_result(entry_id)
+        if self._idle_waiters and not self._pipeline.pending_count:
+            self._wake_idle()
+
+    def on_failed(self, first: int, last: int, error: BookKeeperError) -> None:
+        self._final_length = self._channel.length_at(first - 1)
+        for entry_id, future in self._take_waiting(last):
+            if not future.done():
+                future.set_exception(_unknown(error, self.ledger_id, entry_id))
+        self._wake_idle()
+
+    def on_change(self, change: ChangeEnsemble) -> None:
+        self._tasks.start(self._change(change), f"change the ensemble of ledger {self.ledger_id}")
+
+    def on_close(self, close: CloseLedger) -> None:
+        length = self._channel.length_at(close.last_entry_id)
+        self._closing = self._loop.create_future()
+        self._tasks.start(self._write_closed(close, length, self._closing), f"close ledger {self.ledger_id}")
+
+    def on_released(self, size: int) -> None:
+        self._budget.release(size)
+
+    def _take_waiting(self, last: int) -> Iterator[tuple[int, asyncio.Future[int]]]:
+        """Everybody who waits for an entry up to `last`, in order."""
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= last:
+            first, futures = waiting.popleft()
+            count = last - first + 1
+            if count < len(futures):
+                waiting.appendleft((last + 1, futures[count:]))
+                futures = futures[:count]
+            yield from enumerate(futures, first)
+
+    def _wake_idle(self) -> None:
+        for future in self._idle_waiters:
+            if not future.done():
+                future.set_result(None)
+        self._idle_waiters.clear()
+
+    async def _change(self, change: ChangeEnsemble) -> None:
+        """Commit replacements for the failed bookies, whatever others do to the record meanwhile."""
+        candidates = self._candidates()
+
+        def needed(record: LedgerMetadata) -> bool:
+            return self._pipeline.is_open and change_needed(record, change.failed)
+
+        def transform(record: LedgerMetadata) -> LedgerMetadata:
+            ensemble = replace_failed(record.last_ensemble, change.failed, candidates, change.excluded)
+            return with_ensemble(record, change.first_entry_id, ensemble)
+
+        try:
+            versioned = await self._record.update(needed, transform)
+        except BookKeeperError as error:
+            self._channel.carry_out(self._pipeline.change_failed(error))
+        else:
+            self._channel.metadata_changed(versioned.metadata)
+
+    async def _write_closed(
+        self, close: CloseLedger, length: int, closing: asyncio.Future[BookKeeperError | None]
+    ) -> None:
+        last = close.last_entry_id
+        outcome: BookKeeperError | None = None
+        try:
+            await self._record.update(
+                lambda record: close_needed(record, last, length, is_implicit=close.is_implicit),
+                lambda record: closed(record, last, length),
+            )
+        except BookKeeperError as error:
+            outcome = error
+        closing.set_result(outcome)
+
+    def _task_died(self, cause: BaseException) -> None:
+        """A background task failed in a way that it does not know: our own mistake. Nobody may wait for it."""
+        error = LocalProtocolError(f"the writer has failed: {cause!r}", ledger_id=self.ledger_id)
+        error.__cause__ = cause
+        if self._closing is not None and not self._closing.done():
+            self._closing.set_result(error)
+        else:
+            self._channel.carry_out(self._pipeline.change_failed(error))
+
+    # -- ending --------------------------------------------------------------------------------------------------
+
+    async def seal(self, *, timeout: float | None = None) -> int:
+        """Wait until everything appended is confirmed, then end the ledger for ever; its last entry id.
+
+        Raises the error of the first append that failed, if any did: the ledger then ends before that entry, or a
+        recovery decides its end. `VersionConflict`: somebody else ended it elsewhere. On a timeout or cancellation
+        before the end is written the writer stays open; later: call `seal` again. Idempotent, with one outcome.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._seal()
+        except TimeoutError:
+            if self._closing is None:
+                raise AckQuorumTimeout(
+                    f"{self.pending_count} entries were not confirmed in time; the ledger is not sealed",
+                    ledger_id=self.ledger_id,
+                ) from None
+            raise MetadataError(
+                "the metadata store did not answer in time; the ledger may or may not be sealed, call seal() again",
+                ledger_id=self.ledger_id,
+            ) from None
+
+    async def _seal(self) -> int:
+        async with self._turn:  # Appends that wait for memory came first.
+            self._flush()
+            self._is_sealing = True
+        try:
+            await self._wait_idle()
+        except asyncio.CancelledError:
+            self._is_sealing = False
+            raise
+        if self._pipeline.is_open:
+            self._is_ended_in_order = True
+            self._channel.carry_out(self._pipeline.close())
+        elif self._closing is not None and self._closing.done() and _is_transient(self._closing.result()):
+            self.on_close(CloseLedger(self.last_add_confirmed, is_implicit=not self._is_ended_in_order))
+        outcome = await asyncio.shield(self._closing) if self._closing is not None else None
+        failure = outcome if self._is_ended_in_order else self._pipeline.error
+        if failure is not None:
+            raise copy.copy(failure)
+        return self.last_add_confirmed
+
+    async def _wait_idle(self) -> None:
+        while self._pipeline.is_open and self._pipeline.pending_count:
+            future: asyncio.Future[None] = self._loop.create_future()
+            self._idle_waiters.append(future)
+            await future
+
+    async def close(self) -> None:
+        """Let go of the ledger without sealing it; a recovery decides its end. What is pending becomes unknown.
+
+        An end that is already being written is finished first. Idempotent.
+        """
+        error = LedgerClosed("the writer was closed", ledger_id=self.ledger_id)
+        self._channel.carry_out(self._pipeline.abandon(error))
+        self._flush()
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
+        await self._tasks.stop()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Seal after a normal end of the block; after an exception only let go."""
+        try:
+            if kind is None:
+                await self.seal()
+        finally:
+            await self.close()
+
+
+def _as_bytes(payload: Payload) -> bytes:
+    """The payload itself, or a copy of what the caller may change."""
+    if type(payload) is bytes:
+        return payload
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return bytes(payload)
+    raise InvalidArgument(f"a payload is bytes, bytearray or memoryview, not {type(payload).__name__}")
+
+
+def _unknown(error: BookKeeperError, ledger_id: int, entry_id: int) -> BookKeeperError:
+    """The error of one pending append, which must not be mistaken for "not stored"."""
+    about = copy.copy(error)
+    message = error.message
+    if isinstance(error, LedgerFenced):
+        message = "another client recovers or has recovered the ledger, so this writer has ended"
+    about.args = (f"{message}: the entry may or may not be stored",)
+    about.ledger_id, about.entry_id = ledger_id, entry_id
+    about.__cause__ = error
+    return about
+
+
+def _is_transient(outcome: BookKeeperError | None) -> bool:
+    """Whether writing the end may be tried again: only the store was in the way (D-25)."""
+    return isinstance(outcome, MetadataError) and outcome.retriable and not isinstance(outcome, VersionConflict)
