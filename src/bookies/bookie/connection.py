@@ -127,7 +127,7 @@ class Connection(asyncio.Protocol):
         address = transport.get_extra_info("peername")
         if isinstance(address, tuple):
             self.peer = f"{address[0]}:{address[1]}"
-        self._intake.connections[self] = None
+        self._intake.joined(self)
         self.update_reading()
 
     def data_received(self, data: bytes) -> None:
@@ -156,7 +156,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._set_closed()
         self._transport = None
-        self._intake.connections.pop(self, None)
+        self._intake.left(self)
         for timer in (self._linger, self._stall):
             if timer is not None:
                 timer.cancel()

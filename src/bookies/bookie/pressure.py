@@ -20,6 +20,10 @@ class Reader(Protocol):
     def update_reading(self) -> None:
         """Look at `Intake.is_paused` again."""
 
+    def close(self) -> None: ...
+
+    def abort(self) -> None: ...
+
 
 class Intake:
     """Whether the bookie takes in more: all its connections, and the reasons to pause them.
@@ -38,11 +42,20 @@ class Intake:
         self.adds_size = 0
         self.adds_size_max = adds_size_max
         self.is_paused = False
-        self.connections: dict[Reader, None] = {}
+        self._connections: dict[Reader, None] = {}
         self._is_congested = is_congested
         self._when_uncongested = when_uncongested
-        self._on_idle: list[Callable[[], None]] = []
         self._is_stopped = False
+        self._idle: asyncio.Future[None] | None = None
+        self._empty: asyncio.Future[None] | None = None
+
+    def joined(self, connection: Reader) -> None:
+        self._connections[connection] = None
+
+    def left(self, connection: Reader) -> None:
+        self._connections.pop(connection, None)
+        if not self._connections and self._empty is not None and not self._empty.done():
+            self._empty.set_result(None)
 
     def accepted(self, size: int) -> None:
         """An add of so many bytes is on its way to the disk."""
@@ -58,10 +71,8 @@ class Intake:
         assert self.adds_size >= 0
         if self.is_paused and not self._is_stopped:
             self._maybe_resume()
-        if self.adds_size == 0:
-            waiting, self._on_idle = self._on_idle, []
-            for callback in waiting:
-                callback()
+        if self.adds_size == 0 and self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
 
     def stop(self) -> None:
         """Take in nothing any more."""
@@ -70,15 +81,24 @@ class Intake:
             self._pause()
 
     async def wait_idle(self) -> None:
-        """Wait until every accepted add is answered."""
+        """Wait until every accepted add is answered. One caller."""
         if self.adds_size:
-            idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._on_idle.append(lambda: None if idle.done() else idle.set_result(None))
-            await idle
+            self._idle = asyncio.get_running_loop().create_future()
+            await self._idle
+
+    async def wait_empty(self) -> None:
+        """Wait until every connection is gone. One caller."""
+        if self._connections:
+            self._empty = asyncio.get_running_loop().create_future()
+            await self._empty
+
+    def connections(self) -> list[Reader]:
+        """In the order in which they came."""
+        return list(self._connections)
 
     def _pause(self) -> None:
         self.is_paused = True
-        for connection in self.connections:
+        for connection in self._connections:
             connection.update_reading()
         if self._is_congested() and not self._is_stopped:
             self._when_uncongested(self._maybe_resume)
@@ -90,7 +110,7 @@ class Intake:
             self._when_uncongested(self._maybe_resume)
             return
         self.is_paused = False
-        for connection in self.connections:
+        for connection in self._connections:
             connection.update_reading()
 
 

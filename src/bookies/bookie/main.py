@@ -1,0 +1,197 @@
+"""A bookie as a process: signals, the ready line, exit status, and one sentence for whatever keeps it from starting.
+
+The ready line on stdout says that the bookie serves and is registered: a sentence on a terminal, otherwise one JSON
+object `{"ready": true, "bookie": ..., "host": ..., "port": ...}`. The log goes to stderr.
+
+With `BK_PARENT_PIPE=1` the bookie also stops when its standard input ends: whoever started it holds the other end of
+a pipe, and the system closes that however its holder dies.
+
+Exit status (storage 9.6): 0 stopped as asked, 1 configuration, 2 port or an internal error, 4 metadata store or
+registration, 5 directories or storage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from bookies.bookie.server import BookieServer, check_identity
+from bookies.config import BookieConfig, validate
+from bookies.errors import (
+    BookKeeperError,
+    ConfigError,
+    CookieMismatch,
+    DirectoryInUse,
+    MetadataError,
+    StorageError,
+)
+from bookies.metadata.uri import connect
+from bookies.runtime import aio
+from bookies.runtime.events import JsonFormatter
+
+EXIT_OK, EXIT_CONFIG, EXIT_INTERNAL, EXIT_METADATA, EXIT_STORAGE = 0, 1, 2, 4, 5
+
+_PORT_ERRORS = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+
+
+def run(config: BookieConfig, metadata_uri: str, *, ready: Callable[[BookieServer], None] | None = None) -> int:
+    """Run a bookie until SIGTERM or SIGINT; the exit status. `ready`: called once instead of the ready line."""
+    _configure_logging()
+    try:
+        validate(config)
+        check_identity(config)
+    except ConfigError as error:
+        return _refuse(config, error)
+    return aio.run(_main(config, metadata_uri, ready or _print_ready))
+
+
+async def _main(config: BookieConfig, metadata_uri: str, ready: Callable[[BookieServer], None]) -> int:
+    stop_asked = asyncio.Event()
+    _stop_on_signals(stop_asked)
+    runtime = aio.runtime()
+    try:
+        driver = connect(metadata_uri, runtime, lease_ms=config.lease_ms)
+        await driver.open()
+    except (BookKeeperError, OSError) as error:
+        return _refuse(config, error, EXIT_METADATA)
+    server = BookieServer(runtime, config, driver)
+    try:
+        try:
+            if not await _start_unless(stop_asked, server):
+                return EXIT_OK
+        except Exception as error:  # noqa: BLE001  (becomes a sentence and the exit status)
+            return _refuse(config, error)
+        # Whatever lives by now lives long: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        ready(server)
+        return await _serve(server, stop_asked)
+    finally:
+        await driver.close()
+
+
+async def _start_unless(stop_asked: asyncio.Event, server: BookieServer) -> bool:
+    """Start, or give up when asked to; a long journal replay must not outlive the wish to stop."""
+    start = asyncio.create_task(server.start())
+    wish = asyncio.create_task(stop_asked.wait())
+    await asyncio.wait((start, wish), return_when=asyncio.FIRST_COMPLETED)
+    if not start.done():
+        start.cancel()
+        await asyncio.wait((start,))
+    wish.cancel()
+    if start.cancelled():
+        return False
+    start.result()
+    return True
+
+
+async def _serve(server: BookieServer, stop_asked: asyncio.Event) -> int:
+    failure = asyncio.create_task(server.wait_failed())
+    wish = asyncio.create_task(stop_asked.wait())
+    await asyncio.wait((failure, wish), return_when=asyncio.FIRST_COMPLETED)
+    wish.cancel()
+    if not failure.done():
+        failure.cancel()
+        await server.stop()
+        return EXIT_OK
+    await server.abort()
+    cause = failure.result()
+    status = EXIT_STORAGE if isinstance(cause, StorageError | OSError) else EXIT_INTERNAL
+    print(
+        f"bookie {server.bookie_id} stopped by itself: {_reason(cause)}. Entries it had not yet confirmed may or may "
+        "not be stored; confirmed ones are in its journal and come back when it is started again",
+        file=sys.stderr,
+    )
+    return status
+
+
+def _stop_on_signals(stop_asked: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop_asked.set)
+    if os.environ.get("BK_PARENT_PIPE") == "1":
+
+        def parent_wrote_or_died() -> None:
+            if not os.read(0, 4096):
+                loop.remove_reader(0)
+                stop_asked.set()
+
+        loop.add_reader(0, parent_wrote_or_died)
+
+
+def _print_ready(server: BookieServer) -> None:
+    host, port = server.address
+    if sys.stdout.isatty():
+        print(
+            f"bookie {server.bookie_id} serves on {host}:{port} ({server.state.mode.value}); Ctrl-C stops it",
+            flush=True,
+        )
+    else:
+        print(json.dumps({"ready": True, "bookie": server.bookie_id, "host": host, "port": port}), flush=True)
+
+
+def _refuse(config: BookieConfig, error: Exception, status: int | None = None) -> int:
+    """Say in one sentence why the bookie does not start: the thing, the cause, the consequence, the way out."""
+    name = config.bookie_id or f"{config.host}:{config.port}"
+    start = f"cannot start bookie {name}: "
+    unchanged = "Nothing was changed."
+    if isinstance(error, CookieMismatch):
+        text, found = str(error), EXIT_STORAGE
+    elif isinstance(error, ConfigError):
+        text, found = f"{start}{error}", EXIT_CONFIG
+    elif isinstance(error, DirectoryInUse):
+        text = f"{start}{error}. {unchanged} Stop that one, or name other directories: --journal-dir, --ledger-dir"
+        found = EXIT_STORAGE
+    elif isinstance(error, StorageError):
+        text, found = f"{start}{error}", EXIT_STORAGE
+    elif isinstance(error, MetadataError) or status == EXIT_METADATA:
+        text, found = f"{start}{_reason(error)}", EXIT_METADATA
+    elif isinstance(error, OSError) and (error.errno in _PORT_ERRORS or error.filename is None):
+        what = (
+            "is in use by another process"
+            if error.errno == errno.EADDRINUSE
+            else f"cannot be listened on: {_reason(error)}"
+        )
+        way = (
+            "Stop that process or choose another port" if error.errno == errno.EADDRINUSE else "Choose another address"
+        )
+        text = f"{start}port {config.port} of {config.host} {what}. {unchanged} {way}: --host, --port"
+        found = EXIT_INTERNAL
+    elif isinstance(error, OSError):
+        text = (
+            f"{start}cannot use {error.filename}: {os.strerror(error.errno or 0).lower()}. Make it a directory that "
+            "this user can write, or name another one: --journal-dir, --ledger-dir"
+        )
+        found = EXIT_STORAGE
+    else:
+        logging.getLogger("bookies.bookie").error("bookie.broken", exc_info=error)
+        text, found = f"{start}internal error, {_reason(error)}; this is a bug", EXIT_INTERNAL
+    print(text, file=sys.stderr)
+    return found if status is None else status
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return f"{error}" if isinstance(error, BookKeeperError) else f"{type(error).__name__}: {error}"
+
+
+def _configure_logging() -> None:
+    """Events to stderr, as JSON with `BK_LOG_FORMAT=json`; what the process has configured itself stays."""
+    root = logging.getLogger()
+    if root.handlers:
+        return
+    handler = logging.StreamHandler()
+    if os.environ.get("BK_LOG_FORMAT") == "json":
+        handler.setFormatter(JsonFormatter())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
+    root.addHandler(handler)
+    logging.getLogger("bookies").setLevel(os.environ.get("BK_LOG_LEVEL", "INFO").upper())

@@ -1,0 +1,245 @@
+"""A bookie: storage, port and registration put together, started and stopped in the right order.
+
+Start: take the port (connections are closed at once), compare cookies, start the storage (it replays its journal),
+serve, register. So a port in use is found before anything is changed, and whoever learns of the bookie can talk to it.
+
+Stop: unregister, take in nothing more, answer what was accepted, checkpoint. A failure of the journal or of a task
+is the failure of the bookie: `wait_failed` returns its cause, and the process has to end.
+
+Losing the metadata session is no failure: the bookie serves those who know it and registers again when it can.
+
+Source: storage 9.5, 9.6, metadata 6.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+
+from bookies.bookie.connection import Connection, RejectedConnection
+from bookies.bookie.handlers import Handlers
+from bookies.bookie.pressure import Intake, ReadBudget
+from bookies.bookie.reads import Reads
+from bookies.bookie.state import BookieState
+from bookies.config import BookieConfig
+from bookies.errors import BookKeeperError, ConfigError, CookieMismatch, CookieNotFound, MetadataError
+from bookies.metadata.driver import MetadataDriver
+from bookies.model import BookieId, BookieInfo, BookieMode, Endpoint
+from bookies.runtime.events import Events
+from bookies.runtime.ports import Listener, Runtime
+from bookies.runtime.tasks import Tasks
+from bookies.storage import cookie
+from bookies.storage.ledger_store import LedgerStore
+
+REGISTER_RETRY_S = 0.5  # first pause after a failed registration; doubles
+REGISTER_RETRY_S_MAX = 10.0
+UNREGISTER_S = 2.0  # of a stop; then the lease has to run out
+ANSWER_S = 5.0  # of a stop; then accepted adds go unanswered
+
+_LEGAL_ID = re.compile(r"[A-Za-z0-9._:-]+")
+
+
+class BookieServer:
+    """One bookie on one metadata session, which the caller opens and closes.
+
+    `address` and `bookie_id` are known once `start` has taken the port.
+    """
+
+    def __init__(self, runtime: Runtime, config: BookieConfig, driver: MetadataDriver) -> None:
+        self.config = config
+        self.state = BookieState()
+        self.bookie_id = BookieId(config.bookie_id or f"{config.host}:{config.port}")
+        self.address = (config.host, config.port)
+        self.store = LedgerStore(runtime, config, self._fail)
+        self._runtime = runtime
+        self._driver = driver
+        self._events = Events("bookie", runtime.clock)
+        self._intake = Intake(
+            config.adds_in_progress_size_max, lambda: self.store.is_congested, self.store.when_uncongested
+        )
+        self._budget = ReadBudget(config.reads_in_progress_size_max)
+        reads = Reads(self.store, self._budget, config, runtime.clock, self._events)
+        self._handlers = Handlers(self.store, self.state, self._intake, reads, self._events)
+        self._tasks = Tasks(self._fail)
+        self._listener: Listener | None = None
+        self._registration_changed = asyncio.Event()
+        self._sessions_lost = 0
+        self._cause: BaseException | None = None
+        self._failed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Begin to serve, or raise with nothing left behind.
+
+        Raises: `ConfigError`; OSError (the port, the directories); `DirectoryInUse`, `CookieMismatch`, `CorruptRecord`
+        and other `StorageError`; `MetadataError` (the store, the registration).
+        """
+        check_identity(self.config)
+        try:
+            self._listener = await self._runtime.network.listen(self.config.host, self.config.port, self._accept)
+            self.address = (self.config.host, self._listener.address[1])
+            await self._check_cookie()
+            await self.store.start()
+            self.store.on_mode_change(self._mode_changed)
+            self.state.storage_is(self.store.is_writable)
+            self.state.started()
+            self._driver.on_session_expired(self._session_lost)
+            await self._register(self.state.mode)
+            self._tasks.start(self._keep_registered(), f"registration of {self.bookie_id}")
+        except BaseException:
+            await self.abort()
+            raise
+        self._events.info(
+            "bookie.serving",
+            bookie=self.bookie_id,
+            host=self.address[0],
+            port=self.address[1],
+            mode=self.state.mode.value,
+        )
+
+    async def stop(self) -> None:
+        """Stop in the orderly way, within seconds. Idempotent."""
+        if self._listener is None:
+            return
+        was_serving = self.state.may_serve()
+        self.state.stopping()
+        self._close_listener()
+        await self._tasks.stop()
+        if was_serving:
+            await self._unregister()
+        self._intake.stop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_S):
+                await self._intake.wait_idle()
+        for connection in self._intake.connections():
+            connection.close()
+        await self.store.stop()
+        # Peers had the time of the last checkpoint to fetch their answers and go.
+        await self._abort_connections()
+        self._events.info("bookie.stopped", bookie=self.bookie_id)
+
+    async def abort(self) -> None:
+        """Let go of port and connections after a failure; the storage is left as it is."""
+        self.state.stopping()
+        self._intake.stop()
+        self._close_listener()
+        await self._tasks.stop()
+        await self._abort_connections()
+        self.store.abort()
+
+    async def wait_failed(self) -> BaseException:
+        """Wait until the bookie fails by itself; the cause. The process then has to end, with `abort` at most."""
+        await self._failed.wait()
+        assert self._cause is not None
+        return self._cause
+
+    # -- start ---------------------------------------------------------------------------------------------------
+    async def _check_cookie(self) -> None:
+        """Compare who we are with what the directories and the metadata store say. Source: storage 9.3."""
+        disk, directories = self._runtime.disk, cookie.directories_of(self.config)
+        instance_id = await self._driver.instance_id()
+        if instance_id is None:
+            for directory in directories:
+                if cookie.read_state(disk, directory).cookie is not None:
+                    # It belongs to some cluster; making another one here would only add to the confusion.
+                    raise CookieMismatch(
+                        f"cannot start bookie {self.bookie_id}: {directory} belongs to a cluster, but there is none at "
+                        f"{self._driver.uri}. Nothing was changed. Name the cluster's metadata with --metadata"
+                    )
+            instance_id = await self._driver.initialize_cluster()
+        try:
+            stored, _ = await self._driver.read_cookie(self.bookie_id)
+        except CookieNotFound:
+            stored = None
+        master = cookie.master_cookie(self.config, self.bookie_id, instance_id)
+        decision = cookie.check_directories(disk, master, directories, stored)
+        if decision is cookie.Decision.NEW_BOOKIE:
+            await self._driver.create_cookie(self.bookie_id, master.pack())
+            self._events.info("bookie.new", bookie=self.bookie_id, instance=instance_id)
+
+    def _accept(self) -> asyncio.BaseProtocol:
+        if not self.state.may_serve():
+            return RejectedConnection()
+        return Connection(self._handlers, self._intake, self._events, self.config.frame_size_max, self._budget.release)
+
+    # -- registration --------------------------------------------------------------------------------------------
+    async def _register(self, mode: BookieMode) -> None:
+        session = self._sessions_lost
+        endpoint = Endpoint("bookie", *self.address, "bookie-rpc")
+        await self._driver.register(self.bookie_id, mode, BookieInfo((endpoint,)))
+        if session == self._sessions_lost:  # otherwise it went with the session it was made in
+            self.state.registered(mode)
+
+    async def _keep_registered(self) -> None:
+        """Make the registration follow the mode for as long as the bookie serves."""
+        pause_s = REGISTER_RETRY_S
+        while True:
+            mode = self.state.registration_due()
+            if mode is None:
+                pause_s = REGISTER_RETRY_S
+                self._registration_changed.clear()
+                await self._registration_changed.wait()
+                continue
+            try:
+                await self._register(mode)
+            except MetadataError as error:
+                self._events.warning(
+                    "registration.failed", bookie=self.bookie_id, retry_s=round(pause_s, 1), error=error
+                )
+                await asyncio.sleep(pause_s * self._runtime.random.uniform(0.5, 1.0))
+                pause_s = min(2 * pause_s, REGISTER_RETRY_S_MAX)
+            else:
+                self._events.info("registration.made", bookie=self.bookie_id, mode=mode.value)
+
+    def _session_lost(self) -> None:
+        self._sessions_lost += 1
+        self.state.registration_lost()
+        self._registration_changed.set()
+        self._events.warning("session.expired", bookie=self.bookie_id)
+
+    def _mode_changed(self) -> None:
+        self.state.storage_is(self.store.is_writable)
+        self._registration_changed.set()
+        self._events.warning("bookie.mode", bookie=self.bookie_id, mode=self.state.mode.value)
+
+    async def _unregister(self) -> None:
+        try:
+            async with asyncio.timeout(UNREGISTER_S):
+                await self._driver.unregister(self.bookie_id)
+        except (TimeoutError, BookKeeperError) as error:
+            self._events.warning("unregister.failed", bookie=self.bookie_id, error=error)
+
+    # -- end -----------------------------------------------------------------------------------------------------
+    def _fail(self, cause: BaseException) -> None:
+        """The journal or a task died, and so does the bookie: it takes in nothing and confirms nothing any more."""
+        if self._cause is not None:
+            return
+        self._cause = cause
+        self.state.stopping()
+        self._intake.stop()
+        self._events.error("bookie.failed", bookie=self.bookie_id, error=cause)
+        self._failed.set()
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    async def _abort_connections(self) -> None:
+        for connection in self._intake.connections():
+            connection.abort()
+        await self._intake.wait_empty()
+
+    def __repr__(self) -> str:
+        return f"<BookieServer {self.bookie_id} at {self.address[0]}:{self.address[1]}, {self.state!r}>"
+
+
+def check_identity(config: BookieConfig) -> None:
+    """Whether the bookie has a name it can keep and an address others can use. Raises `ConfigError`."""
+    if config.port == 0 and not config.bookie_id:
+        raise ConfigError("port = 0: a bookie on any free port needs a fixed bookie_id (--bookie-id)")
+    if config.host in ("", "0.0.0.0", "::"):
+        raise ConfigError(f"host = {config.host!r}: it is also what clients connect to, so name one address")
+    identity = config.bookie_id or f"{config.host}:{config.port}"
+    if not _LEGAL_ID.fullmatch(identity) or identity.lower() == "readonly":
+        raise ConfigError(f"bookie_id = {identity!r}: letters, digits and . _ : - only, and not `readonly`")
