@@ -48,7 +48,8 @@ def prepare() -> None:
 
 def java(main: str, *words: str, heap: tuple[str, str] = ("512m", "1g")) -> list[str]:
     path = f"{cache() / 'classes'}:{cache() / 'lib'}/*"
-    return ["java", f"-Xms{heap[0]}", f"-Xmx{heap[1]}", *JVM, *OPEN, "-cp", path, main, *words]
+    log = f"-Dlog4j2.configurationFile={HERE / 'log4j2.properties'}"
+    return ["java", log, f"-Xms{heap[0]}", f"-Xmx{heap[1]}", *JVM, *OPEN, "-cp", path, main, *words]
 
 
 def free_port() -> int:
