@@ -1,0 +1,442 @@
+"""A metadata driver over a store of atomic operations: what the in-memory and the embedded store have in common.
+
+A `Store` does one synchronous, atomic thing at a time and knows nothing of asyncio. `LeasedDriver` is one client's
+session with it: it turns records into bytes, waits for a predecessor's registration to end, keeps its own alive by
+heartbeats, and turns "something changed" into callbacks. How a call reaches the store, how long a session lives
+unattended, and how a change elsewhere is noticed is up to the two subclasses.
+
+Watches. One task per driver observes the store when it is told to, or every `poll_interval_s`: the versions of the
+watched ledgers and the sets of bookies, as they are then. Each watch compares that with what it delivered last, so
+changes coalesce, a set is never followed by an older one, and a failed observation loses nothing: the next one sees
+the same difference. Source: metadata 6.3 and 11.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from bookies.errors import (
+    BookKeeperError,
+    ClientClosed,
+    CookieNotFound,
+    InvalidArgument,
+    LedgerExists,
+    LedgerNotFound,
+    MetadataError,
+    SessionExpired,
+    StorageError,
+    VersionConflict,
+)
+from bookies.metadata.driver import BookieSet, LedgerEvent, MetadataDriver, Versioned, Watch
+from bookies.metadata.serde import is_bookie_id, pack_bookie_info, pack_ledger, parse_bookie_info, parse_ledger
+from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
+from bookies.runtime.tasks import Tasks
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+PAGE_COUNT = 10_000  # ledger ids in one range of an iteration
+RETRY_INTERVAL_S = 0.2  # after a failed observation of the store; Source: metadata 6.3
+PREDECESSOR_INTERVAL_S = 0.1  # between two looks at a registration that has to end first
+VERSIONS_COUNT_MAX = 4096  # ledgers whose last version this driver remembers
+
+
+# -- the store -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A ledger's record as stored. `ctime_ms`: when it was created, wall clock."""
+
+    data: bytes
+    version: int
+    ctime_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What an observer asked for, at one moment.
+
+    `ledgers`: versions of those watched ledgers that exist. `sets`: those that the observer did not know in this
+    version.
+    """
+
+    ledgers: Mapping[int, int]
+    sets: Mapping[BookieMode, BookieSet]
+
+
+class Store(Protocol):
+    """Atomic, synchronous, linearizable. One revision grows with every change and serves as version everywhere.
+
+    Operations without their own sentence do what the method of `MetadataDriver` of that name says.
+    """
+
+    def initialize(self, candidate: str) -> str:
+        """Make `candidate` the instance id unless there is one; return the one there is."""
+
+    def instance_id(self) -> str | None: ...
+
+    def next_ledger_id(self) -> int: ...
+
+    def create_ledger(self, ledger_id: int, data: bytes, ctime_ms: int) -> tuple[bool, Record]:
+        """(whether it was created, the record there is now)."""
+
+    def read_ledger(self, ledger_id: int) -> Record | None: ...
+
+    def write_ledger(self, ledger_id: int, data: bytes, expected_version: int) -> Record: ...
+
+    def delete_ledger(self, ledger_id: int, expected_version: int | None) -> None: ...
+
+    def ledger_ids(self, above: int, count: int) -> Sequence[int]:
+        """The next `count` ids above one, ascending."""
+
+    def begin_session(self, lease_ms: int) -> int: ...
+
+    def renew_session(self, session_id: int) -> bool:
+        """Prolong the lease by its length from now. False: the session is gone, and with it its registrations."""
+
+    def end_session(self, session_id: int) -> None: ...
+
+    def register(self, session_id: int, bookie: BookieId, mode: BookieMode, data: bytes) -> int | None:
+        """None: done. Otherwise another session holds the registration, for that many ms unless it renews its lease.
+
+        Raises `SessionExpired`.
+        """
+
+    def unregister(self, session_id: int, bookie: BookieId) -> None: ...
+
+    def bookies(self, mode: BookieMode) -> BookieSet: ...
+
+    def all_bookies(self) -> BookieSet: ...
+
+    def registration(self, bookie: BookieId) -> bytes | None: ...
+
+    def observe(
+        self, ledger_ids: Sequence[int], known: Mapping[BookieMode, int], is_complete: bool
+    ) -> Observation | None:
+        """See `Observation`. `known`: versions of the sets that are watched. None: nothing changed since this
+        connection's last observation; never so if it has to be complete.
+        """
+
+    def create_cookie(self, bookie: BookieId, data: bytes) -> int: ...
+
+    def read_cookie(self, bookie: BookieId) -> tuple[bytes, int] | None: ...
+
+    def write_cookie(self, bookie: BookieId, data: bytes, expected_version: int) -> int: ...
+
+    def delete_cookie(self, bookie: BookieId, expected_version: int) -> None: ...
+
+
+def check_version(found: int, expected: int, *, ledger_id: int | None = None, bookie: str | None = None) -> None:
+    """Of a compare-and-swap. Raises `VersionConflict`."""
+    if found != expected:
+        message = f"the record has version {found}, not {expected}: somebody else changed it"
+        raise VersionConflict(message, ledger_id=ledger_id, bookie=bookie)
+
+
+def instance_id_of(number: int) -> str:
+    """128 random bits as a cluster's instance id: the text form of a version 4 UUID."""
+    number = number & ~(0xF000 << 64) & ~(0xC000 << 48) | 0x4000 << 64 | 0x8000 << 48
+    digits = f"{number:032x}"
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+# -- watches ---------------------------------------------------------------------------------------------------------
+
+
+class _Watch(Watch, Generic[K, T]):
+    """`known`: the version that was delivered last."""
+
+    def __init__(self, watches: dict[_Watch[K, T], None], key: K, callback: Callable[[T], None], known: int) -> None:
+        self.key = key
+        self.known = known
+        self.callback = callback
+        self._watches = watches
+        watches[self] = None
+
+    def cancel(self) -> None:
+        self._watches.pop(self, None)
+
+    def deliver(self, value: T) -> None:
+        """Call back from the loop, so that a callback that raises harms no other."""
+        asyncio.get_running_loop().call_soon(self._run, value)
+
+    def _run(self, value: T) -> None:
+        if self in self._watches:  # otherwise cancelled meanwhile
+            self.callback(value)
+
+
+_NEVER_SEEN = -1  # differs from every version, so the first observation is delivered
+_MISSING = 0  # "version" of a ledger that does not exist
+_NO_SET = BookieSet((), _NEVER_SEEN)
+
+
+# -- the driver ------------------------------------------------------------------------------------------------------
+
+
+class LeasedDriver(MetadataDriver):
+    """See the module. `session_id`: None until the first registration, and after the session was lost."""
+
+    poll_interval_s: float | None = None  # None: the store tells of every change
+    has_heartbeat = False
+
+    def __init__(self, uri: str, store: Store, lease_ms: int) -> None:
+        self.uri = uri
+        self.lease_ms = lease_ms
+        self.session_id: int | None = None
+        self._store = store
+        self._tasks: Tasks | None = None  # None: not open
+        self._failure: BaseException | None = None
+        self._versions: dict[int, int] = {}  # ledger -> version last returned to our caller, oldest first
+        self._ledger_watches: dict[_Watch[int, LedgerEvent], None] = {}
+        self._set_watches: dict[_Watch[BookieMode, BookieSet], None] = {}
+        self._expiry_watches: dict[_Watch[None, None], None] = {}
+        self._sets: dict[BookieMode, BookieSet] = {}
+        self._observer: asyncio.Task[None] | None = None
+        self._has_news = asyncio.Event()
+        self._has_new_watch = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._tasks is None else f"session {self.session_id}"
+        return f"<{type(self).__name__} {self.uri} {state}>"
+
+    @abstractmethod
+    async def _call(self, operation: str, function: Callable[..., T], *arguments: object) -> T:
+        """Run an operation of the store."""
+
+    @abstractmethod
+    def _wall_ms(self) -> int: ...
+
+    @abstractmethod
+    def _new_instance_id(self) -> str: ...
+
+    async def _run(self, operation: str, function: Callable[..., T], *arguments: object) -> T:
+        self._require_open()
+        if self._failure is not None:
+            raise MetadataError(f"the session with {self.uri} failed: {self._failure}") from self._failure
+        return await self._call(operation, function, *arguments)
+
+    def _require_open(self) -> Tasks:
+        if self._tasks is None:
+            raise ClientClosed(f"the session with {self.uri} is closed")
+        return self._tasks
+
+    # -- the session ---------------------------------------------------------------------------------------------
+    async def open(self) -> None:
+        assert self._tasks is None, "opened twice"
+        self._tasks = Tasks(self._died)
+
+    async def close(self) -> None:
+        tasks, self._tasks = self._tasks, None
+        self._ledger_watches.clear()
+        self._set_watches.clear()
+        self._expiry_watches.clear()
+        if tasks is None:
+            return
+        await tasks.stop()
+        session_id, self.session_id = self.session_id, None
+        if session_id is not None:
+            try:
+                await self._call("close", self._store.end_session, session_id)
+            except BookKeeperError:
+                pass  # The store cannot be reached; it ends the session when the lease runs out.
+
+    def _died(self, cause: BaseException) -> None:
+        self._failure = cause
+
+    async def _require_session(self) -> int:
+        if self.session_id is None:
+            session_id = await self._run("begin_session", self._store.begin_session, self.lease_ms)
+            if self.session_id is None:  # otherwise a concurrent registration was faster; ours ends with its lease
+                self.session_id = session_id
+                if self.has_heartbeat:
+                    self._require_open().start(self._keep_alive(session_id), f"heartbeat of session {session_id}")
+        return self.session_id
+
+    async def _keep_alive(self, session_id: int) -> None:
+        while self.session_id == session_id:
+            await asyncio.sleep(self.lease_ms / 3000)
+            try:
+                if not await self._run("heartbeat", self._store.renew_session, session_id):
+                    self._lose_session(session_id)
+            except (MetadataError, StorageError):
+                continue  # Two more tries before the lease ends; one that comes too late finds the session gone.
+
+    def _lose_session(self, session_id: int) -> None:
+        """Tell the owner, once a session; the next registration begins a new one."""
+        if self.session_id == session_id:
+            self.session_id = None
+            for watch in list(self._expiry_watches):
+                watch.callback(None)
+
+    # -- the cluster ---------------------------------------------------------------------------------------------
+    async def initialize_cluster(self) -> str:
+        return await self._run("initialize_cluster", self._store.initialize, self._new_instance_id())
+
+    async def instance_id(self) -> str | None:
+        return await self._run("instance_id", self._store.instance_id)
+
+    # -- ledgers -------------------------------------------------------------------------------------------------
+    async def next_ledger_id(self) -> int:
+        return await self._run("next_ledger_id", self._store.next_ledger_id)
+
+    async def create_ledger(self, metadata: LedgerMetadata) -> Versioned:
+        data, ledger_id, ctime_ms = pack_ledger(metadata), metadata.ledger_id, self._wall_ms()
+        is_new, record = await self._run("create_ledger", self._store.create_ledger, ledger_id, data, ctime_ms)
+        found = self._versioned(ledger_id, record)
+        # Our own earlier attempt, whose answer was lost. Formats before 3 have no token, and then nobody can tell.
+        if is_new or (metadata.creator_token and found.metadata.creator_token == metadata.creator_token):
+            return found
+        raise LedgerExists("the ledger id is taken", ledger_id=ledger_id)
+
+    async def read_ledger(self, ledger_id: int) -> Versioned:
+        record = await self._run("read_ledger", self._store.read_ledger, ledger_id)
+        if record is None:
+            self._remember(ledger_id, _MISSING)
+            raise LedgerNotFound("no such ledger in the metadata store", ledger_id=ledger_id)
+        return self._versioned(ledger_id, record)
+
+    async def write_ledger(self, metadata: LedgerMetadata, expected_version: int) -> Versioned:
+        data, ledger_id = pack_ledger(metadata), metadata.ledger_id
+        record = await self._run("write_ledger", self._store.write_ledger, ledger_id, data, expected_version)
+        return self._versioned(ledger_id, record)
+
+    async def delete_ledger(self, ledger_id: int, expected_version: int | None = None) -> None:
+        await self._run("delete_ledger", self._store.delete_ledger, ledger_id, expected_version)
+
+    async def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
+        above = -1
+        while ids := await self._run("ledger_ids", self._store.ledger_ids, above, PAGE_COUNT):
+            yield ids
+            above = ids[-1]
+
+    def _versioned(self, ledger_id: int, record: Record) -> Versioned:
+        self._remember(ledger_id, record.version)
+        return Versioned(parse_ledger(ledger_id, record.data, record.ctime_ms), record.version)
+
+    def _remember(self, ledger_id: int, version: int) -> None:
+        self._versions.pop(ledger_id, None)
+        self._versions[ledger_id] = version
+        if len(self._versions) > VERSIONS_COUNT_MAX:
+            del self._versions[next(iter(self._versions))]
+
+    # -- bookies -------------------------------------------------------------------------------------------------
+    async def register(self, bookie: BookieId, mode: BookieMode, info: BookieInfo) -> None:
+        if not is_bookie_id(bookie):
+            raise InvalidArgument(f"{bookie!r} is not a bookie id: letters, digits, - . _ : only")
+        data = pack_bookie_info(info)
+        loop = asyncio.get_running_loop()
+        deadline: float | None = None
+        while True:
+            session_id = await self._require_session()
+            try:
+                wait_ms = await self._run("register", self._store.register, session_id, bookie, mode, data)
+            except SessionExpired:
+                self._lose_session(session_id)
+                raise
+            if wait_ms is None:
+                return
+            if deadline is None:
+                deadline = loop.time() + max(wait_ms, self.lease_ms) / 1000 + PREDECESSOR_INTERVAL_S
+            if loop.time() >= deadline:
+                raise MetadataError("another process keeps this bookie registered", bookie=bookie)
+            await asyncio.sleep(min(wait_ms / 1000 + 0.001, PREDECESSOR_INTERVAL_S))
+
+    async def unregister(self, bookie: BookieId) -> None:
+        self._require_open()
+        if self.session_id is not None:
+            await self._run("unregister", self._store.unregister, self.session_id, bookie)
+
+    async def bookies(self, mode: BookieMode) -> BookieSet:
+        return await self._run("bookies", self._store.bookies, mode)
+
+    async def all_bookies(self) -> BookieSet:
+        return await self._run("all_bookies", self._store.all_bookies)
+
+    async def bookie_info(self, bookie: BookieId) -> BookieInfo | None:
+        data = await self._run("bookie_info", self._store.registration, bookie)
+        return None if data is None else parse_bookie_info(bookie, data)
+
+    # -- cookies -------------------------------------------------------------------------------------------------
+    async def create_cookie(self, bookie: BookieId, data: bytes) -> int:
+        return await self._run("create_cookie", self._store.create_cookie, bookie, data)
+
+    async def read_cookie(self, bookie: BookieId) -> tuple[bytes, int]:
+        found = await self._run("read_cookie", self._store.read_cookie, bookie)
+        if found is None:
+            raise CookieNotFound("no cookie in the metadata store", bookie=bookie)
+        return found
+
+    async def write_cookie(self, bookie: BookieId, data: bytes, expected_version: int) -> int:
+        return await self._run("write_cookie", self._store.write_cookie, bookie, data, expected_version)
+
+    async def delete_cookie(self, bookie: BookieId, expected_version: int) -> None:
+        await self._run("delete_cookie", self._store.delete_cookie, bookie, expected_version)
+
+    # -- watches -------------------------------------------------------------------------------------------------
+    def watch_ledger(self, ledger_id: int, callback: Callable[[LedgerEvent], None]) -> Watch:
+        # What our caller has read is the state it starts from; of a ledger it has not read, it hears once at least.
+        self._require_open()
+        watch = _Watch(self._ledger_watches, ledger_id, callback, self._versions.get(ledger_id, _NEVER_SEEN))
+        self._observe_soon()
+        return watch
+
+    def watch_bookies(self, mode: BookieMode, callback: Callable[[BookieSet], None]) -> Watch:
+        self._require_open()
+        watch = _Watch(self._set_watches, mode, callback, _NEVER_SEEN)
+        self._observe_soon()
+        return watch
+
+    def on_session_expired(self, callback: Callable[[], None]) -> Watch:
+        return _Watch(self._expiry_watches, None, lambda _: callback(), _NEVER_SEEN)
+
+    def _observe_soon(self) -> None:
+        self._has_new_watch = True
+        self._has_news.set()
+        if self._observer is None:
+            self._observer = self._require_open().start(self._observe(), f"observer of {self.uri}")
+
+    async def _observe(self) -> None:
+        """Look at the store for as long as there are watches."""
+        while self._ledger_watches or self._set_watches:
+            await self._wait_for_news()
+            is_complete, self._has_new_watch = self._has_new_watch, False
+            ledger_ids = {watch.key: None for watch in self._ledger_watches}
+            modes = {watch.key: self._sets.get(watch.key, _NO_SET).version for watch in self._set_watches}
+            try:
+                seen = await self._run("watch", self._store.observe, list(ledger_ids), modes, is_complete)
+            except (MetadataError, StorageError):
+                self._has_new_watch = True  # Whatever was to be seen then has to be seen later.
+                self._has_news.set()
+                await asyncio.sleep(RETRY_INTERVAL_S)
+                continue
+            if seen is not None:
+                self._deliver(seen, ledger_ids)
+        self._observer = None
+
+    async def _wait_for_news(self) -> None:
+        try:
+            async with asyncio.timeout(self.poll_interval_s):
+                await self._has_news.wait()
+        except TimeoutError:
+            pass  # Time to look anyway.
+        self._has_news.clear()
+
+    def _deliver(self, seen: Observation, ledger_ids: Collection[int]) -> None:
+        self._sets.update(seen.sets)
+        for ledger_watch in self._ledger_watches:
+            if ledger_watch.key not in ledger_ids:
+                continue  # Newer than this observation.
+            version = seen.ledgers.get(ledger_watch.key, _MISSING)
+            if version != ledger_watch.known:
+                ledger_watch.known = version
+                ledger_watch.deliver(LedgerEvent.DELETED if version == _MISSING else LedgerEvent.CHANGED)
+        for set_watch in self._set_watches:
+            found = self._sets.get(set_watch.key, _NO_SET)
+            if found.version > set_watch.known:
+                set_watch.known = found.version
+                set_watch.deliver(found)

@@ -1,0 +1,397 @@
+"""The embedded store's database: tables and transactions on one SQLite connection, synchronous.
+
+Several processes of one host share the file. Write-ahead logging lets readers go on while one writes; `synchronous =
+FULL` puts a commit on the disk before it is visible, so nobody acts on a change that a power cut takes back. Whoever
+changes anything begins with `BEGIN IMMEDIATE`, so a transaction that has read never fails to write.
+
+One revision grows with every change and is every record's version. `PRAGMA data_version` says cheaply whether another
+connection committed; the connection's own commits are counted here, because it does not report those.
+
+Leases are in wall-clock time, the one clock that all processes share. A lease that has run out ends in the first
+transaction that notices, so that all see the same end: until then its owner may still renew it.
+
+Source: metadata 11.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from bookies.errors import (
+    BookKeeperError,
+    CookieExists,
+    CookieNotFound,
+    DiskFull,
+    LedgerNotFound,
+    MetadataCorrupt,
+    MetadataError,
+    NotSupported,
+    SessionExpired,
+)
+from bookies.metadata.driver import BookieSet
+from bookies.metadata.leased import Observation, Record, check_version
+from bookies.model import BookieId, BookieMode
+
+if TYPE_CHECKING:
+    import sqlite3
+
+T = TypeVar("T")
+
+BUSY_TIMEOUT_S = 10.0  # how long a transaction waits for another process's
+SCHEMA_VERSION = 1
+PARAMETERS_MAX = 500  # of one statement
+_APPLICATION_ID = 0x626B6D64  # "bkmd": what kind of database this is
+
+_SCHEMA = """
+CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE cluster (instance_id TEXT NOT NULL);
+CREATE TABLE ledgers (id INTEGER PRIMARY KEY, version INTEGER NOT NULL, data BLOB NOT NULL, ctime_ms INTEGER NOT NULL);
+CREATE TABLE sessions (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, lease_ms INTEGER NOT NULL, expires_at_ms INTEGER NOT NULL);
+CREATE TABLE registrations (
+    bookie TEXT PRIMARY KEY, session INTEGER NOT NULL, mode TEXT NOT NULL, data BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE cookies (bookie TEXT PRIMARY KEY, version INTEGER NOT NULL, data BLOB NOT NULL) WITHOUT ROWID;
+INSERT INTO counters VALUES ('revision', 0), ('next ledger id', 0), ('writable', 0), ('read-only', 0), ('cookies', 0);
+"""
+_COOKIES = "cookies"  # the counter of the set of all bookies; those of the modes have the modes' names
+
+
+class SqliteStore:
+    """See `leased.Store`. Used from one thread at a time. `now_ms`: wall clock."""
+
+    def __init__(self, path: str, now_ms: Callable[[], int]) -> None:
+        self.path = path
+        self._now_ms = now_ms
+        self._connection: sqlite3.Connection | None = None
+        self._commits = 0
+        self._observed: tuple[int, int] | None = None
+        self._next_expiry_ms = 0
+
+    # -- opening, errors -----------------------------------------------------------------------------------------
+    def open(self) -> None:
+        """Open the file, creating it with its tables when it is not there. Raises `NotSupported` for later formats."""
+        import sqlite3
+
+        self._connection = connection = sqlite3.connect(
+            self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+        )
+        try:
+            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+            if mode != "wal":
+                raise MetadataError(f"{self.path} is on a file system that cannot share it between processes ({mode})")
+            connection.execute("PRAGMA synchronous = FULL")
+            with self._writing():
+                version = self._number("PRAGMA user_version")
+                if version == 0 and self._number("SELECT count(*) FROM sqlite_master") == 0:
+                    for statement in _SCHEMA.split(";\n"):
+                        connection.execute(statement)
+                    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+                    connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+                elif self._number("PRAGMA application_id") != _APPLICATION_ID:
+                    raise MetadataCorrupt(f"{self.path} is some other program's database, not a metadata store")
+                elif version != SCHEMA_VERSION:
+                    raise NotSupported(f"{self.path} has format {version}, which is newer than this version of bookies")
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def guard(self, function: Callable[..., T], *arguments: object) -> T:
+        """Call one of the methods; SQLite's errors become ours."""
+        import sqlite3
+
+        try:
+            return function(*arguments)
+        except sqlite3.Error as error:
+            raise _mapped(error, self.path) from error
+
+    @contextlib.contextmanager
+    def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
+        connection = self._connection
+        if connection is None:
+            raise MetadataError(f"{self.path} is not open")
+        connection.execute(begin)
+        try:
+            yield connection
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._transaction("BEGIN IMMEDIATE") as connection:
+            yield connection
+        self._commits += 1
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with self._transaction("BEGIN") as connection:
+            yield connection
+
+    def _number(self, query: str, *parameters: object) -> int:
+        assert self._connection is not None
+        value: int = self._connection.execute(query, parameters).fetchone()[0]
+        return value
+
+    def _counter(self, name: str) -> int:
+        return self._number("SELECT value FROM counters WHERE name = ?", name)
+
+    def _increment(self, name: str) -> int:
+        assert self._connection is not None
+        self._connection.execute("UPDATE counters SET value = value + 1 WHERE name = ?", (name,))
+        return self._counter(name)
+
+    def _changed(self, *sets: str) -> int:
+        """A new revision, also of the named sets of bookies."""
+        assert self._connection is not None
+        revision = self._increment("revision")
+        for name in sets:
+            self._connection.execute("UPDATE counters SET value = ? WHERE name = ?", (revision, name))
+        return revision
+
+    # -- the cluster ---------------------------------------------------------------------------------------------
+    def initialize(self, candidate: str) -> str:
+        found = self.instance_id()
+        if found is not None:
+            return found
+        with self._writing() as connection:
+            connection.execute("INSERT INTO cluster SELECT ? WHERE NOT EXISTS (SELECT * FROM cluster)", (candidate,))
+        found = self.instance_id()
+        assert found is not None
+        return found
+
+    def instance_id(self) -> str | None:
+        with self._reading() as connection:
+            row = connection.execute("SELECT instance_id FROM cluster").fetchone()
+        return None if row is None else str(row[0])
+
+    # -- ledgers -------------------------------------------------------------------------------------------------
+    def next_ledger_id(self) -> int:
+        with self._writing():
+            return self._increment("next ledger id") - 1
+
+    def create_ledger(self, ledger_id: int, data: bytes, ctime_ms: int) -> tuple[bool, Record]:
+        with self._writing() as connection:
+            found = self._record(ledger_id)
+            if found is not None:
+                return False, found
+            record = Record(data, self._changed(), ctime_ms)
+            connection.execute(
+                "INSERT INTO ledgers (id, version, data, ctime_ms) VALUES (?, ?, ?, ?)",
+                (ledger_id, record.version, data, ctime_ms),
+            )
+            return True, record
+
+    def read_ledger(self, ledger_id: int) -> Record | None:
+        with self._reading():
+            return self._record(ledger_id)
+
+    def _record(self, ledger_id: int) -> Record | None:
+        assert self._connection is not None
+        query = "SELECT data, version, ctime_ms FROM ledgers WHERE id = ?"
+        if not 0 <= ledger_id < 1 << 63:
+            return None
+        row = self._connection.execute(query, (ledger_id,)).fetchone()
+        return None if row is None else Record(*row)
+
+    def write_ledger(self, ledger_id: int, data: bytes, expected_version: int) -> Record:
+        with self._writing() as connection:
+            found = self._record(ledger_id)
+            if found is None:
+                raise LedgerNotFound("no such ledger in the metadata store", ledger_id=ledger_id)
+            check_version(found.version, expected_version, ledger_id=ledger_id)
+            record = Record(data, self._changed(), found.ctime_ms)
+            connection.execute(
+                "UPDATE ledgers SET version = ?, data = ? WHERE id = ?", (record.version, data, ledger_id)
+            )
+            return record
+
+    def delete_ledger(self, ledger_id: int, expected_version: int | None) -> None:
+        with self._writing() as connection:
+            found = self._record(ledger_id)
+            if found is None:
+                return
+            if expected_version is not None:
+                check_version(found.version, expected_version, ledger_id=ledger_id)
+            connection.execute("DELETE FROM ledgers WHERE id = ?", (ledger_id,))
+            self._changed()
+
+    def ledger_ids(self, above: int, count: int) -> Sequence[int]:
+        with self._reading() as connection:
+            query = "SELECT id FROM ledgers WHERE id > ? ORDER BY id LIMIT ?"
+            return [row[0] for row in connection.execute(query, (above, count))]
+
+    # -- sessions ------------------------------------------------------------------------------------------------
+    def begin_session(self, lease_ms: int) -> int:
+        with self._writing() as connection:
+            cursor = connection.execute(
+                "INSERT INTO sessions (lease_ms, expires_at_ms) VALUES (?, ?)", (lease_ms, self._now_ms() + lease_ms)
+            )
+            assert cursor.lastrowid is not None
+            return cursor.lastrowid
+
+    def renew_session(self, session_id: int) -> bool:
+        with self._writing() as connection:
+            query = "UPDATE sessions SET expires_at_ms = ? + lease_ms WHERE id = ?"
+            return connection.execute(query, (self._now_ms(), session_id)).rowcount == 1
+
+    def end_session(self, session_id: int) -> None:
+        with self._writing():
+            self._end_sessions([session_id])
+
+    def _end_sessions(self, session_ids: Sequence[int]) -> None:
+        assert self._connection is not None
+        modes: dict[str, None] = {}
+        for session_id in session_ids:
+            which = "FROM registrations WHERE session = ?"
+            rows = self._connection.execute(f"SELECT mode {which} ORDER BY mode", (session_id,)).fetchall()
+            modes |= {row[0]: None for row in rows}
+            self._connection.execute(f"DELETE {which}", (session_id,))
+            self._connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
+        if modes:
+            self._changed(*modes)
+
+    def _end_expired(self) -> None:
+        """End every session whose lease has run out, in a transaction of its own if there is any."""
+        assert self._connection is not None
+        now_ms = self._now_ms()
+        query = "SELECT id FROM sessions WHERE expires_at_ms <= ? ORDER BY id"
+        if not self._connection.execute(query, (now_ms,)).fetchall():
+            return
+        with self._writing():
+            self._end_sessions([row[0] for row in self._connection.execute(query, (now_ms,)).fetchall()])
+
+    # -- bookies -------------------------------------------------------------------------------------------------
+    def register(self, session_id: int, bookie: BookieId, mode: BookieMode, data: bytes) -> int | None:
+        self._end_expired()
+        with self._writing() as connection:
+            if not self._number("SELECT count(*) FROM sessions WHERE id = ?", session_id):
+                raise SessionExpired("the session with the metadata store has ended", bookie=bookie)
+            query = "SELECT session, mode, data FROM registrations WHERE bookie = ?"
+            before = connection.execute(query, (bookie,)).fetchone()
+            if before is None:
+                self._changed(mode.value)
+            elif before[0] != session_id:
+                expires_at_ms = self._number("SELECT expires_at_ms FROM sessions WHERE id = ?", before[0])
+                return max(0, expires_at_ms - self._now_ms())
+            elif before[1:] != (mode.value, data):
+                self._changed(mode.value, before[1])
+            query = "INSERT OR REPLACE INTO registrations (bookie, session, mode, data) VALUES (?, ?, ?, ?)"
+            connection.execute(query, (bookie, session_id, mode.value, data))
+        return None
+
+    def unregister(self, session_id: int, bookie: BookieId) -> None:
+        with self._writing() as connection:
+            which = "FROM registrations WHERE bookie = ? AND session = ?"
+            row = connection.execute(f"SELECT mode {which}", (bookie, session_id)).fetchone()
+            if row is not None:
+                connection.execute(f"DELETE {which}", (bookie, session_id))
+                self._changed(row[0])
+
+    def bookies(self, mode: BookieMode) -> BookieSet:
+        self._end_expired()
+        with self._reading():
+            return self._registered(mode)
+
+    def _registered(self, mode: BookieMode) -> BookieSet:
+        assert self._connection is not None
+        query = "SELECT bookie FROM registrations WHERE mode = ? ORDER BY bookie"
+        found = tuple(BookieId(row[0]) for row in self._connection.execute(query, (mode.value,)))
+        return BookieSet(found, self._counter(mode.value))
+
+    def all_bookies(self) -> BookieSet:
+        with self._reading() as connection:
+            query = "SELECT bookie FROM cookies ORDER BY bookie"
+            found = tuple(BookieId(row[0]) for row in connection.execute(query))
+            return BookieSet(found, self._counter(_COOKIES))
+
+    def registration(self, bookie: BookieId) -> bytes | None:
+        self._end_expired()
+        with self._reading() as connection:
+            row = connection.execute("SELECT data FROM registrations WHERE bookie = ?", (bookie,)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def observe(
+        self, ledger_ids: Sequence[int], known: Mapping[BookieMode, int], is_complete: bool
+    ) -> Observation | None:
+        # Taken before looking, so that a commit that comes in between is looked at twice rather than never.
+        token = self._number("PRAGMA data_version"), self._commits
+        if token == self._observed and not is_complete and (not known or self._now_ms() < self._next_expiry_ms):
+            return None
+        if known:
+            self._end_expired()
+        found: dict[int, int] = {}
+        with self._reading() as connection:
+            for first in range(0, len(ledger_ids), PARAMETERS_MAX):
+                some = ledger_ids[first : first + PARAMETERS_MAX]
+                marks = ",".join("?" * len(some))
+                found.update(connection.execute(f"SELECT id, version FROM ledgers WHERE id IN ({marks})", some))
+            sets = {mode: self._registered(mode) for mode in known if self._counter(mode.value) != known[mode]}
+            self._next_expiry_ms = self._number("SELECT coalesce(min(expires_at_ms), 1 << 62) FROM sessions")
+        self._observed = token
+        return Observation(found, sets)
+
+    # -- cookies -------------------------------------------------------------------------------------------------
+    def create_cookie(self, bookie: BookieId, data: bytes) -> int:
+        with self._writing() as connection:
+            if self._cookie(bookie) is not None:
+                raise CookieExists("the metadata store has a cookie already", bookie=bookie)
+            version = self._changed(_COOKIES)
+            connection.execute("INSERT INTO cookies (bookie, version, data) VALUES (?, ?, ?)", (bookie, version, data))
+            return version
+
+    def read_cookie(self, bookie: BookieId) -> tuple[bytes, int] | None:
+        with self._reading():
+            return self._cookie(bookie)
+
+    def _cookie(self, bookie: BookieId) -> tuple[bytes, int] | None:
+        assert self._connection is not None
+        row = self._connection.execute("SELECT data, version FROM cookies WHERE bookie = ?", (bookie,)).fetchone()
+        return None if row is None else (bytes(row[0]), int(row[1]))
+
+    def write_cookie(self, bookie: BookieId, data: bytes, expected_version: int) -> int:
+        with self._writing() as connection:
+            self._check_cookie(bookie, expected_version)
+            version = self._changed()
+            connection.execute("UPDATE cookies SET version = ?, data = ? WHERE bookie = ?", (version, data, bookie))
+            return version
+
+    def delete_cookie(self, bookie: BookieId, expected_version: int) -> None:
+        with self._writing() as connection:
+            self._check_cookie(bookie, expected_version)
+            connection.execute("DELETE FROM cookies WHERE bookie = ?", (bookie,))
+            self._changed(_COOKIES)
+
+    def _check_cookie(self, bookie: BookieId, expected_version: int) -> None:
+        found = self._cookie(bookie)
+        if found is None:
+            raise CookieNotFound("no cookie in the metadata store", bookie=bookie)
+        check_version(found[1], expected_version, bookie=bookie)
+
+
+def is_busy(error: BaseException) -> bool:
+    """Whether a mapped error says that another process held the database for too long."""
+    name = getattr(error.__cause__, "sqlite_errorname", "")
+    return str(name).startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+
+
+def _mapped(error: sqlite3.Error, path: str) -> BookKeeperError:
+    """One sentence for what SQLite reports: what happened, and what to do if anything can be done."""
+    name = str(getattr(error, "sqlite_errorname", "") or type(error).__name__)
+    if name == "SQLITE_FULL":
+        return DiskFull(f"no space left for the metadata store {path}: nothing was changed")
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return MetadataCorrupt(f"{path} is damaged ({error}): restore it from a backup")
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return MetadataError(f"another process kept {path} locked for more than {BUSY_TIMEOUT_S:.0f} s")
+    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
+        return MetadataError(f"{path} cannot be opened for writing ({error}): check its owner and permissions")
+    return MetadataError(f"{path}: {error} ({name})")

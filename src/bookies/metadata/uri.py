@@ -1,0 +1,60 @@
+"""Metadata URIs: which store a cluster lives in, as text.
+
+`memory:` is a store of its own, `memory:NAME` one that everybody in this process shares under that name, `file:DIR`
+the embedded store in a directory. Source: metadata 1, whose `zk` and `etcd` schemes are recognised.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from bookies.errors import ConfigError, NotSupported
+from bookies.metadata.driver import MetadataDriver
+from bookies.metadata.memory import MemoryDriver, MemoryStore, shared_store
+from bookies.runtime.ports import Runtime
+
+FORMS = "file:DIR, memory: or memory:NAME"
+LEASE_MS = 10_000  # a registration that is not renewed for so long is gone
+
+
+def connect(uri: str, runtime: Runtime, *, lease_ms: int = LEASE_MS) -> MetadataDriver:
+    """A driver for the store that the URI names, not opened yet.
+
+    `lease_ms`: how long registrations outlive a process that dies. Raises `ConfigError` for what is no such URI,
+    `NotSupported` for stores that this version does not have.
+    """
+    scheme, colon, rest = uri.strip().partition(":")
+    kind = scheme.lower().split("+")[0]
+    if colon and kind in ("zk", "etcd"):
+        name = {"zk": "ZooKeeper", "etcd": "etcd"}[kind]
+        raise NotSupported(f"{uri!r}: this version has no {name} driver; use {FORMS}")
+    connector = _CONNECTORS.get(scheme.lower())
+    if not colon or connector is None:
+        raise ConfigError(f"{uri!r} is not a metadata URI: expected {FORMS}")
+    return connector(uri, rest, runtime, lease_ms)
+
+
+def _connect_memory(uri: str, name: str, runtime: Runtime, lease_ms: int) -> MetadataDriver:
+    if not re.fullmatch(r"[A-Za-z0-9._-]*", name):
+        raise ConfigError(f"{uri!r}: the name of a memory store is made of letters, digits, '-', '.' and '_'")
+    return MemoryDriver(shared_store(name) if name else MemoryStore(), runtime)
+
+
+def _connect_file(uri: str, path: str, runtime: Runtime, lease_ms: int) -> MetadataDriver:
+    # Reading a database is none of the start-up cost of those who use another store, or none.
+    from bookies.metadata.embedded import EmbeddedDriver
+
+    if path.startswith("//"):
+        if not path.startswith("///"):
+            raise ConfigError(f"{uri!r} names a host: write file:DIR, or file:///DIR for an absolute path")
+        path = path[2:]
+    if not path or "\0" in path:
+        raise ConfigError(f"{uri!r} names no directory: write file:DIR")
+    return EmbeddedDriver(path, runtime, lease_ms=lease_ms)
+
+
+_CONNECTORS: dict[str, Callable[[str, str, Runtime, int], MetadataDriver]] = {
+    "memory": _connect_memory,
+    "file": _connect_file,
+}
