@@ -38,7 +38,9 @@ class BookieConfig:
     journal_alignment: int = setting(512, "groups start on multiples of this, bytes", low=512)
     journal_backups_max: int = setting(1, "retired journal files to keep", low=0)
     journal_group_size_max: int = setting(4 * MIB, "largest group commit, bytes", low=64 * KIB)
-    write_cache_size: int = setting(32 * MIB, "entries held before they go to the entry log; two halves, bytes", low=MIB)
+    write_cache_size: int = setting(
+        32 * MIB, "entries held before they go to the entry log; two halves, bytes", low=MIB
+    )
     entry_log_size_max: int = setting(1 << 30, "roll the entry log at this size, bytes", low=MIB, high=1 << 30)
     index_page_size: int = setting(8192, "index page, bytes", low=64)
     index_cache_size: int = setting(32 * MIB, "index pages in memory, bytes", low=MIB)
@@ -87,7 +89,7 @@ def from_environment(kind: type[T], environment: Mapping[str, str] | None = None
         text = environment.get(f"BK_{each.name.upper()}")
         if text is None or each.name in values:
             continue
-        default = each.default
+        default: Any = each.default
         try:
             if isinstance(default, tuple):
                 values[each.name] = tuple(part for part in text.split(",") if part)

@@ -20,14 +20,14 @@ if _choice not in ("", "python", "native"):
 NATIVE = False
 if _choice != "python":
     try:
-        from bookies.kernels import _native as _implementation
+        import bookies.kernels._native as _implementation
 
         NATIVE = True
     except ImportError:
         if _choice == "native":
             raise
 if not NATIVE:
-    from bookies.kernels import _python as _implementation  # type: ignore[no-redef]
+    from bookies.kernels import _python as _implementation
 
 crc32c = _implementation.crc32c
 scan_frames = _implementation.scan_frames

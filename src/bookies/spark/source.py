@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from bookies.client.client import Client
     from bookies.client.entries import EntryBatch
+    from bookies.model import LedgerMetadata
 
 URI = "bookkeeper.metadataServiceUri"
 SELECTIONS = ("ledger", "ledgers", "label", "assign", "path", "paths")
@@ -38,7 +40,7 @@ READ_AHEAD = 16 << 20
 class Position:
     """A ledger and the entries of it that this DataFrame shows. `size`: payload bytes of entries 0..last."""
 
-    metadata: Any
+    metadata: LedgerMetadata
     first: int
     last: int
     size: int
@@ -50,7 +52,7 @@ class Snapshot:
     addresses: Mapping[str, tuple[str, int]]
 
 
-class EntriesPartition(InputPartition):  # type: ignore[misc]
+class EntriesPartition(InputPartition):
     """The ranges of one task, with everything needed to read them."""
 
     def __init__(self, ranges: list[plan.Range], addresses: dict[str, tuple[str, int]]) -> None:
@@ -59,7 +61,7 @@ class EntriesPartition(InputPartition):  # type: ignore[misc]
         self.addresses = addresses
 
 
-class BookKeeperDataSource(DataSource):  # type: ignore[misc]
+class BookKeeperDataSource(DataSource):
     """`spark.read.format("bookkeeper")`. Options: docs/spark.md."""
 
     _snapshot: Snapshot | None = None
@@ -78,7 +80,7 @@ class BookKeeperDataSource(DataSource):  # type: ignore[misc]
         return EntriesReader(options, schema.names, self._snapshot or resolve(options))
 
 
-class EntriesReader(DataSourceReader):  # type: ignore[misc]
+class EntriesReader(DataSourceReader):
     """Plans on the driver, reads in the tasks."""
 
     def __init__(self, options: dict[str, str], columns: list[str], snapshot: Snapshot) -> None:
@@ -112,19 +114,34 @@ class EntriesReader(DataSourceReader):  # type: ignore[misc]
             yield from arrow.record_batches(batch, schema)
 
     async def _fetch(self, worker: runtime.Worker, partition: EntriesPartition) -> AsyncIterator[EntryBatch]:
+        from bookies.client.fetch import RangeFetch
         from bookies.client.pool import BookiePool
-        from bookies.client.reader import LedgerReader
+        from bookies.client.reader import keys_of
         from bookies.config import ClientConfig
 
         config = ClientConfig(read_ahead_size=max(64 << 10, self._read_ahead // 4))
         pool = BookiePool(worker.runtime, config, runtime.resolver(partition.addresses))
         try:
             for each in partition.ranges:
-                reader = LedgerReader.detached(worker.runtime, config, pool, each.metadata, each.last, self._password)
-                async for batch in reader.read_batches(each.first, each.last):
+                fetch = RangeFetch(
+                    pool,
+                    config,
+                    keys_of(each.metadata, self._password),
+                    each.metadata,
+                    each.first,
+                    each.last,
+                    refresh=partial(_unchanged, each.metadata),
+                    entry_size=each.size / each.count,
+                )
+                while (batch := await fetch.next_batch()) is not None:
                     yield batch
         finally:
             await pool.close()
+
+
+async def _unchanged(metadata: LedgerMetadata) -> LedgerMetadata:
+    """Tasks do not ask the metadata store whether replicas have moved; a new `load()` does."""
+    return metadata
 
 
 def resolve(options: Mapping[str, str]) -> Snapshot:
@@ -156,7 +173,8 @@ async def _snapshot(client: Client, options: Mapping[str, str]) -> Snapshot:
             end, size = metadata.last_entry_id, metadata.length
         else:
             async with client.open(ledger_id, password=password) as ledger:
-                end, size = ledger.last_add_confirmed, ledger.length
+                end = ledger.last_add_confirmed
+                size = (await ledger.read_last()).length if end >= 0 else 0
         if last is not None and last > end:
             raise InvalidArgument(f"ledger {ledger_id} ends at entry {end}, option assign asks for {last}")
         last = end if last is None else last

@@ -106,11 +106,15 @@ async def gather_status(arguments: argparse.Namespace) -> dict[str, Any]:
             for _, ensemble in metadata.ensembles:
                 for bookie in ensemble:
                     fragments[bookie] = fragments.get(bookie, 0) + 1
-        bookies = [
-            {"bookie": each.id, "mode": each.mode, "address": each.address, "fragments": fragments.get(each.id, 0)}
-            | await _space(client, each.id, each.mode)
-            for each in await client.bookies()
-        ]
+        bookies: list[dict[str, Any]] = []
+        for each in await client.bookies():
+            row = {
+                "bookie": each.id,
+                "mode": each.mode,
+                "address": each.address,
+                "fragments": fragments.get(each.id, 0),
+            }
+            bookies.append({**row, **await _space(client, each.id, each.mode)})
         return {"metadata": metadata_uri(arguments), "bookies": bookies, "ledgers": counts}
 
 

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     java = _check_machine(arguments)
     directory = _directory(arguments)
-    say = (lambda *_: None) if arguments.json else (lambda text="": print(text, flush=True))
+    say = _silent if arguments.json else _say
     began = time.monotonic()
     say(f"bookies demo: four bookies, three replicas, acknowledged after two have synced. Data in {directory}")
     source = _source(arguments, directory, say)
@@ -87,6 +87,14 @@ def run(arguments: argparse.Namespace) -> int:
         if not is_kept:
             cluster.stop()
     return _finish(arguments, directory, report, say)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _silent(text: str) -> None:
+    """With --json only the document goes to stdout."""
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -117,14 +125,14 @@ def _check_machine(arguments: argparse.Namespace) -> str:
 def _directory(arguments: argparse.Namespace) -> str:
     if not arguments.directory:
         return tempfile.mkdtemp(prefix="bk-demo-")
-    directory = os.path.abspath(arguments.directory)
+    directory: str = os.path.abspath(arguments.directory)
     if os.path.exists(directory) and (not os.path.isdir(directory) or os.listdir(directory)):
         raise UsageError(f"--directory {directory}: must be a new or an empty directory; nothing was touched")
     os.makedirs(directory, exist_ok=True)
     return directory
 
 
-def _source(arguments: argparse.Namespace, directory: str, say: Any) -> Source:
+def _source(arguments: argparse.Namespace, directory: str, say: Callable[[str], None]) -> Source:
     """The input file, its number of lines and the digest that must come out again."""
     from bookies.admin.demo_spark import line_digest
 
@@ -153,7 +161,9 @@ def _source(arguments: argparse.Namespace, directory: str, say: Any) -> Source:
     return Source(path, lines, size, digest, arguments.input is None)
 
 
-def _tour(arguments: argparse.Namespace, cluster: LocalCluster, source: Source, say: Any) -> dict[str, Any]:
+def _tour(
+    arguments: argparse.Namespace, cluster: LocalCluster, source: Source, say: Callable[[str], None]
+) -> dict[str, Any]:
     run_name = f"demo-{os.getpid()}"
     writing = _write(arguments, cluster, source, run_name, say)
     ledgers = run_async(lambda: _ledgers(cluster.metadata_uri, run_name))
@@ -188,7 +198,7 @@ def _tour(arguments: argparse.Namespace, cluster: LocalCluster, source: Source, 
 
 
 def _write(
-    arguments: argparse.Namespace, cluster: LocalCluster, source: Source, run_name: str, say: Any
+    arguments: argparse.Namespace, cluster: LocalCluster, source: Source, run_name: str, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Steps 2 and 3: append everything, losing one bookie and one writer on the way."""
     say("2. appending")
@@ -306,6 +316,7 @@ def _spark(uri: str, ledgers: list[tuple[int, int]], source: Source) -> dict[str
 
 
 def _print_result(source: Source, read: dict[str, Any]) -> None:
+    rows: list[tuple[object, ...]]
     if source.is_flights:
         rows = [(row[0], f"{row[1]:,}", row[2], row[3]) for row in read["table"]]
         print_table(rows, ("   carrier", "flights", "departure delay, min", "arrival delay, min"), right=(0, 1, 2, 3))
@@ -364,7 +375,7 @@ def _tail(path: str) -> str:
         return " | ".join(file.read().strip().splitlines()[-3:]) or "nothing"
 
 
-def _finish(arguments: argparse.Namespace, directory: str, report: dict[str, Any], say: Any) -> int:
+def _finish(arguments: argparse.Namespace, directory: str, report: dict[str, Any], say: Callable[[str], None]) -> int:
     if arguments.json:
         print_json({"directory": directory, **report})
         return 0

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 
 from bookies.admin.common import add_common, find_data_directory, print_json, run_async, size_text
 
@@ -66,10 +67,8 @@ def _kernels() -> Finding:
     from bookies import kernels
 
     try:
-        import uvloop
-
-        loop = f"uvloop {uvloop.__version__}"
-    except ImportError:
+        loop = f"uvloop {version('uvloop')}"
+    except PackageNotFoundError:
         loop = "asyncio's event loop"
     if kernels.NATIVE:
         return Finding("ok", f"compiled kernels, {loop}")
