@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from bookies.bookie.pressure import Intake
 from bookies.errors import RemoteProtocolError
@@ -121,8 +121,7 @@ class Connection(asyncio.Protocol):
 
     # -- what the transport calls --------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none by name
         transport.set_write_buffer_limits(high=UNSENT_SIZE_MAX)
         address = transport.get_extra_info("peername")
         if isinstance(address, tuple):

@@ -1,0 +1,90 @@
+"""OsDisk beyond what the ports' conformance suite asks: short writes, errors with their path."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+from collections.abc import Sequence
+
+import pytest
+
+from bookies.runtime.files import OsDisk, OsFile
+
+
+@pytest.fixture
+def file(tmp_path: pathlib.Path) -> OsFile:
+    file = OsDisk().open(str(tmp_path / "a"), "x+")
+    yield file
+    file.close()
+
+
+def test_short_writes_are_completed(file: OsFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may write less than it was given; `File` promises everything or an error."""
+    real_pwrite = os.pwrite
+
+    def stingy_pwrite(descriptor: int, data: memoryview, offset: int) -> int:
+        return real_pwrite(descriptor, data[:3], offset)
+
+    def stingy_pwritev(descriptor: int, buffers: Sequence[bytes], offset: int) -> int:
+        return real_pwrite(descriptor, b"".join(buffers)[:5], offset)
+
+    monkeypatch.setattr(os, "pwrite", stingy_pwrite)
+    monkeypatch.setattr(os, "pwritev", stingy_pwritev)
+    file.pwrite(b"0123456789", 0)
+    file.pwritev([b"abc", b"", bytearray(b"defgh"), memoryview(b"ij")], 10)
+    assert file.pread(100, 0) == b"0123456789abcdefghij"
+
+
+def test_short_reads_are_completed(file: OsFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.pwrite(b"0123456789", 0)
+    real_pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda descriptor, size, offset: real_pread(descriptor, min(size, 3), offset))
+    assert file.pread(8, 1) == b"12345678"
+    assert file.pread(100, 2) == b"23456789"
+
+
+def test_errors_name_the_file(file: OsFile) -> None:
+    reader = OsDisk().open(file.path, "r")
+    for call in (lambda: reader.pwrite(b"x", 0), lambda: reader.pwritev([b"x"], 0), lambda: reader.truncate(9)):
+        with pytest.raises(OSError) as caught:
+            call()
+        assert caught.value.filename == file.path
+    reader.close()
+
+
+def test_allocation_falls_back_to_a_sparse_file(file: OsFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(descriptor: int, offset: int, size: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "posix_fallocate", unsupported)
+    file.pwrite(b"abc", 0)
+    file.allocate(0, 1000)
+    assert file.size() == 1000
+    file.allocate(0, 10)
+    assert file.size() == 1000
+    assert file.pread(4, 0) == b"abc\0"
+
+
+def test_a_file_in_the_way_of_a_directory(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a").write_bytes(b"")
+    with pytest.raises(FileExistsError):
+        OsDisk().make_directories(str(tmp_path / "a" / "b"))
+    with pytest.raises(FileExistsError):
+        OsDisk().make_directories(str(tmp_path / "a"))
+
+
+def test_relative_directories(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    disk = OsDisk()
+    disk.make_directories("data/journal/")
+    disk.replace_bytes("data/journal/lastMark", b"x")
+    disk.replace_bytes("mark", b"y")
+    assert (tmp_path / "data" / "journal" / "lastMark").read_bytes() == b"x"
+    assert (tmp_path / "mark").read_bytes() == b"y"
+
+
+def test_repr(file: OsFile) -> None:
+    assert repr(file) == f"<OsFile {file.path!r}>"
+    file.close()
+    assert repr(file) == f"<OsFile {file.path!r} closed>"
