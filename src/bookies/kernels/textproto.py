@@ -90,7 +90,8 @@ def parse(text: bytes) -> Message:
 class _Parser:
     def __init__(self, text: bytes) -> None:
         self._text = text
-        self._at = 0
+        self._at = 0  # end of the present token
+        self._start = 0
         self._kind = ""
         self._token = b""
         self._advance()
@@ -99,6 +100,7 @@ class _Parser:
         """Move to the next token; at the end of the text both kind and token are empty."""
         self._kind, self._token = "space", b""
         while self._kind == "space":
+            self._start = self._at
             if self._at >= len(self._text):
                 self._kind, self._token = "", b""
                 return
@@ -109,7 +111,7 @@ class _Parser:
             self._at = match.end()
 
     def _error(self, problem: str) -> ValueError:
-        line = self._text.count(b"\n", 0, self._at) + 1
+        line = self._text.count(b"\n", 0, self._start) + 1
         return ValueError(f"line {line}: {problem}")
 
     def _skip(self, *marks: bytes) -> bool:
@@ -153,7 +155,11 @@ class _Parser:
                 parts.append(self._unquote(self._token))
                 self._advance()
             return b"".join(parts)
+        value = self._bare_value(kind, token)
         self._advance()
+        return value
+
+    def _bare_value(self, kind: str, token: bytes) -> Value:
         try:
             if kind == "int":
                 return _parse_int(token)
@@ -163,7 +169,7 @@ class _Parser:
             raise self._error(f"bad number {token!r}") from error
         if kind == "name":
             return Symbol(token.decode("ascii"))
-        raise self._error(f"expected a value, not {token!r}")
+        raise self._error(f"expected a value, not {token!r}" if kind else "ends too early")
 
     def _unquote(self, literal: bytes) -> bytes:
         return _ESCAPE.sub(self._unescape, literal[1:-1])
