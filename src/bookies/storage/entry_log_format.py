@@ -237,7 +237,7 @@ def _fill(window: Window, size_max: int) -> ScanEnd | None:
     """Bring the whole next record into the window; the end if there is none."""
     if not window.has(4):
         left = window.data[window.at :]
-        if left.strip(b"\0") and left.strip(DIRECT_PADDING):
+        if left.strip(DIRECT_PADDING):
             return ScanEnd(EndKind.TORN, window.position, f"{len(left)} bytes are left at the end of the file")
         return ScanEnd(EndKind.CLEAN, window.position, "end of file")
     length = window.word()
