@@ -108,6 +108,10 @@ def pack_varint(value: int) -> bytes:
     """Base 128, least significant group first; a negative number as its 64-bit two's complement."""
     if 0 <= value < 0x80:
         return _SMALL[value]
+    if 0 <= value < 0x4000:
+        return bytes((value & 0x7F | 0x80, value >> 7))
+    if 0 <= value < 0x20_0000:
+        return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
     if value < 0:
         value += 1 << 64
     groups = bytearray()
@@ -123,13 +127,18 @@ _SMALL: Sequence[bytes] = [bytes((value,)) for value in range(0x80)]
 
 def parse_varint(buffer: bytes, at: int) -> tuple[int, int]:
     """(unsigned 64-bit value, offset behind it). Raises IndexError at the end of the buffer."""
-    value = shift = 0
+    value = buffer[at]
+    at += 1
+    if value < 0x80:
+        return value, at
+    value &= 0x7F
+    shift = 7
     while True:
         group = buffer[at]
         at += 1
-        value |= (group & 0x7F) << shift
         if group < 0x80:
-            return value & 0xFFFF_FFFF_FFFF_FFFF, at
+            return (value | group << shift) & 0xFFFF_FFFF_FFFF_FFFF, at
+        value |= (group & 0x7F) << shift
         shift += 7
         if shift == 70:
             raise RemoteProtocolError("varint of more than ten bytes")

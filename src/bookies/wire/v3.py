@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from bookies import kernels
@@ -40,7 +41,7 @@ from bookies.wire.messages import (
     WriteLacRequest,
     WriteLacResponse,
 )
-from bookies.wire.protobuf import Values, pack_varint
+from bookies.wire.protobuf import Values
 from bookies.wire.schema import (
     CODE_OF_OPERATION,
     CODE_OF_STATUS,
@@ -49,6 +50,7 @@ from bookies.wire.schema import (
     RESPONSE_NAME,
     STATUS_OF_CODE,
 )
+from bookies.wire.v3_adds import AddResponseShape, AddShape
 
 VERSION = 3
 
@@ -72,71 +74,45 @@ def parse_requests(buffer: bytes, starts: Sequence[int], index: int, requests: l
 
     Returns the index of the first frame not taken. Raises RemoteProtocolError for a message that is not a `Request`.
     """
-    count = len(starts) - 1
-    run: _AddRun | None = None
-    while index < count:
-        try:
-            values = schema.REQUEST.parse(buffer, starts[index] + 4, starts[index + 1])
-        except RemoteProtocolError:
-            if run is None:
-                raise
-            break  # the adds before it first; it is parsed, and raises, again
-        header = values["header"]
-        add = values.get("addRequest") if header["operation"] == _ADD else None
-        if add is None or header["version"] != VERSION or not _is_sound(add):
-            if run is None:
-                requests.append(_request_of(values))
-                return index + 1
+    values = schema.REQUEST.parse(buffer, starts[index] + 4, starts[index + 1])
+    header = values["header"]
+    add = values.get("addRequest") if header["operation"] == _ADD else None
+    if add is None or header["version"] != VERSION or not _is_sound(add):
+        requests.append(_request_of(values))
+        return index + 1
+    flags = {
+        "is_recovery": add.get("flag") == schema.ADD_FLAG_RECOVERY,
+        "is_high_priority": header.get("priority", 0) > 0,
+        "is_deferred_sync": bool(add.get("writeFlags", 0) & schema.WRITE_FLAG_DEFERRED_SYNC),
+    }
+    ledger_id, master_key = add["ledgerId"], add["masterKey"]
+    txn_ids, entry_ids, bodies = [header["txnId"]], [add["entryId"]], [add["body"]]
+    _, _, last_add_confirmed = _BODY_HEAD.unpack_from(add["body"])
+    shape = AddShape(ledger_id, master_key, **flags)
+    index += 1
+    while index < len(starts) - 1:
+        another = shape.maybe_parse(buffer, starts[index], starts[index + 1])
+        if another is None:
             break
-        key = (add["ledgerId"], add["masterKey"], header.get("priority", 0) > 0, add.get("flag"), _is_deferred(add))
-        if run is None:
-            run = _AddRun(key)
-        elif run.key != key:
+        txn_id, entry_id, body = another
+        if len(body) < _BODY_HEAD.size:
             break
-        run.append(header["txnId"], add)
+        body_ledger_id, body_entry_id, body_lac = _BODY_HEAD.unpack_from(body)
+        if body_ledger_id != ledger_id or body_entry_id != entry_id:
+            break
+        txn_ids.append(txn_id)
+        entry_ids.append(entry_id)
+        bodies.append(body)
+        last_add_confirmed = max(last_add_confirmed, body_lac)
         index += 1
-    assert run is not None
-    requests.append(run.batch())
+    ids, records, txns = _as_range(entry_ids), Records.of(bodies), _as_range(txn_ids)
+    requests.append(AddBatch(VERSION, ledger_id, master_key, ids, records, last_add_confirmed, **flags, txn_ids=txns))
     return index
-
-
-class _AddRun:
-    """Adds that share `key`: ledger, master key, high priority, flag, deferred sync."""
-
-    def __init__(self, key: tuple[int, bytes, bool, int | None, bool]) -> None:
-        self.key = key
-        self._txn_ids: list[int] = []
-        self._entry_ids: list[int] = []
-        self._bodies: list[bytes] = []
-
-    def append(self, txn_id: int, add: Values) -> None:
-        self._txn_ids.append(txn_id)
-        self._entry_ids.append(add["entryId"])
-        self._bodies.append(add["body"])
-
-    def batch(self) -> AddBatch:
-        ledger_id, master_key, is_high_priority, flag, is_deferred_sync = self.key
-        return AddBatch(
-            VERSION,
-            ledger_id,
-            master_key,
-            _as_range(self._entry_ids),
-            Records.of(self._bodies),
-            max([_BODY_HEAD.unpack_from(body)[2] for body in self._bodies]),
-            is_recovery=flag == schema.ADD_FLAG_RECOVERY,
-            is_high_priority=is_high_priority,
-            is_deferred_sync=is_deferred_sync,
-            txn_ids=_as_range(self._txn_ids),
-        )
 
 
 def _as_range(numbers: list[int]) -> Sequence[int]:
     consecutive = range(numbers[0], numbers[0] + len(numbers))
     return consecutive if numbers[-1] == consecutive[-1] and numbers == list(consecutive) else numbers
-
-
-def _is_deferred(add: Values) -> bool:
-    return bool(add.get("writeFlags", 0) & schema.WRITE_FLAG_DEFERRED_SYNC)
 
 
 def _is_sound(add: Values) -> bool:
@@ -232,42 +208,19 @@ def _fields_of_request(request: Request) -> tuple[Operation, Values]:
             raise LocalProtocolError(f"{type(request).__name__} has no v3 encoding")
 
 
-class _AddPacker:
-    """Frames of adds that share everything but transaction, entry id and body; what is shared is packed once."""
-
-    def __init__(
-        self, ledger_id: int, master_key: bytes, *, is_recovery: bool, is_high_priority: bool, is_deferred_sync: bool
-    ) -> None:
-        self._header_end = b"\x20" + pack_varint(schema.PRIORITY_HIGH) if is_high_priority else b""
-        self._ledger = b"\x08" + pack_varint(ledger_id) + b"\x10"
-        self._key = b"\x1a" + pack_varint(len(master_key)) + master_key + b"\x22"
-        self._end = b"\x28\x01" * is_deferred_sync + b"\xa0\x06\x01" * is_recovery
-
-    def append(self, parts: list[bytes], txn_id: int, entry_id: int, body: bytes) -> None:
-        header = b"\x08\x03\x10\x02\x18" + pack_varint(txn_id) + self._header_end
-        add = self._ledger + pack_varint(entry_id) + self._key + pack_varint(len(body))
-        add_size = pack_varint(len(add) + len(body) + len(self._end))
-        size = 4 + len(header) + len(add_size) + len(add) + len(body) + len(self._end)
-        parts.append(b"%b\x0a%c%b\xaa\x06%b%b" % (size.to_bytes(4, "big"), len(header), header, add_size, add))
-        parts.append(body)
-        if self._end:
-            parts.append(self._end)
-
-
 def _pack_add_batch(batch: AddBatch) -> list[Buffer]:
     if batch.txn_ids is None or len(batch.txn_ids) != len(batch.records):
         raise LocalProtocolError("v3 adds need one transaction id each")
-    packer = _AddPacker(
+    shape = AddShape(
         batch.ledger_id,
         batch.master_key,
         is_recovery=batch.is_recovery,
         is_high_priority=batch.is_high_priority,
         is_deferred_sync=batch.is_deferred_sync,
     )
-    parts: list[bytes] = []
-    for index, (txn_id, entry_id) in enumerate(zip(batch.txn_ids, batch.entry_ids, strict=True)):
-        packer.append(parts, txn_id, entry_id, batch.records.body(index))
-    return [b"".join(parts)]
+    data, starts = batch.records.data, batch.records.starts
+    bodies = [data[at + 4 : end] for at, end in pairwise(starts)]
+    return [shape.pack(zip(batch.txn_ids, batch.entry_ids, bodies, strict=True))]
 
 
 def adds_as_v3(frames: bytes, first_txn_id: int, *, is_deferred_sync: bool = False) -> tuple[bytes, int]:
@@ -290,9 +243,9 @@ def adds_as_v3(frames: bytes, first_txn_id: int, *, is_deferred_sync: bool = Fal
 
 
 def parse_responses(buffer: bytes, starts: Sequence[int], index: int, responses: list[Response]) -> int:
-    """Append the response in frame `index`; the answer to an add is merged into an equal one just before it.
+    """Append the response in frame `index`, the answer to an add together with like answers behind it.
 
-    Returns the index of the next frame. Raises RemoteProtocolError for a message that is not a `Response`.
+    Returns the index of the first frame not taken. Raises RemoteProtocolError for a message that is not a `Response`.
     """
     values = schema.RESPONSE.parse(buffer, starts[index] + 4, starts[index + 1])
     operation = OPERATION_OF_CODE[values["header"]["operation"]]
@@ -302,19 +255,22 @@ def parse_responses(buffer: bytes, starts: Sequence[int], index: int, responses:
     if status is Status.OK and fields is not None:
         # Of the two status fields the outer one counts unless it says OK. Source: wire-protocol 3.4.
         status = STATUS_OF_CODE[fields.get("status", 0)]
-    if operation is Operation.ADD and fields is not None:
-        ledger_id, entry_id = fields["ledgerId"], fields["entryId"]
-        last = responses[-1] if responses else None
-        if type(last) is AddResponses and last.ledger_id == ledger_id and last.status is status:
-            assert isinstance(last.entry_ids, list)
-            assert isinstance(last.txn_ids, list)
-            last.entry_ids.append(entry_id)
-            last.txn_ids.append(txn_id)
-        else:
-            responses.append(AddResponses(VERSION, status, ledger_id, [entry_id], [txn_id]))
-    else:
+    index += 1
+    if operation is not Operation.ADD or fields is None:
         responses.append(_response_of(operation, txn_id, status, fields))
-    return index + 1
+        return index
+    entry_ids, txn_ids = [fields["entryId"]], [txn_id]
+    shape = AddResponseShape(status, fields["ledgerId"])
+    while index < len(starts) - 1:
+        another = shape.maybe_parse(buffer, starts[index], starts[index + 1])
+        if another is None:
+            break
+        txn_ids.append(another[0])
+        entry_ids.append(another[1])
+        index += 1
+    ids, txns = _as_range(entry_ids), _as_range(txn_ids)
+    responses.append(AddResponses(VERSION, status, fields["ledgerId"], ids, txns))
+    return index
 
 
 def _response_of(operation: Operation, txn_id: int, status: Status, fields: Values | None) -> Response:
@@ -415,14 +371,5 @@ def _fields_of_response(response: Response) -> tuple[Operation, dict[str, Any] |
 def _pack_add_responses(response: AddResponses) -> bytes:
     if response.txn_ids is None or len(response.txn_ids) != len(response.entry_ids):
         raise LocalProtocolError("answers to v3 adds need one transaction id each")
-    status = pack_varint(CODE_OF_STATUS[response.status])
-    middle = b"\x10" + status + b"\xaa\x06"
-    inner = b"\x08" + status + b"\x10" + pack_varint(response.ledger_id) + b"\x18"
-    parts: list[bytes] = []
-    for txn_id, entry_id in zip(response.txn_ids, response.entry_ids, strict=True):
-        header = b"\x08\x03\x10\x02\x18" + pack_varint(txn_id)
-        entry = pack_varint(entry_id)
-        size = 3 + len(header) + len(middle) + len(inner) + len(entry)
-        inner_size = len(inner) + len(entry)
-        parts.append(b"\x00\x00\x00%c\x0a%c%b%b%c%b%b" % (size, len(header), header, middle, inner_size, inner, entry))
-    return b"".join(parts)
+    shape = AddResponseShape(response.status, response.ledger_id)
+    return shape.pack(zip(response.txn_ids, response.entry_ids, strict=True))
