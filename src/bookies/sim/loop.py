@@ -339,6 +339,8 @@ class SimLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Task[T]:
         self._number += 1
         context = context or contextvars.copy_context()
+        if self._closed:
+            coro.close()  # Somebody's clean-up, after the end.
         title = str(name) if name is not None else f"task {self._number}"
         task = _Task(self._number, coro, loop=self, name=title, context=context, **options)  # type: ignore[arg-type]
         self._tasks[task] = context.get(_PARTICIPANT)

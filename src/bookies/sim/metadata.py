@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from bookies.errors import MetadataError
 from bookies.metadata.driver import BookieSet, LedgerEvent, MetadataDriver, Versioned, Watch
+from bookies.metadata.memory import MemoryDriver
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
 from bookies.sim.loop import SimLoop
 from bookies.sim.network import SimNetwork
@@ -60,13 +61,17 @@ class SimStore:
 class SimDriver(MetadataDriver):
     """One participant's session."""
 
-    def __init__(self, store: SimStore, inner: MetadataDriver, host: str) -> None:
+    def __init__(self, store: SimStore, inner: MemoryDriver, host: str) -> None:
         self.uri = inner.uri
         self.inner = inner
         self._store = store
         self._host = host
         self._news: deque[tuple[float, contextvars.Context, Callable[[], None]]] = deque()
         self._is_pumping = False
+
+    def expire(self) -> None:
+        """The store gives this session up."""
+        self._store.loop.world.copy().run(self.inner.expire)
 
     # -- the way there and back ----------------------------------------------------------------------------------
     async def _call(self, work: Callable[[], Awaitable[T]], then: Callable[[T], None] | None = None) -> T:

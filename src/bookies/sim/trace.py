@@ -19,10 +19,13 @@ class Trace:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self.lines: list[str] = []
+        self.is_over = False
         self._fingerprint = 0
 
     def note(self, who: str, text: str) -> None:
-        """Add a line."""
+        """Add a line, unless the run is over."""
+        if self.is_over:
+            return
         line = f"{self._now():12.6f}  {who:<10} {text}"
         self.mix(line.encode())
         if len(self.lines) < LINE_COUNT_MAX:

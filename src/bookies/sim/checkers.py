@@ -1,0 +1,158 @@
+"""What must hold when everything is healed: every ledger is recovered, read back, and looked up on every bookie.
+
+Together with what `History` checks on the spot, and what `check_commits` finds in the committed records:
+
+    I-1    no acknowledged entry is lost: the end is not before it, and it can be read
+    I-2    every entry up to the end is on at least an ack quorum of the bookies that the record lists for it
+    I-3    acknowledgements come in the order of the entries, I-23 and none after a failure or a close
+    I-4    all ends agree: of every recovery, of the writer's seal, of the record
+    I-5    nothing is acknowledged beyond the end
+    I-7    every committed record is a legal step from the one before (which includes I-10 and I-11)
+    I-12   no read returns an entry beyond the end, and I-14 none did before the end was known
+    I-15   every replica and every answer to a read is what was written, with the right length
+    I-17   a handle's LAC never goes back
+    I-19   every operation comes to its end once everything is healed; L-2, L-3: so do recoveries and tails
+    I-26   a recovery ends at or behind everything acknowledged before it
+
+Source: client-protocol 8.2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from bookies.client.pool import BookiePool
+from bookies.errors import BookKeeperError
+from bookies.kernels import Records, scan_records
+from bookies.model import BookieId, LedgerMetadata, fragments_of
+from bookies.protocol.ledger import Author, illegality, malformation
+from bookies.protocol.quorum import stores
+from bookies.sim.cluster import BOOKIE_PORT, SimClient, SimCluster
+from bookies.sim.metadata import Commit
+from bookies.sim.workload import History, Story, Workload, payload_of
+from bookies.wire.digest import mac_key, verify_entry
+
+RECOVERY_TRIES = 8
+
+
+def check_commits(cluster: SimCluster, history: History) -> None:
+    """I-7: every committed record follows legally from the one before. The author's role is in its name."""
+    for ledger_id, commits in cluster.store.commits.items():
+        for commit in commits:
+            if problem := _illegal(commit):
+                history.violated("I-7", f"ledger {ledger_id}: {commit.author} commits {commit.after!r}: {problem}")
+        closed = [commit.after for commit in commits if commit.after is not None and commit.after.is_closed]
+        for record in closed[1:]:
+            if (record.last_entry_id, record.length) != (closed[0].last_entry_id, closed[0].length):
+                history.violated("I-4", f"ledger {ledger_id}: the end moved from {closed[0]!r} to {record!r}")
+
+
+def _illegal(commit: Commit) -> str:
+    if commit.after is None:
+        return ""
+    if commit.before is None:
+        return malformation(commit.after)
+    author = Author.WRITER if commit.author.startswith("writer") else Author.RECOVERY
+    return illegality(commit.before, commit.after, author)
+
+
+async def check_ledgers(cluster: SimCluster, history: History, workload: Workload) -> None:
+    """Recover and read every ledger with a client of its own, and look at every replica."""
+    client = cluster.new_client("checker")
+    await client.participant.create_task(_check_ledgers(cluster, client, history, workload), name="checker")
+
+
+async def _check_ledgers(cluster: SimCluster, client: SimClient, history: History, workload: Workload) -> None:
+    await cluster.open_client(client)
+    for story in list(history.stories.values()):
+        try:
+            if (metadata := await _recover(client, history, story)) is not None:
+                await _read_back(client, history, workload, story, metadata)
+                await _check_replicas(client, history, story, metadata)
+        except BookKeeperError as error:
+            history.violated("I-1", f"ledger {story.ledger_id}: reading it back: {type(error).__name__}: {error}")
+
+
+async def _recover(client: SimClient, history: History, story: Story) -> LedgerMetadata | None:
+    """The record of the closed ledger; None when recovery does not succeed, which is a violation (L-2)."""
+    last_error: BookKeeperError | None = None
+    for _ in range(RECOVERY_TRIES):
+        try:
+            ledger = await client.client.recover(story.ledger_id, password=story.password)
+        except BookKeeperError as error:
+            last_error = error
+            await asyncio.sleep(1)
+            continue
+        metadata = ledger.metadata
+        history.ended(story, client.name, metadata.last_entry_id, metadata.length)
+        await ledger.close()
+        return metadata
+    history.violated("L-2", f"ledger {story.ledger_id} cannot be recovered: {type(last_error).__name__}: {last_error}")
+    return None
+
+
+async def _read_back(
+    client: SimClient, history: History, workload: Workload, story: Story, metadata: LedgerMetadata
+) -> None:
+    async with client.client.open(story.ledger_id, password=story.password) as ledger:
+        count = await workload.read_all(client, story, ledger)
+    if count != metadata.last_entry_id + 1:
+        history.violated("I-1", f"ledger {story.ledger_id}: {count} entries read of {metadata.last_entry_id + 1}")
+    if metadata.length != story.length_up_to(metadata.last_entry_id):
+        history.violated(
+            "I-15",
+            f"ledger {story.ledger_id}: closed with length {metadata.length}, "
+            f"not {story.length_up_to(metadata.last_entry_id)}",
+        )
+
+
+async def _resolve(bookie: BookieId) -> tuple[str, int]:
+    return bookie, BOOKIE_PORT
+
+
+async def _check_replicas(client: SimClient, history: History, story: Story, metadata: LedgerMetadata) -> None:
+    """I-2 and I-15 on every bookie that the record lists."""
+    pool = BookiePool(client.runtime, client.client.config, _resolve)
+    for first, last, ensemble in fragments_of(metadata, metadata.last_entry_id):
+        copies = [0] * (last - first + 1)
+        for position, bookie in enumerate(ensemble):
+            held = await _held(client, bookie, story.ledger_id)
+            for entry_id in range(first, last + 1):
+                is_stored = stores(position, entry_id, metadata.ensemble_size, metadata.write_quorum)
+                if is_stored and any(entry_id in run for run in held):
+                    copies[entry_id - first] += 1
+            await _check_contents(pool, history, story, metadata, bookie, held)
+        for entry_id, count in enumerate(copies, first):
+            if count < metadata.ack_quorum:
+                history.violated(
+                    "I-2",
+                    f"entry {entry_id} of ledger {story.ledger_id} is on {count} bookies of its write set in "
+                    f"{', '.join(ensemble)}; the ack quorum is {metadata.ack_quorum}",
+                )
+    await pool.close()
+
+
+async def _held(client: SimClient, bookie: BookieId, ledger_id: int) -> list[range]:
+    try:
+        return await client.client.stored_entries(bookie, ledger_id)
+    except BookKeeperError:
+        return []  # The bookie does not know the ledger; the count of copies says whether it should.
+
+
+async def _check_contents(
+    pool: BookiePool, history: History, story: Story, metadata: LedgerMetadata, bookie: BookieId, held: list[range]
+) -> None:
+    assert metadata.digest_type is not None
+    key = mac_key(story.password)
+    for run in held:
+        at = run.start
+        while at < run.stop:
+            data = await pool.read_batch(bookie, story.ledger_id, at, run.stop - at, 1 << 20)
+            records = Records(data, scan_records(data, 0, len(data), len(data))[0])
+            for index in range(len(records)):
+                body = records.body(index)
+                header = verify_entry(metadata.digest_type, key, body, story.ledger_id, at)
+                payload = bytes(body[header.payload_offset :])
+                if payload != payload_of(story.ledger_id, at) or header.length != story.length_up_to(at):
+                    history.violated("I-15", f"entry {at} of ledger {story.ledger_id} on {bookie} is not what was sent")
+                at += 1

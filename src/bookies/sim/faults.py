@@ -1,0 +1,234 @@
+"""What goes wrong, and when: a seeded schedule over the cluster.
+
+No fault here destroys a durable replica: a power failure loses only what was not synced, so the number of faults at
+once needs no limit for safety, and every promise must hold in every run (`hit(l, e)` of client-protocol 8.1 is 0).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+
+from bookies.sim.cluster import SimCluster
+from bookies.sim.disk import LOSSES, PROCESS_DIES, Loss
+from bookies.sim.metadata import STORE_HOST
+
+
+@dataclass(frozen=True)
+class FaultPlan:
+    """`gap_ms`: mean time between faults. `weights`: how often each kind is chosen, by name."""
+
+    gap_ms: float = 300.0
+    weights: Mapping[str, float] = field(
+        default_factory=lambda: {
+            "crash bookie": 3,
+            "crash bookie in a disk call": 3,
+            "crash bookie at an await": 2,
+            "crash all bookies": 0.3,
+            "pause bookie": 1,
+            "cut connection": 4,
+            "partition": 2,
+            "isolate": 1,
+            "slow host": 1.5,
+            "slow disk": 1.5,
+            "metadata trouble": 1.5,
+            "expire session": 0.7,
+            "kill client": 2,
+            "kill client at an await": 2,
+            "pause client": 1.5,
+            "turn a clock": 0.5,
+        }
+    )
+
+
+class Faults:
+    """Applies faults until it is stopped. Their ends are part of them: restarts, healed partitions."""
+
+    def __init__(self, cluster: SimCluster, random: Random, plan: FaultPlan) -> None:
+        self._cluster = cluster
+        self._random = random
+        self._plan = plan
+        self._is_stopped = False
+        self._kinds: dict[str, Callable[[], None]] = {
+            "crash bookie": self._crash_bookie,
+            "crash bookie in a disk call": self._crash_bookie_in_disk_call,
+            "crash bookie at an await": self._crash_bookie_at_await,
+            "crash all bookies": self._crash_all_bookies,
+            "pause bookie": self._pause_bookie,
+            "cut connection": self._cut_connection,
+            "partition": self._partition,
+            "isolate": self._isolate,
+            "slow host": self._slow_host,
+            "slow disk": self._slow_disk,
+            "metadata trouble": self._metadata_trouble,
+            "expire session": self._expire_session,
+            "kill client": self._kill_client,
+            "kill client at an await": self._kill_client_at_await,
+            "pause client": self._pause_client,
+            "turn a clock": self._turn_clock,
+        }
+
+    async def run(self) -> None:
+        kinds = [kind for kind in self._kinds if self._plan.weights.get(kind, 0) > 0]
+        weights = [self._plan.weights[kind] for kind in kinds]
+        while kinds and not self._is_stopped:
+            await asyncio.sleep(self._random.expovariate(1 / self._plan.gap_ms) / 1000)
+            if not self._is_stopped:
+                self._kinds[self._random.choices(kinds, weights)[0]]()
+
+    def stop(self) -> None:
+        """No new faults; `SimCluster.heal` ends the present ones."""
+        self._is_stopped = True
+
+    # -- choices -------------------------------------------------------------------------------------------------
+    def _bookie(self) -> str:
+        return self._random.choice(list(self._cluster.bookies))
+
+    def _client(self) -> str | None:
+        names = list(self._cluster.clients)
+        return self._random.choice(names) if names else None
+
+    def _hosts(self) -> list[str]:
+        return [*self._cluster.bookies, *self._cluster.clients, STORE_HOST]
+
+    def _loss(self) -> Loss:
+        return PROCESS_DIES if self._random.random() < 0.4 else self._random.choice(LOSSES)
+
+    def _duration_s(self) -> float:
+        """Mostly below time-outs, sometimes above all of them."""
+        return self._random.choice((0.02, 0.2, 1.0, 5.0)) * self._random.uniform(0.5, 2)
+
+    def _later(self, delay_s: float, action: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_later(delay_s, action)
+
+    # -- bookies -------------------------------------------------------------------------------------------------
+    def _crash_bookie(self) -> None:
+        self._cluster.crash_bookie(
+            self._bookie(), self._loss(), is_silent=self._random.random() < 0.3, restart_after_s=self._duration_s()
+        )
+
+    def _crash_bookie_in_disk_call(self) -> None:
+        self._cluster.crash_in_disk_call(
+            self._bookie(),
+            self._random.randint(1, 60),
+            self._loss(),
+            is_silent=self._random.random() < 0.3,
+            restart_after_s=self._duration_s(),
+        )
+
+    def _crash_bookie_at_await(self) -> None:
+        name = self._bookie()
+        participant = self._cluster.bookies[name].participant
+        loss, delay_s = self._loss(), self._duration_s()
+        if participant is not None and participant.is_alive:
+            participant.light_fuse(
+                self._random.randint(1, 200),
+                lambda: self._cluster.crash_bookie(name, loss, restart_after_s=delay_s),
+            )
+
+    def _crash_all_bookies(self) -> None:
+        loss = self._loss()
+        for name in self._cluster.bookies:
+            self._cluster.crash_bookie(name, loss, is_silent=True, restart_after_s=self._duration_s())
+
+    def _pause_bookie(self) -> None:
+        bookie = self._cluster.bookies[self._bookie()]
+        participant = bookie.participant
+        if participant is not None and participant.is_alive:
+            self._cluster.trace.note(bookie.name, "is paused")
+            participant.pause()
+            self._later(self._duration_s(), participant.resume)
+
+    def _slow_disk(self) -> None:
+        workers = self._cluster.bookies[self._bookie()].workers
+        workers.slowness = self._random.choice((5.0, 50.0, 500.0))
+
+        def end() -> None:
+            workers.slowness = 1.0
+
+        self._later(self._duration_s(), end)
+
+    def _turn_clock(self) -> None:
+        bookie = self._cluster.bookies[self._bookie()]
+        bookie.clock.skew_ms += self._random.choice((-86_400_000, -5_000, 5_000, 86_400_000))
+
+    # -- network -------------------------------------------------------------------------------------------------
+    def _cut_connection(self) -> None:
+        network = self._cluster.network
+        if transports := network.connections():
+            network.cut(self._random.choice(transports), is_half_open=self._random.random() < 0.3)
+
+    def _block(self, pairs: list[tuple[str, str]]) -> None:
+        network = self._cluster.network
+        for source, target in pairs:
+            network.block(source, target)
+
+        def end() -> None:
+            for source, target in pairs:
+                network.unblock(source, target)
+
+        self._later(self._duration_s(), end)
+
+    def _partition(self) -> None:
+        """Two hosts, one way or both."""
+        source, target = self._random.sample(self._hosts(), 2)
+        pairs = [(source, target)]
+        if self._random.random() < 0.6:
+            pairs.append((target, source))
+        self._cluster.trace.note("network", f"loses {source} -> {target}{' and back' if len(pairs) > 1 else ''}")
+        self._block(pairs)
+
+    def _isolate(self) -> None:
+        """One host from all others, or from all but the store."""
+        lonely = self._random.choice(self._hosts())
+        others = [host for host in self._hosts() if host != lonely]
+        if self._random.random() < 0.5 and STORE_HOST in others:
+            others.remove(STORE_HOST)
+        self._cluster.trace.note("network", f"isolates {lonely} from {', '.join(others)}")
+        self._block([pair for other in others for pair in ((lonely, other), (other, lonely))])
+
+    def _slow_host(self) -> None:
+        host = self._random.choice(self._hosts())
+        self._cluster.trace.note("network", f"slows {host} down")
+        self._cluster.network.slow_down(host, self._random.choice((10.0, 100.0, 2_000.0)))
+        self._later(self._duration_s(), lambda: self._cluster.network.slow_down(host, 1))
+
+    # -- metadata ------------------------------------------------------------------------------------------------
+    def _metadata_trouble(self) -> None:
+        store = self._cluster.store
+        store.lost_request_probability = self._random.choice((0.0, 0.3))
+        store.lost_reply_probability = self._random.choice((0.3, 0.6))
+        self._cluster.trace.note("metadata", "loses requests and replies")
+
+        def end() -> None:
+            store.lost_request_probability = store.lost_reply_probability = 0.0
+
+        self._later(self._duration_s(), end)
+
+    def _expire_session(self) -> None:
+        names = [*self._cluster.bookies, *self._cluster.clients]
+        self._cluster.expire_session(self._random.choice(names))
+
+    # -- clients -------------------------------------------------------------------------------------------------
+    def _kill_client(self) -> None:
+        if (name := self._client()) is not None:
+            self._cluster.kill_client(name)
+
+    def _kill_client_at_await(self) -> None:
+        if (name := self._client()) is not None:
+            participant = self._cluster.clients[name].participant
+
+            def kill() -> None:
+                if name in self._cluster.clients:
+                    self._cluster.kill_client(name)
+
+            participant.light_fuse(self._random.randint(1, 60), kill)
+
+    def _pause_client(self) -> None:
+        if (name := self._client()) is not None:
+            participant = self._cluster.clients[name].participant
+            self._cluster.trace.note(name, "is paused")
+            participant.pause()
+            self._later(3 * self._duration_s(), participant.resume)

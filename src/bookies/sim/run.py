@@ -1,0 +1,182 @@
+"""One run from one seed: cluster, workload, faults, healing, checks. The same seed gives the same run, everywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from bookies.sim.checkers import check_commits, check_ledgers
+from bookies.sim.cluster import SimCluster
+from bookies.sim.faults import FaultPlan, Faults
+from bookies.sim.loop import Deadlock, Livelock, Overdue, SimLoop
+from bookies.sim.trace import Trace
+from bookies.sim.workload import History, Plan, Workload
+
+HEALED_DEADLINE_S = 300.0  # every operation under way comes to its end within this, once everything is healed
+RUN_DEADLINE_S = 3_600.0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What kind of run. `duration_s`: virtual time with faults."""
+
+    bookies: int = 5
+    duration_s: float = 8.0
+    plan: Plan = field(default_factory=Plan)
+    faults: FaultPlan = field(default_factory=FaultPlan)
+    client_settings: dict[str, object] = field(
+        default_factory=lambda: {"add_timeout_ms": 800, "read_timeout_ms": 800, "connect_timeout_ms": 1_000}
+    )
+
+
+PROFILES = {
+    "mixed": Profile(),
+    "calm": Profile(faults=FaultPlan(weights={})),
+    "crashes": Profile(
+        faults=FaultPlan(
+            gap_ms=150,
+            weights={
+                "crash bookie": 2,
+                "crash bookie in a disk call": 4,
+                "crash bookie at an await": 3,
+                "crash all bookies": 1,
+                "kill client at an await": 2,
+            },
+        )
+    ),
+    "network": Profile(
+        faults=FaultPlan(
+            gap_ms=150,
+            weights={"cut connection": 5, "partition": 3, "isolate": 2, "slow host": 2, "kill client at an await": 2},
+        )
+    ),
+    "tight": Profile(bookies=3),
+}
+
+
+@dataclass
+class Result:
+    """What came of a run. Empty `violations`: every promise held."""
+
+    seed: int
+    profile: str
+    digest: str
+    lines: list[str]
+    history: History
+    violations: list[str]
+    statistics: dict[str, float]
+
+    def report(self, line_count: int = 60) -> str:
+        """For a person: what broke, how to see it again, and the last lines of the trace."""
+        lines = [f"seed {self.seed}, profile {self.profile}: {len(self.violations)} violations"]
+        lines += [f"  {violation}" for violation in self.violations]
+        lines += [f"again: bk sim --seed {self.seed} --profile {self.profile} --trace", "", *self.lines[-line_count:]]
+        return "\n".join(lines)
+
+
+class _TraceHandler(logging.Handler):
+    """The production code's own events, in the trace."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(logging.INFO)
+        self._trace = trace
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._trace.note(record.name.removeprefix("bookies."), record.getMessage())
+
+
+Scenario = Callable[["Simulation"], Coroutine[Any, Any, None]]
+
+
+class Simulation:
+    """Everything that one run consists of. A `Scenario` is a coroutine over it, run as the world."""
+
+    def __init__(self, seed: int, profile: Profile) -> None:
+        self.loop = SimLoop()  # type: ignore[abstract]
+        self.trace = Trace(self.loop.time)
+        self.history = History(self.trace)
+        self.profile = profile
+        self.random = Random(f"{seed}/choices")
+        self.cluster = SimCluster(
+            self.loop, self.trace, str(seed), profile.bookies, client_settings=dict(profile.client_settings)
+        )
+        self.workload = Workload(self.cluster, self.history, Random(f"{seed}/workload"), profile.plan)
+        self.faults = Faults(self.cluster, Random(f"{seed}/faults"), profile.faults)
+
+    def run(self, scenario: Scenario) -> None:
+        """Run to the end and collect violations in `history`."""
+        logger = logging.getLogger("bookies")
+        handler = _TraceHandler(self.trace)
+        level, propagate = logger.level, logger.propagate
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+        try:
+            self.loop.run(scenario(self), deadline_s=RUN_DEADLINE_S)
+        except (Deadlock, Livelock, Overdue) as error:
+            self.history.violated("I-19", str(error))
+        except Exception as error:  # noqa: BLE001
+            self.history.violated("errors", "".join(traceback.format_exception(error)))
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = propagate
+            for text in (*self.loop.errors, *self.cluster.problems):
+                self.history.violated("errors", text)
+            self.history.is_over = self.trace.is_over = True
+            self.loop.close()
+
+    async def heal_and_check(self) -> None:
+        """End all faults; then everything under way ends, every ledger can be recovered, and all promises hold."""
+        self.faults.stop()
+        await self.cluster.heal()
+        try:
+            async with asyncio.timeout(HEALED_DEADLINE_S):
+                finishing = asyncio.create_task(self.workload.finish())
+                await check_ledgers(self.cluster, self.history, self.workload)
+                await finishing
+        except TimeoutError:
+            self.history.violated(
+                "I-19", f"not over {HEALED_DEADLINE_S:.0f} s after the healing:\n{self.loop.describe_tasks()}"
+            )
+            return
+        check_commits(self.cluster, self.history)
+        await self.cluster.stop()
+
+
+async def _mixed(simulation: Simulation) -> None:
+    """The scenario of the sweeps."""
+    await simulation.cluster.start()
+    simulation.workload.start()
+    faults = asyncio.create_task(simulation.faults.run(), name="faults")
+    await asyncio.sleep(simulation.profile.duration_s)
+    simulation.faults.stop()
+    await faults
+    await simulation.heal_and_check()
+
+
+def simulate(
+    seed: int, profile: str = "mixed", *, scenario: Scenario = _mixed, duration_s: float | None = None
+) -> Result:
+    """Run one seed. Never raises for what the simulated code does wrong: that is in `violations`."""
+    chosen = PROFILES[profile]
+    if duration_s is not None:
+        chosen = replace(chosen, duration_s=duration_s)
+    simulation = Simulation(seed, chosen)
+    simulation.run(scenario)
+    loop, network, history = simulation.loop, simulation.cluster.network, simulation.history
+    statistics: dict[str, float] = {
+        "virtual_s": round(loop.time(), 3),
+        "callbacks": loop.steps,
+        **network.statistics,
+        **history.counts,
+    }
+    simulation.trace.mix(repr(statistics).encode())
+    return Result(
+        seed, profile, simulation.trace.digest(), simulation.trace.lines, history, history.violations, statistics
+    )
