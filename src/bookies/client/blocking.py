@@ -297,9 +297,9 @@ class Client:
         """(total, free) bytes of a bookie's disks."""
         return self._thread.call(self._client.bookie_space(bookie))
 
-    def stored_entries(self, bookie: BookieId, ledger_id: int) -> list[range]:
+    def list_entries(self, bookie: BookieId, ledger_id: int) -> list[range]:
         """Which entries of a ledger a bookie holds, as ranges."""
-        return self._thread.call(self._client.stored_entries(bookie, ledger_id))
+        return self._thread.call(self._client.list_entries(bookie, ledger_id))
 
     def close(self) -> None:
         """Drop connections and session; open writers are not sealed. Idempotent."""

@@ -280,10 +280,12 @@ class Client:
         self._check_open()
         return await self._pool.bookie_info(bookie)
 
-    async def stored_entries(self, bookie: BookieId, ledger_id: int) -> list[range]:
+    async def list_entries(self, bookie: BookieId, ledger_id: int) -> list[range]:
         """Which entries of a ledger a bookie holds, as ranges. Raises `LedgerUnknownToBookie`, `BookieUnreachable`."""
         self._check_open()
         return await self._pool.list_entries(bookie, ledger_id)
+
+    stored_entries = list_entries
 
     # -- parts ---------------------------------------------------------------------------------------------------
     def _check_open(self) -> None:
