@@ -22,7 +22,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from apache_cluster import ApacheCluster, java
 
-from bookies.admin.commands.bench import cpu_seconds, rss_mb
+from bookies.admin.bench_drive import cpu_seconds, rss_mb
 from bookies.admin.local_cluster import LocalCluster
 
 # (name, kind, size, window)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import signal
@@ -57,6 +56,8 @@ def metadata_uri(arguments: argparse.Namespace) -> str:
 
 def run_async(main: Callable[[], Awaitable[T]]) -> T:
     """Run a coroutine to its end; SIGINT and SIGTERM cancel it, and its clean-up runs."""
+    import asyncio  # here, because it takes half of the time that `bk --help` may take
+
     from bookies.runtime import aio
 
     async def guarded() -> T:

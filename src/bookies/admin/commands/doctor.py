@@ -9,12 +9,10 @@ import argparse
 import os
 import resource
 import shutil
-import statistics
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 from bookies.admin.common import add_common, find_data_directory, print_json, run_async, size_text
 
@@ -64,6 +62,8 @@ def _python() -> Finding:
 
 
 def _kernels() -> Finding:
+    from importlib.metadata import PackageNotFoundError, version
+
     from bookies import kernels
 
     try:
@@ -86,6 +86,8 @@ def _disk(directory: str) -> Iterator[Finding]:
         yield Finding("bad", text, "free space: a bookie goes read-only above 95 %")
     else:
         yield Finding("warn" if share > 0.9 else "ok", text, "free space soon" if share > 0.9 else "")
+    import statistics
+
     path = os.path.join(directory, f".bk-doctor-{os.getpid()}")
     descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600)
     try:
