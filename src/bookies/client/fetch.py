@@ -86,6 +86,7 @@ class RangeFetch:
         self._pool = pool
         self._keys = keys
         self._metadata = metadata
+        self._last = last
         self._refresh = refresh
         self._batch_size = min(BATCH_SIZE, config.read_ahead_size // 2)
         self._depth = config.read_ahead_size // self._batch_size
@@ -109,11 +110,15 @@ class RangeFetch:
                 await asyncio.shield(answer)  # Cancelling us must not give the request up: it is still in the queue.
         self._ahead.popleft()
         self._ask_ahead()
-        try:
-            batch = self._verified(ask) or await self._from_another(ask)
-        except BaseException:
-            self._ahead.appendleft(ask)
-            raise
+        batch = self._verified(ask)
+        if batch is None:
+            try:
+                batch = await self._from_another(ask)
+            except BaseException:
+                self._ahead.appendleft(ask)
+                raise
+        if batch is None:
+            return await self.next_batch()
         if batch.last_entry_id < ask.last:
             self._ahead.appendleft(self._ask(batch.last_entry_id + 1, ask.last, ask.ensemble, ask.turn + 1))
         self._record_size = 0.75 * self._record_size + 0.25 * batch.size / len(batch)
@@ -198,8 +203,8 @@ class RangeFetch:
         return EntryBatch(ledger_id, first, data, starts, keys.header_size)
 
     # -- when the first replica fails ----------------------------------------------------------------------------
-    async def _from_another(self, ask: _Ask) -> EntryBatch:
-        """Entries from `ask.first` on from whichever replica has them."""
+    async def _from_another(self, ask: _Ask) -> EntryBatch | None:
+        """Entries from `ask.first` on from whichever replica has them; None when it starts again elsewhere."""
         try:
             return await self._from_replicas(ask.first, ask.last, ask.ensemble, ask)
         except ClientClosed:
@@ -209,11 +214,13 @@ class RangeFetch:
                 metadata = await self._refresh()
             except MetadataError:
                 raise error from None
-            ensemble = metadata.ensemble_at(ask.first)
-            if ensemble == ask.ensemble:
+            if metadata.ensemble_at(ask.first) == ask.ensemble:
                 raise
-            self._metadata = metadata
-            return await self._from_replicas(ask.first, ask.first, ensemble, None)
+        # The fragment has moved since the ranges were cut.
+        self._metadata = metadata
+        self._ahead.clear()
+        self._ranges = read_ranges(metadata, ask.first, self._last, self._planned_count)
+        return None
 
     async def _from_replicas(self, first: int, last: int, ensemble: Ensemble, asked: _Ask | None) -> EntryBatch:
         """One replica after the other; `asked` holds the answer of the first of them. Source: client-protocol 3.4."""

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 LONG_POLL_MS = 2_000  # how long a bookie holds an answer back when there is nothing new
 LONG_POLL_STAGGER_S = 0.25  # the next bookie is asked as well when the one before has been silent for so long
+IDLE_ROUND_S = 0.1  # a round of long polls without news is not repeated sooner
+RECOVERY_POLL_S = 1.0  # how often the metadata is read while somebody recovers the ledger
 TAIL_PATIENCE_S = 30.0  # a tail gives up when no bookie has answered for so long
 TAIL_PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # between rounds in which every bookie failed
 _STATE_NAMES = {LedgerState.OPEN: "open", LedgerState.IN_RECOVERY: "in recovery", LedgerState.CLOSED: "sealed"}
@@ -384,6 +386,14 @@ class LedgerReader:
         return found, length
 
     # -- tailing -------------------------------------------------------------------------------------------------
+    async def _wait_for_change(self, patience_s: float) -> None:
+        """Until the metadata changes, the handle is closed, or for so long."""
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
     async def _wait_for(self, entry_id: int) -> tuple[EntryBatch | None, BookKeeperError | None]:
         """One round of long polls for `entry_id`: (the entry when one brought it, error when every bookie failed).
 
@@ -481,9 +491,9 @@ class _TailSource:
                 batch = await self._readable()
                 if batch is None and reader.is_sealed:
                     return None
-                error: BookKeeperError | None = None
+                error = None
                 if batch is None:
-                    batch, error = await reader._wait_for(self._next)
+                    batch, error = await self._awaited()
             except LedgerNotFound:
                 raise
             except BookKeeperError as raised:
@@ -498,6 +508,19 @@ class _TailSource:
                 self._failures = 0
             else:
                 await self._pause(error)
+
+    async def _awaited(self) -> tuple[EntryBatch | None, BookKeeperError | None]:
+        """Wait for news of the next entry, without haste when the bookies have none to give."""
+        reader, now = self._reader, asyncio.get_running_loop().time
+        if not is_growth_trusted(reader.metadata):
+            await reader._wait_for_change(RECOVERY_POLL_S)
+            reader._is_stale = True
+            return None, None
+        begun = now()
+        batch, error = await reader._wait_for(self._next)
+        if batch is None and error is None and reader.last_add_confirmed < self._next and now() - begun < IDLE_ROUND_S:
+            await reader._wait_for_change(IDLE_ROUND_S)  # They did not hold their answers back: fenced, for example.
+        return batch, error
 
     async def _readable(self) -> EntryBatch | None:
         """The next entries that are confirmed already."""
@@ -525,8 +548,4 @@ class _TailSource:
         pause = TAIL_PAUSES_S[min(self._failures, len(TAIL_PAUSES_S) - 1)]
         self._failures += 1
         self._reader._is_stale = True  # The ensemble may have been replaced, or the watch lost.
-        try:
-            async with asyncio.timeout(pause):
-                await self._reader._changed.wait()
-        except TimeoutError:
-            pass
+        await self._reader._wait_for_change(pause)
