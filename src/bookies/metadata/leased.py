@@ -246,7 +246,12 @@ class LeasedDriver(MetadataDriver):
                 pass  # The store cannot be reached; it ends the session when the lease runs out.
 
     def _died(self, cause: BaseException) -> None:
+        """A background task made a mistake of our own: nothing works from here on, and the owner hears of it."""
         self._failure = cause
+        message = f"the session with {self.uri} failed"
+        asyncio.get_running_loop().call_exception_handler({"message": message, "exception": cause})
+        if self.session_id is not None:
+            self._lose_session(self.session_id)
 
     async def _require_session(self) -> int:
         if self.session_id is None:

@@ -1,0 +1,722 @@
+"""What every metadata driver must do, whatever it stores its records in. Source: metadata 5.1, 6, 7.2 and 11."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import pathlib
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import pytest
+
+from bookies.errors import (
+    ClientClosed,
+    CookieExists,
+    CookieNotFound,
+    InvalidArgument,
+    LedgerExists,
+    LedgerNotFound,
+    MetadataCorrupt,
+    MetadataError,
+    SessionExpired,
+    VersionConflict,
+)
+from bookies.metadata.driver import BookieSet, LedgerEvent
+from bookies.metadata.embedded import EmbeddedDriver
+from bookies.metadata.leased import LeasedDriver
+from bookies.metadata.memory import MemoryDriver, MemoryStore
+from bookies.model import BookieId, BookieInfo, BookieMode, Endpoint, LedgerMetadata, LedgerState
+from bookies.runtime import aio
+
+T = TypeVar("T")
+A, B = BookieId("bk-a:3181"), BookieId("bk-b:3181")
+INFO_A = BookieInfo((Endpoint("bookie", "127.0.0.1", 3181, "bookie-rpc"),))
+INFO_B = BookieInfo((Endpoint("bookie", "127.0.0.1", 4000, "bookie-rpc"),), {"rack": "/r1"})
+WRITABLE, READ_ONLY = BookieMode.WRITABLE, BookieMode.READ_ONLY
+PATIENCE_S = 20.0  # before a test that waits for something gives up
+
+
+class Cluster:
+    """A store, and any number of open drivers of it."""
+
+    def __init__(self, make: Callable[[], LeasedDriver]) -> None:
+        self._make = make
+        self._drivers: list[LeasedDriver] = []
+
+    async def driver(self) -> LeasedDriver:
+        driver = self._make()
+        await driver.open()
+        self._drivers.append(driver)
+        return driver
+
+    async def close(self) -> None:
+        for driver in self._drivers:
+            await driver.close()
+
+
+class StoppedClock:
+    """No lease runs out by itself, however slow the machine."""
+
+    def wall_ms(self) -> int:
+        return 1_700_000_000_000
+
+    def monotonic(self) -> float:
+        return 0.0
+
+
+class Kind:
+    """One kind of driver: how a test gets a new store of it."""
+
+    def __init__(self, name: str, directory: pathlib.Path) -> None:
+        self.name = name
+        self._directory = directory
+
+    def _maker(self, lease_ms: int) -> Callable[[], LeasedDriver]:
+        runtime = dataclasses.replace(aio.runtime(seed=1), clock=StoppedClock())
+        if self.name == "memory":
+            store = MemoryStore()
+            return lambda: MemoryDriver(store, runtime)
+        return lambda: EmbeddedDriver(str(self._directory), runtime, lease_ms=lease_ms)
+
+    def run(self, body: Callable[[Cluster], Coroutine[Any, Any, T]], *, lease_ms: int = 10_000) -> T:
+        async def main() -> T:
+            cluster = Cluster(self._maker(lease_ms))
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    return await body(cluster)
+            finally:
+                await cluster.close()
+
+        return asyncio.run(main())
+
+
+@pytest.fixture(params=["memory", "embedded"])
+def kind(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Kind:
+    return Kind(request.param, tmp_path)
+
+
+class Seen:
+    """Collects what a watch delivers, and waits for it."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self._news = asyncio.Event()
+
+    def __call__(self, value: object = None) -> None:
+        self.values.append(value)
+        self._news.set()
+
+    async def wait_for(self, condition: Callable[[list[Any]], bool]) -> list[Any]:
+        while not condition(self.values):
+            self._news.clear()
+            await self._news.wait()
+        return self.values
+
+
+def ledger(ledger_id: int, **changes: Any) -> LedgerMetadata:
+    return LedgerMetadata(ledger_id, 2, 2, 1, ((0, (A, B)),), **changes)
+
+
+# -- the store and the session --------------------------------------------------------------------------------------
+
+
+def test_instance_id_is_made_once(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        drivers = [await cluster.driver() for _ in range(4)]
+        assert await drivers[0].instance_id() is None
+        made = await asyncio.gather(*(driver.initialize_cluster() for driver in drivers))
+        assert len(set(made)) == 1
+        assert len(made[0]) == 36
+        assert [await driver.instance_id() for driver in drivers] == made
+        assert await drivers[0].initialize_cluster() == made[0]
+
+    kind.run(body)
+
+
+def test_after_close_everything_is_refused(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        driver = await cluster.driver()
+        await driver.register(A, WRITABLE, INFO_A)
+        await driver.close()
+        await driver.close()
+        for call in (
+            driver.instance_id(),
+            driver.next_ledger_id(),
+            driver.read_ledger(1),
+            driver.register(A, WRITABLE, INFO_A),
+            driver.unregister(A),
+            driver.bookies(WRITABLE),
+        ):
+            with pytest.raises(ClientClosed):
+                await call
+        with pytest.raises(ClientClosed):
+            driver.watch_ledger(1, lambda _: None)
+        with pytest.raises(ClientClosed):
+            driver.watch_bookies(WRITABLE, lambda _: None)
+
+    kind.run(body)
+
+
+def test_repr_says_what_it_is(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        driver = await cluster.driver()
+        assert driver.uri in repr(driver)
+        await driver.close()
+        assert "closed" in repr(driver)
+
+    kind.run(body)
+
+
+# -- ledgers --------------------------------------------------------------------------------------------------------
+
+
+def test_create_is_exclusive(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        one, two = await cluster.driver(), await cluster.driver()
+        created = await one.create_ledger(ledger(7, custom_metadata={"k": b"v"}))
+        assert created.metadata.ctime_ms is not None
+        assert created.metadata == ledger(7, custom_metadata={"k": b"v"}, ctime_ms=created.metadata.ctime_ms)
+        with pytest.raises(LedgerExists):
+            await two.create_ledger(ledger(7))
+        assert await two.read_ledger(7) == created
+
+    kind.run(body)
+
+
+def test_one_of_many_creators_wins(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        drivers = [await cluster.driver() for _ in range(4)]
+        attempts = [driver.create_ledger(ledger(7, creator_token=1 + at)) for at, driver in enumerate(drivers)]
+        outcomes = await asyncio.gather(*attempts, return_exceptions=True)
+        assert sum(isinstance(outcome, LedgerExists) for outcome in outcomes) == 3
+
+    kind.run(body)
+
+
+def test_a_repeated_create_with_the_same_token_is_the_same_create(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        one, two = await cluster.driver(), await cluster.driver()
+        created = await one.create_ledger(ledger(7, creator_token=5))
+        assert await one.create_ledger(ledger(7, creator_token=5)) == created
+        assert await two.create_ledger(ledger(7, creator_token=5)) == created
+        with pytest.raises(LedgerExists):
+            await one.create_ledger(ledger(7, creator_token=6))
+        await one.create_ledger(ledger(8))
+        with pytest.raises(LedgerExists):  # 0 is no token
+            await one.create_ledger(ledger(8))
+        await one.create_ledger(ledger(9, creator_token=5, format_version=2))
+        with pytest.raises(LedgerExists):  # and formats before 3 keep none
+            await one.create_ledger(ledger(9, creator_token=5, format_version=2))
+
+    kind.run(body)
+
+
+def test_compare_and_swap(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        one, two = await cluster.driver(), await cluster.driver()
+        created = await one.create_ledger(ledger(7))
+        recovering = created.metadata.replace(state=LedgerState.IN_RECOVERY)
+        written = await two.write_ledger(recovering, created.version)
+        assert written.version > created.version
+        assert await one.read_ledger(7) == written
+        with pytest.raises(VersionConflict):
+            await one.write_ledger(created.metadata, created.version)
+        with pytest.raises(VersionConflict):
+            await one.write_ledger(created.metadata, written.version + 1)
+        found = await one.read_ledger(7)
+        assert found.version > created.version
+        assert found.metadata == recovering
+        with pytest.raises(LedgerNotFound):
+            await one.write_ledger(ledger(8), 1)
+
+    kind.run(body)
+
+
+def test_no_increment_is_lost(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        drivers = [await cluster.driver() for _ in range(4)]
+        await drivers[0].create_ledger(ledger(7, custom_metadata={"n": b"0"}))
+
+        async def increment(driver: LeasedDriver) -> None:
+            for _ in range(10):
+                while True:
+                    found = await driver.read_ledger(7)
+                    count = int(found.metadata.custom_metadata["n"]) + 1
+                    try:
+                        changed = found.metadata.replace(custom_metadata={"n": b"%d" % count})
+                        await driver.write_ledger(changed, found.version)
+                        break
+                    except VersionConflict:
+                        continue
+
+        await asyncio.gather(*map(increment, drivers))
+        assert (await drivers[0].read_ledger(7)).metadata.custom_metadata["n"] == b"40"
+
+    kind.run(body)
+
+
+def test_delete(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        driver = await cluster.driver()
+        created = await driver.create_ledger(ledger(7))
+        with pytest.raises(VersionConflict):
+            await driver.delete_ledger(7, created.version + 1)
+        await driver.delete_ledger(7, created.version)
+        with pytest.raises(LedgerNotFound):
+            await driver.read_ledger(7)
+        await driver.delete_ledger(7)
+        await driver.delete_ledger(7, created.version)
+        again = await driver.create_ledger(ledger(7))
+        assert again.version > created.version
+        await driver.delete_ledger(7)
+        with pytest.raises(LedgerNotFound):
+            await driver.write_ledger(again.metadata, again.version)
+
+    kind.run(body)
+
+
+def test_creation_time_stays(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        driver = await cluster.driver()
+        created = await driver.create_ledger(ledger(7))
+        written = await driver.write_ledger(created.metadata.replace(state=LedgerState.IN_RECOVERY), created.version)
+        assert written.metadata.ctime_ms == created.metadata.ctime_ms
+        stored = await driver.create_ledger(ledger(8, ctime_ms=12345, stores_ctime=True))
+        assert stored.metadata.ctime_ms == 12345
+
+    kind.run(body)
+
+
+def test_ill_formed_records_do_not_reach_the_store(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        driver = await cluster.driver()
+        with pytest.raises(MetadataCorrupt):
+            await driver.create_ledger(ledger(7, password=None))
+        created = await driver.create_ledger(ledger(7))
+        with pytest.raises(MetadataCorrupt):
+            await driver.write_ledger(created.metadata.replace(ensembles=()), created.version)
+        assert await driver.read_ledger(7) == created
+
+    kind.run(body)
+
+
+def test_ids_that_cannot_exist_do_not(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        driver = await cluster.driver()
+        for ledger_id in (-1, 1 << 63, 1 << 70):
+            with pytest.raises(LedgerNotFound):
+                await driver.read_ledger(ledger_id)
+            await driver.delete_ledger(ledger_id)
+        largest = (1 << 63) - 1
+        await driver.create_ledger(ledger(largest))
+        assert (await driver.read_ledger(largest)).metadata.ledger_id == largest
+
+    kind.run(body)
+
+
+def test_generated_ids_are_never_repeated(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        drivers = [await cluster.driver() for _ in range(4)]
+
+        async def take(driver: LeasedDriver) -> list[int]:
+            return [await driver.next_ledger_id() for _ in range(10)]
+
+        taken = [each for some in await asyncio.gather(*map(take, drivers)) for each in some]
+        assert len(set(taken)) == 40
+        assert min(taken) >= 0
+        await drivers[0].create_ledger(ledger(max(taken)))
+        await drivers[0].delete_ledger(max(taken))
+        for driver in drivers:
+            await driver.close()
+        assert await (await cluster.driver()).next_ledger_id() not in taken
+
+    kind.run(body)
+
+
+def test_ranges_are_ascending_disjoint_and_complete(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bookies.metadata.leased.PAGE_COUNT", 4)
+    ids = [0, 3, 4, 5, 9, 11, 12, 1 << 31, 1 << 32, (1 << 40) + 7, (1 << 63) - 1]
+
+    async def body(cluster: Cluster) -> None:
+        driver = await cluster.driver()
+        assert [each async for each in driver.ledger_ids()] == []
+        for ledger_id in reversed(ids):
+            await driver.create_ledger(ledger(ledger_id))
+        ranges = [list(each) async for each in driver.ledger_ids()]
+        assert [len(each) for each in ranges] == [4, 4, 3]
+        assert [each for some in ranges for each in some] == ids
+
+    kind.run(body)
+
+
+def test_iteration_sees_what_exists_all_along(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bookies.metadata.leased.PAGE_COUNT", 3)
+
+    async def body(cluster: Cluster) -> None:
+        driver = await cluster.driver()
+        for ledger_id in range(0, 20, 2):
+            await driver.create_ledger(ledger(ledger_id))
+        seen: list[int] = []
+        async for each in driver.ledger_ids():
+            seen.extend(each)
+            if each[0] == 0:  # a range boundary goes, new ids come before and behind it
+                await driver.delete_ledger(4)
+                await driver.delete_ledger(6)
+                await driver.create_ledger(ledger(3))
+                await driver.create_ledger(ledger(19))
+        assert seen == sorted(set(seen))
+        assert set(range(0, 20, 2)) - {4, 6} <= set(seen)
+
+    kind.run(body)
+
+
+def test_iteration_raises_rather_than_end_early(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bookies.metadata.leased.PAGE_COUNT", 2)
+
+    async def body(cluster: Cluster) -> None:
+        driver = await cluster.driver()
+        for ledger_id in range(5):
+            await driver.create_ledger(ledger(ledger_id))
+        ranges = driver.ledger_ids()
+        assert await anext(ranges) == [0, 1]
+        await driver.close()
+        with pytest.raises(ClientClosed):
+            await anext(ranges)
+
+    kind.run(body)
+
+
+# -- watches of ledgers ---------------------------------------------------------------------------------------------
+
+
+def test_a_watch_hears_of_changes_and_of_the_end(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        one, two = await cluster.driver(), await cluster.driver()
+        created = await one.create_ledger(ledger(7))
+        own, others = Seen(), Seen()
+        one.watch_ledger(7, own)
+        await two.read_ledger(7)
+        two.watch_ledger(7, others)
+        await one.write_ledger(created.metadata.replace(state=LedgerState.IN_RECOVERY), created.version)
+        await own.wait_for(lambda values: LedgerEvent.CHANGED in values)
+        await others.wait_for(lambda values: LedgerEvent.CHANGED in values)
+        await one.delete_ledger(7)
+        await own.wait_for(lambda values: LedgerEvent.DELETED in values)
+        await others.wait_for(lambda values: LedgerEvent.DELETED in values)
+        assert others.values == [LedgerEvent.CHANGED, LedgerEvent.DELETED]
+
+    kind.run(body)
+
+
+def test_nothing_is_missed_between_the_read_and_the_watch(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        one, two = await cluster.driver(), await cluster.driver()
+        created = await one.create_ledger(ledger(7))
+        await two.read_ledger(7)
+        other = await one.create_ledger(ledger(8))
+        await one.write_ledger(created.metadata.replace(state=LedgerState.IN_RECOVERY), created.version)
+        seen, deleted = Seen(), Seen()
+        two.watch_ledger(7, seen)
+        await two.read_ledger(8)
+        await one.delete_ledger(8, other.version)
+        two.watch_ledger(8, deleted)
+        await seen.wait_for(lambda values: values == [LedgerEvent.CHANGED])
+        await deleted.wait_for(lambda values: values == [LedgerEvent.DELETED])
+
+    kind.run(body)
+
+
+def test_changes_may_coalesce_but_the_last_one_is_told(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        writer, reader = await cluster.driver(), await cluster.driver()
+        record = await writer.create_ledger(ledger(7, custom_metadata={"n": b"0"}))
+        reads: list[asyncio.Task[None]] = []
+        seen, versions = Seen(), Seen()
+
+        async def read() -> None:
+            versions((await reader.read_ledger(7)).version)
+
+        def changed(event: LedgerEvent) -> None:
+            reads.append(asyncio.create_task(read()))
+            seen(event)
+
+        await reader.read_ledger(7)
+        reader.watch_ledger(7, changed)
+        for count in range(1, 31):
+            changed_record = record.metadata.replace(custom_metadata={"n": b"%d" % count})
+            record = await writer.write_ledger(changed_record, record.version)
+        await versions.wait_for(lambda values: record.version in values)
+        await asyncio.gather(*reads)
+        assert 1 <= len(seen.values) <= 30
+
+    kind.run(body)
+
+
+def test_several_watches_of_one_ledger_and_a_cancelled_one(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        one, two = await cluster.driver(), await cluster.driver()
+        record = await one.create_ledger(ledger(7))
+        await two.read_ledger(7)
+        first, second, third = Seen(), Seen(), Seen()
+        watch = two.watch_ledger(7, first)
+        two.watch_ledger(7, second)
+        watch.cancel()
+        watch.cancel()
+        record = await one.write_ledger(record.metadata.replace(state=LedgerState.IN_RECOVERY), record.version)
+        await second.wait_for(bool)
+        await two.read_ledger(7)
+        two.watch_ledger(7, third)
+        await one.delete_ledger(7)
+        await third.wait_for(bool)
+        await second.wait_for(lambda values: len(values) == 2)
+        assert first.values == []
+        assert third.values == [LedgerEvent.DELETED]
+
+    kind.run(body)
+
+
+def test_watching_again_after_the_last_watch_was_cancelled(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        one, two = await cluster.driver(), await cluster.driver()
+        for ledger_id in range(3):
+            record = await one.create_ledger(ledger(ledger_id))
+            await two.read_ledger(ledger_id)
+            seen = Seen()
+            watch = two.watch_ledger(ledger_id, seen)
+            await one.delete_ledger(ledger_id, record.version)
+            await seen.wait_for(bool)
+            watch.cancel()
+
+    kind.run(body)
+
+
+# -- bookies --------------------------------------------------------------------------------------------------------
+
+
+def test_registration_and_discovery(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        one, two = await cluster.driver(), await cluster.driver()
+        before = await two.bookies(WRITABLE)
+        assert before.bookies == ()
+        assert await two.bookie_info(A) is None
+        await one.register(B, WRITABLE, INFO_B)
+        await one.register(A, WRITABLE, INFO_A)
+        found = await two.bookies(WRITABLE)
+        assert found.bookies == (A, B)
+        assert found.version > before.version
+        assert (await two.bookies(READ_ONLY)).bookies == ()
+        assert await two.bookie_info(A) == INFO_A
+        assert await two.bookie_info(B) == INFO_B
+        await one.register(A, WRITABLE, INFO_A)  # again, unchanged
+        assert await two.bookies(WRITABLE) == found
+        await one.register(A, WRITABLE, INFO_B)  # its address changed
+        assert await two.bookie_info(A) == INFO_B
+        assert (await two.bookies(WRITABLE)).version > found.version
+        await one.unregister(A)
+        await one.unregister(A)
+        assert (await two.bookies(WRITABLE)).bookies == (B,)
+        assert await two.bookie_info(A) is None
+        await two.unregister(B)  # not its own
+        assert (await two.bookies(WRITABLE)).bookies == (B,)
+        await one.close()
+        assert (await two.bookies(WRITABLE)).bookies == ()
+
+    kind.run(body)
+
+
+def test_a_name_that_is_no_bookie_id_is_refused(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        driver = await cluster.driver()
+        for name in ("", "readonly", "a/b"):
+            with pytest.raises(InvalidArgument):
+                await driver.register(BookieId(name), WRITABLE, INFO_A)
+
+    kind.run(body)
+
+
+def test_a_change_of_mode_never_leaves_the_bookie_out(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        bookie, client = await cluster.driver(), await cluster.driver()
+        await bookie.register(A, WRITABLE, INFO_A)
+        writable, read_only = Seen(), Seen()
+        client.watch_bookies(WRITABLE, writable)
+        client.watch_bookies(READ_ONLY, read_only)
+        absent = 0
+        for mode in (READ_ONLY, WRITABLE, READ_ONLY):
+            change = asyncio.create_task(bookie.register(A, mode, INFO_A))
+            while not change.done():
+                if await client.bookie_info(A) is None:
+                    absent += 1
+            await change
+            assert (await client.bookies(mode)).bookies == (A,)
+        assert absent == 0
+        await read_only.wait_for(lambda values: bool(values) and values[-1].bookies == (A,))
+        await writable.wait_for(lambda values: bool(values) and values[-1].bookies == ())
+
+    kind.run(body)
+
+
+def test_a_watch_delivers_the_present_set_and_then_each_latest(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        bookie, client = await cluster.driver(), await cluster.driver()
+        empty, seen = Seen(), Seen()
+        client.watch_bookies(READ_ONLY, empty)
+        assert (await empty.wait_for(bool))[0].bookies == ()
+        await bookie.register(A, WRITABLE, INFO_A)
+        client.watch_bookies(WRITABLE, seen)
+        await seen.wait_for(lambda values: bool(values) and values[-1].bookies == (A,))
+        late = Seen()
+        client.watch_bookies(WRITABLE, late)
+        await late.wait_for(lambda values: bool(values) and values[-1].bookies == (A,))
+        await bookie.register(B, WRITABLE, INFO_B)
+        await bookie.unregister(A)
+        await seen.wait_for(lambda values: values[-1].bookies == (B,))
+        await late.wait_for(lambda values: values[-1].bookies == (B,))
+        for each in (seen, late):
+            versions = [found.version for found in each.values]
+            assert versions == sorted(set(versions))
+        assert len(empty.values) == 1
+
+    kind.run(body)
+
+
+def test_a_second_process_with_the_same_id_waits_and_then_fails(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bookies.metadata.memory.SESSION_TIMEOUT_MS", 400)
+
+    async def body(cluster: Cluster) -> None:
+        one, two = await cluster.driver(), await cluster.driver()
+        await one.register(A, WRITABLE, INFO_A)
+        with pytest.raises(MetadataError, match="another process"):
+            await two.register(A, READ_ONLY, INFO_B)
+        assert await two.bookie_info(A) == INFO_A
+        assert (await two.bookies(WRITABLE)).bookies == (A,)
+
+    kind.run(body, lease_ms=400)
+
+
+def test_a_successor_takes_over_when_its_predecessor_ends(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        one, two = await cluster.driver(), await cluster.driver()
+        await one.register(A, WRITABLE, INFO_A)
+        successor = asyncio.create_task(two.register(A, WRITABLE, INFO_B))
+        for _ in range(3):  # by then it has tried
+            await two.instance_id()
+        assert not successor.done()
+        await one.close()
+        await successor
+        assert await two.bookie_info(A) == INFO_B
+
+    kind.run(body)
+
+
+def test_waiting_for_a_predecessor_can_be_cancelled(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        one, two = await cluster.driver(), await cluster.driver()
+        await one.register(A, WRITABLE, INFO_A)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await two.register(A, WRITABLE, INFO_B)
+        await one.unregister(A)
+        await two.register(A, WRITABLE, INFO_B)
+
+    kind.run(body)
+
+
+async def expire(driver: LeasedDriver) -> None:
+    """End the session behind the driver's back, as after a long pause."""
+    assert driver.session_id is not None
+    await driver._call("expire", driver._store.end_session, driver.session_id)
+
+
+def test_a_lost_session_is_told_once_and_begun_again(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        bookie, client = await cluster.driver(), await cluster.driver()
+        lost, seen = Seen(), Seen()
+        bookie.on_session_expired(lost)
+        cancelled = bookie.on_session_expired(lambda: pytest.fail("was cancelled"))
+        cancelled.cancel()
+        client.watch_bookies(WRITABLE, seen)
+        await bookie.register(A, WRITABLE, INFO_A)
+        await seen.wait_for(lambda values: bool(values) and values[-1].bookies == (A,))
+        await expire(bookie)
+        await seen.wait_for(lambda values: values[-1].bookies == ())
+        with pytest.raises(SessionExpired):
+            await bookie.register(A, WRITABLE, INFO_A)
+        assert len(lost.values) == 1
+        await bookie.register(A, WRITABLE, INFO_A)
+        await seen.wait_for(lambda values: values[-1].bookies == (A,))
+        assert len(lost.values) == 1
+
+    kind.run(body)
+
+
+def test_watches_and_reads_survive_a_lost_session(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        one, two = await cluster.driver(), await cluster.driver()
+        record = await one.create_ledger(ledger(7))
+        await two.read_ledger(7)
+        await two.register(A, WRITABLE, INFO_A)
+        changes, sets = Seen(), Seen()
+        two.watch_ledger(7, changes)
+        two.watch_bookies(WRITABLE, sets)
+        await expire(two)
+        await one.delete_ledger(7, record.version)
+        await one.register(B, WRITABLE, INFO_B)
+        await changes.wait_for(lambda values: LedgerEvent.DELETED in values)
+        await sets.wait_for(lambda values: bool(values) and values[-1].bookies == (B,))
+        assert (await two.bookies(WRITABLE)).bookies == (B,)
+
+    kind.run(body)
+
+
+# -- cookies --------------------------------------------------------------------------------------------------------
+
+
+def test_cookies(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        one, two = await cluster.driver(), await cluster.driver()
+        empty = await one.all_bookies()
+        assert empty.bookies == ()
+        with pytest.raises(CookieNotFound):
+            await one.read_cookie(A)
+        with pytest.raises(CookieNotFound):
+            await one.write_cookie(A, b"x", 0)
+        with pytest.raises(CookieNotFound):
+            await one.delete_cookie(A, 0)
+        first = await one.create_cookie(A, b"5\none")
+        with pytest.raises(CookieExists):
+            await two.create_cookie(A, b"other")
+        assert await two.read_cookie(A) == (b"5\none", first)
+        with pytest.raises(VersionConflict):
+            await two.write_cookie(A, b"two", first + 1)
+        second = await two.write_cookie(A, b"", first)
+        assert second > first
+        assert await one.read_cookie(A) == (b"", second)
+        await one.create_cookie(B, b"b")
+        everyone = await one.all_bookies()
+        assert everyone.bookies == (A, B)
+        assert everyone.version > empty.version
+        with pytest.raises(VersionConflict):
+            await one.delete_cookie(A, first)
+        await one.delete_cookie(A, second)
+        fewer = await two.all_bookies()
+        assert fewer.bookies == (B,)
+        assert fewer.version > everyone.version
+        again = await one.create_cookie(A, b"new")
+        assert again > second
+
+    kind.run(body)
+
+
+def test_cookies_outlive_sessions(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        one, two = await cluster.driver(), await cluster.driver()
+        await one.register(A, WRITABLE, INFO_A)
+        await one.create_cookie(A, b"cookie")
+        await one.close()
+        assert (await two.all_bookies()).bookies == (A,)
+        assert (await two.read_cookie(A))[0] == b"cookie"
+        assert await two.bookies(READ_ONLY) == BookieSet((), 0)
+
+    kind.run(body)
