@@ -81,14 +81,18 @@ def parse(data: bytes, *, path: str = FILE_NAME) -> Cookie:
     layout = int(first)
     try:
         values = _parse_lines(rest) if layout == 3 else _parse_fields(rest)
+        bookie, journals, ledgers = (values[name] for name in _FIELDS[:_REQUIRED])
+        indexes = values.get("indexDirs") if layout == LAYOUT else None
+        return Cookie(
+            bookie,
+            journals,
+            _parse_list(ledgers),
+            values.get("instanceId"),
+            None if indexes is None else _parse_list(indexes),
+            layout,
+        )
     except ValueError as error:
         raise CorruptRecord(f"cannot read the cookie: {error}", path=path, offset=len(first) + 1) from error
-    bookie, journals, ledgers, instance_id, indexes = (values.get(name) for name in _FIELDS)
-    assert bookie is not None
-    assert journals is not None
-    assert ledgers is not None
-    index_directories = None if indexes is None or layout < 5 else _parse_list(indexes)
-    return Cookie(bookie, journals, _parse_list(ledgers), instance_id, index_directories, layout)
 
 
 def _parse_lines(text: bytes) -> dict[str, str]:
