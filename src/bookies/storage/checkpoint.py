@@ -1,0 +1,284 @@
+"""Flushes and checkpoints: what makes the journal's past forgettable.
+
+A flush moves a generation of the write cache into the entry log and sets index slots in memory. A checkpoint
+  a. flushes everything inserted before the instant at which it noted the journals' marks,
+  b. syncs the entry logs,
+  c. writes and syncs dirty index pages, and
+  d. dirty headers: keys, fences, explicit LACs,
+then persists the marks, and only then deletes journals.
+
+Invariants
+- The marks a checkpoint persists are those of the generation that began when it cut the cache, so all they cover is in
+  older generations or in the index (R-1, R-9).
+- A failure in a to d persists nothing and forgets nothing: generation, pages and headers stay as they are and are part
+  of the next attempt, so a later success cannot skip them (R-17, F-25).
+- An entry log is synced before a slot that names it is written, also under memory pressure (R-2).
+- Marks only move forward; deciding and writing is one call of one worker (R-12). Without a copy in at least one
+  directory nothing is deleted (F-12).
+- A failed sync is fatal.
+
+The loop never waits for the device: slices of work go to two workers, one for the entry log and one for the index.
+
+Source: storage 2.9, 5.4, 5.5, 5.6.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from collections.abc import Callable, Sequence
+
+from bookies.config import BookieConfig
+from bookies.errors import DiskFull, StorageError
+from bookies.runtime.events import Events
+from bookies.runtime.ports import Disk, Runtime, Worker
+from bookies.runtime.tasks import Tasks
+from bookies.storage import mark_format
+from bookies.storage.durable import SyncFailed, run_last
+from bookies.storage.entry_log import EntryLogWriter
+from bookies.storage.index import LedgerIndex
+from bookies.storage.journal import Journal
+from bookies.storage.mark_format import LogMark
+from bookies.storage.write_cache import Generation, Run, WriteCache
+
+SLICE_SIZE = 1 << 20  # bytes of entries written to the entry log by one call of the worker
+RETRY_S = 1.0  # between attempts to flush when the disks take nothing
+
+Marks = tuple[LogMark, ...]
+
+
+class MarkFiles:
+    """The marks in the ledger directories. Blocks; confined to the checkpoint's worker once the bookie serves."""
+
+    def __init__(self, disk: Disk, directories: Sequence[str], journal_count: int) -> None:
+        self._disk = disk
+        self._directories = list(directories)
+        self._names = [mark_format.file_name(index, journal_count) for index in range(journal_count)]
+        self._written: list[LogMark] = []
+
+    def read(self) -> Marks:
+        """The greatest mark of each journal in any directory; torn copies do not count."""
+        self._written = []
+        for name in self._names:
+            paths = (posixpath.join(directory, name) for directory in self._directories)
+            copies = [self._disk.read_bytes(path) for path in paths if self._disk.exists(path)]
+            self._written.append(mark_format.greatest(copies))
+        return tuple(self._written)
+
+    def write(self, marks: Marks) -> Marks:
+        """Persist marks that are greater than what is there; what is persisted then.
+
+        Raises StorageError when no directory took one of them.
+        """
+        for index, (name, mark) in enumerate(zip(self._names, marks, strict=True)):
+            if mark <= self._written[index]:
+                continue
+            failures: list[Exception] = []
+            for directory in self._directories:
+                try:
+                    self._disk.replace_bytes(posixpath.join(directory, name), mark_format.pack(mark))
+                except (OSError, DiskFull) as error:
+                    failures.append(error)
+            if len(failures) == len(self._directories):
+                raise DiskFull(f"no ledger directory takes {name}: {failures[0]}") from failures[0]
+            self._written[index] = mark
+        return tuple(self._written)
+
+
+class Checkpointer:
+    """Runs flushes and checkpoints, one of each at a time. Owned by the loop's thread.
+
+    `is_failing`: the last attempt to flush failed. `on_change` is called when room was made, or when `is_failing`
+    changes.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: BookieConfig,
+        cache: WriteCache,
+        index: LedgerIndex,
+        directories: Sequence[str],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.is_failing = False
+        self.checkpoint_count = 0
+        self.flush_count = 0
+        self.persisted: Marks = ()
+        self.worker: Worker = runtime.workers.start("checkpoint")
+        self.mark_files = MarkFiles(runtime.disk, directories, len(config.journal_directories))
+        self._log_worker = runtime.workers.start("entry-log")
+        self._log = EntryLogWriter(runtime.disk, directories, config)
+        self._cache = cache
+        self._index = index
+        self._journals: list[Journal] = []
+        self._on_change = on_change
+        self._events = Events("storage.checkpoint", runtime.clock)
+        self._interval_s = config.checkpoint_interval_ms / 1000
+        self._journal_size_max = config.checkpoint_journal_size
+        self._checkpointed_size = 0
+        self._flushed_runs = 0  # of the snapshot, by an attempt that failed later
+        self._waiters: list[asyncio.Future[None]] = []
+        self._flush_wanted = asyncio.Event()
+        self._checkpoint_wanted = asyncio.Event()
+        self._checkpoint_lock = asyncio.Lock()
+        self._index_lock = asyncio.Lock()
+
+    def start(self, tasks: Tasks) -> asyncio.Task[None]:
+        """Flush from now on."""
+        return tasks.start(self._run_flushes(), "flush")
+
+    def serve(self, tasks: Tasks, journals: list[Journal]) -> asyncio.Task[None]:
+        """The journals are open: checkpoint from now on."""
+        self._journals = journals
+        self._cache.current.marks = self._marks()
+        return tasks.start(self._run_checkpoints(), "checkpoint")
+
+    def _marks(self) -> Marks:
+        return tuple(journal.mark for journal in self._journals)
+
+    # -- flushes -------------------------------------------------------------------------------------------------
+    def inserted(self) -> None:
+        """To be called after every insertion into the cache."""
+        if self._cache.is_due and self._cache.snapshot is None:
+            self._rotate()
+            if sum(journal.size for journal in self._journals) - self._checkpointed_size >= self._journal_size_max:
+                self._checkpoint_wanted.set()
+
+    def _rotate(self) -> Generation:
+        self._flush_wanted.set()
+        self._flushed_runs = 0
+        return self._cache.rotate(self._marks())
+
+    async def wait_room(self) -> None:
+        """Return when the cache is not congested. Raises what prevented a flush."""
+        while self._cache.is_congested:
+            await self._wait_flush()
+
+    async def _wait_flush(self) -> None:
+        """Return after the next end of a flush. Raises why it failed."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(future)
+        await future
+
+    async def _run_flushes(self) -> None:
+        while True:
+            await self._flush_wanted.wait()
+            self._flush_wanted.clear()
+            while self._cache.snapshot is not None:
+                try:
+                    await self._flush(self._cache.snapshot)
+                except (OSError, DiskFull) as error:
+                    self._events.error("storage.flush_failed", error=error, retry_s=RETRY_S)
+                    self._flush_ended(error)
+                    await asyncio.sleep(RETRY_S)
+                else:
+                    self._flush_ended(None)
+
+    async def _flush(self, snapshot: Generation) -> None:
+        """Write what is left of the snapshot to the entry log, a slice at a time, and set its slots."""
+        runs = list(snapshot.runs())
+        while self._flushed_runs < len(runs):
+            some: list[tuple[int, Run]] = []
+            size = 0
+            while self._flushed_runs + len(some) < len(runs) and size < SLICE_SIZE:
+                some.append(runs[self._flushed_runs + len(some)])
+                size += some[-1][1].records.size
+            slots = await self._log_worker.run(self._log.write, some)
+            for (ledger_id, run), data in zip(some, slots, strict=True):
+                await self._index.install(ledger_id, run.entry_ids, data)
+            self._flushed_runs += len(some)
+            if self._index.is_pressed:
+                await self._write_index()
+
+    def _flush_ended(self, error: Exception | None) -> None:
+        self.is_failing = error is not None
+        if error is None:
+            self.flush_count += 1
+            self._cache.drop_snapshot()
+            if self._cache.is_due:
+                self._rotate()
+        waiters, self._waiters = self._waiters, []
+        for future in waiters:
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+        self._on_change()
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------
+    async def checkpoint(self, marks: Marks | None = None) -> None:
+        """Make everything inserted so far durable outside the journal, persist the marks, delete journals.
+
+        `marks`: after replay, where it ended; the journals are not open then. Raises: DiskFull, OSError, after which
+        it may be tried again; SyncFailed.
+        """
+        async with self._checkpoint_lock:
+            cut = await self._flush_all()
+            await self._write_index()
+            self.persisted = await self.worker.run(self.mark_files.write, marks or cut)
+            self.checkpoint_count += 1
+            self._checkpointed_size = sum(journal.size for journal in self._journals)
+            for journal, mark in zip(self._journals, self.persisted, strict=bool(self._journals)):
+                await journal.delete_before(mark.journal_id)
+            self._index.forget_idle(lambda ledger_id: not self._cache.holds(ledger_id))
+
+    async def _flush_all(self) -> Marks:
+        """Flush everything inserted before now; the marks of now."""
+        while self._cache.snapshot is not None:
+            await self._wait_flush()
+        if not self._cache.current.ledgers:
+            return self._marks()
+        older = self._rotate()
+        marks = self._cache.current.marks
+        while self._is_flushing(older):
+            await self._wait_flush()
+        return marks
+
+    def _is_flushing(self, generation: Generation) -> bool:
+        return self._cache.snapshot is generation
+
+    async def _write_index(self) -> None:
+        """Make dirty pages and headers durable; first the logs that they name."""
+        async with self._index_lock:
+            frozen = self._index.freeze()
+            try:
+                await self._log_worker.run(self._log.sync)
+                await self._index.write(frozen, self.worker)
+            finally:
+                self._index.unfreeze(frozen)
+
+    async def _run_checkpoints(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._interval_s):
+                    await self._checkpoint_wanted.wait()
+            except TimeoutError:
+                if not (self._index.is_dirty or self._cache.size) and self._marks() == self.persisted:
+                    continue
+            self._checkpoint_wanted.clear()
+            try:
+                await self.checkpoint()
+            except SyncFailed:
+                raise
+            except (OSError, StorageError) as error:
+                self._events.error("storage.checkpoint_failed", error=error, retry_s=self._interval_s)
+
+    # -- end -----------------------------------------------------------------------------------------------------
+    def abort(self, error: BaseException) -> None:
+        """Nothing will be flushed any more: tell those who wait for it."""
+        waiters, self._waiters = self._waiters, []
+        for future in waiters:
+            if not future.done():
+                future.set_exception(StorageError(f"the storage has failed: {error}"))
+
+    async def seal(self) -> None:
+        """Leave the active entry log complete, with its ledgers map."""
+        await self._log_worker.run(self._log.close)
+
+    def close(self) -> None:
+        """Close files as they are and end the workers. Blocks until what they do is done."""
+        run_last(self._log_worker, self._log.abort)
+        run_last(self.worker, self._index.close_files)

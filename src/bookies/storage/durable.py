@@ -1,0 +1,49 @@
+"""Syncs that tell their failure apart from any other.
+
+A failed write may be tried again elsewhere. A failed sync may not: the kernel may have dropped the dirty pages and then
+report success. Whoever sees `SyncFailed` stops the bookie; replay of the journal makes good what was lost.
+
+Source: storage 2.7, 8.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bookies.errors import DiskFull, StorageError
+from bookies.runtime.ports import Disk, File, Worker
+
+
+class SyncFailed(StorageError):
+    """Bytes that were written may or may not be on the device, and nobody will ever know."""
+
+
+def sync_data(file: File) -> None:
+    """fdatasync. Raises SyncFailed."""
+    try:
+        file.fdatasync()
+    except (OSError, DiskFull) as error:
+        raise SyncFailed(f"{file.path}: sync failed: {error}") from error
+
+
+def sync_all(file: File) -> None:
+    """fsync. Raises SyncFailed."""
+    try:
+        file.fsync()
+    except (OSError, DiskFull) as error:
+        raise SyncFailed(f"{file.path}: sync failed: {error}") from error
+
+
+def sync_directory(disk: Disk, path: str) -> None:
+    """Make names durable. Raises SyncFailed."""
+    try:
+        disk.sync_directory(path)
+    except (OSError, DiskFull) as error:
+        raise SyncFailed(f"{path}: sync of the directory failed: {error}") from error
+
+
+def run_last(worker: Worker, call: Callable[[], None]) -> None:
+    """Run a call that closes files, and end the worker. That a file cannot be closed changes nothing any more."""
+    future = worker.run(call)
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    worker.close()

@@ -1,0 +1,307 @@
+"""Entry logs: where entries live for good. One writer appends runs; readers fetch entries by location.
+
+Invariants
+- A location is given out only for bytes that were written; they are durable when `sync` has returned (R-2).
+- Writes go to the offset that was accounted for. After a failed write the log is sealed at its last good offset and
+  another is opened (F-16).
+- Nothing leaves the set of logs to be synced before its sync succeeded; the active log is synced first (R-16, R-17).
+- The id of a new log is above every id in file names and in `lastId`, and `lastId` is durable in every ledger
+  directory before the log exists, so no stale index slot can ever name it (F-15, R-27). Its name is durable before
+  anything in it is (F-17).
+- Whatever a reader cannot read, or finds to be another entry, is `ReadFailed`: damage is never "no such entry" (R-3).
+
+Both classes block, and each instance is confined to one worker.
+
+Source: storage 3.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import sys
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from bookies import kernels
+from bookies.config import BookieConfig
+from bookies.errors import CorruptRecord, DiskFull, ReadFailed, StorageError
+from bookies.runtime.ports import Buffer, Disk, File
+from bookies.storage import entry_log_format as layout
+from bookies.storage.durable import sync_all, sync_data, sync_directory
+from bookies.storage.file_cache import FileCache
+from bookies.storage.record_scan import IDS, RECORD_SIZE_MAX, RECORD_SIZE_MIN, WORD
+from bookies.storage.write_cache import Run
+
+SYNC_STEP = 8 << 20  # bytes after which the log is synced anyway, so that a checkpoint finds little to do
+READ_SIZE = 4096  # bytes of a first read when the size of an entry is not known
+LOG_FILES_MAX = 64  # open logs of one reader
+
+
+class NoWritableDirectory(DiskFull):
+    """No ledger directory takes another entry log."""
+
+
+def greatest_log_id(disk: Disk, directories: Sequence[str]) -> int:
+    """The highest id ever given out, from file names and `lastId`; -1 if none was."""
+    greatest = -1
+    for directory in directories:
+        for name in disk.list(directory):
+            compacted = layout.parse_compacted_name(name)
+            number = compacted[0] if compacted else layout.parse_file_name(name)
+            if name == "lastId":
+                number = layout.parse_last_id(disk.read_bytes(posixpath.join(directory, name)))
+            greatest = max(greatest, -1 if number is None else number)
+    return greatest
+
+
+class EntryLogWriter:
+    """Appends to the active log. `directories` are ledger directories, in turn used for new logs."""
+
+    def __init__(self, disk: Disk, directories: Sequence[str], config: BookieConfig) -> None:
+        self._disk = disk
+        self._directories = list(directories)
+        self._size_max = config.entry_log_size_max
+        self._last_id: int | None = None
+        self._file: File | None = None
+        self._log_id = -1
+        self._position = 0
+        self._synced = 0
+        self._sizes: dict[int, int] = {}  # ledger id -> bytes in the active log
+        self._unsynced: list[File] = []  # sealed logs
+
+    def write(self, runs: Sequence[tuple[int, Run]]) -> list[bytes]:
+        """Append the records of (ledger id, run)s in this order; the index slots of each run.
+
+        Raises: DiskFull, OSError when neither the active log nor a new one takes them: then none of them is there.
+        SyncFailed: final.
+        """
+        size = sum(run.records.size for _, run in runs)
+        if self._file is not None and self._position + size > self._size_max and self._sizes:
+            self._seal()
+        for ledger_id, run in runs:
+            _check_run(ledger_id, run)
+        buffers = [_buffer_of(run) for _, run in runs]
+        try:
+            position = self._append(buffers, size)
+        except (OSError, DiskFull):
+            position = self._append(buffers, size)  # into another log, perhaps on another disk
+        slots = []
+        for ledger_id, run in runs:
+            slots.append(kernels.pack_locations(self._log_id, position, run.records.starts))
+            position += run.records.size
+            self._sizes[ledger_id] = self._sizes.get(ledger_id, 0) + run.records.size
+        if self._position - self._synced >= SYNC_STEP:
+            self._sync_active()
+        return slots
+
+    def _append(self, buffers: list[Buffer], size: int) -> int:
+        """Write at the end of the active log; the offset. After a failure the log is sealed."""
+        if self._file is None:
+            self._open_next()
+        assert self._file is not None
+        position = self._position
+        try:
+            self._file.pwritev(buffers, position)
+        except (OSError, DiskFull):
+            self._abandon()
+            raise
+        self._position += size
+        return position
+
+    def _open_next(self) -> None:
+        """Create the next log in the first directory in turn that takes it."""
+        failure: Exception | None = None
+        for turn in range(len(self._directories)):
+            try:
+                log_id = self._allocate_id()
+                directory = self._directories[(log_id + turn) % len(self._directories)]
+                file = self._disk.open(posixpath.join(directory, layout.file_name(log_id)), "x+")
+            except (OSError, DiskFull) as error:
+                failure = error
+                continue
+            try:
+                file.pwrite(layout.pack_header(), 0)
+            except (OSError, DiskFull) as error:
+                failure = error
+                file.close()
+                continue
+            sync_directory(self._disk, directory)
+            self._file, self._log_id = file, log_id
+            self._position = self._synced = layout.HEADER_SIZE
+            self._sizes = {}
+            return
+        raise NoWritableDirectory("no ledger directory takes a new entry log") from failure
+
+    def _allocate_id(self) -> int:
+        """The next id, durable in every directory that can be written, and in at least one."""
+        if self._last_id is None:
+            self._last_id = greatest_log_id(self._disk, self._directories)
+        self._last_id = (self._last_id + 1) & layout.LOG_ID_MAX
+        failures: list[Exception] = []
+        for directory in self._directories:
+            try:
+                self._disk.replace_bytes(posixpath.join(directory, "lastId"), layout.pack_last_id(self._last_id))
+            except (OSError, DiskFull) as error:
+                failures.append(error)
+        if len(failures) == len(self._directories):
+            raise failures[0]
+        return self._last_id
+
+    def _seal(self) -> None:
+        """Write the ledgers map and put the log on the list of those to be synced."""
+        assert self._file is not None
+        file = self._file
+        self._file = None
+        self._unsynced.append(file)
+        try:
+            if ledgers_map := layout.pack_ledgers_map(self._sizes.items()):
+                file.pwrite(ledgers_map, self._position)
+                sync_data(file)
+            file.pwrite(layout.pack_map_fields(self._position, len(self._sizes)), layout.MAP_FIELDS_OFFSET)
+        except (OSError, DiskFull):
+            pass  # A log without a map is scanned; its entries are where they are.
+
+    def _abandon(self) -> None:
+        """Seal after a failed write: what is behind the last good offset goes, if that is still possible."""
+        assert self._file is not None
+        try:
+            self._file.truncate(self._position)
+        except (OSError, DiskFull):
+            self._unsynced.append(self._file)
+            self._file = None
+        else:
+            self._seal()
+
+    def sync(self) -> None:
+        """Make every byte written so far durable.
+
+        Raises SyncFailed, which is final: the page cache cannot be trusted again.
+        """
+        self._sync_active()
+        while self._unsynced:
+            sync_all(self._unsynced[0])
+            self._unsynced.pop(0).close()
+
+    def _sync_active(self) -> None:
+        if self._file is not None and self._position > self._synced:
+            sync_data(self._file)
+            self._synced = self._position
+
+    def close(self) -> None:
+        """Seal the active log durably, so that nobody has to scan it."""
+        if self._file is not None:
+            self._seal()
+        self.sync()
+
+    def abort(self) -> None:
+        """Close the files as they are."""
+        for file in [*self._unsynced, *([self._file] if self._file else [])]:
+            file.close()
+        self._unsynced.clear()
+        self._file = None
+
+
+def _check_run(ledger_id: int, run: Run) -> None:
+    """Raises StorageError if the first or last record is not the entry it should be (R-24)."""
+    records = run.records
+    assert len(records) == len(run.entry_ids)
+    for index, entry_id in ((0, run.first), (len(records) - 1, run.last)):
+        if IDS.unpack_from(records.data, records.starts[index] + 4) != (ledger_id, entry_id):
+            raise StorageError("the write cache holds another entry in its place", ledger_id=ledger_id)
+
+
+def _buffer_of(run: Run) -> Buffer:
+    records = run.records
+    if records.size == len(records.data):
+        return records.data
+    return memoryview(records.data)[records.starts[0] : records.starts[-1]]
+
+
+class EntryLogReader:
+    """Reads entries by location."""
+
+    def __init__(self, disk: Disk, directories: Sequence[str]) -> None:
+        self._disk = disk
+        self._directories = list(directories)
+        self._files = FileCache(disk, LOG_FILES_MAX)
+        self._paths: dict[int, str] = {}
+
+    def read_records(self, ledger_id: int, first_entry_id: int, slots: bytes, size_max: int) -> bytes:
+        """Records of consecutive entries: as many as lie back to back where `slots` say, and fit; at least the first.
+
+        `slots`: index slots of the entries from `first_entry_id` on, none of them missing. Usually one read of the
+        log. Raises ReadFailed if what is there is not exactly the first entry.
+        """
+        log_id, body_offset = layout.split_location(int.from_bytes(slots[:8], "big"))
+        try:
+            start = body_offset - 4
+            if start < layout.HEADER_SIZE:
+                raise CorruptRecord("an index slot names this place", path=layout.file_name(log_id), offset=start)
+            file = self._files.get(self._path(log_id), "r")
+            data, starts = _read_span(file, start, slots, size_max)
+            count = _count_matching(log_id, start, slots, data, starts, size_max)
+            while count and not _is_entry(data, starts[count - 1], ledger_id, first_entry_id + count - 1):
+                count -= 1
+            if count == 0 or not _is_entry(data, 0, ledger_id, first_entry_id):
+                raise CorruptRecord("not the record that the index names", path=file.path, offset=start)
+            return data[: starts[count]]
+        except (OSError, StorageError) as error:
+            raise ReadFailed(f"entry log {log_id:x}: {error}", ledger_id=ledger_id, entry_id=first_entry_id) from error
+
+    def _path(self, log_id: int) -> str:
+        path = self._paths.get(log_id)
+        if path is None:
+            name = layout.file_name(log_id)
+            for directory in self._directories:
+                path = posixpath.join(directory, name)
+                if self._disk.exists(path):
+                    self._paths[log_id] = path
+                    return path
+            raise FileNotFoundError(2, "no such entry log", name)
+        return path
+
+    def close(self) -> None:
+        self._files.close()
+
+
+def _read_span(file: File, start: int, slots: bytes, size_max: int) -> tuple[bytes, Sequence[int]]:
+    """What lies from `start` to the last slot that can fit, and a guess at the size of its record: (bytes, starts)."""
+    locations = array("q")
+    locations.frombytes(slots)
+    if sys.byteorder == "little":
+        locations.byteswap()
+    last = bisect_right(locations, locations[0] + max(0, size_max)) - 1
+    span = max(0, locations[last] - locations[0]) if last > 0 else 0
+    if span > size_max:  # locations that do not ascend: one record is what can be relied on
+        span = 0
+    guess = max(READ_SIZE, 2 * span // max(1, last))
+    data = file.pread(span + guess, start)
+    starts, reason = kernels.scan_records(data, 0, len(data), RECORD_SIZE_MAX)
+    if len(starts) == 1 and reason == "short" and len(data) >= 4:
+        data = file.pread(4 + WORD.unpack_from(data)[0], start)
+        starts, _ = kernels.scan_records(data, 0, len(data), RECORD_SIZE_MAX)
+    return data, starts
+
+
+def _count_matching(log_id: int, start: int, slots: bytes, data: bytes, starts: Sequence[int], size_max: int) -> int:
+    """How many of the records are those that the slots name, one behind the other, and fit into `size_max`."""
+    count = min(len(starts) - 1, len(slots) // 8)
+    count = min(count, max(1, bisect_right(starts, max(0, size_max)) - 1))
+    found = kernels.pack_locations(log_id, start, starts[: count + 1])
+    if found == slots[: 8 * count]:
+        return count
+    low = 0  # the first `low` slots agree, the first `count` do not
+    while low < count - 1:
+        middle = (low + count) // 2
+        if found[: 8 * middle] == slots[: 8 * middle]:
+            low = middle
+        else:
+            count = middle
+    return low
+
+
+def _is_entry(data: bytes, at: int, ledger_id: int, entry_id: int) -> bool:
+    """Whether the record at `data[at]` is that entry, as far as its ids and size tell."""
+    size = WORD.unpack_from(data, at)[0]
+    return size >= RECORD_SIZE_MIN and IDS.unpack_from(data, at + 4) == (ledger_id, entry_id)

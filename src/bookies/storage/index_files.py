@@ -1,0 +1,203 @@
+"""Index files on disk: find, load, read and write them. Blocks; each instance is confined to one worker.
+
+Invariants
+- A new file appears under its name only when it is complete and durable: header and pages go to another name first. So
+  a crash never leaves a file whose header is cut off.
+- Pages are written whole (Q-20); a header is rewritten as a whole; both are synced before `write` returns (F-19).
+- A header that cannot be read is an error for every access until somebody repairs it (F-43).
+
+Source: storage 4.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bookies.runtime.ports import Buffer, Disk
+from bookies.storage import index_format as layout
+from bookies.storage.durable import sync_all, sync_directory
+from bookies.storage.file_cache import FileCache
+
+NEW_SUFFIX = ".new"  # of a file that is not complete; no reader of the format looks at it
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedIndex:
+    """`last_entry_id`: the highest entry with a slot, -1 without any. `size`: of the file."""
+
+    header: layout.IndexHeader
+    size: int
+    last_entry_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexWrite:
+    """Changes of one ledger's file. `header` None: unchanged. `pages`: (number, whole page), ascending.
+
+    `path` is where the file is or, if `is_new`, will be.
+    """
+
+    path: str
+    is_new: bool
+    header: bytes | None
+    pages: list[tuple[int, Buffer]]
+
+    @property
+    def size(self) -> int:
+        return sum(len(data) for _, data in self.pages) + layout.HEADER_SIZE
+
+
+def find_index_files(disk: Disk, directories: Sequence[str]) -> dict[int, str]:
+    """Ledger id to path of every index file. Ends moves that a crash interrupted. Source: storage 4.1, 4.7."""
+    found: dict[int, str] = {}
+    moving: dict[int, str] = {}
+    for directory in directories:
+        for group in _subdirectories(disk, directory):
+            for part in _subdirectories(disk, posixpath.join(directory, group)):
+                for name in disk.list(posixpath.join(directory, group, part)):
+                    path = posixpath.join(directory, group, part, name)
+                    if (ledger_id := layout.parse_path(path)) is not None:
+                        found.setdefault(ledger_id, path)
+                    elif (ledger_id := layout.parse_relocating_path(path)) is not None:
+                        moving[ledger_id] = path
+                    elif name.endswith(".idx" + NEW_SUFFIX):
+                        disk.unlink(path)
+    for ledger_id, path in moving.items():
+        if ledger_id in found:
+            disk.unlink(path)
+        else:
+            found[ledger_id] = path.removesuffix(".rloc")
+            disk.rename(path, found[ledger_id])
+        sync_directory(disk, posixpath.dirname(path))
+    return found
+
+
+def _subdirectories(disk: Disk, path: str) -> list[str]:
+    """Names that can be a level of an index path; everything else in `current` is a file."""
+    return [name for name in disk.list(path) if len(name) <= 2 and disk.is_directory(posixpath.join(path, name))]
+
+
+class IndexFiles:
+    """Reads index files, and writes them if `mode` is "r+" rather than "r". `page_size` in bytes."""
+
+    def __init__(self, disk: Disk, page_size: int, open_files_max: int, mode: str) -> None:
+        self._disk = disk
+        self._mode = mode
+        self._page_size = page_size
+        self._files = FileCache(disk, open_files_max)
+
+    def load(self, path: str) -> LoadedIndex:
+        """Header and extent. Raises: CorruptRecord, OSError."""
+        file = self._files.get(path, self._mode)
+        header = layout.parse_header(file.pread(layout.HEADER_SIZE, 0), path=path)
+        size = file.size()
+        end = layout.HEADER_SIZE + layout.slot_count(size) * layout.SLOT_SIZE
+        while end > layout.HEADER_SIZE:
+            start = max(layout.HEADER_SIZE, end - self._page_size)
+            used = len(file.pread(end - start, start).rstrip(b"\0"))
+            if used:
+                return LoadedIndex(header, size, (start - layout.HEADER_SIZE + used - 1) // layout.SLOT_SIZE)
+            end = start
+        return LoadedIndex(header, size, -1)
+
+    def read_page(self, path: str, page: int) -> bytes:
+        """A page, or what the file has of it. Raises: OSError."""
+        file = self._files.get(path, self._mode)
+        data = file.pread(self._page_size, layout.page_offset(page, self._page_size))
+        return data[: len(data) - len(data) % layout.SLOT_SIZE]
+
+    def entry_runs(self, path: str | None, newer: dict[int, bytes]) -> list[range]:
+        """Maximal runs of entries with a slot. `newer`: pages that replace those of the file. Raises: OSError."""
+        runs: list[range] = []
+        per_page = layout.slots_per_page(self._page_size)
+        count = 0
+        if path is not None:
+            count = -(-layout.slot_count(self._files.get(path, self._mode).size()) // per_page)
+        for page in range(max([count, *(number + 1 for number in newer)])):
+            data = newer.get(page)
+            if data is None:
+                data = self.read_page(path, page) if path is not None and page < count else b""
+            _extend_runs(runs, data, page * per_page)
+        return runs
+
+    def write(self, writes: Sequence[IndexWrite]) -> list[int]:
+        """Make all of it durable; the new sizes of the files.
+
+        Raises: DiskFull, OSError, after which any part may have been written; SyncFailed, which is final.
+        """
+        sizes = [self._write(each) for each in writes]
+        for directory in dict.fromkeys(posixpath.dirname(each.path) for each in writes if each.is_new):
+            sync_directory(self._disk, directory)
+        return sizes
+
+    def _write(self, change: IndexWrite) -> int:
+        path = change.path + NEW_SUFFIX if change.is_new else change.path
+        if change.is_new:
+            self._disk.make_directories(posixpath.dirname(path))
+            file = self._disk.open(path, "w+")
+        else:
+            file = self._files.get(path, self._mode)
+        try:
+            if change.is_new:
+                file.truncate(0)
+            if change.header is not None:
+                file.pwrite(change.header, 0)
+            for first, buffers in _consecutive(change.pages):
+                file.pwritev(buffers, layout.page_offset(first, self._page_size))
+            size = file.size()
+            sync_all(file)
+        finally:
+            if change.is_new:
+                file.close()
+        if change.is_new:
+            self._disk.rename(path, change.path)
+        return size
+
+    def repair_header(self, path: str, header: layout.IndexHeader) -> LoadedIndex:
+        """Write a header over one that is cut off, durably, and load the file."""
+        file = self._files.get(path, self._mode)
+        file.pwrite(layout.pack_header(header), 0)
+        sync_all(file)
+        return self.load(path)
+
+    def close(self) -> None:
+        self._files.close()
+
+
+def _consecutive(pages: Sequence[tuple[int, Buffer]]) -> list[tuple[int, list[Buffer]]]:
+    """Pages that follow each other, together: (number of the first, their data)."""
+    groups: list[tuple[int, list[Buffer]]] = []
+    for number, data in pages:
+        if groups and groups[-1][0] + len(groups[-1][1]) == number:
+            groups[-1][1].append(data)
+        else:
+            groups.append((number, [data]))
+    return groups
+
+
+def _extend_runs(runs: list[range], data: bytes, first_entry_id: int) -> None:
+    """Append the entries whose slots are set to the runs, joining them to the last one where they follow it."""
+    count = len(data) // layout.SLOT_SIZE
+    slots = memoryview(data)[: count * layout.SLOT_SIZE].cast("q")  # byte order does not matter for being zero
+    at = 0
+    if 0 not in slots:
+        _append_run(runs, first_entry_id, first_entry_id + count)
+        return
+    while at < count:
+        if slots[at] == 0:
+            at += 1
+            continue
+        start = at
+        while at < count and slots[at] != 0:
+            at += 1
+        _append_run(runs, first_entry_id + start, first_entry_id + at)
+
+
+def _append_run(runs: list[range], start: int, stop: int) -> None:
+    if start == stop:
+        return
+    if runs and runs[-1].stop == start:
+        start = runs.pop().start
+    runs.append(range(start, stop))

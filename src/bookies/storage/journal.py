@@ -1,0 +1,231 @@
+"""Group commit: records are queued on the loop, and written, synced and answered a group at a time.
+
+While one group is on its way to the device the next one gathers; as soon as the device is free everything queued goes
+as one write and one sync. There is nothing to tune: the slower the device, the larger the groups.
+
+Invariants
+- Nobody is answered before a sync of that file returned which began after the last byte of the group was written
+  (R-14). A group lies in one file and is synced before the next group is written, so no batch spans a roll (F-8).
+- The mark moves only after a sync, and to the end of the group that was synced.
+- Before the first group of a file is written, its header is durable and so is its name (F-6).
+- After a failed write or sync nothing is tried again and nobody is answered: what the device holds is unknown.
+- Files at or behind the persisted mark are never deleted.
+
+Source: storage 2.1, 2.5, 2.7, 2.8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from bookies.config import BookieConfig
+from bookies.runtime.ports import Buffer, Disk, File, Runtime
+from bookies.storage import journal_format
+from bookies.storage.durable import run_last
+from bookies.storage.mark_format import LogMark
+
+Done = Callable[[BaseException | None], None]
+
+KEPT_IN_CACHE = 8 << 20  # bytes behind the writing position that the page cache may keep
+DROP_STEP = 1 << 20  # bytes after which the page cache is told again
+
+
+def journal_ids(disk: Disk, directory: str) -> list[int]:
+    """Ids of the journal files in a directory, ascending."""
+    found = (journal_format.parse_file_name(name) for name in disk.list(directory))
+    return sorted(number for number in found if number is not None)
+
+
+class JournalWriter:
+    """The files of one journal. Blocks; confined to the journal's worker."""
+
+    def __init__(self, disk: Disk, directory: str, config: BookieConfig) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._alignment = config.journal_alignment
+        self._size_max = config.journal_size_max
+        self._step = max(config.journal_preallocate_size, self._alignment)
+        self._file: File | None = None
+        self._journal_id = 0
+        self._position = 0
+        self._allocated = 0
+        self._dropped = 0
+
+    def open(self, journal_id: int) -> LogMark:
+        """Begin a new file, durably; its first position."""
+        path = posixpath.join(self._directory, journal_format.file_name(journal_id))
+        file = self._disk.open(path, "x+")
+        self._file = file
+        header = journal_format.pack_header()
+        file.pwrite(header, 0)
+        file.allocate(0, self._step)
+        file.fsync()
+        self._disk.sync_directory(self._directory)
+        self._journal_id = journal_id
+        self._position = len(header)
+        self._allocated = self._step
+        self._dropped = 0
+        return LogMark(journal_id, self._position)
+
+    def commit(self, buffers: list[Buffer], size: int) -> LogMark:
+        """Write and sync one group of `size` bytes; the position behind it. Any exception is final."""
+        if self._position >= self._size_max:
+            self._roll()
+        assert self._file is not None
+        padding = journal_format.pack_padding(self._position + size, self._alignment)
+        if padding:
+            buffers.append(padding)
+        end = self._position + size + len(padding)
+        if end > self._allocated:
+            growth = -(-(end - self._allocated) // self._step) * self._step
+            self._file.allocate(self._allocated, growth)
+            self._allocated += growth
+        self._file.pwritev(buffers, self._position)
+        self._file.fdatasync()
+        self._position = end
+        stale = end - KEPT_IN_CACHE
+        if stale - self._dropped >= DROP_STEP:
+            self._file.drop_cache(self._dropped, stale - self._dropped)
+            self._dropped = stale
+        return LogMark(self._journal_id, end)
+
+    def _roll(self) -> None:
+        """The full file is closed, every byte of it synced by the commit that wrote it."""
+        assert self._file is not None
+        self._file.close()
+        self._file = None
+        self.open(self._journal_id + 1)
+
+    def delete_before(self, journal_id: int, backups_max: int) -> list[int]:
+        """Delete files older than `journal_id`, but for the newest `backups_max` of them; the ids deleted."""
+        old = [number for number in journal_ids(self._disk, self._directory) if number < journal_id]
+        doomed = old[: max(0, len(old) - backups_max)]
+        for number in doomed:
+            self._disk.unlink(posixpath.join(self._directory, journal_format.file_name(number)))
+        return doomed
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class Journal:
+    """One journal: the queue and those who wait. Owned by the loop's thread; the writer by its worker.
+
+    `mark`: everything before it is durable. `size`: bytes committed in this process. `on_fatal` is called once.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        directory: str,
+        name: str,
+        config: BookieConfig,
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self.mark = LogMark()
+        self.size = 0
+        self.group_count = 0
+        self.queued_size = 0
+        self._group_size_max = config.journal_group_size_max
+        self._backups_max = config.journal_backups_max
+        self._on_fatal = on_fatal
+        self._worker = runtime.workers.start(name)
+        self._writer = JournalWriter(runtime.disk, directory, config)
+        self._queue: deque[tuple[Sequence[Buffer], int, Done | None]] = deque()
+        self._is_scheduled = False
+        self._is_open = False
+        self._has_failed = False
+        self._idle: list[asyncio.Future[None]] = []
+
+    async def open(self, journal_id: int) -> None:
+        """Begin the first file of this process, and serve."""
+        self.mark = await self._worker.run(self._writer.open, journal_id)
+        self._is_open = True
+
+    def append(self, buffers: Sequence[Buffer], size: int, done: Done | None) -> None:
+        """Queue complete records of `size` bytes in all; `done(None)` is called on the loop when they are durable.
+
+        Without buffers: when everything queued before is. After a failure `done` is never called.
+        """
+        self._queue.append((buffers, size, done))
+        self.queued_size += size
+        if not self._is_scheduled and self._is_open:
+            self._is_scheduled = True
+            # Not at once: whatever else arrives in this turn of the loop belongs to the same group.
+            asyncio.get_running_loop().call_soon(self._commit)
+
+    def _commit(self) -> None:
+        """Send everything queued, up to the size limit of a group."""
+        queue = self._queue
+        if self._has_failed or not queue:
+            self._rest()
+            return
+        buffers: list[Buffer] = []
+        waiters: list[Done] = []
+        size = 0
+        while queue and (size == 0 or size + queue[0][1] <= self._group_size_max):
+            some, some_size, done = queue.popleft()
+            buffers.extend(some)
+            size += some_size
+            if done is not None:
+                waiters.append(done)
+        if not buffers:  # nothing but waiters, for what earlier groups have made durable
+            self._answer(waiters)
+            asyncio.get_running_loop().call_soon(self._commit)
+            return
+        future = self._worker.run(self._writer.commit, buffers, size)
+        future.add_done_callback(lambda done_future: self._committed(done_future, size, waiters))
+
+    def _committed(self, future: asyncio.Future[LogMark], size: int, waiters: list[Done]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if error is not None or future.cancelled():
+            self._fail(error or asyncio.CancelledError())
+            return
+        self.mark = future.result()
+        self.size += size
+        self.group_count += 1
+        self.queued_size -= size
+        self._answer(waiters)
+        self._commit()
+
+    def _answer(self, waiters: list[Done]) -> None:
+        for done in waiters:
+            try:
+                done(None)
+            except Exception as error:  # noqa: BLE001  (the bug of one must not leave the others without an answer)
+                self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            self._on_fatal(error)
+        self._rest()
+
+    def _rest(self) -> None:
+        self._is_scheduled = False
+        for future in self._idle:
+            if not future.done():
+                future.set_result(None)
+        self._idle.clear()
+
+    async def wait_idle(self) -> None:
+        """Return when everything queued so far is durable, or never will be."""
+        if self._is_scheduled:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._idle.append(future)
+            await future
+
+    async def delete_before(self, journal_id: int) -> list[int]:
+        """Retire files; see `JournalWriter.delete_before`. Between two groups, as it takes no longer than one."""
+        return await self._worker.run(self._writer.delete_before, journal_id, self._backups_max)
+
+    def close(self) -> None:
+        """Let go of file and worker. What is queued is not written."""
+        self._is_open = False
+        self._has_failed = True
+        run_last(self._worker, self._writer.close)

@@ -1,0 +1,89 @@
+"""The parts of a bookie's storage, and how they come up: lock, find, replay, flush, checkpoint, new journal files.
+
+Nothing is written before all that has to be there was found. Any failure on the way, the flush after replay included,
+fails the start (F-38). Entry logs are not read, so it takes as long as the replay.
+
+Source: storage 9.5, 2.10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bookies.config import BookieConfig
+from bookies.runtime.events import Events
+from bookies.runtime.ports import Runtime
+from bookies.storage.checkpoint import Checkpointer
+from bookies.storage.directories import Directories
+from bookies.storage.index import LedgerIndex
+from bookies.storage.index_files import find_index_files
+from bookies.storage.journal import Journal, journal_ids
+from bookies.storage.mark_format import LogMark
+from bookies.storage.readers import Readers
+from bookies.storage.replay import ReplayReport, Restorer, replay
+from bookies.storage.write_cache import WriteCache
+
+
+class Opened:
+    """Everything that holds files or threads, from before they are opened until `close`."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: BookieConfig,
+        on_change: Callable[[], None],
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self.runtime = runtime
+        self.config = config
+        self.directories = directories = Directories(runtime.disk, config)
+        marks = tuple(LogMark() for _ in directories.journals)
+        self.cache = WriteCache(config.write_cache_size, marks)
+        self.readers = Readers(runtime, config, directories.ledgers)
+        self.index = LedgerIndex(runtime, config, directories.indexes, self.readers)
+        self.checkpointer = Checkpointer(runtime, config, self.cache, self.index, directories.ledgers, on_change)
+        self.journals = [
+            Journal(runtime, directory, f"journal-{number}", config, on_fatal)
+            for number, directory in enumerate(directories.journals)
+        ]
+        self.report = ReplayReport()
+
+    def close(self) -> None:
+        """Close files, end workers, release locks. Blocks until what is under way is done."""
+        for journal in self.journals:
+            journal.close()
+        self.readers.close()
+        self.checkpointer.close()
+        self.directories.release()
+
+
+async def open_storage(parts: Opened, events: Events) -> None:
+    """Bring it up until the journals take records. Raises: StorageError, OSError; then it must not serve."""
+    runtime, config = parts.runtime, parts.config
+    directories, checkpointer = parts.directories, parts.checkpointer
+    worker = checkpointer.worker
+    await worker.run(directories.acquire)
+    parts.index.found(await worker.run(find_index_files, runtime.disk, directories.indexes))
+    marks = list(await worker.run(checkpointer.mark_files.read))
+    restorer = Restorer(parts.cache, parts.index, checkpointer, parts.readers)
+    for number, directory in enumerate(directories.journals):
+        marks[number] = await replay(runtime, config, directory, marks[number], worker, restorer)
+    parts.report = restorer.report
+    _tell(restorer.report, events)
+    await checkpointer.checkpoint(tuple(marks))
+    # Not before the mark is persisted: the torn end of a file that is not the newest any more would be damage.
+    for journal, directory in zip(parts.journals, directories.journals, strict=True):
+        ids = await worker.run(journal_ids, runtime.disk, directory)
+        await journal.open((ids[-1] if ids else runtime.clock.wall_ms()) + 1)
+    await worker.run(directories.mark_dirty)
+
+
+def _tell(report: ReplayReport, events: Events) -> None:
+    if report.entry_count or report.torn:
+        events.info("storage.replayed", files=report.file_count, entries=report.entry_count, bytes=report.size)
+    for path, offset, problem in report.torn:
+        events.info("storage.torn_end", path=path, offset=offset, problem=problem)
+    for ledger_id in report.keyless:
+        events.warning("storage.ledger_without_key", ledger=ledger_id, consequence="fenced")
+    for ledger_id, count in report.damaged.items():
+        events.error("storage.index_file_damaged", ledger=ledger_id, records_not_replayed=count)

@@ -1,0 +1,59 @@
+"""The workers that read: entries from logs, headers and pages from index files. One ledger always uses the same one.
+
+Owned by the loop's thread; what blocks is confined to its worker, so nothing is shared between threads but bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from bookies.config import BookieConfig
+from bookies.runtime.ports import Runtime
+from bookies.storage.durable import run_last
+from bookies.storage.entry_log import EntryLogReader
+from bookies.storage.index_files import IndexFiles, LoadedIndex
+
+
+class _Reader:
+    def __init__(self, runtime: Runtime, config: BookieConfig, directories: Sequence[str], number: int) -> None:
+        self.worker = runtime.workers.start(f"read-{number}")
+        self.logs = EntryLogReader(runtime.disk, directories)
+        files_max = max(1, config.open_files_max // config.read_workers)
+        self.index = IndexFiles(runtime.disk, config.index_page_size, files_max, "r")
+
+    def close(self) -> None:
+        self.logs.close()
+        self.index.close()
+
+
+class Readers:
+    """`directories`: of the ledgers. Futures are the workers': cancelling one does not stop its read."""
+
+    def __init__(self, runtime: Runtime, config: BookieConfig, directories: Sequence[str]) -> None:
+        self._readers = [_Reader(runtime, config, directories, number) for number in range(config.read_workers)]
+
+    def _of(self, ledger_id: int) -> _Reader:
+        return self._readers[ledger_id % len(self._readers)]
+
+    def read_records(self, ledger_id: int, first_entry_id: int, slots: bytes, size_max: int) -> asyncio.Future[bytes]:
+        """See `EntryLogReader.read_records`."""
+        reader = self._of(ledger_id)
+        return reader.worker.run(reader.logs.read_records, ledger_id, first_entry_id, slots, size_max)
+
+    def load_index(self, ledger_id: int, path: str) -> asyncio.Future[LoadedIndex]:
+        reader = self._of(ledger_id)
+        return reader.worker.run(reader.index.load, path)
+
+    def read_page(self, ledger_id: int, path: str, page: int) -> asyncio.Future[bytes]:
+        reader = self._of(ledger_id)
+        return reader.worker.run(reader.index.read_page, path, page)
+
+    def entry_runs(self, ledger_id: int, path: str | None, newer: dict[int, bytes]) -> asyncio.Future[list[range]]:
+        reader = self._of(ledger_id)
+        return reader.worker.run(reader.index.entry_runs, path, newer)
+
+    def close(self) -> None:
+        """Finish what was asked, then close the files and end the workers. Blocks."""
+        for reader in self._readers:
+            run_last(reader.worker, reader.close)

@@ -1,0 +1,322 @@
+"""Replay: what the journals say happened since the last checkpoint, brought back into the storage at the start.
+
+Invariants
+- A missing first file, a gap between files, or damage anywhere but at the end of the newest file stops the start: going
+  on would lose acknowledged data. The torn end of the newest file is what a crash leaves, and nothing in it was
+  acknowledged.
+- Notes about ledgers are applied in any case; of keys the first one known stays (R-8, F-23).
+- A ledger without a known key is created fenced and with an empty key instead of being dropped: refusing writes is
+  safe, losing a fence or an entry is not (F-13).
+- Only the last group can be torn inside its records. What comes from there and crosses a sector boundary never replaces
+  an intact copy that is stored already.
+- The mark that replay yields is the end of the newest file, so that its torn end is never looked at again.
+
+Source: storage 2.10.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import posixpath
+import struct
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from bookies import kernels
+from bookies.config import BookieConfig
+from bookies.errors import CorruptRecord, ReadFailed, StorageError
+from bookies.kernels import Records
+from bookies.model import ENTRY_HEADER_SIZE, DigestType
+from bookies.runtime.ports import Disk, File, Runtime, Worker
+from bookies.storage import journal_format
+from bookies.storage.checkpoint import Checkpointer
+from bookies.storage.index import Ledger, LedgerIndex, is_vacant
+from bookies.storage.index_format import EXPLICIT_LAC_SIZE_MIN, STATE_FENCED, IndexHeader
+from bookies.storage.journal import journal_ids
+from bookies.storage.mark_format import LogMark
+from bookies.storage.readers import Readers
+from bookies.storage.record_scan import Batch, EndKind, ScanEnd
+from bookies.storage.write_cache import WriteCache
+
+SECTOR = 512  # bytes that a device writes whole or not at all
+
+_LAC = struct.Struct(">q")
+
+
+@dataclass
+class ReplayReport:
+    """What replay did.
+
+    `torn`: (path, offset, problem) of the end of the newest file, if it was not clean. `keyless`: ledgers that were
+    created without a key. `damaged`: ledgers whose index file cannot be read, and how many of their records were given
+    up. `kept_count`: doubtful entries that did not replace a stored copy.
+    """
+
+    file_count: int = 0
+    entry_count: int = 0
+    size: int = 0
+    skipped_count: int = 0
+    kept_count: int = 0
+    torn: list[tuple[str, int, str]] = field(default_factory=list)
+    keyless: list[int] = field(default_factory=list)
+    damaged: dict[int, int] = field(default_factory=dict)
+
+
+class JournalReader:
+    """The files of one journal from a mark on. Blocks; confined to one worker."""
+
+    def __init__(self, disk: Disk, directory: str, mark: LogMark, record_size_max: int) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._mark = mark
+        self._record_size_max = record_size_max
+        self._file: File | None = None
+        self._batches: Iterator[Batch | ScanEnd] = iter(())
+        self.ids: list[int] = []
+
+    def find(self) -> list[int]:
+        """Ids of the files to replay. Raises StorageError when one is missing."""
+        ids = [number for number in journal_ids(self._disk, self._directory) if number >= self._mark.journal_id]
+        if self._mark.journal_id > 0 and (not ids or ids[0] != self._mark.journal_id):
+            name = journal_format.file_name(self._mark.journal_id)
+            raise StorageError(
+                f"{self._directory}: journal {name}, where replay has to begin, is missing; acknowledged entries would "
+                "be lost. Nothing was changed. Put the file back, or give this bookie up: bk bookie format"
+            )
+        for index in range(1, len(ids)):
+            if ids[index] != ids[index - 1] + 1:
+                name = journal_format.file_name(ids[index - 1] + 1)
+                raise StorageError(
+                    f"{self._directory}: journal {name} is missing between others; acknowledged entries would be lost. "
+                    "Nothing was changed. Put the file back, or give this bookie up: bk bookie format"
+                )
+        self.ids = ids
+        return ids
+
+    def open(self, journal_id: int) -> tuple[str, int]:
+        """Begin with a file: (path, size)."""
+        path = posixpath.join(self._directory, journal_format.file_name(journal_id))
+        self._file = file = self._disk.open(path, "r")
+        size = file.size()
+        version, start = journal_format.parse_header(file.pread(24, 0), size, path=path)
+        if journal_id == self._mark.journal_id and self._mark.offset > 0:
+            start = self._mark.offset
+        self._batches = journal_format.scan(
+            file.pread,
+            size,
+            start,
+            version,
+            is_newest=journal_id == self.ids[-1],
+            record_size_max=self._record_size_max,
+        )
+        return path, size
+
+    def next(self) -> Batch | ScanEnd:
+        """The next batch of the file, or how it ended."""
+        item = next(self._batches)
+        if isinstance(item, ScanEnd):
+            self.close()
+        return item
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+async def replay(
+    runtime: Runtime,
+    config: BookieConfig,
+    directory: str,
+    mark: LogMark,
+    worker: Worker,
+    target: Restorer,
+) -> LogMark:
+    """Replay one journal from `mark` on; the mark behind it, or the same one if there are no files.
+
+    Raises: CorruptRecord, StorageError, OSError; then the bookie must not start.
+    """
+    reader = JournalReader(runtime.disk, directory, mark, config.frame_size_max + 64 * 1024)
+    try:
+        ids = await worker.run(reader.find)
+        for journal_id in ids:
+            path, size = await worker.run(reader.open, journal_id)
+            is_newest = journal_id == ids[-1]
+            # Batches wait here until it is certain that they are not the end of the file.
+            waiting: deque[Batch] = deque()
+            doubtful_size = config.journal_group_size_max + 2 * config.frame_size_max
+            while isinstance(item := await worker.run(reader.next), Batch):
+                waiting.append(item)
+                while item.end - waiting[0].end > doubtful_size:
+                    await _apply(waiting.popleft(), None, target)
+            item.raise_if_corrupt(path)
+            if item.next_record is not None:
+                # Each group is synced before the next is written, so what is missing here was acknowledged.
+                problem = f"{item.problem}, yet another group begins at byte {item.next_record:,}"
+                raise CorruptRecord(problem, path=path, offset=item.offset)
+            last_end = waiting[-1].end if waiting else 0
+            while waiting:
+                await _apply(waiting.popleft(), last_end - doubtful_size if is_newest else None, target)
+            target.report.file_count += 1
+            if item.kind is not EndKind.CLEAN:
+                target.report.torn.append((path, item.offset, item.problem))
+            mark = LogMark(journal_id, max(size, item.offset))
+    finally:
+        await worker.run(reader.close)
+    return mark
+
+
+async def _apply(batch: Batch, doubtful_from: int | None, target: Restorer) -> None:
+    """Apply a batch; records from file offset `doubtful_from` on may be torn where they cross a sector boundary."""
+    starts, data = batch.records.starts, batch.records.data
+    entries: dict[tuple[int, bool], list[int]] = {}  # ledger, is doubtful -> indexes of its records
+    for index, (ledger_id, entry_id) in enumerate(batch.ids):
+        is_doubtful = False
+        if doubtful_from is not None:
+            start, end = batch.offset + starts[index], batch.offset + starts[index + 1]
+            is_doubtful = start >= doubtful_from and start // SECTOR != (end - 1) // SECTOR
+        if entry_id >= 0:
+            entries.setdefault((ledger_id, is_doubtful), []).append(index)
+        elif entry_id == journal_format.LEDGER_KEY:
+            await target.key(ledger_id, journal_format.parse_special(batch.records.body(index)))
+        elif entry_id == journal_format.FENCE:
+            await target.fence(ledger_id)
+        elif entry_id == journal_format.EXPLICIT_LAC:
+            body = journal_format.parse_special(batch.records.body(index))
+            await target.explicit_lac(ledger_id, body, is_doubtful=is_doubtful)
+        else:
+            target.report.skipped_count += 1
+    for (ledger_id, is_doubtful), indexes in entries.items():
+        records = _gather(batch.records, data, starts, indexes)
+        entry_ids = [batch.ids[index][1] for index in indexes]
+        await target.entries(ledger_id, entry_ids, records, is_doubtful=is_doubtful)
+
+
+def _gather(records: Records, data: bytes, starts: Sequence[int], indexes: list[int]) -> Records:
+    """The records with these indexes, as a batch of their own."""
+    if len(indexes) == len(records):
+        return records
+    parts = [data[starts[index] : starts[index + 1]] for index in indexes]
+    offsets = [0]
+    for part in parts:
+        offsets.append(offsets[-1] + len(part))
+    return Records(b"".join(parts), offsets)
+
+
+class Restorer:
+    """Puts replayed records into index and write cache. On the loop; nothing else uses the storage meanwhile."""
+
+    def __init__(self, cache: WriteCache, index: LedgerIndex, checkpointer: Checkpointer, readers: Readers) -> None:
+        self.report = ReplayReport()
+        self._cache = cache
+        self._index = index
+        self._checkpointer = checkpointer
+        self._readers = readers
+
+    async def key(self, ledger_id: int, key: bytes) -> None:
+        """A LEDGER_KEY record: the ledger exists."""
+        if not self._index.is_known(ledger_id):
+            self._index.create(ledger_id, IndexHeader(key))
+            return
+        ledger = await self._maybe_load(ledger_id)
+        if ledger is None:
+            # A header that was cut off does not tell whether the ledger was fenced: take it for fenced (F-18).
+            header = IndexHeader(key, STATE_FENCED)
+            ledger = await self._index.repair(ledger_id, header, self._checkpointer.worker)
+        if ledger is not None and is_vacant(ledger.header.master_key):
+            self._index.set_header(ledger, dataclasses.replace(ledger.header, master_key=key))
+
+    async def fence(self, ledger_id: int) -> None:
+        ledger = await self._ledger(ledger_id)
+        if ledger is not None:
+            self._index.set_header(ledger, ledger.header.with_state(STATE_FENCED))
+
+    async def explicit_lac(self, ledger_id: int, body: bytes, *, is_doubtful: bool) -> None:
+        ledger = await self._ledger(ledger_id)
+        if ledger is None or len(body) < EXPLICIT_LAC_SIZE_MIN:
+            return
+        stored = ledger.header.explicit_lac
+        if is_doubtful and stored and not looks_intact(body):
+            return
+        self._index.set_explicit_lac(ledger, body)
+
+    async def entries(self, ledger_id: int, entry_ids: Sequence[int], records: Records, *, is_doubtful: bool) -> None:
+        """Consecutive records of one ledger."""
+        ledger = await self._ledger(ledger_id, len(entry_ids))
+        if ledger is None:
+            return
+        if not is_doubtful:
+            await self._insert(ledger, entry_ids, records)
+            return
+        for index, entry_id in enumerate(entry_ids):
+            stored = await self._stored(ledger, entry_id)
+            if stored is not None and (looks_intact(stored) or not looks_intact(records.body(index))):
+                self.report.kept_count += 1
+            else:
+                await self._insert(ledger, [entry_id], records.slice(index, index + 1))
+
+    async def _insert(self, ledger: Ledger, entry_ids: Sequence[int], records: Records) -> None:
+        await self._checkpointer.wait_room()
+        first = entry_ids[0]
+        if list(entry_ids) == list(range(first, first + len(entry_ids))):
+            entry_ids = range(first, first + len(entry_ids))
+        self._cache.current.add(ledger.ledger_id, entry_ids, records)
+        ledger.last_entry_id = max(ledger.last_entry_id, *entry_ids)
+        ledger.last_add_confirmed = max(ledger.last_add_confirmed, greatest_lac(records))
+        self._checkpointer.inserted()
+        self.report.entry_count += len(entry_ids)
+        self.report.size += records.size
+
+    async def _stored(self, ledger: Ledger, entry_id: int) -> bytes | None:
+        """The copy that is stored already, if there is one that can be read."""
+        body = self._cache.read(ledger.ledger_id, entry_id)
+        if body is not None:
+            return body
+        slots = await self._index.slots(ledger, entry_id, 1)
+        if not slots.strip(b"\0"):
+            return None
+        try:
+            return (await self._readers.read_records(ledger.ledger_id, entry_id, slots, 0))[4:]
+        except ReadFailed:
+            return None  # A slot of Apache's that was durable before its entry: the journal has the good copy.
+
+    async def _ledger(self, ledger_id: int, count: int = 1) -> Ledger | None:
+        """The ledger, created if it has to be; None if its index file cannot be read, which is reported."""
+        if not self._index.is_known(ledger_id):
+            self.report.keyless.append(ledger_id)
+            return self._index.create(ledger_id, IndexHeader(b"", STATE_FENCED))
+        ledger = await self._maybe_load(ledger_id)
+        if ledger is None:
+            self.report.damaged[ledger_id] = self.report.damaged.get(ledger_id, 0) + count
+        return ledger
+
+    async def _maybe_load(self, ledger_id: int) -> Ledger | None:
+        """None if the index file is damaged; all access to the ledger will be an I/O error, so nothing is denied."""
+        try:
+            return await self._index.load(ledger_id)
+        except ReadFailed as error:
+            if isinstance(error.__cause__, OSError):
+                raise
+            return None
+
+
+def greatest_lac(records: Records) -> int:
+    """The greatest LAC in the entries' headers; -1 if none has one."""
+    data, starts = records.data, records.starts
+    return max(
+        (_LAC.unpack_from(data, at + 20)[0] for at, end in itertools.pairwise(starts) if end - at >= 28),
+        default=-1,
+    )
+
+
+def looks_intact(body: bytes) -> bool:
+    """Whether an entry or explicit LAC carries a checksum that proves it complete; others may be complete too."""
+    for header_size in (ENTRY_HEADER_SIZE, 16):
+        for digest_type in (DigestType.CRC32C, DigestType.CRC32):
+            end = header_size + digest_type.size
+            computed = kernels.digest(digest_type, b"", body[:header_size], body[end:])
+            if len(body) >= end and body[header_size:end] == computed:
+                return True
+    return False
