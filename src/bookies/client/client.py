@@ -12,8 +12,9 @@ from types import MappingProxyType, TracebackType
 from typing import Generic, Self, TypeVar
 
 from bookies.client.budget import MemoryBudget
+from bookies.client.keys import keys_of
 from bookies.client.pool import BookiePool
-from bookies.client.reader import LedgerReader, keys_of
+from bookies.client.reader import LedgerReader
 from bookies.client.recovery import recover_ledger
 from bookies.client.watcher import BookieStatus, BookieWatcher
 from bookies.client.writer import LedgerWriter

@@ -15,19 +15,18 @@ from dataclasses import dataclass
 
 from bookies.client.connection import Outcome
 from bookies.client.entries import EntryBatch
+from bookies.client.keys import Keys
 from bookies.client.pool import BookiePool
 from bookies.config import KIB, ClientConfig
 from bookies.errors import (
     BookieUnreachable,
     BookKeeperError,
     ClientClosed,
-    DigestMismatch,
     EntryNotFound,
     MetadataError,
-    RemoteProtocolError,
 )
-from bookies.kernels import Records, verify_records
-from bookies.model import ENTRY_HEADER_SIZE, BookieId, DigestType, Ensemble, LedgerMetadata
+from bookies.kernels import Records
+from bookies.model import BookieId, Ensemble, LedgerMetadata
 from bookies.protocol.quorum import write_set
 from bookies.protocol.read import ReplicaChoice, read_ranges, replica_order
 from bookies.wire.messages import BatchReadResponse, ReadResponse
@@ -35,20 +34,6 @@ from bookies.wire.messages import BatchReadResponse, ReadResponse
 BATCH_SIZE = 512 * KIB  # bytes asked for at once; fits a core's second-level cache
 FILL = 0.75  # of BATCH_SIZE that a batch is planned to take, so that few answers stop at the size limit
 SINGLES_MAX = 256  # single reads of one ask
-
-
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """What verifies a ledger's entries (`mac_key`) and authorises to fence and write it (`master_key`)."""
-
-    digest_type: DigestType
-    mac_key: bytes
-    master_key: bytes
-
-    @property
-    def header_size(self) -> int:
-        """Bytes of an entry body before its payload."""
-        return ENTRY_HEADER_SIZE + self.digest_type.size
 
 
 @dataclass(slots=True)
@@ -170,7 +155,7 @@ class RangeFetch:
     def _checked_batch(self, ask: _Ask) -> EntryBatch:
         outcome, bookie = ask.answers[0].result(), ask.bookies[0]
         response = self._pool.check(bookie, outcome, BatchReadResponse, self._metadata.ledger_id, ask.first)
-        return self._check_records(bookie, bytes(response.records), ask.first, ask.last)
+        return self._keys.verified(bookie, bytes(response.records), ask.first, ask.last)
 
     def _checked_singles(self, ask: _Ask) -> EntryBatch:
         bodies: list[bytes] = []
@@ -181,26 +166,11 @@ class RangeFetch:
                 if not bodies:
                     raise
                 break
-        return self._check_records(ask.bookies[0], Records.of(bodies).data, ask.first, ask.last)
+        return self._keys.verified(ask.bookies[0], Records.of(bodies).data, ask.first, ask.last)
 
     def _body(self, bookie: BookieId, outcome: Outcome, entry_id: int) -> bytes:
         response = self._pool.check(bookie, outcome, ReadResponse, self._metadata.ledger_id, entry_id)
         return bytes(response.body or b"")
-
-    def _check_records(self, bookie: BookieId, data: bytes, first: int, last: int) -> EntryBatch:
-        """Verify what a bookie sent; raises unless the first entry is good. Entries above `last` are dropped."""
-        ledger_id, keys = self._metadata.ledger_id, self._keys
-        count_max = last - first + 1
-        starts, problem = verify_records(
-            data, 0, len(data), ledger_id, first, count_max, keys.digest_type, keys.mac_key
-        )
-        if len(starts) < 2:
-            if not problem:
-                raise RemoteProtocolError("batch without entries", ledger_id=ledger_id, bookie=bookie)
-            raise DigestMismatch(
-                f"entry does not verify: {problem}", ledger_id=ledger_id, entry_id=first, bookie=bookie
-            )
-        return EntryBatch(ledger_id, first, data, starts, keys.header_size)
 
     # -- when the first replica fails ----------------------------------------------------------------------------
     async def _from_another(self, ask: _Ask) -> EntryBatch | None:
@@ -236,10 +206,10 @@ class RangeFetch:
                 if is_batch:
                     outcome = await self._start_batch(bookie, first, last)
                     response = self._pool.check(bookie, outcome, BatchReadResponse, self._metadata.ledger_id, first)
-                    return self._check_records(bookie, bytes(response.records), first, last)
+                    return self._keys.verified(bookie, bytes(response.records), first, last)
                 outcome = await self._pool.start_read_entry(bookie, self._metadata.ledger_id, first)
                 body = self._body(bookie, outcome, first)
-                return self._check_records(bookie, Records.of([body]).data, first, first)
+                return self._keys.verified(bookie, Records.of([body]).data, first, first)
             except ClientClosed:
                 raise
             except BookKeeperError as error:

@@ -9,63 +9,37 @@ client-protocol 3.1, 3.2, 3.5 and 3.6.
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
-from bookies.client.connection import Outcome
 from bookies.client.entries import Entry, EntryBatch
-from bookies.client.fetch import Keys, RangeFetch
+from bookies.client.fetch import RangeFetch
+from bookies.client.keys import Keys
+from bookies.client.lac import read_last_add_confirmed
 from bookies.client.pool import BookiePool
+from bookies.client.tail import TailSource
 from bookies.config import ClientConfig
 from bookies.errors import (
     BookieTimeout,
     BookKeeperError,
     ClientClosed,
-    DigestMismatch,
     EntryNotFound,
     InvalidArgument,
     LedgerClosed,
     LedgerNotFound,
     ReadFailed,
-    RemoteProtocolError,
     Unauthorized,
 )
-from bookies.kernels import Records, verify_records
 from bookies.metadata.driver import LedgerEvent, MetadataDriver, Versioned, Watch
-from bookies.model import BookieId, DigestType, LedgerMetadata, LedgerState
-from bookies.protocol.quorum import ensemble_set
-from bookies.protocol.read import NEGATIVE, LacRead, LongPollRound, is_growth_trusted, replica_order
-from bookies.wire import digest
-from bookies.wire.messages import ReadLacResponse, ReadResponse
+from bookies.model import LedgerMetadata, LedgerState
+from bookies.protocol.read import is_growth_trusted
 
 if TYPE_CHECKING:
     import pyarrow
 
-LONG_POLL_MS = 2_000  # how long a bookie holds an answer back when there is nothing new
-LONG_POLL_STAGGER_S = 0.25  # the next bookie is asked as well when the one before has been silent for so long
-IDLE_ROUND_S = 0.1  # a round of long polls without news is not repeated sooner
-RECOVERY_POLL_S = 1.0  # how often the metadata is read while somebody recovers the ledger
-TAIL_PATIENCE_S = 30.0  # a tail gives up when no bookie has answered for so long
-TAIL_PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # between rounds in which every bookie failed
 _STATE_NAMES = {LedgerState.OPEN: "open", LedgerState.IN_RECOVERY: "in recovery", LedgerState.CLOSED: "sealed"}
 ENTRY_SIZE_GUESS = 1024.0  # payload bytes, until the ledger tells
-
-
-def keys_of(metadata: LedgerMetadata, password: bytes, digest_type: DigestType | None = None) -> Keys:
-    """Check the password locally and derive the keys. `digest_type` counts only where the metadata names none.
-
-    Raises `Unauthorized`. Source: client-protocol 3.1.
-    """
-    if metadata.password is not None and not hmac.compare_digest(metadata.password, password):
-        raise Unauthorized("wrong password: pass the one the ledger was created with", ledger_id=metadata.ledger_id)
-    kind = metadata.digest_type or digest_type
-    if kind is None:
-        raise InvalidArgument(
-            f"ledger {metadata.ledger_id} was written before its metadata named the digest: pass digest="
-        )
-    return Keys(kind, digest.mac_key(password), digest.master_key(password))
 
 
 class BatchSource(Protocol):
@@ -143,6 +117,7 @@ class LedgerReader:
         reader = cls(pool, driver, config, keys, found)
         if not reader.is_sealed:
             reader._watch = driver.watch_ledger(reader.ledger_id, reader._ledger_changed)
+            reader.mark_stale()  # It may have changed between reading and watching.
             try:
                 await reader._learn_last_add_confirmed(is_first=True)
             except BaseException as error:
@@ -231,7 +206,7 @@ class LedgerReader:
     async def read_last_add_confirmed(self, *, timeout: float | None = None) -> int:
         """Ask the bookies for the last entry that may be read, -1: none; a sealed ledger answers by itself."""
         async with asyncio.timeout(timeout):
-            await self._follow_metadata()
+            await self.follow_metadata()
             if not self.is_sealed:
                 await self._learn_last_add_confirmed()
             return self._last_add_confirmed
@@ -244,7 +219,8 @@ class LedgerReader:
         """
         if first is not None and first < 0:
             raise InvalidArgument(f"tail({first}): must be 0 or more")
-        return Entries(_TailSource(self, self._last_add_confirmed + 1 if first is None else first))
+        start = self._last_add_confirmed + 1 if first is None else first
+        return Entries(TailSource(self, self._pool, self._keys, start))
 
     async def close(self) -> None:
         """Let go of the handle; nothing happens to the ledger. Idempotent."""
@@ -261,7 +237,7 @@ class LedgerReader:
     # -- bounds --------------------------------------------------------------------------------------------------
     async def _fetch(self, first: int, last: int | None) -> RangeFetch:
         """Check and complete the bounds, then prepare the reads."""
-        self._check_open()
+        self.check_open()
         if last is None or last > self._last_add_confirmed:
             await self.read_last_add_confirmed()
         if last is None:
@@ -272,9 +248,10 @@ class LedgerReader:
                 f"{self._last_add_confirmed}" + ("" if self.is_sealed else "; tail() waits for entries to come"),
                 ledger_id=self.ledger_id,
             )
-        return self._range_fetch(first, last)
+        return self.range_fetch(first, last)
 
-    def _range_fetch(self, first: int, last: int) -> RangeFetch:
+    def range_fetch(self, first: int, last: int) -> RangeFetch:
+        """The reads of confirmed entries first..last."""
         return RangeFetch(
             self._pool,
             self._config,
@@ -286,16 +263,30 @@ class LedgerReader:
             entry_size=self._entry_size,
         )
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raises `LedgerClosed`."""
         if self._is_closed:
             raise LedgerClosed("the handle is closed: open the ledger again", ledger_id=self.ledger_id)
 
     # -- metadata ------------------------------------------------------------------------------------------------
+    def mark_stale(self) -> None:
+        """Read the metadata again before the next use."""
+        self._is_stale = True
+
+    async def wait_for_change(self, patience_s: float | None) -> None:
+        """Until the metadata changes, the handle is closed, or for so long."""
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
     def _ledger_changed(self, event: LedgerEvent) -> None:
         self._is_stale = True
         self._changed.set()
 
-    async def _follow_metadata(self) -> None:
+    async def follow_metadata(self) -> None:
+        """Install the newer record if there may be one. Raises `LedgerNotFound`, `MetadataError`."""
         if self._is_stale:
             self._is_stale = False
             self._changed.clear()
@@ -333,129 +324,18 @@ class LedgerReader:
 
     # -- last add confirmed --------------------------------------------------------------------------------------
     async def _learn_last_add_confirmed(self, *, is_first: bool = False) -> None:
-        record = self._metadata
-        found = await self._ask_last_add_confirmed(record)
+        found = await read_last_add_confirmed(self._pool, self._keys, self._metadata)
         if found.length > 0 and found.last_add_confirmed >= 0:
             self._entry_size = found.length / (found.last_add_confirmed + 2)
         if is_first and not self.is_sealed:
             self._last_add_confirmed = found.last_add_confirmed
         else:
-            self._learn(found.last_add_confirmed)
+            self.learn(found.last_add_confirmed)
 
-    def _learn(self, last_add_confirmed: int) -> None:
+    def learn(self, last_add_confirmed: int) -> None:
+        """Take in what a bookie says is confirmed."""
         if is_growth_trusted(self._metadata):
             self._last_add_confirmed = max(self._last_add_confirmed, last_add_confirmed)
-
-    async def _ask_last_add_confirmed(self, record: LedgerMetadata) -> LacRead:
-        """Ask the last fragment's ensemble until the answers cover it. Source: client-protocol 3.5."""
-        core = LacRead(record)
-        waiting = {
-            position: self._pool.start_read_lac(bookie, record.ledger_id)
-            for position, bookie in enumerate(record.last_ensemble)
-        }
-        try:
-            while not core.is_done:
-                await asyncio.wait(waiting.values(), return_when=asyncio.FIRST_COMPLETED)
-                for position in [position for position, future in waiting.items() if future.done()]:
-                    bookie = record.last_ensemble[position]
-                    try:
-                        outcome = self._pool.check_lac(bookie, waiting.pop(position).result(), record.ledger_id)
-                        core.answered(position, *self._verified_lac(outcome))
-                    except ClientClosed:
-                        raise
-                    except BookKeeperError as error:
-                        core.failed(position, error)
-        finally:
-            for future in waiting.values():
-                future.cancel()
-        if not core.is_covered:
-            raise core.failure()
-        return core
-
-    def _verified_lac(self, response: ReadLacResponse) -> tuple[int, int]:
-        """(last add confirmed, ledger length so far) of one answer; -1 and 0 when it says nothing."""
-        found, length, ledger_id = -1, 0, response.ledger_id
-        kind, mac_key = self._keys.digest_type, self._keys.mac_key
-        if ledger_id != self.ledger_id:
-            raise RemoteProtocolError(f"answer about ledger {ledger_id}", ledger_id=self.ledger_id)
-        if response.lac_body:
-            found = digest.verify_lac(kind, mac_key, response.lac_body, ledger_id)
-        if response.last_entry_body:
-            header = digest.verify_entry(kind, mac_key, bytes(response.last_entry_body), ledger_id, None)
-            found, length = max(found, header.last_add_confirmed), header.length
-        return found, length
-
-    # -- tailing -------------------------------------------------------------------------------------------------
-    async def _wait_for_change(self, patience_s: float) -> None:
-        """Until the metadata changes, the handle is closed, or for so long."""
-        try:
-            async with asyncio.timeout(patience_s):
-                await self._changed.wait()
-        except TimeoutError:
-            pass
-
-    async def _wait_for(self, entry_id: int) -> tuple[EntryBatch | None, BookKeeperError | None]:
-        """One round of long polls for `entry_id`: (the entry when one brought it, error when every bookie failed).
-
-        Ends early when the last add confirmed reaches the entry or the metadata changes. Source: client-protocol 3.6.
-        """
-        record = self._metadata
-        ensemble = record.last_ensemble
-        positions = ensemble_set(entry_id, len(ensemble))
-        order = replica_order([ensemble[position] for position in positions], self._pool.is_suspect)
-        polls = LongPollRound(record, order)
-        waiting: dict[BookieId, asyncio.Future[Outcome]] = {}
-        change = asyncio.ensure_future(self._changed.wait())
-        has_more = True
-        try:
-            while True:
-                following = polls.next() if has_more else None
-                has_more = following is not None
-                if following is not None:
-                    waiting[following] = self._pool.start_long_poll(
-                        following, record.ledger_id, entry_id - 1, LONG_POLL_MS
-                    )
-                if not waiting:
-                    return None, polls.failure()
-                stagger = LONG_POLL_STAGGER_S if has_more else None
-                futures: list[asyncio.Future[Any]] = [change, *waiting.values()]
-                await asyncio.wait(futures, timeout=stagger, return_when=asyncio.FIRST_COMPLETED)
-                for bookie in [bookie for bookie, poll in waiting.items() if poll.done()]:
-                    try:
-                        batch = self._polled(bookie, waiting.pop(bookie).result(), entry_id)
-                    except ClientClosed:
-                        raise
-                    except BookKeeperError as error:
-                        polls.failed(bookie, error)
-                        continue
-                    if batch is not None or self._last_add_confirmed >= entry_id:
-                        return batch, None
-                    polls.empty()
-                if change.done():
-                    return None, None
-        finally:
-            change.cancel()
-            for poll in waiting.values():
-                poll.cancel()
-
-    def _polled(self, bookie: BookieId, outcome: Outcome, entry_id: int) -> EntryBatch | None:
-        """Take in one answer to a long poll; the entry, verified, when it came along and may be read."""
-        response = self._pool.check(bookie, outcome, ReadResponse, self.ledger_id, entry_id)
-        batch = None
-        if response.entry_id == entry_id and response.body is not None:
-            data = Records.of([bytes(response.body)]).data
-            keys = self._keys
-            starts, problem = verify_records(
-                data, 0, len(data), self.ledger_id, entry_id, 1, keys.digest_type, keys.mac_key
-            )
-            if problem:
-                raise DigestMismatch(
-                    f"entry does not verify: {problem}", ledger_id=self.ledger_id, entry_id=entry_id, bookie=bookie
-                )
-            batch = EntryBatch(self.ledger_id, entry_id, data, starts, keys.header_size)
-        if response.max_lac is not None:
-            self._learn(response.max_lac)
-        return batch if self._last_add_confirmed >= entry_id else None
 
 
 class _RangeSource:
@@ -470,82 +350,3 @@ class _RangeSource:
         if self._fetch is None:
             self._fetch = await self._reader._fetch(self._first, self._last)
         return await self._fetch.next_batch()
-
-
-class _TailSource:
-    """The batches of one `tail`."""
-
-    def __init__(self, reader: LedgerReader, first: int) -> None:
-        self._reader = reader
-        self._next = first
-        self._fetch: RangeFetch | None = None
-        self._failures = 0
-        self._failing_since = 0.0
-
-    async def next_batch(self) -> EntryBatch | None:
-        reader = self._reader
-        while True:
-            reader._check_open()
-            try:
-                await reader._follow_metadata()
-                batch = await self._readable()
-                if batch is None and reader.is_sealed:
-                    return None
-                error = None
-                if batch is None:
-                    batch, error = await self._awaited()
-            except LedgerNotFound:
-                raise
-            except BookKeeperError as raised:
-                if not raised.retriable:
-                    raise
-                batch, error = None, raised
-            if batch is not None:
-                self._failures = 0
-                self._next = batch.last_entry_id + 1
-                return batch
-            if error is None:
-                self._failures = 0
-            else:
-                await self._pause(error)
-
-    async def _awaited(self) -> tuple[EntryBatch | None, BookKeeperError | None]:
-        """Wait for news of the next entry, without haste when the bookies have none to give."""
-        reader, now = self._reader, asyncio.get_running_loop().time
-        if not is_growth_trusted(reader.metadata):
-            await reader._wait_for_change(RECOVERY_POLL_S)
-            reader._is_stale = True
-            return None, None
-        begun = now()
-        batch, error = await reader._wait_for(self._next)
-        if batch is None and error is None and reader.last_add_confirmed < self._next and now() - begun < IDLE_ROUND_S:
-            await reader._wait_for_change(IDLE_ROUND_S)  # They did not hold their answers back: fenced, for example.
-        return batch, error
-
-    async def _readable(self) -> EntryBatch | None:
-        """The next entries that are confirmed already."""
-        if self._fetch is None and self._next <= self._reader.last_add_confirmed:
-            self._fetch = self._reader._range_fetch(self._next, self._reader.last_add_confirmed)
-        if self._fetch is None:
-            return None
-        try:
-            batch = await self._fetch.next_batch()
-        except BookKeeperError:
-            self._fetch = None
-            raise
-        if batch is None:
-            self._fetch = None
-            return await self._readable()
-        return batch
-
-    async def _pause(self, error: BookKeeperError) -> None:
-        """Wait before the next try; raises `error` when none has succeeded for too long."""
-        now = asyncio.get_running_loop().time()
-        if self._failures == 0 or isinstance(error, NEGATIVE):
-            self._failing_since = now  # That no bookie knows the ledger only says that nothing was written yet.
-        elif now - self._failing_since >= TAIL_PATIENCE_S:
-            raise error
-        pause = TAIL_PAUSES_S[min(self._failures, len(TAIL_PAUSES_S) - 1)]
-        self._failures += 1
-        self._reader._is_stale = True  # The ensemble may have been replaced, or the watch lost.
-        await self._reader._wait_for_change(pause)
