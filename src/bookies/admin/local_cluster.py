@@ -125,7 +125,8 @@ class LocalCluster:
         self._settings = dict(state.get("settings", {}) if settings is None else settings)
         self._is_temporary = False
         self.bookies = [self._new_bookie(known["id"], known) for known in state.get("bookies", ())]
-        while len(self.bookies) < (bookies or 0 if self.bookies else bookies or BOOKIES):
+        wanted = bookies or len(self.bookies) or BOOKIES
+        while len(self.bookies) < wanted:
             self.bookies.append(self._new_bookie(f"b{len(self.bookies) + 1}"))
 
     @classmethod
@@ -164,7 +165,7 @@ class LocalCluster:
 
         Raises `BookKeeperError` with the bookie's own sentence when one does not; then those are stopped again.
         """
-        os.makedirs(self.directory, exist_ok=True)
+        os.makedirs(os.path.join(self.directory, "metadata"), exist_ok=True)
         starting = [bookie for bookie in self.bookies if not bookie.is_running()]
         try:
             for bookie in starting:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 from bookies.errors import (
     BookieTimeout,
@@ -287,11 +287,11 @@ class Connection(asyncio.Protocol):
 
     # -- asyncio.Protocol ----------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        stream = cast(asyncio.Transport, transport)  # uvloop's is none by name
         if self.error is not None:
-            transport.abort()
+            stream.abort()
             return
-        self._transport = transport
+        self._transport = stream
         self._flush()
 
     def data_received(self, data: bytes) -> None:

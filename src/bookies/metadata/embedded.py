@@ -43,7 +43,7 @@ class EmbeddedDriver(LeasedDriver):
         self._worker = worker = self._runtime.workers.start("metadata")
         try:
             if not await worker.run(self._runtime.disk.is_directory, self._directory):
-                way_out = "`bk up` makes a cluster"
+                way_out = "`bk up` makes a cluster; to begin a store of your own, create the directory"
                 raise MetadataError(f"no metadata store at {self._directory}: {way_out}")
             await self._open_database()
         except BaseException:
