@@ -457,7 +457,8 @@ class _WriteBack:
 
     def _choose(self, change: ChangeEnsemble) -> None:
         try:
-            ensemble = replace_failed(self._pipeline.ensemble, change.failed, self._candidates(), change.excluded)
+            members = self._pipeline.metadata.last_ensemble
+            ensemble = replace_failed(members, change.failed, self._candidates(), change.excluded)
         except NotEnoughBookies as error:
             self._channel.carry_out(self._pipeline.change_failed(error))
         else:

@@ -61,6 +61,7 @@ from bookies.errors import (
 )
 from bookies.model import BookieId, Ensemble, LedgerMetadata, LedgerState
 from bookies.protocol.intervals import IdSet
+from bookies.protocol.ledger import with_ensemble
 from bookies.protocol.quorum import next_stored, quorum_bound, stored_ids, stores
 
 FATAL = (LedgerFenced, Unauthorized, NotSupported)
@@ -87,9 +88,9 @@ class Confirmed(NamedTuple):
 class ChangeEnsemble(NamedTuple):
     """Find replacements and commit them; then report `metadata_changed`, `ensemble_chosen` or `change_failed`.
 
-    Nothing is confirmed until then. `failed`: (position, bookie) pairs to replace where still there. `excluded`:
-    bookies that failed earlier in the same change. `first_entry_id`: where the new fragment starts; it stays valid
-    until the report.
+    Nothing is confirmed until then. `failed`: (position, bookie) pairs to replace where they still are in the last
+    ensemble of the record (in recovery: of `metadata`). `excluded`: bookies that failed earlier in the same change.
+    `first_entry_id`: where the new fragment starts; it stays valid until the report.
     """
 
     first_entry_id: int
@@ -128,7 +129,8 @@ class AddPipeline:
     def __init__(
         self, metadata: LedgerMetadata, *, changes_max: int = 1_000_000, recovery_start: int | None = None
     ) -> None:
-        self.metadata = metadata  # the last record known, not necessarily the ensemble in use
+        # The last record known (in recovery with the changes in memory). Its ensemble is not necessarily in use yet.
+        self.metadata = metadata
         self.ensemble: Ensemble = metadata.last_ensemble  # in use; follows the record when a change is complete
         self.fragments: dict[int, Ensemble] = {}  # recovery: changes kept in memory, by first entry id
         self.last_add_confirmed = -1 if recovery_start is None else recovery_start
@@ -236,6 +238,7 @@ class AddPipeline:
     def metadata_changed(self, metadata: LedgerMetadata) -> Effects:
         """A writer's `ChangeEnsemble` has been committed, or found unnecessary; `metadata` is the record now."""
         assert self.is_changing
+        self.is_changing = False
         self.metadata = metadata
         if self.error is not None:
             return ()
@@ -249,13 +252,17 @@ class AddPipeline:
         """A recovery's `ChangeEnsemble` has found replacements; they stay in memory until the close (I-10)."""
         assert self.is_changing
         assert self._is_recovery
+        self.is_changing = False
         if self.error is not None:
             return ()
-        self.fragments[self.last_add_confirmed + 1] = ensemble
+        first = self.last_add_confirmed + 1
+        self.fragments[first] = ensemble
+        self.metadata = with_ensemble(self.metadata, first, ensemble)
         return self._agreed(ensemble)
 
     def change_failed(self, error: BookKeeperError) -> Effects:
         """`ChangeEnsemble` could not be done. Fatal."""
+        self.is_changing = False
         return self._fatal(error) if self.error is None else ()
 
     def close(self) -> Effects:
@@ -352,7 +359,6 @@ class AddPipeline:
         for position in replaced:
             self._acked[position] = IdSet(self._next_stored(position, first))
             self._failed[position] = IdSet()
-        self.is_changing = False
         self._replacing = {}
         effects: list[Effect] = []
         for position in replaced:

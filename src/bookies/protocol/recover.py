@@ -150,6 +150,8 @@ class TailScan:
         Runs longer than one id need `width` 1, so that nobody else reads inside them.
         """
         assert first == last or self._width == 1
+        if self.is_ended:
+            return []
         self._verdicts[first] = last, verdict
         effects: list[TailEffect] = []
         kept_from = self._next_kept
