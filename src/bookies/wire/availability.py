@@ -29,7 +29,7 @@ def pack_availability(runs: Sequence[range]) -> bytes:
     return _HEADER.pack(0, len(groups)) + b"".join(groups)
 
 
-def parse_availability(data: bytes, *, runs_max: int = 1 << 20) -> list[range]:
+def parse_availability(data: bytes, *, runs_max: int = 1 << 18) -> list[range]:
     """The runs of ids, ascending, adjacent ones merged.
 
     Raises RemoteProtocolError when the list is malformed, or stands for more than `runs_max` runs: a group of a few
