@@ -1,0 +1,72 @@
+"""The examples of `docs/formats` are bytes that the code writes, and their tables name what the code knows."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+from bookies.kernels import Records
+from bookies.storage import cookie, entry_log_format, index_format, journal_format, mark_format
+
+DOCS = pathlib.Path(__file__).parents[3] / "docs" / "formats"
+KEY = bytes.fromhex("850bf1071c5e3d8c24235676f8816ae0cbe2f14f")
+LAC = bytes.fromhex("00000000000000070000000000000000851054f0")
+BODIES = [
+    bytes.fromhex("00000000000000070000000000000000ffffffffffffffff00000000000000059e3e717b68656c6c6f"),
+    bytes.fromhex("000000000000000700000000000000010000000000000000000000000000000a9b088207776f726c64"),
+]
+
+
+def dump(page: str) -> dict[int, bytes]:
+    """Offset to the bytes of each line of the page's hex dump; every line also shows them as text."""
+    lines = {}
+    for line in (DOCS / page).read_text().splitlines():
+        match = re.match(r"([0-9a-f]{8})  ((?:[0-9a-f]{2} {1,2})+) *\|(.{1,16}?)\|", line)
+        if match:
+            data = bytes.fromhex(match[2])
+            shown = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in data)
+            assert line[line.index("|") + 1 :].startswith(shown + "|")
+            lines[int(match[1], 16)] = data
+    return lines
+
+
+def check(page: str, data: bytes) -> None:
+    lines = dump(page)
+    assert lines
+    for offset, content in lines.items():
+        assert data[offset : offset + 16] == content, f"{page} at {offset:#x}"
+
+
+def test_journal() -> None:
+    data = journal_format.pack_header() + journal_format.pack_ledger_key(7, KEY) + Records.of(BODIES[:1]).data
+    data += journal_format.pack_padding(len(data))
+    check("journal.md", data)
+    text = (DOCS / "journal.md").read_text()
+    for version in journal_format.HEADER_SIZES:
+        assert f"\n| {version} |" in text
+    for number in journal_format.VERSION_OF_SPECIAL:
+        assert f"int64({number:#x})" in text
+
+
+def test_entry_log() -> None:
+    records = Records.of(BODIES).data
+    data = entry_log_format.pack_header(1024 + len(records), 1) + records
+    check("entry-log.md", data + entry_log_format.pack_ledgers_map([(7, len(records))]))
+
+
+def test_index() -> None:
+    slots = b"".join(entry_log_format.location(31, offset).to_bytes(8, "big") for offset in (0x404, 0x431))
+    check("index.md", index_format.pack_header(index_format.IndexHeader(KEY, 1, LAC)) + slots)
+
+
+def test_last_mark() -> None:
+    check("last-mark.md", mark_format.pack(mark_format.LogMark(0x18F1548F701, 1024)))
+
+
+def test_cookie() -> None:
+    text = (DOCS / "cookie.md").read_text()
+    example = re.search(r"```\n(5\nbookieHost.*?)```", text, re.DOTALL)
+    assert example
+    data = example[1].encode()
+    assert cookie.parse(data).pack() == data
+    check("cookie.md", data)
