@@ -1,0 +1,408 @@
+"""The client: create, open, recover, delete, list, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+from tests.fakes.world import World, play
+
+import bookies
+from bookies.client import blocking
+from bookies.client.client import Client
+from bookies.client.connect import connect
+from bookies.client.reader import LedgerReader
+from bookies.client.watcher import address_of_id
+from bookies.client.writer import LedgerWriter
+from bookies.config import ClientConfig
+from bookies.errors import (
+    BookKeeperError,
+    ClientClosed,
+    ConfigError,
+    InvalidArgument,
+    LedgerFenced,
+    LedgerNotFound,
+    NotEnoughBookies,
+    NotSupported,
+    Unauthorized,
+)
+from bookies.model import BookieId, BookieInfo, BookieMode, DigestType, Endpoint
+
+
+def test_create_append_seal_open_read() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        async with store.create(password=b"s3cret", labels={"app": "demo", "raw": b"\xff"}) as ledger:
+            assert await ledger.append(b"hello") == 0
+            assert await ledger.append_many([b"a", b"b"]) == 2
+        assert ledger.metadata.is_closed
+        async with store.open(ledger.ledger_id, password=b"s3cret") as reader:
+            assert [entry.payload async for entry in reader.read()] == [b"hello", b"a", b"b"]
+            assert reader.labels == {"app": "demo", "raw": "\ufffd"}
+            assert reader.is_sealed
+        record = await store.metadata(ledger.ledger_id)
+        assert (record.ensemble_size, record.write_quorum, record.ack_quorum) == (3, 3, 2)
+        assert record.digest_type is DigestType.CRC32C
+        assert record.custom_metadata == {"app": b"demo", "raw": b"\xff"}
+        assert record.creator_token > 0
+        assert record.ctime_ms is not None
+
+    play(act)
+
+
+def test_leaving_the_block_by_an_exception_does_not_seal() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+
+        async def fail() -> None:
+            async with store.create() as ledger:
+                await ledger.append(b"x")
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await fail()
+        [ledger] = [record async for record in store.ledgers()]
+        assert not ledger.is_closed
+        async with store.recover(ledger.ledger_id) as reader:
+            assert reader.last_add_confirmed == 0
+            assert [entry.payload async for entry in reader.read()] == [b"x"]
+
+    play(act)
+
+
+@pytest.mark.parametrize("digest", ["crc32c", "crc32", "hmac", "none", DigestType.CRC32])
+def test_digests(digest: str | DigestType) -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        async with store.create(digest=digest, password=b"pw") as ledger:
+            await ledger.append_many([b"%d" % number for number in range(300)])
+        async with store.open(ledger.ledger_id, password=b"pw") as reader:
+            assert [entry.payload async for entry in reader.read()] == [b"%d" % number for number in range(300)]
+
+    play(act)
+
+
+def test_quorum_defaults_follow_the_ensemble() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        for given, expected in [
+            ({"ensemble": 1}, (1, 1, 1)),
+            ({"ensemble": 2}, (2, 2, 2)),
+            ({"ensemble": 5}, (5, 5, 3)),
+            ({"ensemble": 5, "write_quorum": 3}, (5, 3, 2)),
+            ({"ensemble": 3, "write_quorum": 2, "ack_quorum": 1}, (3, 2, 1)),
+        ]:
+            writer = await store.create(**given)  # type: ignore[arg-type]
+            record = writer.metadata
+            assert (record.ensemble_size, record.write_quorum, record.ack_quorum) == expected
+            await writer.close()
+
+    play(act, 5)
+
+
+def test_what_create_refuses_says_what_to_do() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        with pytest.raises(InvalidArgument, match="must be ensemble >= write_quorum"):
+            store.create(ensemble=3, write_quorum=4)
+        with pytest.raises(InvalidArgument, match="ack_quorum >= 1"):
+            store.create(ack_quorum=0)
+        with pytest.raises(InvalidArgument, match="must be one of crc32c"):
+            store.create(digest="md5")
+        with pytest.raises(InvalidArgument, match=r"\.encode"):
+            store.create(password="text")  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="labels"):
+            store.create(labels={"n": 3})  # type: ignore[dict-item]
+        with pytest.raises(
+            NotEnoughBookies, match=r"ensemble=5 needs 5 writable bookies and 3 registered \(b1, b2, b3\)"
+        ):
+            await store.create(ensemble=5)
+        assert [record async for record in store.ledgers()] == []
+
+    play(act)
+
+
+def test_no_bookie_at_all() -> None:
+    async def act(world: World) -> None:
+        driver = world.store
+        assert driver is not None
+        store = await world.client()
+        with pytest.raises((NotEnoughBookies, BookKeeperError)):
+            await store.create()
+
+    play(act, 0)
+
+
+def test_an_id_that_is_taken_leads_to_another() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        await (await store.create()).close()
+        world.store._next_ledger_id = 0
+        writer = await store.create()
+        assert writer.ledger_id == 1
+        await writer.close()
+
+    play(act)
+
+
+def test_recover_fences_the_writer_and_keeps_what_was_confirmed() -> None:
+    async def act(world: World) -> None:
+        store, other = await world.client(), await world.client()
+        writer = await store.create(password=b"pw")
+        await writer.append_many([b"one", b"two"])
+        with pytest.raises(Unauthorized):
+            await other.recover(writer.ledger_id)
+        async with other.recover(writer.ledger_id, password=b"pw") as reader:
+            assert reader.is_sealed
+            assert [entry.payload async for entry in reader.read()] == [b"one", b"two"]
+        with pytest.raises(LedgerFenced):
+            await writer.append(b"three")
+        again = await other.recover(writer.ledger_id, password=b"pw")
+        assert again.last_add_confirmed == 1
+        await writer.close()
+        with pytest.raises(LedgerNotFound):
+            await store.recover(77)
+        with pytest.raises(LedgerNotFound):
+            await store.recover(-1)
+
+    play(act)
+
+
+def test_recovery_in_the_writers_own_process() -> None:
+    """Both share the connections, and their answers look alike."""
+
+    async def act(world: World) -> None:
+        store = await world.client()
+        writer = await store.create()
+        confirmed = 0
+
+        async def append_until_fenced() -> None:
+            nonlocal confirmed
+            for number in itertools.count():
+                confirmed = await writer.append(b"%d" % number)
+
+        appending = asyncio.ensure_future(append_until_fenced())
+        await asyncio.sleep(0.02)
+        reader = await store.recover(writer.ledger_id)
+        with pytest.raises(LedgerFenced):
+            await appending
+        entries = [entry.payload async for entry in reader.read()]
+        assert len(entries) > confirmed > 0
+        assert entries == [b"%d" % number for number in range(len(entries))]
+        await writer.close()
+
+    for seed in range(5):
+        play(act, seed=seed)
+
+
+def test_delete_is_idempotent() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        async with store.create() as ledger:
+            await ledger.append(b"x")
+        await store.delete(ledger.ledger_id)
+        await store.delete(ledger.ledger_id)
+        with pytest.raises(LedgerNotFound):
+            await store.metadata(ledger.ledger_id)
+        with pytest.raises(InvalidArgument):
+            await store.delete(-1)
+
+    play(act)
+
+
+def test_listing_with_and_without_a_label() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        for number in range(70):
+            await (await store.create(labels={"parity": "odd" if number % 2 else "even"})).close()
+        assert [record.ledger_id async for record in store.ledgers()] == list(range(70))
+        odd = [record.ledger_id async for record in store.ledgers(label=("parity", "odd"))]
+        assert odd == list(range(1, 70, 2))
+        assert [record async for record in store.ledgers(label=("parity", "neither"))] == []
+
+    play(act)
+
+
+def test_bookies_and_what_they_hold() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        async with store.create(ensemble=3, write_quorum=2) as ledger:
+            await ledger.append_many([b"x"] * 6)
+        driver = world._drivers[1]
+        await driver.unregister(BookieId("b2"))
+        info = BookieInfo((Endpoint("bookie", "b3", 3181, "bookie-rpc"),), {"rack": "r1"})
+        await world._drivers[2].register(BookieId("b3"), BookieMode.READ_ONLY, info)
+        found = await store.bookies()
+        assert [(each.id, each.mode, each.address) for each in found] == [
+            ("b1", "writable", "b1:3181"),
+            ("b2", "down", None),
+            ("b3", "read-only", "b3:3181"),
+        ]
+        assert found[2].properties == {"rack": "r1"}
+        assert await store.bookie_space(BookieId("b1")) == (1000, 400)
+        held = [await store.list_entries(name, ledger.ledger_id) for name in ("b1", "b3")]
+        assert all(held)
+
+    play(act)
+
+
+def test_bookies_that_failed_lately_are_the_last_choice() -> None:
+    async def act(world: World) -> None:
+        store = await world.client(add_timeout_ms=200, connect_timeout_ms=200)
+        await world.take_down(BookieId("b4"))
+        for _ in range(20):  # Until the dead one was chosen once, and replaced.
+            writer = await store.create()
+            await writer.append(b"x")
+            await writer.seal()
+        chosen = [record.ensembles[0][1] async for record in store.ledgers()]
+        assert sum("b4" in ensemble for ensemble in chosen) <= 1
+        await asyncio.sleep(60)
+        writer = await store.create(ensemble=4)
+        assert "b4" in writer.metadata.last_ensemble
+        await writer.close()
+
+    play(act, 4)
+
+
+def test_a_bookie_that_moved_is_found_again() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        async with store.create(ensemble=1) as ledger:
+            await ledger.append(b"x")
+        name = ledger.metadata.last_ensemble[0]
+        async with store.open(ledger.ledger_id) as reader:
+            assert (await reader.read_entry(0)).payload == b"x"
+            await world.take_down(name)
+            listener = await world.network.port("elsewhere").listen("elsewhere", 9999, world.bookies[name].accept)
+            info = BookieInfo((Endpoint("bookie", "elsewhere", 9999, "bookie-rpc"),))
+            number = int(name[1:]) - 1
+            await world._drivers[number].register(name, BookieMode.WRITABLE, info)
+            await asyncio.sleep(1)
+            assert (await reader.read_entry(0)).payload == b"x"
+            listener.close()
+
+    play(act)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10.0.0.1:3181", ("10.0.0.1", 3181)),
+        ("[::1]:3181", ("::1", 3181)),
+        ("host.example:1", ("host.example", 1)),
+        ("b1", None),
+        ("b1:", None),
+        (":3181", None),
+        ("b1:x", None),
+        ("b1:0", None),
+        ("b1:70000", None),
+    ],
+)
+def test_address_of_an_id(text: str, expected: tuple[str, int] | None) -> None:
+    assert address_of_id(BookieId(text)) == expected
+
+
+def test_a_closed_client_refuses_everything() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        writer = await store.create()
+        await writer.append(b"x")
+        reader = await store.open(writer.ledger_id)
+        tail = asyncio.ensure_future(anext(reader.tail(5)))
+        await asyncio.sleep(0.1)
+        assert repr(store).startswith("<Client memory:world open <BookiePool bookies=3 connections=")
+        await store.close()
+        await store.close()
+        assert repr(store).startswith("<Client memory:world closed <BookiePool bookies=3 connections=0")
+        with pytest.raises(ClientClosed):
+            await tail
+        with pytest.raises(ClientClosed):
+            await store.create()
+        with pytest.raises(ClientClosed):
+            await store.open(0)
+        with pytest.raises(BookKeeperError):
+            await writer.append(b"y")
+        await writer.close()
+
+    play(act)
+
+
+def test_not_connected_yet() -> None:
+    async def act(world: World) -> None:
+        from bookies.metadata.memory import MemoryDriver
+
+        runtime = world.runtime("late")
+        client = Client(runtime, MemoryDriver(world.store, runtime))
+        with pytest.raises(ClientClosed, match="async with connect"):
+            await client.create()
+        await client.close()
+
+    play(act)
+
+
+def test_refused_with_what_to_use_instead() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        async with store.create() as ledger:
+            with pytest.raises(NotSupported, match="append"):
+                await ledger.write(5, b"x")
+            with pytest.raises(NotSupported, match="append"):
+                await ledger.force()
+
+    play(act)
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(InvalidArgument, match="'v2' or 'v3'"):
+        play(lambda world: world.client(wire="v4"))
+    with pytest.raises(ConfigError, match="memory_limit"):
+        play(lambda world: world.client(memory_limit=1))
+    with pytest.raises(InvalidArgument, match="not both"):
+        connect("memory:", config=ClientConfig(), wire="v3")
+
+
+def test_every_setting_is_a_keyword_of_connect() -> None:
+    names = {field.name for field in fields(ClientConfig)}
+    for function in (connect, blocking.connect):
+        assert names <= set(inspect.signature(function).parameters)
+
+
+def test_the_blocking_twin_has_the_same_words() -> None:
+    for asynchronous, twin in [
+        (Client, blocking.Client),
+        (LedgerReader, blocking.LedgerReader),
+        (LedgerWriter, blocking.LedgerWriter),
+    ]:
+        ours = {name for name in vars(twin) if not name.startswith("_")}
+        assert ours <= {name for name in dir(asynchronous) if not name.startswith("_")}
+        for name in ours:
+            method, other = getattr(asynchronous, name), getattr(twin, name)
+            if inspect.isfunction(method):
+                assert list(inspect.signature(method).parameters) == list(inspect.signature(other).parameters), name
+
+
+# -- the package ---------------------------------------------------------------------------------------------------
+
+
+def test_every_public_name_exists() -> None:
+    for name in bookies.__all__:
+        assert getattr(bookies, name) is not None
+    assert set(bookies.__all__) <= set(dir(bookies))
+    assert not hasattr(bookies, "nonsense")
+    errors = [each for each in vars(bookies.errors).values() if isinstance(each, type)]
+    missing = [
+        each.__name__ for each in errors if issubclass(each, BookKeeperError) and not hasattr(bookies, each.__name__)
+    ]
+    assert not missing
+
+
+def test_importing_the_package_loads_next_to_nothing() -> None:
+    code = "import sys; before = set(sys.modules); import bookies; print(*sorted(set(sys.modules) - before))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert [name for name in found if name.startswith("bookies")] == ["bookies", "bookies.errors"]
+    assert not {"asyncio", "typing", "dataclasses", "socket", "sqlite3", "pyarrow"} & set(found)
