@@ -342,4 +342,6 @@ def _findings(disk: Disk, directory: str) -> Iterator[Row]:
 
 def is_damaged(row: Row) -> bool:
     """Whether a row tells of damage, rather than of the traces of a crash."""
-    return row.get("state") == EndKind.CORRUPT.value or ("problem" in row and row["row"] != "end")
+    if row["row"] == "end":
+        return row["state"] == EndKind.CORRUPT.value or "next_record" in row
+    return "problem" in row

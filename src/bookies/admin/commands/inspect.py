@@ -158,7 +158,7 @@ def _behind(row: Row) -> str:
     found = row.get("next_record")
     if found is None or row["state"] == "corrupt":
         return ""
-    return f"; but a group of records seems to begin at byte {found:,}: what is between may be lost"
+    return f"; but a group of records seems to begin at byte {found:,}: what was between is lost"
 
 
 def _file_line(row: Row) -> str:
