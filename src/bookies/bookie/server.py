@@ -23,7 +23,7 @@ from bookies.bookie.pressure import Intake, ReadBudget
 from bookies.bookie.reads import Reads
 from bookies.bookie.state import BookieState
 from bookies.config import BookieConfig
-from bookies.errors import BookKeeperError, ConfigError, CookieMismatch, CookieNotFound, MetadataError
+from bookies.errors import BookKeeperError, ConfigError, CookieMismatch, CookieNotFound, MetadataError, StorageError
 from bookies.metadata.driver import MetadataDriver
 from bookies.model import BookieId, BookieInfo, BookieMode, Endpoint
 from bookies.runtime.events import Events
@@ -113,7 +113,11 @@ class BookieServer:
                 await self._intake.wait_idle()
         for connection in self._intake.connections():
             connection.close()
-        await self.store.stop()
+        try:
+            await self.store.stop()
+        except (StorageError, OSError, TimeoutError) as error:
+            # Nothing is lost: the journal has what could not be flushed, and the next start replays it.
+            self._events.warning("checkpoint.failed", bookie=self.bookie_id, error=error)
         # Peers had the time of the last checkpoint to fetch their answers and go.
         await self._abort_connections()
         self._events.info("bookie.stopped", bookie=self.bookie_id)

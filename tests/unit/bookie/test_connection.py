@@ -1,0 +1,206 @@
+"""Connections that misbehave, stall, or end: nothing but themselves is disturbed."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Any
+
+import pytest
+
+from bookies.bookie.connection import LINGER_S, STALL_S, UNSENT_SIZE_MAX
+from bookies.errors import Status
+from bookies.wire.messages import AddResponses, BatchReadRequest, ReadRequest
+
+from .conftest import World, adds
+
+READ = bytes.fromhex("000000140202000000000000000000010000000000000000")
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        bytes.fromhex("00000000"),  # no frame is empty
+        (5 << 20).to_bytes(4, "big"),  # one byte beyond the limit with its prefix
+        b"\xff\xff\xff\xff",
+        b"GET / HTTP/1.1\r\nHost: bookie\r\n\r\n",
+        bytes.fromhex("0000001402090000") + bytes(16),  # v2, unknown opcode
+        bytes.fromhex("000000080a0608031063180a"),  # v3, unknown operation
+        bytes.fromhex("00000003020200"),
+        Random(3).randbytes(10_000),
+    ],
+    ids=["empty", "oversized", "huge", "http", "opcode", "operation", "short", "random"],
+)
+def test_garbage_closes_its_connection_and_no_other(
+    world: World, garbage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(world: World) -> None:
+        server = await world.start()
+        good, bad = await world.connect(server), await world.connect(server)
+        await good.add(adds(1, [0]))
+        good.send(adds(1, [1]))
+        bad.transport.write(garbage)
+        await bad.closed()
+        assert not bad.frames
+        assert (await good.response()).status is Status.OK
+        assert (await good.ask(ReadRequest(2, 0, 1, 1))).status is Status.OK
+
+    world.run(body)
+    assert len([message for message in caplog.messages if "connection.refused" in message]) == 1
+
+
+def test_garbage_behind_requests_that_were_understood(world: World) -> None:
+    """The requests before it are gone too, unanswered: their sender has to treat them as unknown."""
+
+    async def body(world: World) -> None:
+        client = await world.connect(await world.start())
+        client.transport.write(READ[:-2])
+        await asyncio.sleep(0.1)
+        client.transport.write(READ[-2:])
+        assert await client.frame()
+        client.transport.write(bytes(4))
+        await client.closed()
+
+    world.run(body)
+
+
+def test_any_cut_into_pieces_is_the_same(world: World) -> None:
+    async def body(world: World) -> None:
+        client = await world.connect(await world.start())
+        batch = adds(1, range(3))
+        from bookies.wire.client import encode_request
+
+        data = b"".join(bytes(part) for part in encode_request(batch))
+        for index in range(len(data)):
+            client.transport.write(data[index : index + 1])
+            if index % 50 == 0:
+                await asyncio.sleep(0.01)
+        answers = [await client.response() for _ in range(3)]
+        assert {answer.status for answer in answers} == {Status.OK}
+
+    world.run(body)
+
+
+def test_a_peer_that_closes_lets_go_of_everything(world: World) -> None:
+    async def body(world: World) -> None:
+        server = await world.start()
+        client = await world.connect(server)
+        client.send(adds(1, range(100)))
+        client.transport.abort()
+        await asyncio.sleep(1)
+        assert server._intake.connections() == []
+        assert server._intake.adds_size == 0
+        assert server._budget.size == 0
+
+    world.run(body)
+
+
+def test_a_peer_that_takes_no_answers_is_not_read_from_and_then_given_up(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(world: World) -> None:
+        server = await world.start()
+        writer = await world.connect(server)
+        for first in range(0, 100, 10):
+            await writer.add(adds(1, range(first, first + 10), size=10_000))
+        slow = await world.connect(server)
+        slow.transport.pause_reading()
+        for txn_id in range(20):
+            slow.send(BatchReadRequest(2, txn_id, 1, 0, 1000, 1 << 20))
+        await asyncio.sleep(1)
+        assert server._budget.size > UNSENT_SIZE_MAX
+        slow.send(adds(2, [0]))
+        await asyncio.sleep(1)
+        assert (await writer.ask(ReadRequest(2, 0, 2, 0))).status is Status.NO_LEDGER, "not even read"
+        await asyncio.sleep(STALL_S)
+        assert server._budget.size == 0
+        assert len(server._intake.connections()) == 1
+        slow.transport.abort()
+
+    world.run(body)
+    assert "connection.stalled" in caplog.text
+
+
+def test_a_slow_peer_that_takes_its_answers_gets_all_of_them(world: World) -> None:
+    async def body(world: World) -> None:
+        server = await world.start()
+        client = await world.connect(server)
+        for first in range(0, 100, 10):
+            await client.add(adds(1, range(first, first + 10), size=10_000))
+        for txn_id in range(8):
+            client.send(BatchReadRequest(2, txn_id, 1, 0, 1000, 1 << 20))
+        client.send(adds(2, [0]))
+        for _ in range(40):
+            client.transport.pause_reading()
+            await asyncio.sleep(0.5)
+            client.transport.resume_reading()
+            await asyncio.sleep(0.001)
+        found = [await client.response() for _ in range(9)]
+        assert {each.status for each in found} == {Status.OK}
+        assert len([each for each in found if isinstance(each, AddResponses)]) == 1
+
+    world.run(body)
+
+
+def test_adds_beyond_the_limit_are_left_in_the_sender_s_socket(world: World) -> None:
+    async def body(world: World) -> None:
+        server = await world.start(adds_in_progress_size_max=4 << 20)
+        world.workers.slowness = 1000.0
+        clients = [await world.connect(server) for _ in range(4)]
+        for index, client in enumerate(clients):
+            for first in range(0, 300, 10):
+                client.send(adds(index, range(first, first + 10), size=10_000))
+        most = 0
+
+        async def watch() -> None:
+            nonlocal most
+            while True:
+                most = max(most, server._intake.adds_size)
+                await asyncio.sleep(0.001)
+
+        watcher = asyncio.create_task(watch())
+        for client in clients:
+            answers = [await client.response() for _ in range(300)]
+            assert {answer.status for answer in answers} == {Status.OK}
+        watcher.cancel()
+        assert 4 << 20 < most < (4 << 20) + 4 * (512 << 10)
+        assert server._intake.adds_size == 0
+
+    world.run(body)
+
+
+def test_a_closed_connection_lingers_until_its_answers_are_fetched(world: World) -> None:
+    async def body(world: World) -> None:
+        server = await world.start()
+        client = await world.connect(server)
+        await client.add(adds(1, [0]))
+        client.transport.pause_reading()
+        client.transport.write(READ + bytes(4))
+        await asyncio.sleep(LINGER_S / 2)
+        client.transport.resume_reading()
+        await client.closed()
+        silent = await world.connect(server)
+        silent.transport.write(bytes(4))
+        await asyncio.sleep(LINGER_S + 1)
+        assert server._intake.connections() == []
+
+    world.run(body)
+
+
+def test_a_bug_in_a_handler_costs_one_connection(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    async def body(world: World) -> None:
+        server = await world.start()
+        good, unlucky = await world.connect(server), await world.connect(server)
+
+        def fail(*arguments: Any, **options: Any) -> None:
+            raise KeyError("a bug")
+
+        server.store.add, add = fail, server.store.add  # type: ignore[method-assign]
+        unlucky.send(adds(1, [0]))
+        await unlucky.closed()
+        server.store.add = add  # type: ignore[method-assign]
+        assert (await good.add(adds(1, [0])))[0].status is Status.OK
+
+    world.run(body)
+    assert "request.broken" in caplog.text
+    assert "a bug" in caplog.text
