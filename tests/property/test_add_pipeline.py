@@ -170,7 +170,7 @@ class Model:
             self.send(op, i)
         self.deliver()
         for op in self.pending:
-            for i in sorted(op.failures):
+            for i in sorted(op.failures - op.acks):
                 self.send(op, i)
 
     def change_failed(self, error: errors.BookKeeperError) -> None:

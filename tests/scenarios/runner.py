@@ -125,7 +125,10 @@ class Session:
 
     def do_state(self) -> list[str]:
         pipeline = self.add
-        fragments = [f"{first}: {' '.join(ensemble)}" for first, ensemble in pipeline.metadata.ensembles]
+        fragments = [
+            f"{'in memory ' if first in pipeline.fragments else ''}{first}: {' '.join(ensemble)}"
+            for first, ensemble in pipeline.metadata.ensembles
+        ]
         words = [
             f"confirmed={pipeline.last_add_confirmed} pushed={pipeline.last_add_pushed}",
             f"answered<{pipeline.answered_bound} header={pipeline.header_last_add_confirmed}",
@@ -135,8 +138,6 @@ class Session:
             words.append("changing")
         if pipeline.error:
             words.append(f"ended by {type(pipeline.error).__name__}")
-        if pipeline.fragments:
-            fragments += [f"memory {first}: {' '.join(each)}" for first, each in sorted(pipeline.fragments.items())]
         return [", ".join(words), *(f"fragment {each}" for each in fragments)]
 
     def effects(self, effects: Any) -> list[str]:

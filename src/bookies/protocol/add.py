@@ -373,10 +373,13 @@ class AddPipeline:
         """Entries without quorum whose failed bookie could not be replaced are sent to it once more."""
         first = self.last_add_confirmed + 1
         for position, failed in enumerate(self._failed):
-            for start, stop in failed.cut(first):
-                ids = stored_ids(position, start, min(stop, self._sent_bound) - 1, self._size, self._write_quorum)
-                if ids:
-                    yield Send(position, self.ensemble[position], ids)
+            acked, ids = self._acked[position], []
+            for start, stop in failed.cut(self._next_stored(position, first)):
+                last = min(stop, self._sent_bound) - 1
+                stored = stored_ids(position, start, last, self._size, self._write_quorum)
+                ids += [entry_id for entry_id in stored if entry_id not in acked]
+            if ids:
+                yield Send(position, self.ensemble[position], ids)
 
     # -- ending --------------------------------------------------------------------------------------------------
 
