@@ -174,6 +174,7 @@ def test_a_detached_cluster_is_found_again(tmp_path: pathlib.Path) -> None:
 
 def run_bookie(directory: pathlib.Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A bookie that is expected to fail."""
+    (directory / "metadata").mkdir(exist_ok=True)
     command = [sys.executable, "-m", "bookies.admin.cli", "bookie", "run", "--bookie-id", "b1", "--port", "0"]
     command += ["--metadata", f"file:{directory}/metadata", "--journal-dir", "b1/journal", "--ledger-dir", "b1/ledgers"]
     return subprocess.run(

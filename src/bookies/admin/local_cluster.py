@@ -251,6 +251,7 @@ class LocalCluster:
         return next(bookie for bookie in self.bookies if bookie.id == bookie_id)
 
     def _spawn(self, bookie: LocalBookie) -> None:
+        self._ended(bookie)
         bookie.directory.mkdir(parents=True, exist_ok=True)
         command = [
             *(sys.executable, "-P", "-m", "bookies.admin.cli", "bookie", "run"),
