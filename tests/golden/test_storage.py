@@ -234,7 +234,7 @@ def test_index_files_are_written_byte_for_byte(name: str) -> None:
         out = bytearray(index_format.pack_header(header))
         out += bytes(len(data) - len(out))
         for entry_id, number in index_format.iterate_slots(data[index_format.HEADER_SIZE :], 0):
-            offset = index_format.slot_offset(entry_id)
+            offset = index_format.HEADER_SIZE + index_format.SLOT_SIZE * entry_id
             out[offset : offset + 8] = number.to_bytes(8, "big")
         assert out == data
         pages, rest = divmod(len(data) - index_format.HEADER_SIZE, 8192)

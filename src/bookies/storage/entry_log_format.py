@@ -36,7 +36,6 @@ VERSION = 1  # 0: never has a ledgers map
 HEADER_SIZE = 1024
 MAP_FIELDS_OFFSET = 8  # where a closed log gets `pack_map_fields`, in place
 LOG_ID_MAX = (1 << 31) - 1
-LOG_SIZE_MAX = (1 << 31) - 1  # bytes; positions fit an int32
 
 MAP_LEDGER_ID, MAP_ENTRY_ID = -1, -2
 MAP_PAIRS_MAX = 10_000  # in one record

@@ -129,11 +129,6 @@ def _check_start(first: bytes, path: str) -> None:
         raise CorruptRecord(f"not an index file: it begins with {first[:4]!r}", path=path, offset=0)
 
 
-def slot_offset(entry_id: int) -> int:
-    """Where in the file an entry's location is."""
-    return HEADER_SIZE + SLOT_SIZE * entry_id
-
-
 def slots_per_page(page_size: int) -> int:
     return page_size // SLOT_SIZE
 
