@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -22,6 +22,7 @@ from bookies.client.reader import LedgerReader as AsyncLedgerReader
 from bookies.client.watcher import BookieStatus
 from bookies.client.writer import LedgerWriter as AsyncLedgerWriter
 from bookies.config import ClientConfig
+from bookies.errors import ClientClosed
 from bookies.model import BookieId, DigestType, LedgerMetadata
 
 if TYPE_CHECKING:
@@ -32,22 +33,30 @@ Payload = bytes | bytearray | memoryview
 
 
 class LoopThread:
-    """A thread that runs an event loop; coroutines are sent to it and waited for."""
+    """A thread that runs an event loop; coroutines are sent to it and waited for.
+
+    It ends with `stop`, when nobody refers to it any more, or with the interpreter, where a daemon thread inside a
+    loop would be cut off; in each case it first runs the clean-up that was asked for.
+    """
 
     def __init__(self) -> None:
         from bookies.runtime import aio
 
         self._loop = aio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="bookies client", daemon=True)
-        self._thread.start()
-        # Also at the end of the interpreter, where a daemon thread inside the loop would be cut off.
-        self._finalizer = weakref.finalize(self, _stop, self._loop, self._thread)
+        self._cleanups: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        thread = threading.Thread(target=_run, args=(self._loop,), name="bookies client", daemon=True)
+        self._finalizer = weakref.finalize(self, _stop, self._loop, thread, self._cleanups)
+        thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        return self._finalizer.alive
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run it there, wait here. An interruption cancels it."""
-        if not self._finalizer.alive:
+        """Run it there, wait here. An interruption cancels it. Raises `ClientClosed` after `stop`."""
+        if not self.is_running:
             coroutine.close()
-            raise RuntimeError("the event loop of this client has ended: connect again")
+            raise ClientClosed("the client is closed: connect again")
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
@@ -55,30 +64,48 @@ class LoopThread:
             future.cancel()
             raise
 
+    def before_stop(self, cleanup: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run this on the loop before it ends. It must not refer to this object."""
+        self._cleanups.append(cleanup)
+
     def stop(self) -> None:
         """End the loop and its thread. Idempotent."""
         self._finalizer()
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
 
 
-def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    asyncio.run_coroutine_threadsafe(_cancel_all(loop), loop).result()
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+def _stop(
+    loop: asyncio.AbstractEventLoop,
+    thread: threading.Thread,
+    cleanups: list[Callable[[], Coroutine[Any, Any, None]]],
+) -> None:
+    ending = asyncio.run_coroutine_threadsafe(_end(loop, cleanups), loop)
+    ending.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
+    # The garbage collector may find the last reference on the loop's own thread, which cannot wait for itself.
+    if threading.current_thread() is not thread:
+        thread.join()
+        ending.result()
 
 
-async def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
-    current = asyncio.current_task()
-    tasks = [task for task in asyncio.all_tasks() if task is not current]
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks)
-    await loop.shutdown_asyncgens()
+async def _end(loop: asyncio.AbstractEventLoop, cleanups: list[Callable[[], Coroutine[Any, Any, None]]]) -> None:
+    try:
+        for cleanup in cleanups:
+            await cleanup()
+    finally:
+        current = asyncio.current_task()
+        tasks = [task for task in asyncio.all_tasks() if task is not current]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await loop.shutdown_asyncgens()
 
 
 async def _next(batches: AsyncIterator[T]) -> T | None:
@@ -224,6 +251,7 @@ class Client:
     def __init__(self, thread: LoopThread, client: asynchronous.Client) -> None:
         self._thread = thread
         self._client = client
+        thread.before_stop(client.close)
 
     def __repr__(self) -> str:
         return repr(self._client)
@@ -303,11 +331,7 @@ class Client:
 
     def close(self) -> None:
         """Drop connections and session; open writers are not sealed. Idempotent."""
-        if self._thread._finalizer.alive:
-            try:
-                self._thread.call(self._client.close())
-            finally:
-                self._thread.stop()
+        self._thread.stop()
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,263 @@
+"""The client over real sockets, loops and disks: three bookies in this process, asyncio and its blocking twin."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import bookies as bk
+from bookies.bookie.server import BookieServer
+from bookies.client.blocking import LoopThread
+from bookies.config import BookieConfig
+from bookies.metadata.uri import connect as connect_metadata
+from bookies.runtime import aio
+
+
+class Bookies:
+    """Three bookies in a loop and thread of their own, on free ports, with embedded metadata."""
+
+    def __init__(self, directory: Path) -> None:
+        self.uri = f"file:{directory}/metadata"
+        self._directory = directory
+        (directory / "metadata").mkdir()
+        self._thread = LoopThread()
+        self._started: list[tuple[BookieServer, object]] = []
+        self._thread.call(self._start())
+
+    async def _start(self) -> None:
+        runtime = aio.runtime()
+        for number in range(3):
+            driver = connect_metadata(self.uri, runtime)
+            await driver.open()
+            await driver.initialize_cluster()
+            home = self._directory / f"b{number}"
+            config = BookieConfig(
+                bookie_id=f"b{number}",
+                port=0,
+                journal_directories=(f"{home}/journal",),
+                ledger_directories=(f"{home}/ledgers",),
+                journal_preallocate_size=1 << 20,
+            )
+            server = BookieServer(runtime, config, driver)
+            await server.start()
+            self._started.append((server, driver))
+
+    async def _stop_one(self, number: int) -> None:
+        server, driver = self._started[number]
+        await server.stop()
+        await driver.close()  # type: ignore[attr-defined]
+
+    def stop(self, number: int) -> None:
+        self._thread.call(self._stop_one(number))
+        del self._started[number]
+
+    def close(self) -> None:
+        while self._started:
+            self.stop(0)
+        self._thread.stop()
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    cluster = Bookies(tmp_path_factory.mktemp("bookies"))
+    yield cluster.uri
+    cluster.close()
+
+
+def payloads(count: int) -> list[bytes]:
+    return [b"%d " % number * 20 for number in range(count)]
+
+
+# -- asyncio -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wire", "write_quorum", "loop_factory"),
+    [("v2", 3, asyncio.new_event_loop), ("v2", 2, aio.new_event_loop), ("v3", 3, aio.new_event_loop)],
+)
+def test_write_tail_read(uri: str, wire: str, write_quorum: int, loop_factory: object) -> None:
+    async def main() -> None:
+        async with bk.connect(uri, wire=wire) as store:
+            async with store.create(write_quorum=write_quorum, ack_quorum=2, password=b"pw") as ledger:
+                reader = await store.open(ledger.ledger_id, password=b"pw")
+                tail = asyncio.ensure_future(collect(reader.tail(0)))
+                assert await ledger.append(b"first") == 0
+                assert await ledger.append_many(payloads(1500)) == 1500
+            assert await asyncio.wait_for(tail, 20) == [b"first", *payloads(1500)]
+            assert await collect(reader.read(0)) == [b"first", *payloads(1500)]
+            assert (await reader.read_last()).id == 1500
+            table = await reader.read_arrow(1, 1500)
+            assert table.column("value").to_pylist() == payloads(1500)
+            for each in await store.bookies():
+                total, free = await store.bookie_space(each.id)
+                assert total >= free > 0
+                held = sum(map(len, await store.list_entries(each.id, ledger.ledger_id)))
+                assert held == 1501 if write_quorum == 3 else 900 < held < 1100
+            await reader.close()
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:  # type: ignore[arg-type]
+        runner.run(main())
+
+
+async def collect(entries: object) -> list[bytes]:
+    return [entry.payload async for entry in entries]  # type: ignore[attr-defined]
+
+
+def test_recovery_over_real_sockets(uri: str) -> None:
+    async def main() -> None:
+        async with bk.connect(uri) as store, bk.connect(uri) as other:
+            writer = await store.create()
+            await writer.append_many(payloads(500))
+            async with other.recover(writer.ledger_id) as reader:
+                assert await collect(reader.read()) == payloads(500)
+            with pytest.raises(bk.LedgerFenced):
+                await writer.append(b"late")
+            await writer.close()
+
+    asyncio.run(main())
+
+
+def test_memory_of_a_long_read_is_bounded(uri: str) -> None:
+    async def main() -> None:
+        async with bk.connect(uri, read_ahead_size=1 << 20) as store:
+            async with store.create() as ledger:
+                for _ in range(12):
+                    await ledger.append_many([bytes(1000)] * 1000)
+            async with store.open(ledger.ledger_id) as reader:
+                gc.collect()
+                tracemalloc.start()
+                count = 0
+                async for _ in reader.read():
+                    count += 1
+                _, peak = tracemalloc.get_traced_memory()
+                tracemalloc.stop()
+            assert count == 12_000
+            assert peak < 8 << 20, f"{peak:,} bytes at once"
+
+    asyncio.run(main())
+
+
+# -- blocking ------------------------------------------------------------------------------------------------------
+
+
+def test_blocking_twin(uri: str) -> None:
+    threads = threading.active_count()
+    with bk.blocking.connect(uri) as store:
+        with store.create(password=b"pw", labels={"app": "twin"}) as ledger:
+            assert ledger.append(b"first", timeout=20) == 0
+            assert ledger.append_many(payloads(2000)) == 2000
+            assert ledger.last_add_confirmed == 2000
+            assert repr(ledger).startswith(f"<Ledger {ledger.ledger_id} open E3/Qw3/Qa2 last_add_confirmed=2000")
+        assert ledger.metadata.is_closed
+        with store.open(ledger.ledger_id, password=b"pw") as reader:
+            assert [entry.payload for entry in reader.read()] == [b"first", *payloads(2000)]
+            assert sum(map(len, reader.read_batches(1))) == 2000
+            assert [entry.id for entry in reader.tail(1990)] == list(range(1990, 2001))
+            assert reader.read_last().id == reader.read_last_add_confirmed() == reader.last_add_confirmed
+            assert reader.read_arrow(5, 6).column("value").to_pylist() == payloads(2000)[4:6]
+            assert reader.read_entry(0).payload == b"first"
+            assert reader.labels == {"app": "twin"}
+            assert reader.is_sealed
+            with pytest.raises(bk.ReadFailed):
+                list(reader.read(0, 9999))
+        found = [record.ledger_id for record in store.ledgers(label=("app", "twin"))]
+        assert found == [ledger.ledger_id]
+        assert store.metadata(ledger.ledger_id) == reader.metadata
+        assert [each.mode for each in store.bookies()] == ["writable"] * 3
+        store.delete(ledger.ledger_id)
+        with pytest.raises(bk.LedgerNotFound):
+            store.open(ledger.ledger_id)
+        with pytest.raises(bk.NotEnoughBookies, match="3 registered"):
+            store.create(ensemble=4)
+    assert threading.active_count() == threads
+    with pytest.raises(bk.ClientClosed, match="connect again"):
+        store.bookies()
+    store.close()
+
+
+def test_blocking_inside_a_running_loop(uri: str) -> None:
+    """As in a notebook, whose cells run on a loop."""
+
+    async def cell() -> list[bytes]:
+        with bk.blocking.connect(uri) as store:
+            with store.create() as ledger:
+                ledger.append_many([b"a", b"b"])
+            return [entry.payload for entry in store.recover(ledger.ledger_id).read()]
+
+    assert asyncio.run(cell()) == [b"a", b"b"]
+
+
+def test_an_interruption_cancels_the_call_and_leaves_the_client_usable(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bk.blocking.connect(uri) as store:
+        ledger = store.create()
+        reader = store.open(ledger.ledger_id)
+        started = threading.Event()
+        submit = asyncio.run_coroutine_threadsafe
+
+        def interrupted(coroutine: object, loop: object) -> object:
+            future = submit(coroutine, loop)  # type: ignore[arg-type]
+
+            def result(timeout: float | None = None) -> object:
+                started.set()
+                raise KeyboardInterrupt
+
+            future.result = result  # type: ignore[method-assign]
+            return future
+
+        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(reader.tail(0))
+        assert started.is_set()
+        monkeypatch.undo()
+        ledger.append(b"still here")
+        ledger.seal()
+        assert [entry.payload for entry in reader.tail(0)] == [b"still here"]
+
+
+def test_a_client_that_was_forgotten_ends_its_thread(uri: str) -> None:
+    threads = threading.active_count()
+    store = bk.blocking.connect(uri)
+    assert threading.active_count() > threads
+    with store.create() as written:
+        written.append(b"x")
+    ledger_id = written.ledger_id
+    del written
+    reader = store.open(ledger_id)
+    del store
+    gc.collect()
+    assert [entry.payload for entry in reader.read()] == [b"x"]  # A handle keeps its client alive.
+    del reader
+    gc.collect()
+    assert threading.active_count() == threads
+
+
+def test_a_store_that_is_not_there(tmp_path: Path) -> None:
+    threads = threading.active_count()
+    with pytest.raises(bk.NotSupported, match="ZooKeeper"):
+        bk.blocking.connect("zk://nowhere/ledgers")
+    with pytest.raises(bk.ConfigError):
+        bk.blocking.connect("nonsense")
+    assert threading.active_count() == threads
+
+
+def test_a_stopped_bookie_is_replaced_or_missed(tmp_path: Path) -> None:
+    cluster = Bookies(tmp_path)
+    try:
+        with bk.blocking.connect(cluster.uri) as store:
+            with store.create(ensemble=2) as ledger:
+                ledger.append_many(payloads(100))
+                gone = ledger.metadata.last_ensemble[0]
+                cluster.stop(int(gone[1:]))
+                ledger.append_many(payloads(100))
+            assert gone not in ledger.metadata.last_ensemble
+            assert [entry.payload for entry in store.open(ledger.ledger_id).read()] == payloads(100) * 2
+    finally:
+        cluster.close()
