@@ -286,8 +286,6 @@ class Client:
         self._check_open()
         return await self._pool.list_entries(bookie, ledger_id)
 
-    stored_entries = list_entries
-
     # -- parts ---------------------------------------------------------------------------------------------------
     def _check_open(self) -> None:
         if self._is_closed:

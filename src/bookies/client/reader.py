@@ -151,8 +151,6 @@ class LedgerReader:
         """The last entry known to be readable; of a sealed ledger its end. -1: none. `read_last_add_confirmed` asks."""
         return self._last_add_confirmed
 
-    last_entry_id = last_add_confirmed
-
     @property
     def labels(self) -> dict[str, str]:
         return {name: value.decode("utf-8", "replace") for name, value in self._metadata.custom_metadata.items()}

@@ -134,7 +134,7 @@ async def _check_replicas(client: SimClient, history: History, story: Story, met
 
 async def _held(client: SimClient, bookie: BookieId, ledger_id: int) -> list[range]:
     try:
-        return await client.client.stored_entries(bookie, ledger_id)
+        return await client.client.list_entries(bookie, ledger_id)
     except BookKeeperError:
         return []  # The bookie does not know the ledger; the count of copies says whether it should.
 

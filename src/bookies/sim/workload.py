@@ -312,8 +312,8 @@ class Workload:
     def _note_end(self, client: SimClient, story: Story, ledger: LedgerReader, acknowledged: int) -> None:
         if not ledger.metadata.is_closed:
             self._history.violated("I-26", f"recovery of ledger {story.ledger_id} succeeded, but it is not closed")
-        if ledger.last_entry_id < acknowledged - 1:
-            self._history.violated("I-26", f"ledger {story.ledger_id} recovered to {ledger.last_entry_id}")
+        if ledger.last_add_confirmed < acknowledged - 1:
+            self._history.violated("I-26", f"ledger {story.ledger_id} recovered to {ledger.last_add_confirmed}")
         self._history.ended(story, client.name, ledger.metadata.last_entry_id, ledger.metadata.length)
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -335,16 +335,16 @@ class Workload:
 
     async def read_all(self, client: SimClient, story: Story, ledger: LedgerReader) -> int:
         """Read what is confirmed, checking each entry. Returns how many there were."""
-        lac = ledger.last_entry_id
+        lac = ledger.last_add_confirmed
         expected = 0
         async for entry in ledger.read(first=0):
             if entry.id != expected:
                 self._history.violated("I-15", f"ledger {story.ledger_id}: read {entry.id} instead of {expected}")
             expected = entry.id + 1
             self._history.read(story, client.name, entry)
-            if ledger.last_entry_id < lac:
+            if ledger.last_add_confirmed < lac:
                 self._history.violated("I-17", f"LAC of {ledger!r} went back from {lac}")
-            lac = ledger.last_entry_id
+            lac = ledger.last_add_confirmed
         return expected
 
     async def _tail(self, client: SimClient, story: Story, ledger: LedgerReader) -> None:
