@@ -7,6 +7,8 @@ spark.read.format("bookkeeper").option("bookkeeper.metadataServiceUri", "file:./
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,4 +19,8 @@ def register(spark: SparkSession) -> None:
     """Make `format("bookkeeper")` known to a session."""
     from bookies.spark.source import BookKeeperDataSource
 
+    context = spark.sparkContext
+    if context.master.startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+        # Spark would start whatever `python3` is on the path, which need not be the one that has this package.
+        context.pythonExec = sys.executable
     spark.dataSource.register(BookKeeperDataSource)

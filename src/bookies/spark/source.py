@@ -115,8 +115,8 @@ class EntriesReader(DataSourceReader):
 
     async def _fetch(self, worker: runtime.Worker, partition: EntriesPartition) -> AsyncIterator[EntryBatch]:
         from bookies.client.fetch import RangeFetch
+        from bookies.client.keys import keys_of
         from bookies.client.pool import BookiePool
-        from bookies.client.reader import keys_of
         from bookies.config import ClientConfig
 
         config = ClientConfig(read_ahead_size=max(64 << 10, self._read_ahead // 4))
