@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from bookies.errors import LedgerNotFound, MetadataError, VersionConflict
+from bookies.errors import MetadataError, VersionConflict
 from bookies.metadata.driver import MetadataDriver, Versioned
 from bookies.model import LedgerMetadata
 from bookies.runtime.ports import Runtime
@@ -24,7 +24,7 @@ from bookies.runtime.ports import Runtime
 PROMPT_CONFLICTS = 3  # retried at once; then with growing, jittered pauses
 BACKOFF_FIRST_S = 0.01
 BACKOFF_MAX_S = 1.0
-UNCERTAIN_WRITES_MAX = 5  # writes in a row that failed for the store's own reasons; then its error is passed on
+FAILURES_MAX = 8  # of the store itself, in a row; then its error is passed on, after some seconds
 
 
 class MetadataLoop:
@@ -45,36 +45,30 @@ class MetadataLoop:
         the update may or may not have happened.
         """
         async with self._turn:
-            conflicts = uncertain = 0
+            conflicts = failures = 0
             while needed(self.current.metadata):
-                written = self.current
+                new = transform(self.current.metadata)
                 try:
-                    self.current = await self._driver.write_ledger(transform(written.metadata), written.version)
-                    return self.current
+                    self.current = await self._driver.write_ledger(new, self.current.version)
+                    break
                 except VersionConflict:
                     conflicts += 1
-                    uncertain = 0
-                except LedgerNotFound:
-                    raise
+                    failures = 0
                 except MetadataError as error:
-                    uncertain += 1
-                    if not error.retriable or uncertain >= UNCERTAIN_WRITES_MAX:
+                    failures += 1
+                    if not error.retriable or failures >= FAILURES_MAX:
                         raise
-                await self._pause(conflicts - PROMPT_CONFLICTS + uncertain)
-                uncertain = await self._refresh(uncertain)
+                await self._pause(max(0, conflicts - PROMPT_CONFLICTS) + failures)
+                try:
+                    read = await self._driver.read_ledger(new.ledger_id)
+                except MetadataError as error:
+                    failures += 1
+                    if not error.retriable or failures >= FAILURES_MAX:
+                        raise
+                else:
+                    if read.version > self.current.version:
+                        self.current = read
             return self.current
-
-    async def _refresh(self, uncertain: int) -> int:
-        """Install the stored record if it is newer. Returns the count of failures in a row, this one included."""
-        try:
-            read = await self._driver.read_ledger(self.current.metadata.ledger_id)
-        except MetadataError as error:
-            if not error.retriable or uncertain + 1 >= UNCERTAIN_WRITES_MAX:
-                raise
-            return uncertain + 1
-        if read.version > self.current.version:
-            self.current = read
-        return uncertain
 
     async def _pause(self, count: int) -> None:
         if count > 0:

@@ -1,0 +1,326 @@
+"""A pool of bookies in one process, without connections: scriptable answers, and the contract of a real bookie.
+
+An answer comes in a later turn of the loop. Each bookie can be silent (its answers never come, the caller's timeout
+does), down (refuses at once), held (answers wait until released), in limbo, or fail single entries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, TypeVar
+
+from tests.fakes.world import LoopClock
+
+from bookies import errors
+from bookies.client.recovery import recover_ledger
+from bookies.client.writer import LedgerWriter
+from bookies.config import ClientConfig
+from bookies.errors import Status
+from bookies.kernels import Records, scan_frames
+from bookies.metadata.driver import Versioned
+from bookies.metadata.memory import MemoryDriver, MemoryStore
+from bookies.model import BookieId, DigestType, LedgerMetadata
+from bookies.protocol.ledger import new_ledger
+from bookies.runtime.ports import Runtime
+from bookies.sim.loop import SimLoop
+from bookies.wire.digest import master_key, verify_entry
+from bookies.wire.messages import ReadResponse
+
+T = TypeVar("T")
+_HEADER = struct.Struct(">qqqq")
+PASSWORD = b"s3cret"
+
+
+@dataclass
+class PoolBookie:
+    """`entries`: (ledger, entry) -> body as stored."""
+
+    entries: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    keys: dict[int, bytes] = field(default_factory=dict)
+    fenced: set[int] = field(default_factory=set)
+    is_down: bool = False
+    is_silent: bool = False
+    is_held: bool = False
+    is_limbo: bool = False
+    refuses_adds: type[errors.BookKeeperError] | None = None
+    bad_reads: dict[int, type[errors.BookKeeperError]] = field(default_factory=dict)  # by entry
+    on_request: Callable[[str, int], None] | None = None
+    held: list[Callable[[], None]] = field(default_factory=list)
+
+    def release(self, count: int | None = None) -> None:
+        """Let held answers go, all of them or the first `count`."""
+        count = len(self.held) if count is None else count
+        ready, self.held = self.held[:count], self.held[count:]
+        for answer in ready:
+            answer()
+
+    def check_key(self, ledger_id: int, key: bytes) -> None:
+        if self.keys.setdefault(ledger_id, key) != key:
+            raise errors.Unauthorized()
+
+    def add(self, frame: bytes) -> int:
+        """One v2 ADD frame, length word included; its entry id."""
+        flags, key, body = frame[7], frame[8:28], frame[28:]
+        ledger_id, entry_id, _, _ = _HEADER.unpack_from(body)
+        if self.refuses_adds is not None:
+            raise self.refuses_adds()
+        self.check_key(ledger_id, key)
+        if ledger_id in self.fenced and not flags & 2:
+            raise errors.LedgerFenced()
+        self.entries[ledger_id, entry_id] = body
+        return int(entry_id)
+
+    def read(self, ledger_id: int, entry_id: int, key: bytes | None) -> bytes:
+        if key is not None:
+            self.check_key(ledger_id, key)
+            self.fenced.add(ledger_id)
+        if entry_id == -1:
+            entry_id = max((e for of, e in self.entries if of == ledger_id), default=-1)
+        if entry_id in self.bad_reads:
+            raise self.bad_reads[entry_id]()
+        if (ledger_id, entry_id) in self.entries:
+            return self.entries[ledger_id, entry_id]
+        if self.is_limbo:
+            raise errors.DataUnknown()
+        raise errors.EntryNotFound()
+
+
+class FakePool:
+    """`log`: what was asked, in order: ("add" | "recovery add" | "read" | "fence" | "batch", bookie, ids)."""
+
+    def __init__(self, names: Sequence[str], *, has_batch_reads: bool = True) -> None:
+        self.bookies = {BookieId(name): PoolBookie() for name in names}
+        self.has_batch_reads = has_batch_reads
+        self.log: list[tuple[str, str, list[int]]] = []
+        self.is_closed = False
+        self._loop = asyncio.get_running_loop()
+
+    def __getitem__(self, name: str) -> PoolBookie:
+        return self.bookies[BookieId(name)]
+
+    def asked(self, kind: str) -> list[tuple[str, list[int]]]:
+        return [(bookie, ids) for what, bookie, ids in self.log if what == kind]
+
+    def send_adds(
+        self,
+        bookie: BookieId,
+        ledger_id: int,
+        entry_ids: Sequence[int],
+        frames: bytes,
+        sink: Any,
+        *,
+        timeout_ms: int | None = None,
+    ) -> None:
+        if self.is_closed:
+            raise errors.ClientClosed()
+        peer = self.bookies[bookie]
+        kind = "recovery add" if frames[7] & 2 else "add"
+        self.log.append((kind, bookie, list(entry_ids)))
+        starts, need = scan_frames(frames, 0, 1 << 26)
+        assert need == 0
+        assert len(starts) - 1 == len(entry_ids)
+
+        def serve() -> None:
+            if peer.is_silent:
+                self._loop.call_later((timeout_ms or 1) / 1000, fail, errors.BookieTimeout("no answer", bookie=bookie))
+                return
+            if peer.is_down:
+                fail(errors.BookieUnreachable("connection refused", bookie=bookie))
+                return
+            stored: list[int] = []
+            for start, stop in zip(starts, starts[1:], strict=False):
+                try:
+                    stored.append(peer.add(frames[start:stop]))
+                except errors.BookKeeperError as error:
+                    error.bookie = bookie
+                    if stored:
+                        answer(lambda: sink.on_acknowledged(bookie, _shape(stored)))
+                    answer(lambda error=error: sink.on_failed(bookie, _shape(entry_ids[len(stored) :]), error))
+                    return
+            assert stored == list(entry_ids)
+            answer(lambda: sink.on_acknowledged(bookie, _shape(stored)))
+
+        def answer(report: Callable[[], None]) -> None:
+            if peer.is_held:
+                peer.held.append(report)
+            else:
+                report()
+
+        def fail(error: errors.BookKeeperError) -> None:
+            sink.on_failed(bookie, entry_ids, error)
+
+        if peer.on_request:
+            peer.on_request(kind, entry_ids[0])
+        self._loop.call_soon(serve)
+
+    async def read_entry(
+        self,
+        bookie: BookieId,
+        ledger_id: int,
+        entry_id: int,
+        *,
+        key: bytes | None = None,
+        is_high_priority: bool = False,
+        timeout_ms: int | None = None,
+    ) -> ReadResponse:
+        body = await self._read("fence" if key else "read", bookie, ledger_id, entry_id, key)
+        return ReadResponse(2, 0, Status.OK, ledger_id, entry_id, body)
+
+    async def read_batch(
+        self,
+        bookie: BookieId,
+        ledger_id: int,
+        first: int,
+        count_max: int,
+        size_max: int,
+        *,
+        key: bytes | None = None,
+        is_high_priority: bool = False,
+        timeout_ms: int | None = None,
+    ) -> bytes:
+        bodies = [await self._read("batch", bookie, ledger_id, first, key)]
+        peer = self.bookies[bookie]
+        while len(bodies) < count_max and (ledger_id, first + len(bodies)) in peer.entries:
+            bodies.append(peer.entries[ledger_id, first + len(bodies)])
+        return Records.of(bodies).tobytes()
+
+    async def _read(self, kind: str, bookie: BookieId, ledger_id: int, entry_id: int, key: bytes | None) -> bytes:
+        peer = self.bookies[bookie]
+        self.log.append((kind, bookie, [entry_id]))
+        if peer.on_request:
+            peer.on_request(kind, entry_id)
+        await asyncio.sleep(0)
+        if peer.is_silent:
+            await asyncio.sleep(5)
+            raise errors.BookieTimeout(bookie=bookie)
+        if peer.is_down:
+            raise errors.BookieUnreachable(bookie=bookie)
+        outcome: bytes | errors.BookKeeperError
+        try:
+            outcome = peer.read(ledger_id, entry_id, key)
+        except errors.BookKeeperError as error:
+            outcome = error
+        if peer.is_held:
+            released = self._loop.create_future()
+            peer.held.append(lambda: None if released.done() else released.set_result(None))
+            await released
+        if isinstance(outcome, errors.BookKeeperError):
+            raise outcome
+        return outcome
+
+
+def _shape(ids: Sequence[int]) -> Sequence[int]:
+    """As the kernels give it: a range where consecutive."""
+    if ids and len(ids) == ids[-1] - ids[0] + 1:
+        return range(ids[0], ids[-1] + 1)
+    return list(ids)
+
+
+class Stage:
+    """Fake bookies, a metadata store and what writers and recoveries need, on virtual time. See `play`."""
+
+    def __init__(self, loop: SimLoop, names: Sequence[str], faults: Any, **settings: Any) -> None:
+        self.loop = loop
+        random = Random(1)
+        self.runtime = Runtime(LoopClock(loop), None, None, None, random)  # type: ignore[arg-type]
+        self.pool = FakePool(names)
+        self.store = MemoryStore("stage")
+        self.driver = MemoryDriver(self.store, self.runtime, faults=faults)
+        self.config = ClientConfig(**settings)
+        self.writable = [BookieId(name) for name in names]
+
+    async def create(self, quorums: str = "3/3/2", digest_type: DigestType = DigestType.CRC32C) -> LedgerWriter:
+        """A writer on the first bookies."""
+        size, write_quorum, ack_quorum = map(int, quorums.split("/"))
+        metadata = new_ledger(
+            await self.driver.next_ledger_id(),
+            tuple(self.writable[:size]),
+            write_quorum,
+            ack_quorum,
+            digest_type=digest_type,
+            password=PASSWORD,
+        )
+        return self.writer(await self.driver.create_ledger(metadata))
+
+    def writer(self, versioned: Versioned) -> LedgerWriter:
+        return LedgerWriter(
+            self.runtime,
+            self.config,
+            self.pool,
+            self.driver,
+            versioned,
+            password=PASSWORD,
+            candidates=lambda: self.writable,
+        )
+
+    async def recover(self, ledger_id: int, *, password: bytes = PASSWORD) -> LedgerMetadata:
+        versioned = await recover_ledger(
+            self.runtime,
+            self.config,
+            self.pool,
+            self.driver,
+            ledger_id,
+            password=password,
+            candidates=lambda: self.writable,
+        )
+        return versioned.metadata
+
+    async def record(self, ledger_id: int) -> LedgerMetadata:
+        return (await self.driver.read_ledger(ledger_id)).metadata
+
+    async def settle(self, turns: int = 50) -> None:
+        """Let everything that needs no time happen."""
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+    def replicas(self, metadata: LedgerMetadata, entry_id: int) -> list[str]:
+        """Bookies of the recorded write set that hold the entry, verified."""
+        ensemble = metadata.ensemble_at(entry_id)
+        holders = []
+        for offset in range(metadata.write_quorum):
+            bookie = ensemble[(entry_id + offset) % metadata.ensemble_size]
+            body = self.pool[bookie].entries.get((metadata.ledger_id, entry_id))
+            if body is not None:
+                verify_entry(metadata.digest_type, b"", body, metadata.ledger_id, entry_id)  # type: ignore[arg-type]
+                holders.append(bookie)
+        return holders
+
+    def header(self, bookie: str, ledger_id: int, entry_id: int) -> tuple[int, int]:
+        """(last add confirmed, length) in a stored entry."""
+        _, _, last_add_confirmed, length = _HEADER.unpack_from(self.pool[bookie].entries[ledger_id, entry_id])
+        return last_add_confirmed, length
+
+    def key(self) -> bytes:
+        return master_key(PASSWORD)
+
+
+def play(
+    act: Callable[[Stage], Coroutine[Any, Any, T]],
+    names: Sequence[str] = ("a", "b", "c", "d", "e"),
+    *,
+    faults: Any = None,
+    **settings: Any,
+) -> T:
+    """Run `act` on a fresh stage; no task may be left behind, nothing may have failed unseen."""
+    loop = SimLoop()
+
+    async def main() -> T:
+        stage = Stage(loop, names, faults, **settings)
+        await stage.driver.open()
+        try:
+            return await act(stage)
+        finally:
+            await stage.driver.close()
+
+    try:
+        result = loop.run(main(), deadline_s=3600.0)
+        assert not loop.errors, "\n".join(loop.errors)
+        left = [task for task in loop._tasks if not task.done()]
+        assert not left, left
+        return result
+    finally:
+        loop.close()
