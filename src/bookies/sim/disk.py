@@ -202,7 +202,8 @@ class SimFile:
 
     def _write(self, operation: str, data: Buffer, offset: int) -> None:
         def partly(share: float) -> None:
-            self._inode.write(data[: int(len(data) * share)], offset)
+            end = offset + int(len(data) * share)
+            self._inode.write(data[: max(0, end - end % SECTOR - offset)], offset)
 
         self._enter(operation, offset, len(data), partly)
         self._disk.reserve(self.path, offset + len(data) - len(self._inode.data))

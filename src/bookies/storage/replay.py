@@ -7,8 +7,9 @@ Invariants
 - Notes about ledgers are applied in any case; of keys the first one known stays (R-8, F-23).
 - A ledger without a known key is created fenced and with an empty key instead of being dropped: refusing writes is
   safe, losing a fence or an entry is not (F-13).
-- Only the last group can be torn inside its records. What comes from there and crosses a sector boundary never replaces
-  an intact copy that is stored already.
+- Only the last group can be torn inside its records, at sector boundaries. A record from there whose ids lie in two
+  sectors of which the second was never written ends the replay; any other that lies in more than one sector is
+  doubtful, and never replaces an intact copy that is stored already.
 - The mark that replay yields is the end of the newest file, so that its torn end is never looked at again.
 
 Source: storage 2.10.
@@ -20,6 +21,7 @@ import dataclasses
 import itertools
 import posixpath
 import struct
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +43,7 @@ from bookies.storage.record_scan import Batch, EndKind, ScanEnd
 from bookies.storage.write_cache import WriteCache
 
 SECTOR = 512  # bytes that a device writes whole or not at all
+JUMP_MAX = 1 << 20  # entries that a client can be ahead of what this bookie has of a ledger
 
 _LAC = struct.Struct(">q")
 
@@ -51,7 +54,8 @@ class ReplayReport:
 
     `torn`: (path, offset, problem) of the end of the newest file, if it was not clean. `keyless`: ledgers that were
     created without a key. `damaged`: ledgers whose index file cannot be read, and how many of their records were given
-    up. `kept_count`: doubtful entries that did not replace a stored copy.
+    up. `kept_count`: doubtful entries that did not replace a stored copy. `skipped_count`: records of unknown kinds,
+    and those whose ids are implausible where they may be torn.
     """
 
     file_count: int = 0
@@ -97,6 +101,7 @@ class JournalReader:
 
     def open(self, journal_id: int) -> tuple[str, int]:
         """Begin with a file: (path, size)."""
+        self.close()
         path = posixpath.join(self._directory, journal_format.file_name(journal_id))
         self._file = file = self._disk.open(path, "r")
         size = file.size()
@@ -115,10 +120,12 @@ class JournalReader:
 
     def next(self) -> Batch | ScanEnd:
         """The next batch of the file, or how it ended."""
-        item = next(self._batches)
-        if isinstance(item, ScanEnd):
-            self.close()
-        return item
+        return next(self._batches)
+
+    def is_zero_sector(self, offset: int) -> bool:
+        """Whether the sector at this offset of the file holds nothing but zeros."""
+        assert self._file is not None
+        return not self._file.pread(SECTOR, offset).strip(b"\0")
 
     def close(self) -> None:
         if self._file is not None:
@@ -150,15 +157,22 @@ async def replay(
             while isinstance(item := await worker.run(reader.next), Batch):
                 waiting.append(item)
                 while item.end - waiting[0].end > doubtful_size:
-                    await _apply(waiting.popleft(), None, target)
+                    await target.apply(waiting.popleft(), None)
             item.raise_if_corrupt(path)
             if item.next_record is not None:
                 # Each group is synced before the next is written, so what is missing here was acknowledged.
                 problem = f"{item.problem}, yet another group begins at byte {item.next_record:,}"
                 raise CorruptRecord(problem, path=path, offset=item.offset)
-            last_end = waiting[-1].end if waiting else 0
-            while waiting:
-                await _apply(waiting.popleft(), last_end - doubtful_size if is_newest else None, target)
+            doubtful_from = waiting[-1].end - doubtful_size if waiting and is_newest else None
+            cut: int | None = None
+            while waiting and cut is None:
+                batch = waiting.popleft()
+                if doubtful_from is not None:
+                    cut = await _find_cut(batch, doubtful_from, reader, worker)
+                    batch = batch if cut is None else _until(batch, cut)
+                await target.apply(batch, doubtful_from)
+            if cut is not None:
+                target.report.torn.append((path, cut, "a record reaches into a sector that was never written"))
             target.report.file_count += 1
             if item.kind is not EndKind.CLEAN:
                 target.report.torn.append((path, item.offset, item.problem))
@@ -168,36 +182,35 @@ async def replay(
     return mark
 
 
-async def _apply(batch: Batch, doubtful_from: int | None, target: Restorer) -> None:
-    """Apply a batch; records from file offset `doubtful_from` on may be torn where they cross a sector boundary."""
-    starts, data = batch.records.starts, batch.records.data
-    entries: dict[tuple[int, bool], list[int]] = {}  # ledger, is doubtful -> indexes of its records
-    for index, (ledger_id, entry_id) in enumerate(batch.ids):
-        is_doubtful = False
-        if doubtful_from is not None:
-            start, end = batch.offset + starts[index], batch.offset + starts[index + 1]
-            is_doubtful = start >= doubtful_from and start // SECTOR != (end - 1) // SECTOR
-        if entry_id >= 0:
-            entries.setdefault((ledger_id, is_doubtful), []).append(index)
-        elif entry_id == journal_format.LEDGER_KEY:
-            await target.key(ledger_id, journal_format.parse_special(batch.records.body(index)))
-        elif entry_id == journal_format.FENCE:
-            await target.fence(ledger_id)
-        elif entry_id == journal_format.EXPLICIT_LAC:
-            body = journal_format.parse_special(batch.records.body(index))
-            await target.explicit_lac(ledger_id, body, is_doubtful=is_doubtful)
-        else:
-            target.report.skipped_count += 1
-    for (ledger_id, is_doubtful), indexes in entries.items():
-        records = _gather(batch.records, data, starts, indexes)
-        entry_ids = [batch.ids[index][1] for index in indexes]
-        await target.entries(ledger_id, entry_ids, records, is_doubtful=is_doubtful)
+async def _find_cut(batch: Batch, doubtful_from: int, reader: JournalReader, worker: Worker) -> int | None:
+    """File offset of the first record that was cut off before its ids, or its whole if it is a note, were written.
+
+    The rest of it lies in a sector of zeros. No complete record looks like that, as the sector would also hold the
+    record's LAC or whatever follows the note.
+    """
+    data, starts = batch.records.data, batch.records.starts
+    for index, (_, entry_id) in enumerate(batch.ids):
+        start, end = batch.offset + starts[index], batch.offset + starts[index + 1]
+        boundary = start - start % SECTOR + SECTOR
+        if start < doubtful_from or boundary >= (min(end, start + 20) if entry_id >= 0 else end):
+            continue
+        at = boundary - batch.offset
+        if not data[at : at + SECTOR].strip(b"\0") and await worker.run(reader.is_zero_sector, boundary):
+            return start
+    return None
 
 
-def _gather(records: Records, data: bytes, starts: Sequence[int], indexes: list[int]) -> Records:
+def _until(batch: Batch, offset: int) -> Batch:
+    """The records that begin before a file offset."""
+    count = bisect_left(batch.records.starts, offset - batch.offset)
+    return Batch(batch.offset, batch.records.slice(0, count), batch.ids[:count])
+
+
+def _gather(records: Records, indexes: list[int]) -> Records:
     """The records with these indexes, as a batch of their own."""
     if len(indexes) == len(records):
         return records
+    data, starts = records.data, records.starts
     parts = [data[starts[index] : starts[index + 1]] for index in indexes]
     offsets = [0]
     for part in parts:
@@ -214,6 +227,41 @@ class Restorer:
         self._index = index
         self._checkpointer = checkpointer
         self._readers = readers
+
+    async def apply(self, batch: Batch, doubtful_from: int | None) -> None:
+        """Apply a batch; records from file offset `doubtful_from` on may be torn where they cross a sector boundary."""
+        records, starts = batch.records, batch.records.starts
+        entries: dict[tuple[int, bool], list[int]] = {}  # ledger, is doubtful -> indexes of its records
+        for index, (ledger_id, entry_id) in enumerate(batch.ids):
+            start, end = batch.offset + starts[index], batch.offset + starts[index + 1]
+            is_doubtful = doubtful_from is not None and start >= doubtful_from
+            is_doubtful = is_doubtful and start // SECTOR != (end - 1) // SECTOR
+            if is_doubtful and start // SECTOR != (start + 19) // SECTOR and not await self._is_plausible(batch, index):
+                self.report.skipped_count += 1
+            elif entry_id >= 0:
+                entries.setdefault((ledger_id, is_doubtful), []).append(index)
+            elif entry_id == journal_format.LEDGER_KEY:
+                await self.key(ledger_id, journal_format.parse_special(records.body(index)))
+            elif entry_id == journal_format.FENCE:
+                await self.fence(ledger_id)
+            elif entry_id == journal_format.EXPLICIT_LAC:
+                body = journal_format.parse_special(records.body(index))
+                await self.explicit_lac(ledger_id, body, is_doubtful=is_doubtful)
+            else:
+                self.report.skipped_count += 1
+        for (ledger_id, is_doubtful), indexes in entries.items():
+            entry_ids = [batch.ids[index][1] for index in indexes]
+            await self.entries(ledger_id, entry_ids, _gather(records, indexes), is_doubtful=is_doubtful)
+
+    async def _is_plausible(self, batch: Batch, index: int) -> bool:
+        """Whether a record whose ids may be half garbage is one that a client sent."""
+        ledger_id, entry_id = batch.ids[index]
+        if entry_id == journal_format.LEDGER_KEY or looks_intact(batch.records.body(index)):
+            return True
+        if not self._index.is_known(ledger_id):
+            return False
+        ledger = await self._maybe_load(ledger_id)
+        return ledger is None or entry_id <= ledger.last_entry_id + JUMP_MAX
 
     async def key(self, ledger_id: int, key: bytes) -> None:
         """A LEDGER_KEY record: the ledger exists."""

@@ -1,0 +1,257 @@
+"""One bookie's storage through many lives on one simulated disk, and a record of what it has promised."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable, Sequence
+from random import Random
+from typing import cast
+
+import pytest
+
+from bookies.config import BookieConfig
+from bookies.errors import EntryNotFound, LedgerFenced, ReadFailed
+from bookies.kernels import Records, digest, scan_records
+from bookies.model import DigestType
+from bookies.runtime.ports import Network, Runtime
+from bookies.sim.cluster import SimClock
+from bookies.sim.disk import Loss, SimDisk
+from bookies.sim.loop import Participant, SimLoop
+from bookies.sim.workers import SimWorkers
+from bookies.storage.ledger_store import LedgerStore
+
+KEY = b"k" * 20
+SETTINGS: dict[str, object] = {
+    "journal_size_max": 1 << 20,
+    "journal_preallocate_size": 4096,
+    "write_cache_size": 1 << 20,
+    "entry_log_size_max": 1 << 20,
+    "index_cache_size": 1 << 20,
+    "index_page_size": 64,
+    "checkpoint_interval_ms": 3_600_000,
+}
+
+
+def entry_body(ledger_id: int, entry_id: int, version: int = 0, size: int = 60, has_digest: bool = True) -> bytes:
+    """An entry with a CRC32C, or with four bytes that prove nothing."""
+    header = struct.pack(">qqqq", ledger_id, entry_id, entry_id - 1, size * (entry_id + 1))
+    payload = Random(f"{ledger_id}/{entry_id}/{version}/{size}").randbytes(size)
+    return header + (digest(DigestType.CRC32C, b"", header, payload) if has_digest else b"none") + payload
+
+
+def lac_body(ledger_id: int, last_add_confirmed: int) -> bytes:
+    header = struct.pack(">qq", ledger_id, last_add_confirmed)
+    return header + digest(DigestType.CRC32C, b"", header, b"")
+
+
+class Promises:
+    """What was asked of the storage and what it has answered."""
+
+    def __init__(self) -> None:
+        self.submitted: dict[tuple[int, int], list[bytes]] = {}
+        self.acknowledged: dict[tuple[int, int], bytes] = {}
+        self.fences: dict[int, bool] = {}  # ledger -> was acknowledged
+        self.lacs: dict[int, list[bytes]] = {}
+        self.acknowledged_lacs: dict[int, int] = {}  # ledger -> index in `lacs`
+
+    def add(
+        self, store: LedgerStore, ledger_id: int, bodies: dict[int, bytes], *, is_recovery: bool = False
+    ) -> asyncio.Future[None]:
+        """Send entries as one batch; the future is done when they are acknowledged."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        for entry_id, body in bodies.items():
+            self.submitted.setdefault((ledger_id, entry_id), []).append(body)
+
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                future.set_exception(error)
+                return
+            for entry_id, body in bodies.items():
+                self.acknowledged[ledger_id, entry_id] = body
+            future.set_result(None)
+
+        ids = list(bodies)
+        entry_ids: Sequence[int] = range(ids[0], ids[-1] + 1) if ids == list(range(ids[0], ids[-1] + 1)) else ids
+        store.add(
+            ledger_id,
+            KEY,
+            entry_ids,
+            Records.of(list(bodies.values())),
+            max(ids) - 1,
+            is_recovery=is_recovery,
+            is_deferred_sync=False,
+            done=done,
+        )
+        return future
+
+    def fence(self, store: LedgerStore, ledger_id: int) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.fences.setdefault(ledger_id, False)
+
+        def done(error: BaseException | None) -> None:
+            assert error is None
+            self.fences[ledger_id] = True
+            future.set_result(None)
+
+        store.fence(ledger_id, KEY, done)
+        return future
+
+    def write_lac(self, store: LedgerStore, ledger_id: int, last_add_confirmed: int) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        bodies = self.lacs.setdefault(ledger_id, [])
+        number = len(bodies)
+        bodies.append(lac_body(ledger_id, last_add_confirmed))
+
+        def done(error: BaseException | None) -> None:
+            assert error is None
+            self.acknowledged_lacs[ledger_id] = number
+            future.set_result(None)
+
+        store.write_lac(ledger_id, KEY, last_add_confirmed, bodies[-1], done)
+        return future
+
+    async def check(self, store: LedgerStore) -> None:
+        """Everything promised is kept, and nothing is there that nobody sent."""
+        highest: dict[int, int] = {}
+        for (ledger_id, entry_id), _ in self.acknowledged.items():
+            highest[ledger_id] = max(highest.get(ledger_id, -1), entry_id)
+            found = await store.read(ledger_id, entry_id)
+            assert found in self.submitted[ledger_id, entry_id], (
+                f"ledger {ledger_id} entry {entry_id} is not what was sent"
+            )
+        for ledger_id, entry_id in highest.items():
+            last = await store.read(ledger_id, -1)
+            assert struct.unpack_from(">q", last, 8)[0] >= entry_id
+            assert await store.last_add_confirmed(ledger_id) >= entry_id - 1
+            await self._check_list(store, ledger_id)
+        for ledger_id, was_acknowledged in self.fences.items():
+            if was_acknowledged:
+                assert await self.is_fenced(store, ledger_id), f"ledger {ledger_id} has lost its fence"
+        for ledger_id, number in self.acknowledged_lacs.items():
+            found_lac, _ = await store.read_lac(ledger_id)
+            assert found_lac in self.lacs[ledger_id][number:], f"ledger {ledger_id} has lost its explicit LAC"
+
+    async def _check_list(self, store: LedgerStore, ledger_id: int) -> None:
+        listed = [entry_id for run in await store.list_entries(ledger_id) for entry_id in run]
+        for owner, entry_id in self.acknowledged:
+            assert owner != ledger_id or entry_id in listed
+        for entry_id in listed:  # no slot dangles (R-2)
+            assert (ledger_id, entry_id) in self.submitted, f"nobody sent entry {entry_id} of ledger {ledger_id}"
+            await store.read(ledger_id, entry_id)
+        for entry_id in listed[:: max(1, len(listed) // 3)]:
+            batch = await store.read_batch(ledger_id, entry_id, 100, 4096)
+            starts, reason = scan_records(batch, 0, len(batch), 1 << 20)
+            assert reason == "end"
+            for index, start in enumerate(starts[:-1]):
+                assert struct.unpack_from(">qq", batch, start + 4) == (ledger_id, entry_id + index)
+        try:
+            await store.read(ledger_id, max(listed) + 1)
+        except EntryNotFound:
+            pass
+        else:
+            raise AssertionError("an entry that was never sent")
+
+    async def is_fenced(self, store: LedgerStore, ledger_id: int) -> bool:
+        entry_id = 1_000 + len(self.submitted)
+        try:
+            await self.add(store, ledger_id, {entry_id: entry_body(ledger_id, entry_id)})
+        except LedgerFenced:
+            return True
+        except ReadFailed as error:
+            raise AssertionError(f"ledger {ledger_id}: {error}") from error
+        return False
+
+
+Script = Callable[[LedgerStore, Promises], Awaitable[None]]
+
+
+class Machine:
+    """A disk, and a storage that lives on it again and again."""
+
+    def __init__(
+        self, seed: object = 0, *, journals: int = 1, ledgers: int = 1, is_logging: bool = False, **settings: object
+    ) -> None:
+        self.seed = seed
+        self.disk = SimDisk(Random(f"{seed}/disk"), is_logging=is_logging)
+        self.promises = Promises()
+        self.failures: list[BaseException] = []
+        self.lives = 0
+        self.mean_ms = 0.05
+        self.config = BookieConfig(
+            journal_directories=tuple(f"/journal{number}" for number in range(journals)),
+            ledger_directories=tuple(f"/ledgers{number}" for number in range(ledgers)),
+            **(SETTINGS | settings),  # type: ignore[arg-type]
+        )
+
+    def live(self, script: Script, *, crash_at: int | None = None, stops: bool = True) -> bool:
+        """Start, run the script, stop in the orderly way. Returns False if the crash came first.
+
+        `crash_at`: number of the disk call, from the start of this life on, at which the power fails.
+        """
+        self.lives += 1
+        loop = SimLoop()
+        participant = Participant(loop, "bookie")
+        runtime = Runtime(
+            SimClock(loop, self.lives * 100_000),
+            cast(Network, None),
+            self.disk,
+            SimWorkers(Random(f"{self.seed}/{self.lives}/workers"), mean_ms=self.mean_ms),
+            Random(f"{self.seed}/{self.lives}"),
+        )
+
+        async def life() -> None:
+            store = LedgerStore(runtime, self.config, self.failures.append)
+            await store.start()
+            try:
+                await script(store, self.promises)
+                if stops:
+                    await store.stop()
+            finally:
+                store.abort()
+
+        async def main() -> bool:
+            crashed: asyncio.Future[None] = loop.create_future()
+
+            def crash() -> None:
+                participant.kill()
+                crashed.set_result(None)
+
+            self.disk.on_crash = crash
+            if crash_at is not None:
+                self.disk.crash_at = self.disk.call_count + crash_at
+            task = participant.create_task(life())
+            finished = loop.create_future()
+            task.add_done_callback(lambda _: finished.set_result(None), context=loop.world.copy())
+            await asyncio.wait([crashed, finished], return_when=asyncio.FIRST_COMPLETED)
+            self.disk.crash_at = None
+            if crashed.done():
+                return False
+            task.result()
+            return True
+
+        try:
+            completed = loop.run(main())
+            assert not loop.errors, loop.errors
+            return completed
+        finally:
+            loop.close()
+
+    def crash(self, loss: Loss) -> None:
+        self.disk.crash(loss)
+
+    def check(self, lives: int = 2) -> None:
+        """A life in which only the promises are checked; then another after an orderly stop."""
+        for _ in range(lives):
+            assert self.live(lambda store, promises: promises.check(store))
+        assert not self.disk.open_files, f"left open: {self.disk.open_files}"
+
+
+@pytest.fixture
+def machine() -> type[Machine]:
+    return Machine
+
+
+@pytest.fixture
+def body() -> Callable[..., bytes]:
+    return entry_body

@@ -1,0 +1,228 @@
+"""The power fails at every single disk call; whatever was acknowledged must be there afterwards.
+
+Each test runs a script once to count its disk calls, and then once for each of them with the crash there. What was not
+synced is lost in one of several ways in turn. Names in brackets are those of the rules and flaws in storage 10.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bookies.sim.disk import LOSSES, PROCESS_DIES, Loss
+from bookies.storage.ledger_store import LedgerStore
+
+Body = Callable[..., bytes]
+Script = Callable[[LedgerStore, Any], Any]
+WAYS = (*LOSSES, PROCESS_DIES)
+
+
+def sweep(machine: Any, script: Script, *, prepare: Script | None = None, step: int = 1, **settings: Any) -> int:
+    """Crash at each (or each `step`-th) disk call of a life with `script`, after a life with `prepare`."""
+
+    def fresh(name: object) -> Any:
+        made = machine(name, **settings)
+        if prepare is not None:
+            assert made.live(prepare, stops=False)
+            made.crash(PROCESS_DIES)
+        return made
+
+    first = fresh("count")
+    before = first.disk.call_count
+    assert first.live(script)
+    first.check()
+    count = first.disk.call_count - before
+    for number in range(1, count + 1, step):
+        victim = fresh("count")
+        if victim.live(script, crash_at=number):
+            break
+        victim.crash(WAYS[number % len(WAYS)])
+        if number % 3 == 0:  # and once more while it comes back
+            victim.live(lambda store, promises: promises.check(store), crash_at=1 + number * 7 % 40)
+            victim.crash(WAYS[number // 3 % len(WAYS)])
+        try:
+            victim.check(lives=2 if number % 5 == 0 else 1)
+        except BaseException as error:
+            error.add_note(f"crash at disk call {number} of {count}, loss {WAYS[number % len(WAYS)]}")
+            raise
+    return count
+
+
+@pytest.fixture
+def load(body: Body) -> Script:
+    """Entries of several kinds, fences, explicit LACs; some of it is waited for, some is not."""
+
+    async def run(store: LedgerStore, promises: Any) -> None:
+        waits = [promises.add(store, 1, {entry: body(1, entry) for entry in range(8)})]
+        waits += [promises.add(store, 2, {entry: body(2, entry) for entry in (0, 3, 4, 9)})]
+        waits += [promises.fence(store, 3), promises.write_lac(store, 4, 17)]
+        await asyncio.gather(*waits)
+        promises.add(store, 1, {entry: body(1, entry) for entry in range(8, 16)})
+        promises.add(store, 2, {entry: body(2, entry) for entry in (7, 2, 30)})
+        await promises.fence(store, 2)
+        await promises.add(store, 2, {3: body(2, 3, version=1), 4: body(2, 4, version=1)}, is_recovery=True)
+        promises.write_lac(store, 4, 18)
+
+    return run
+
+
+def test_a_checkpoint(machine: Any, load: Script, body: Body) -> None:
+    """[R-1, R-2, R-11, R-12]"""
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        await load(store, promises)
+        await store.checkpoint()
+        await promises.add(store, 1, {entry: body(1, entry) for entry in range(16, 20)})
+        await promises.fence(store, 1)
+        await store.checkpoint()
+
+    assert sweep(machine, script) > 60
+
+
+def test_a_checkpoint_with_two_journals_and_two_ledger_directories(machine: Any, load: Script) -> None:
+    """[R-10, R-11]"""
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        await load(store, promises)
+        await store.checkpoint()
+        await load_more(store, promises)
+        await store.checkpoint()
+
+    async def load_more(store: LedgerStore, promises: Any) -> None:
+        await asyncio.gather(promises.write_lac(store, 5, 3), promises.fence(store, 4))
+
+    assert sweep(machine, script, journals=2, ledgers=2) > 60
+
+
+def test_replay_and_its_flush(machine: Any, load: Script) -> None:
+    """[R-8, R-13, F-38]"""
+
+    async def nothing(store: LedgerStore, promises: Any) -> None:
+        await promises.check(store)
+
+    assert sweep(machine, nothing, prepare=load) > 30
+
+
+def test_replay_over_a_half_finished_checkpoint(machine: Any, load: Script, body: Body) -> None:
+    """Pages and headers of a checkpoint that did not get to its mark are met again by the replay."""
+
+    async def prepare(store: LedgerStore, promises: Any) -> None:
+        await load(store, promises)
+        await store.checkpoint()
+        await promises.add(store, 1, {entry: body(1, entry) for entry in range(16, 24)})
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        await promises.add(store, 1, {entry: body(1, entry, version=2) for entry in range(4, 20)})
+        await store.checkpoint()
+
+    assert sweep(machine, script, prepare=prepare) > 40
+
+
+def test_rolls_of_journal_and_entry_log(machine: Any, body: Body) -> None:
+    """[F-8, R-16]"""
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        for number in range(8):
+            ids = range(number * 4, number * 4 + 4)
+            adding = promises.add(store, number % 2, {entry: body(number % 2, entry, size=90_000) for entry in ids})
+            if number % 3 == 0:
+                await adding
+        await adding
+        await store.checkpoint()
+
+    count = sweep(machine, script, step=3, write_cache_size=1 << 20)
+    assert count > 60
+
+
+def test_the_entry_is_added_again_and_its_record_is_torn(machine: Any, body: Body) -> None:
+    """A recovery sends an acknowledged entry again; a torn copy of it in the journal must not replace the good one."""
+    for number in range(40):
+        victim = machine(number)
+        has_digest = number % 4 != 3
+
+        async def prepare(
+            store: LedgerStore, promises: Any, has_digest: bool = has_digest, number: int = number
+        ) -> None:
+            bodies = {entry: body(1, entry, size=700, has_digest=has_digest) for entry in range(6)}
+            await promises.add(store, 1, bodies)
+            if number % 2:
+                await store.checkpoint()
+
+        async def script(store: LedgerStore, promises: Any, has_digest: bool = has_digest) -> None:
+            again = {entry: body(1, entry, version=1, size=700, has_digest=has_digest) for entry in range(6)}
+            await promises.add(store, 1, again, is_recovery=True)
+
+        assert victim.live(prepare, stops=False)
+        victim.crash(PROCESS_DIES)
+        calls = victim.disk.call_count
+        probe = machine(number)
+        assert probe.live(prepare, stops=False)
+        probe.crash(PROCESS_DIES)
+        probe.disk.log = []
+        assert probe.live(script, stops=False)
+        group = next(call for call in probe.disk.log if call.operation == "pwritev" and call.path.endswith(".txn"))
+        assert not victim.live(script, crash_at=group.number - calls + 1)  # between the write and its sync
+        victim.crash(Loss(0.5, garbage=0.3 * (number % 3)))
+        victim.check()
+
+
+@pytest.mark.parametrize(
+    "operation, path", [("pwritev", ".log"), ("pwrite", ".idx"), ("pwritev", ".idx"), ("open", ".idx")]
+)
+@pytest.mark.parametrize("skip", range(3))
+def test_two_checkpoints_of_which_the_first_fails(
+    machine: Any, load: Script, body: Body, operation: str, path: str, skip: int
+) -> None:
+    """[F-25, R-17] What the first could not write is part of the second, whatever else was dirty meanwhile."""
+    victim = machine((operation, path, skip))
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        await load(store, promises)
+        await store.checkpoint()
+        for ledger_id in range(10, 14):
+            await promises.add(store, ledger_id, {entry: body(ledger_id, entry) for entry in range(30)})
+        await promises.add(store, 1, {entry: body(1, entry) for entry in range(40, 60)})
+        await promises.write_lac(store, 12, 5)
+        fault = victim.disk.fail(operation, path, lambda: OSError(5, "Input/output error"), skip=skip)
+        with contextlib.suppress(OSError):
+            await store.checkpoint()
+        assert fault.count == 0 or operation == "pwritev"
+        victim.disk.faults.clear()
+        await promises.fence(store, 1)
+        await store.checkpoint()
+
+    assert victim.live(script, stops=False)
+    assert not victim.failures
+    victim.crash(WAYS[skip])
+    victim.check()
+
+
+def test_meta_records_only(machine: Any) -> None:
+    """[F-7, F-19, F-20, F-21] Fences and explicit LACs of ledgers without entries, before and after a checkpoint."""
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        await asyncio.gather(promises.fence(store, 7), promises.write_lac(store, 8, 3))
+        await store.checkpoint()
+        await asyncio.gather(promises.fence(store, 8), promises.fence(store, 9), promises.write_lac(store, 7, 4))
+        await store.checkpoint()
+        await promises.write_lac(store, 9, 1)
+
+    assert sweep(machine, script) > 30
+
+
+def test_a_header_changes_after_a_restart_without_a_page_in_memory(machine: Any, load: Script, body: Body) -> None:
+    """[F-20, F-22] The fence of a ledger of which only the header was loaded is part of the next checkpoint."""
+
+    async def prepare(store: LedgerStore, promises: Any) -> None:
+        await load(store, promises)
+        await store.checkpoint()
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        await asyncio.gather(promises.fence(store, 1), promises.write_lac(store, 2, 8))
+        await store.checkpoint()
+
+    assert sweep(machine, script, prepare=prepare) > 20
