@@ -13,6 +13,7 @@ registration, 5 directories or storage.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
 import json
@@ -123,7 +124,8 @@ def _stop_on_signals(stop_asked: asyncio.Event) -> None:
                 loop.remove_reader(0)
                 stop_asked.set()
 
-        loop.add_reader(0, parent_wrote_or_died)
+        with contextlib.suppress(PermissionError):  # a file or /dev/null, whose end says nothing about anybody
+            loop.add_reader(0, parent_wrote_or_died)
 
 
 def _print_ready(server: BookieServer) -> None:

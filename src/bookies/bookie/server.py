@@ -27,7 +27,7 @@ from bookies.errors import BookKeeperError, ConfigError, CookieMismatch, CookieN
 from bookies.metadata.driver import MetadataDriver
 from bookies.model import BookieId, BookieInfo, BookieMode, Endpoint
 from bookies.runtime.events import Events
-from bookies.runtime.ports import Listener, Runtime
+from bookies.runtime.ports import Listener, Lock, Runtime
 from bookies.runtime.tasks import Tasks
 from bookies.storage import cookie
 from bookies.storage.ledger_store import LedgerStore
@@ -78,8 +78,13 @@ class BookieServer:
         try:
             self._listener = await self._runtime.network.listen(self.config.host, self.config.port, self._accept)
             self.address = (self.config.host, self._listener.address[1])
-            await self._check_cookie()
-            await self.store.start()
+            locks: list[Lock] = []
+            try:
+                await self._check_cookie(locks)
+                await self.store.start()
+            finally:
+                for lock in locks:
+                    lock.release()
             self.store.on_mode_change(self._mode_changed)
             self.state.storage_is(self.store.is_writable)
             self.state.started()
@@ -138,8 +143,12 @@ class BookieServer:
         return self._cause
 
     # -- start ---------------------------------------------------------------------------------------------------
-    async def _check_cookie(self) -> None:
-        """Compare who we are with what the directories and the metadata store say. Source: storage 9.3."""
+    async def _check_cookie(self, locks: list[Lock]) -> None:
+        """Compare who we are with what the directories and the metadata store say. Source: storage 9.3.
+
+        `locks`: takes those of the directories, without which two new bookies could stamp the same ones. The storage
+        has its own, on `current`, so the caller releases these when it has started.
+        """
         disk, directories = self._runtime.disk, cookie.directories_of(self.config)
         instance_id = await self._driver.instance_id()
         if instance_id is None:
@@ -155,6 +164,11 @@ class BookieServer:
             stored, _ = await self._driver.read_cookie(self.bookie_id)
         except CookieNotFound:
             stored = None
+        for directory in directories:
+            if stored is None:
+                disk.make_directories(directory)
+            if disk.is_directory(directory):
+                locks.append(disk.lock_directory(directory))
         master = cookie.master_cookie(self.config, self.bookie_id, instance_id)
         decision = cookie.check_directories(disk, master, directories, stored)
         if decision is cookie.Decision.NEW_BOOKIE:

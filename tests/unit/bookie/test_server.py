@@ -251,6 +251,19 @@ def test_two_bookies_on_one_directory(world: World) -> None:
     world.run(body)
 
 
+def test_two_new_bookies_cannot_both_take_empty_directories(world: World) -> None:
+    async def body(world: World) -> None:
+        servers = [await world.on_bookie(world.new_server(bookie_id=f"b{n}", port=4000 + n)) for n in (1, 2)]
+        tasks = [world.bookie_host.create_task(server.start()) for server in servers]
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["DirectoryInUse", "NoneType"]
+        (winner,) = [server for server, outcome in zip(servers, outcomes, strict=True) if outcome is None]
+        await world.on_bookie(winner.stop())
+        await world.start(bookie_id=winner.bookie_id)
+
+    world.run(body)
+
+
 def test_directories_of_another_bookie_or_cluster(world: World) -> None:
     async def body(world: World) -> None:
         await world.on_bookie((await world.start()).stop())
