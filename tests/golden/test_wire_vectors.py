@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 from typing import Any
 
 import pytest
@@ -192,3 +193,11 @@ def test_entry_list() -> None:
 def test_no_vector_is_left_out() -> None:
     tested = {*REQUESTS, *RESPONSES, "V2-READ-BADVERSION", "A-0-1-2-5"}
     assert {name for name in VECTORS if name[0] not in "KEL"} == tested
+
+
+@pytest.mark.parametrize("name", ["v2-add", "v2-add-ok", "v3-add", "v3-add-ok"])
+def test_the_examples_in_the_documentation(name: str) -> None:
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+    example = text.split(f"```{name}\n")[1].split("```")[0]
+    digits = "".join([re.split(r" {3,}(?=\S)", line.strip())[0] for line in example.splitlines()])
+    assert bytes.fromhex(digits) == VECTORS[name.upper()]

@@ -5,8 +5,8 @@ whose entries are `Records`, the framing that journal, entry log and batch-read 
 
     record := uint32 length, big-endian | length bytes (the entry body: header, digest, payload)
 
-`version` is the protocol version byte of a v2 request (0, 1 or 2), or 3. `txn_id` is the transaction id of v3, and
-for v2 batch reads the request id. Source: wire-protocol 2 to 5.
+`version` is the protocol version byte of a v2 request (0, 1 or 2), or 3; in refusals of other v2 versions, 256 plus
+the byte. `txn_id` is the transaction id of v3, and for v2 batch reads the request id. Source: wire-protocol 2 to 5.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ class AddBatch:
 
 @dataclass(slots=True)
 class ReadRequest:
-    """One entry; `entry_id` -1 asks for the highest. With `previous_lac`: a long poll. Source: wire-protocol 5.5-5.7."""
+    """One entry; `entry_id` -1 asks for the highest. With `previous_lac`: a long poll.
+
+    Source: wire-protocol 5.5 to 5.7.
+    """
 
     version: int
     txn_id: int
@@ -144,8 +147,9 @@ class StartTlsRequest:
 class InvalidRequest:
     """A request that decodes but cannot be served; answered with `status` alone.
 
-    A v2 add whose body is shorter than 24 bytes, a version byte above 2, a v3 operation without its message or
-    without an implementation. `ledger_id` and `entry_id` are echoed by v2 answers.
+    An add whose body is shorter than 24 bytes, names other ids than its message, or negative ones; a v2 version byte
+    above 2, a v3 header version below 3; a v3 operation without its message or without an implementation. The ids are
+    echoed where they are known.
     """
 
     version: int
@@ -272,7 +276,11 @@ class StartTlsResponse:
 
 @dataclass(slots=True)
 class BareResponse:
-    """v3: header and status only (not authenticated, generic BAD_REQUEST); v2: the answer to an `InvalidRequest`."""
+    """The answer to an `InvalidRequest`, or to anything before authentication.
+
+    v2: without a body. v3: header and status only, unless there is a ledger id or the status is BAD_VERSION, which
+    come with the operation's own message. Source: wire-protocol 3.4.
+    """
 
     version: int
     txn_id: int

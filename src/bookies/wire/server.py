@@ -28,7 +28,11 @@ class RequestDecoder:
         self._rest = b""
 
     def feed(self, data: Buffer) -> list[Request]:
-        """Requests in the order of their arrival. Raises RemoteProtocolError: the caller closes the connection."""
+        """Requests in the order of their arrival.
+
+        Raises RemoteProtocolError: the caller closes the connection. What came before the malformed frame in the same
+        read is lost with it, as it may be anyway when a connection closes.
+        """
         buffer, starts = self._frames.feed(data)
         requests: list[Request] = []
         index, count = 0, len(starts) - 1
@@ -80,6 +84,7 @@ def _refuse_negative_ids(batch: AddBatch) -> list[Request]:
             refused = batch.version, 0, Operation.ADD, Status.BAD_REQUEST, batch.ledger_id, entry_id
             requests.append(InvalidRequest(*refused))
         else:
+            last_add_confirmed = int.from_bytes(batch.records.body(index)[16:24], "big", signed=True)
             requests.append(
                 AddBatch(
                     batch.version,
@@ -87,7 +92,7 @@ def _refuse_negative_ids(batch: AddBatch) -> list[Request]:
                     batch.master_key,
                     range(entry_id, entry_id + 1),
                     batch.records.slice(index, index + 1),
-                    batch.last_add_confirmed,
+                    last_add_confirmed,
                     is_recovery=batch.is_recovery,
                     is_high_priority=batch.is_high_priority,
                 )

@@ -101,9 +101,19 @@ def test_adds_with_negative_ids_are_refused_alone() -> None:
     found = RequestDecoder(SIZE_MAX).feed(adds(-2, 4))
     refused = [InvalidRequest(2, 0, Operation.ADD, Status.BAD_REQUEST, 5, entry_id) for entry_id in (-2, -1)]
     assert found[:2] == refused
-    assert [list(request.entry_ids) for request in found[2:] if isinstance(request, AddBatch)] == [[0], [1]]
+    rest = [request for request in found[2:] if isinstance(request, AddBatch)]
+    assert [list(batch.entry_ids) for batch in rest] == [[0], [1]]
+    assert b"".join([frames(batch) for batch in rest]) == adds(-2, 4)[len(adds(-2, 2)) :]
     found = RequestDecoder(SIZE_MAX).feed(adds(0, 2, -5))
     assert found == [InvalidRequest(2, 0, Operation.ADD, Status.BAD_REQUEST, -5, entry_id) for entry_id in (0, 1)]
+
+
+def test_the_last_add_confirmed_of_a_refused_add_does_not_count() -> None:
+    refused, _, _ = kernels.pack_add_frames(v2.add_head(KEY), 5, -7, 1000, 0, [b"x"], 3, b"")
+    accepted, _, _ = kernels.pack_add_frames(v2.add_head(KEY), 5, 0, -1, 0, [b"x"], 3, b"")
+    _, batch = RequestDecoder(SIZE_MAX).feed(refused + accepted)
+    assert isinstance(batch, AddBatch)
+    assert batch.last_add_confirmed == -1
 
 
 def test_a_bad_length_behind_good_frames_raises() -> None:
