@@ -55,6 +55,19 @@ PROFILES = {
             weights={"cut connection": 5, "partition": 3, "isolate": 2, "slow host": 2, "kill client at an await": 2},
         )
     ),
+    "metadata": Profile(
+        faults=FaultPlan(
+            gap_ms=150,
+            weights={
+                "metadata trouble": 4,
+                "expire session": 3,
+                "crash bookie": 2,
+                "cut connection": 2,
+                "kill client at an await": 3,
+                "pause client": 2,
+            },
+        )
+    ),
     "tight": Profile(bookies=3),
 }
 
