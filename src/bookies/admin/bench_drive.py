@@ -9,9 +9,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from bookies.admin.cli import UsageError
 from bookies.admin.common import run_async
 from bookies.admin.histogram import Histogram
+from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:
     from bookies.client.client import Client

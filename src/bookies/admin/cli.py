@@ -27,10 +27,6 @@ COMMANDS = {
 }
 
 
-class UsageError(Exception):
-    """The command was used wrongly; exit status 2."""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. Installed as `bk`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -48,38 +44,46 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = f"; did you mean `bk {near[0]}`?" if near else ""
         print(f"bk: no command named {noun!r}{hint} (bk --help lists them)", file=sys.stderr)
         return 2
+    try:
+        return _run(noun, arguments[1:])
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+
+
+def _run(noun: str, arguments: list[str]) -> int:
+    """Run one command; turn what it raises into one sentence and an exit status."""
     module = importlib.import_module(COMMANDS[noun][0])
     parser = argparse.ArgumentParser(
         prog=f"bk {noun}", description=COMMANDS[noun][1], formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.set_defaults(noun=noun, debug=False)
     module.configure(parser)
-    parsed = parser.parse_args(arguments[1:])
-    return _guard(module, parsed)
+    parsed = parser.parse_args(arguments)
 
-
-def _guard(module: object, parsed: argparse.Namespace) -> int:
-    """Turn what a command raises into one sentence and an exit status."""
+    from bookies.admin.usage import UsageError
     from bookies.errors import BookKeeperError, ConfigError, InvalidArgument
 
     try:
-        status = module.run(parsed)  # type: ignore[attr-defined]
+        status = module.run(parsed)
         sys.stdout.flush()
         return int(status or 0)
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return 130
     except BrokenPipeError:
         # The reader of our output went away (`bk ledger read 7 | head`): not an error, but nothing more to say.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (UsageError, ConfigError, InvalidArgument) as error:
-        print(f"bk {parsed.noun}: {error}", file=sys.stderr)
+        print(f"bk {noun}: {error}", file=sys.stderr)
         return 2
     except (BookKeeperError, OSError) as error:
         if parsed.debug:
             raise
-        print(f"bk {parsed.noun}: {error or type(error).__name__}", file=sys.stderr)
+        print(f"bk {noun}: {error or type(error).__name__}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        if parsed.debug:
+            raise
+        print(f"bk {noun}: internal error, {error!r}; this is a bug (--debug shows where)", file=sys.stderr)
         return 1
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from bookies.client.client import Client
 
-from bookies.admin.cli import UsageError
+from bookies.admin.usage import UsageError
 
 T = TypeVar("T")
 DATA_DIRECTORY = "bk-data"

@@ -14,8 +14,8 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from bookies.admin.cli import UsageError
 from bookies.admin.common import add_common, print_json, print_table
+from bookies.admin.usage import UsageError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

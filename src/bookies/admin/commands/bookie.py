@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from bookies.admin.cli import UsageError
 from bookies.admin.common import add_common, metadata_uri, print_json, print_table, size_text, with_client
+from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:
     from bookies.client.client import Client

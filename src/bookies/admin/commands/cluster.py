@@ -6,7 +6,6 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any
 
-from bookies.admin.cli import UsageError
 from bookies.admin.common import (
     DATA_DIRECTORY,
     add_common,
@@ -17,6 +16,7 @@ from bookies.admin.common import (
     run_async,
     size_text,
 )
+from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:
     from bookies.client.client import Client

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from bookies.admin.cli import UsageError
 from bookies.admin.common import Progress, add_common, print_json, print_table, run_async, size_text
+from bookies.admin.usage import UsageError
 from bookies.errors import ConfigError
 
 if TYPE_CHECKING:

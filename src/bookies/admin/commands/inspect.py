@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from bookies.admin.cli import UsageError
 from bookies.admin.common import add_common, print_table, size_text
+from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:
     from bookies.runtime.ports import Disk

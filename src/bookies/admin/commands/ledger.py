@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO
 
-from bookies.admin.cli import UsageError
 from bookies.admin.common import Progress, add_common, print_json, print_table, size_text, with_client
+from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:
     from bookies.client.client import Client

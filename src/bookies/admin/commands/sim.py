@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING
 
-from bookies.admin.cli import UsageError
 from bookies.admin.common import Progress, print_json
+from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:
     from bookies.sim.run import Result
