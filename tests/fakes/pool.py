@@ -10,6 +10,7 @@ import asyncio
 import struct
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from random import Random
 from typing import Any, TypeVar
 
@@ -132,7 +133,7 @@ class FakePool:
                 fail(errors.BookieUnreachable("connection refused", bookie=bookie))
                 return
             stored: list[int] = []
-            for start, stop in zip(starts, starts[1:], strict=False):
+            for start, stop in pairwise(starts):
                 try:
                     stored.append(peer.add(frames[start:stop]))
                 except errors.BookKeeperError as error:

@@ -314,7 +314,7 @@ class LedgerWriter:
             if not future.done():
                 error = LedgerClosed(f"the writer has ended, nothing was sent: {cause}", ledger_id=self.ledger_id)
                 error.__cause__ = cause
-                future.set_exception(error)
+                _fail(future, error)
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
@@ -359,7 +359,7 @@ class LedgerWriter:
         self._final_length = self._channel.length_at(first - 1)
         for entry_id, future in self._take_waiting(last):
             if not future.done():
-                future.set_exception(_unknown(error, self.ledger_id, entry_id))
+                _fail(future, _unknown(error, self.ledger_id, entry_id))
         self._wake_idle()
 
     def on_change(self, change: ChangeEnsemble) -> None:
@@ -513,6 +513,12 @@ def _as_bytes(payload: Payload) -> bytes:
     if isinstance(payload, bytes | bytearray | memoryview):
         return bytes(payload)
     raise InvalidArgument(f"a payload is bytes, bytearray or memoryview, not {type(payload).__name__}")
+
+
+def _fail(future: asyncio.Future[int], error: BookKeeperError) -> None:
+    """Fail an append that perhaps nobody awaits: `seal` reports the failure, asyncio need not, once per entry."""
+    future.set_exception(error)
+    future.exception()
 
 
 def _unknown(error: BookKeeperError, ledger_id: int, entry_id: int) -> BookKeeperError:
