@@ -36,6 +36,7 @@ REGISTER_RETRY_S = 0.5  # first pause after a failed registration; doubles
 REGISTER_RETRY_S_MAX = 10.0
 UNREGISTER_S = 2.0  # of a stop; then the lease has to run out
 ANSWER_S = 5.0  # of a stop; then accepted adds go unanswered
+FETCH_S = 1.0  # of a stop, after the last checkpoint; then peers that have not fetched their answers lose them
 
 _LEGAL_ID = re.compile(r"[A-Za-z0-9._:-]+")
 
@@ -123,7 +124,9 @@ class BookieServer:
         except (StorageError, OSError, TimeoutError) as error:
             # Nothing is lost: the journal has what could not be flushed, and the next start replays it.
             self._events.warning("checkpoint.failed", bookie=self.bookie_id, error=error)
-        # Peers had the time of the last checkpoint to fetch their answers and go.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FETCH_S):
+                await self._intake.wait_empty()
         await self._abort_connections()
         self._events.info("bookie.stopped", bookie=self.bookie_id)
 
