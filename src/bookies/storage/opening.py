@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bookies.config import BookieConfig
+from bookies.errors import StorageError
 from bookies.runtime.events import Events
-from bookies.runtime.ports import Runtime
+from bookies.runtime.ports import Disk, Runtime
 from bookies.storage.checkpoint import Checkpointer
 from bookies.storage.directories import Directories
 from bookies.storage.index import LedgerIndex
@@ -64,6 +65,7 @@ async def open_storage(parts: Opened, events: Events) -> None:
     worker = checkpointer.worker
     await worker.run(directories.acquire)
     parts.index.found(await worker.run(find_index_files, runtime.disk, directories.indexes))
+    await worker.run(_check_journals, runtime.disk, directories)
     marks = list(await worker.run(checkpointer.mark_files.read))
     restorer = Restorer(parts.cache, parts.index, checkpointer, parts.readers)
     for number, directory in enumerate(directories.journals):
@@ -76,6 +78,16 @@ async def open_storage(parts: Opened, events: Events) -> None:
         ids = await worker.run(journal_ids, runtime.disk, directory)
         await journal.open((ids[-1] if ids else runtime.clock.wall_ms()) + 1)
     await worker.run(directories.mark_dirty)
+
+
+def _check_journals(disk: Disk, directories: Directories) -> None:
+    """Raises StorageError if a journal is gone as a whole: each start makes a file before it marks the bookie dirty."""
+    for directory in directories.journals:
+        if not directories.was_clean and not journal_ids(disk, directory):
+            raise StorageError(
+                f"{directory}: this bookie did not stop in an orderly way, and its journal is gone; acknowledged "
+                "entries would be lost. Nothing was changed. Put the files back, or give it up: bk bookie format"
+            )
 
 
 def _tell(report: ReplayReport, events: Events) -> None:
