@@ -112,10 +112,10 @@ class EntryLogWriter:
     def _open_next(self) -> None:
         """Create the next log in the first directory in turn that takes it."""
         failure: Exception | None = None
-        for turn in range(len(self._directories)):
+        for _ in self._directories:
             try:
-                log_id = self._allocate_id()
-                directory = self._directories[(log_id + turn) % len(self._directories)]
+                log_id = self._allocate_id()  # one more for each turn, hence another directory
+                directory = self._directories[log_id % len(self._directories)]
                 file = self._disk.open(posixpath.join(directory, layout.file_name(log_id)), "x+")
             except (OSError, DiskFull) as error:
                 failure = error
