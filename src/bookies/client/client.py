@@ -98,7 +98,7 @@ class Client:
         """Begin the session with the metadata store. Raises `MetadataError` when there is no such store or cluster."""
         if not self._is_open:
             await self._driver.open()
-            self._watcher.start()
+            await self._watcher.start()
             self._is_open = True
         return self
 

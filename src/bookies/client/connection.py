@@ -229,7 +229,8 @@ class Connection(asyncio.Protocol):
         """Whether a v2 read can be told from the ones whose answers are still to come."""
         if is_fencing and key in self._abandoned:
             return False
-        return all(request.is_fencing == is_fencing for request in self._reads.get(key, ()))
+        waiting = self._reads.get(key)
+        return waiting is None or all(request.is_fencing == is_fencing for request in waiting)
 
     def request(
         self,
@@ -242,7 +243,8 @@ class Connection(asyncio.Protocol):
     ) -> asyncio.Future[Outcome]:
         """Send a request in this or the next turn of the loop. Cancelling the future gives the request up.
 
-        `txn_id`: its transaction id (v3) or request id (v2 batch read); `key`: of a v2 read, which has neither.
+        `txn_id`: its transaction id (v3) or request id (v2 batch read); `key`: of a v2 read, which has neither and
+        which `accepts_read`.
         """
         assert self.error is None
         future: asyncio.Future[Outcome] = self._loop.create_future()
@@ -251,8 +253,10 @@ class Connection(asyncio.Protocol):
             self._requests[txn_id] = request
         else:
             assert key is not None
-            assert self.accepts_read(key, is_fencing)
-            self._reads.setdefault(key, deque()).append(request)
+            waiting = self._reads.get(key)
+            if waiting is None:
+                waiting = self._reads[key] = deque()
+            waiting.append(request)
         self._unsent.extend(buffers)
         if self._transport is not None and not self._is_flush_scheduled:
             # Requests are small; those of one turn of the loop share a system call.

@@ -31,7 +31,7 @@ from bookies.protocol.quorum import write_set
 from bookies.protocol.read import ReplicaChoice, read_ranges, replica_order
 from bookies.wire.messages import BatchReadResponse, ReadResponse
 
-BATCH_SIZE = 512 * KIB  # bytes asked for at once; fits a core's second-level cache
+BATCH_SIZE = 256 * KIB  # bytes asked for at once; measured best of 64 KiB to 1 MiB: its copies stay in a core's cache
 FILL = 0.75  # of BATCH_SIZE that a batch is planned to take, so that few answers stop at the size limit
 SINGLES_MAX = 256  # single reads of one ask
 
@@ -90,9 +90,8 @@ class RangeFetch:
         if not self._ahead:
             return None
         ask = self._ahead[0]
-        for answer in ask.answers:
-            if not answer.done():
-                await asyncio.shield(answer)  # Cancelling us must not give the request up: it is still in the queue.
+        if unanswered := [answer for answer in ask.answers if not answer.done()]:
+            await asyncio.wait(unanswered)  # Unlike awaiting them, being cancelled here does not give them up.
         self._ahead.popleft()
         self._ask_ahead()
         batch = self._verified(ask)
@@ -127,7 +126,9 @@ class RangeFetch:
         if self._has_batches:
             bookie = self._order(ensemble, turn)[0]
             return _Ask(first, last, ensemble, turn, (bookie,), (self._start_batch(bookie, first, last),), True)
-        bookies = [self._order(ensemble, entry_id)[0] for entry_id in range(first, last + 1)]
+        size = len(ensemble)
+        chosen = [self._order(ensemble, residue)[0] for residue in range(size)]  # The order repeats with the id.
+        bookies = [chosen[entry_id % size] for entry_id in range(first, last + 1)]
         ledger_id = self._metadata.ledger_id
         answers = [
             self._pool.start_read_entry(bookie, ledger_id, entry_id) for entry_id, bookie in enumerate(bookies, first)

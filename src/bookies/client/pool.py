@@ -53,6 +53,7 @@ R = TypeVar("R")
 SUSPICION_S = 10.0  # a bookie that could not be reached, or did not answer, is asked last for so long
 BATCH_OVERHEAD = 36  # bytes of a batch-read answer that are not records
 BATCH_HEADROOM = 64
+ANSWER_SLACK = 1024  # bytes by which an answer may be longer than the add of its entry: batch reads, long polls
 BOTH_CAPACITIES = 3  # of `GetBookieInfoRequest.requested`
 
 
@@ -377,7 +378,8 @@ class BookiePool:
         peer = self._peer(bookie)
         connection = peer.connections.get(wire)
         if connection is None:
-            connection = Connection(bookie, wire, self._config.frame_size_max, self._ended, self.suspect)
+            frame_size_max = self._config.frame_size_max + ANSWER_SLACK
+            connection = Connection(bookie, wire, frame_size_max, self._ended, self.suspect)
             peer.connections[wire] = connection
             self._tasks.start(self._connect(connection), f"connect to {bookie}")
         return connection

@@ -28,6 +28,7 @@ from bookies.errors import (
     InvalidArgument,
     LedgerClosed,
     LedgerNotFound,
+    NotSupported,
     ReadFailed,
     Unauthorized,
 )
@@ -192,6 +193,10 @@ class LedgerReader:
             async for entry in self.read(entry_id, entry_id):
                 return entry
         raise EntryNotFound("no such entry", ledger_id=self.ledger_id, entry_id=entry_id)
+
+    def read_unconfirmed(self, first: int, last: int) -> Entries:
+        """Not offered: entries that may turn out not to be in the ledger. Raises `NotSupported`."""
+        raise NotSupported("unconfirmed reads are not offered; tail() delivers entries as soon as they are confirmed")
 
     async def read_last(self, *, timeout: float | None = None) -> Entry:
         """The entry at the last add confirmed, which is refreshed first. Raises `EntryNotFound` when there is none."""

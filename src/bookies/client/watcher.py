@@ -46,10 +46,10 @@ class BookieWatcher:
         self._failed_until: dict[BookieId, float] = {}
         self._addresses: dict[BookieId, tuple[str, int]] = {}
 
-    def start(self) -> None:
-        """Begin to watch. Idempotent."""
-        if self._watch is None:
-            self._watch = self._driver.watch_bookies(BookieMode.WRITABLE, self._changed)
+    async def start(self) -> None:
+        """Begin to watch; the bookies are known when it returns."""
+        self._watch = self._driver.watch_bookies(BookieMode.WRITABLE, self._changed)
+        await self.refresh()
 
     def stop(self) -> None:
         if self._watch is not None:
