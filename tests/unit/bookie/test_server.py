@@ -291,16 +291,14 @@ def test_a_full_disk_turns_the_bookie_read_only_and_reads_go_on() -> None:
         server = await world.start(checkpoint_interval_ms=500, write_cache_size=1 << 20)
         client = await world.connect(server)
         accepted = -1
-        async with asyncio.timeout(3600):
-            for first in range(0, 10_000, 20):
-                statuses = [
-                    answer.status for answer in await client.add(adds(1, range(first, first + 20), size=50_000))
-                ]
-                if statuses != [Status.OK] * 20:
-                    break
-                accepted = first + 19
+        for first in range(0, 10_000, 5):
+            statuses = [answer.status for answer in await client.add(adds(1, range(first, first + 5), size=50_000))]
+            if statuses != [Status.OK] * 5:
+                break
+            accepted = first + 4
+            await asyncio.sleep(10)  # so long the disks may go unmeasured
         assert accepted > 0
-        assert set(statuses) <= {Status.OK, Status.READ_ONLY, Status.IO_ERROR, Status.TOO_MANY_REQUESTS}
+        assert set(statuses) == {Status.READ_ONLY}
         await asyncio.sleep(10)
         assert server._cause is None, "a full disk is no failure"
         assert server.state.mode is BookieMode.READ_ONLY
