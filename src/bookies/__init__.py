@@ -151,13 +151,15 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    module = _LAZY.get(name)
-    if module is None:
-        raise AttributeError(f"module 'bookies' has no attribute {name!r}")
-    value = import_module(f"{module}.{name}") if name == "blocking" else getattr(import_module(module), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # It would hide misspelled names.
+
+    def __getattr__(name: str) -> object:
+        module = _LAZY.get(name)
+        if module is None:
+            raise AttributeError(f"module 'bookies' has no attribute {name!r}")
+        value = import_module(f"{module}.{name}") if name == "blocking" else getattr(import_module(module), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

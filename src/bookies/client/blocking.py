@@ -204,9 +204,9 @@ class LedgerReader:
         """As `read`, in verified batches."""
         return self._batches(self._reader.read_batches(first, last))
 
-    def read_arrow(self, first: int = 0, last: int | None = None) -> pyarrow.Table:
+    def read_arrow(self, first: int = 0, last: int | None = None, *, timeout: float | None = None) -> pyarrow.Table:
         """As `read`, as a pyarrow.Table: ledger_id, entry_id, value."""
-        return self._thread.call(self._reader.read_arrow(first, last))
+        return self._thread.call(self._reader.read_arrow(first, last, timeout=timeout))
 
     def read_entry(self, entry_id: int, *, timeout: float | None = None) -> Entry:
         return self._thread.call(self._reader.read_entry(entry_id, timeout=timeout))

@@ -181,11 +181,14 @@ class LedgerReader:
         """As `read`, in verified batches that stay in the buffers they arrived in."""
         return self.read(first, last).batches()
 
-    async def read_arrow(self, first: int = 0, last: int | None = None) -> pyarrow.Table:
+    async def read_arrow(
+        self, first: int = 0, last: int | None = None, *, timeout: float | None = None
+    ) -> pyarrow.Table:
         """As `read`, as a pyarrow.Table: ledger_id and entry_id (int64), value (binary); no object per entry."""
         from bookies.client.arrow import table_of
 
-        return table_of([batch async for batch in self.read_batches(first, last)])
+        async with asyncio.timeout(timeout):
+            return table_of([batch async for batch in self.read_batches(first, last)])
 
     async def read_entry(self, entry_id: int, *, timeout: float | None = None) -> Entry:
         """One entry. `timeout`: seconds."""
