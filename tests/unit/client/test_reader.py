@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.fakes.world import World, play
 
 from bookies.client.client import Client
@@ -21,6 +23,7 @@ from bookies.errors import (
     InvalidArgument,
     LedgerClosed,
     LedgerNotFound,
+    NotSupported,
     ReadFailed,
     Status,
     Unauthorized,
@@ -355,6 +358,71 @@ def test_a_cancelled_step_can_be_repeated() -> None:
     play(act)
 
 
+@pytest.mark.parametrize("wire", ["v2", "v3"])
+def test_entries_of_the_largest_and_the_smallest_size(wire: str) -> None:
+    """The answers to batch reads and long polls are longer than the add was that just fitted."""
+
+    async def act(world: World) -> None:
+        store = await world.client(wire=wire, frame_size_max=100_000, read_ahead_size=64 * 1024)
+        writer = await store.create()
+        reader = await store.open(writer.ledger_id)
+        tail = asyncio.ensure_future(collect(reader, 0))
+        largest = bytes(writer._payload_size_max)
+        written = [b"", largest, b"", largest, largest, b"x"]
+        for each in written:
+            await writer.append(each)
+            await asyncio.sleep(0.01)
+        with pytest.raises(InvalidArgument):
+            await writer.append(largest + b"!")
+        await writer.seal()
+        assert [entry.payload for entry in await tail] == written
+        assert [entry.payload async for entry in reader.read()] == written
+        assert all(bookie.connection_count <= 4 for bookie in world.bookies.values())
+
+    play(act)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    ensemble=st.integers(1, 5),
+    quorums=st.tuples(st.integers(1, 5), st.integers(0, 4)),
+    damage=st.lists(st.tuples(st.integers(0, 99), st.sampled_from(["flip", "lose", "cut"])), max_size=60),
+    read_ahead=st.sampled_from([64 * 1024, 1 << 20]),
+)
+def test_one_good_replica_of_each_entry_is_enough(
+    ensemble: int, quorums: tuple[int, int], damage: list[tuple[int, str]], read_ahead: int
+) -> None:
+    async def act(world: World) -> None:
+        write_quorum = min(quorums[0], ensemble)
+        store = await world.client(read_ahead_size=read_ahead)
+        writer = await write(store, 100, ensemble=ensemble, write_quorum=write_quorum, ack_quorum=write_quorum)
+        for entry_id, kind in damage:
+            for replica in range(write_quorum):
+                if replica == quorums[1] % write_quorum:
+                    continue  # The good one.
+                name = writer.metadata.last_ensemble[(entry_id + replica) % ensemble]
+                entries = world.bookies[name].ledgers[writer.ledger_id].entries
+                if kind == "lose":
+                    entries.pop(entry_id, None)
+                elif entry_id in entries:
+                    body = entries[entry_id]
+                    entries[entry_id] = body[:30] if kind == "cut" else body[:-1] + bytes([body[-1] ^ 4])
+        ledger = await reopen(store, writer)
+        check([entry async for entry in ledger.read()], 0, 99)
+
+    play(act, ensemble)
+
+
+def test_unconfirmed_reads_are_refused() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        ledger = await reopen(store, await write(store, 3))
+        with pytest.raises(NotSupported, match="tail"):
+            ledger.read_unconfirmed(0, 5)
+
+    play(act)
+
+
 # -- opening, last add confirmed -----------------------------------------------------------------------------------
 
 
@@ -469,6 +537,25 @@ def test_tail_is_prompt() -> None:
             await writer.append(payload(number))  # Its header confirms the entry before it.
             assert (await waiting).id == number - 1
             assert world.loop.time() - begun < 0.05
+        await writer.seal()
+
+    play(act)
+
+
+def test_tail_is_not_held_up_by_a_silent_bookie() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        writer = await write(store, 2, seal=False)
+        ledger = await reopen(store, writer)
+        entries = ledger.tail(0)
+        await anext(entries)
+        world.bookies[BookieId("b1")].intercept = lambda request: [] if isinstance(request, ReadRequest) else None
+        for number in range(2, 12):
+            waiting = asyncio.ensure_future(anext(entries))
+            await writer.append(payload(number))
+            begun = world.loop.time()
+            assert (await waiting).id == number - 1
+            assert world.loop.time() - begun < 0.4
         await writer.seal()
 
     play(act)
