@@ -185,8 +185,12 @@ class FakePool:
     ) -> bytes:
         bodies = [await self._read("batch", bookie, ledger_id, first, key)]
         peer = self.bookies[bookie]
-        while len(bodies) < count_max and (ledger_id, first + len(bodies)) in peer.entries:
-            bodies.append(peer.entries[ledger_id, first + len(bodies)])
+        size = len(bodies[0])
+        while len(bodies) < count_max and (body := peer.entries.get((ledger_id, first + len(bodies)))) is not None:
+            size += 4 + len(body)
+            if size > size_max:
+                break
+            bodies.append(body)
         return Records.of(bodies).tobytes()
 
     async def _read(self, kind: str, bookie: BookieId, ledger_id: int, entry_id: int, key: bytes | None) -> bytes:
