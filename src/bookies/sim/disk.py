@@ -362,14 +362,14 @@ class SimDisk:
         )
 
     # -- contents, for tests and tools ---------------------------------------------------------------------------
-    def files(self, under: str = "") -> dict[str, bytes]:
-        """Path and contents of every file, as the process would read them."""
-        found = {
-            posixpath.join(path, name): bytes(inode.data)
-            for path, directory in self._directories.items()
-            for name, inode in directory.names.items()
-            if inode
-        }
+    def files(self, under: str = "", *, is_durable: bool = False) -> dict[str, bytes]:
+        """Path and contents of every file, as the process would read them; `is_durable`: what is certain to survive."""
+        found: dict[str, bytes] = {}
+        for path, directory in self._directories.items():
+            for name, inode in (directory.durable if is_durable else directory.names).items():
+                if inode is not None:
+                    data = inode.durable[: inode.durable_size] if is_durable else inode.data
+                    found[posixpath.join(path, name)] = bytes(data)
         return {path: found[path] for path in sorted(found) if path.startswith(under)}
 
     def put(self, path: str, data: bytes) -> None:
