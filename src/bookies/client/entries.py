@@ -9,7 +9,6 @@ from itertools import pairwise, repeat
 from typing import NamedTuple
 
 from bookies.kernels import gather_payloads
-from bookies.model import ENTRY_HEADER_SIZE
 
 _length_at = struct.Struct(">q").unpack_from
 _LENGTH_OFFSET = 4 + 24  # of the accumulated length, behind the record's length word
@@ -80,7 +79,3 @@ class EntryBatch:
         return EntryBatch(
             self.ledger_id, first, self.data, self.starts[at : last - self.first_entry_id + 2], self.header_size
         )
-
-
-def header_size_of(digest_size: int) -> int:
-    return ENTRY_HEADER_SIZE + digest_size

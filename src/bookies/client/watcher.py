@@ -80,9 +80,9 @@ class BookieWatcher:
             return choose_ensemble(size, self.candidates(), exclude)
         except NotEnoughBookies:
             names = self._writable.bookies if self._writable else ()
-            known = f"{len(names)} registered ({', '.join(names)})" if names else "none is registered"
+            known = f"only {len(names)} registered ({', '.join(names)})" if names else "none is registered"
             raise NotEnoughBookies(
-                f"ensemble={size} needs {size} writable bookies and {known}: start more bookies, "
+                f"ensemble={size} needs {size} writable bookies, {known}: start more bookies, "
                 "or pass a smaller ensemble (with as small a write_quorum and ack_quorum)"
             ) from None
 

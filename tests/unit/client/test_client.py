@@ -119,7 +119,7 @@ def test_what_create_refuses_says_what_to_do() -> None:
         with pytest.raises(InvalidArgument, match="labels"):
             store.create(labels={"n": 3})  # type: ignore[dict-item]
         with pytest.raises(
-            NotEnoughBookies, match=r"ensemble=5 needs 5 writable bookies and 3 registered \(b1, b2, b3\)"
+            NotEnoughBookies, match=r"ensemble=5 needs 5 writable bookies, only 3 registered \(b1, b2, b3\)"
         ):
             await store.create(ensemble=5)
         assert [record async for record in store.ledgers()] == []
