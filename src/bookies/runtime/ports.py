@@ -49,9 +49,7 @@ class Network(Protocol):
         self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]: ...
 
-    async def listen(
-        self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]
-    ) -> Listener: ...
+    async def listen(self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]) -> Listener: ...
 
 
 class File(Protocol):
@@ -100,7 +98,7 @@ class Disk(Protocol):
     """
 
     def open(self, path: str, mode: str) -> File:
-        """`mode`: "r" (must exist), "r+" (must exist), "x+" (must not exist), "w+" (created if missing, not truncated)."""
+        """`mode`: "r" and "r+" (must exist), "x+" (must not exist), "w+" (created if missing, not truncated)."""
 
     def list(self, path: str) -> list[str]:
         """Names in a directory, sorted. Raises FileNotFoundError."""
