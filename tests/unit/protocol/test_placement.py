@@ -1,0 +1,27 @@
+"""Choosing ensembles; replacements are in the scenario `placement/replace`."""
+
+from __future__ import annotations
+
+import pytest
+
+from bookies.errors import NotEnoughBookies
+from bookies.model import BookieId
+from bookies.protocol.placement import choose_ensemble, replace_failed
+
+WRITABLE = [BookieId(name) for name in ("c", "a", "b", "a", "d")]
+
+
+def test_takes_distinct_candidates_in_the_order_given() -> None:
+    assert choose_ensemble(3, WRITABLE) == ("c", "a", "b")
+    assert choose_ensemble(3, WRITABLE, exclude={BookieId("a")}) == ("c", "b", "d")
+
+
+def test_says_how_many_there_are() -> None:
+    with pytest.raises(NotEnoughBookies, match="an ensemble of 5 needs 5 writable bookies, 4 are available"):
+        choose_ensemble(5, WRITABLE)
+
+
+def test_replacement_is_never_the_bookie_it_replaces() -> None:
+    """Even if it is still listed as writable, and with members that were just replaced."""
+    ensemble = (BookieId("a"), BookieId("b"))
+    assert replace_failed(ensemble, [(0, BookieId("a")), (1, BookieId("b"))], WRITABLE) == ("c", "d")
