@@ -20,7 +20,7 @@ def register(spark: SparkSession) -> None:
     from bookies.spark.source import BookKeeperDataSource
 
     context = spark.sparkContext
-    if context.master.startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+    if (context.master or "").startswith("local") and "PYSPARK_PYTHON" not in os.environ:
         # Spark would start whatever `python3` is on the path, which need not be the one that has this package.
         context.pythonExec = sys.executable
     spark.dataSource.register(BookKeeperDataSource)
