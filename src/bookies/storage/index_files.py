@@ -4,6 +4,8 @@ Invariants
 - A new file appears under its name only when it is complete and durable: header and pages go to another name first. So
   a crash never leaves a file whose header is cut off.
 - Pages are written whole (Q-20); a header is rewritten as a whole; both are synced before `write` returns (F-19).
+- A name is durable before `write` returns, also one that an earlier life of the process left: it may have died between
+  the rename and the sync of the directory, and then this life sees a file that a power failure takes away.
 - A header that cannot be read is an error for every access until somebody repairs it (F-43).
 
 Source: storage 4.
@@ -86,6 +88,7 @@ class IndexFiles:
         self._disk = disk
         self._mode = mode
         self._page_size = page_size
+        self._synced: dict[str, None] = {}  # directories whose names from before our start are durable
         self._files = FileCache(disk, open_files_max)
 
     def load(self, path: str) -> LoadedIndex:
@@ -128,8 +131,10 @@ class IndexFiles:
         Raises: DiskFull, OSError, after which any part may have been written; SyncFailed, which is final.
         """
         sizes = [self._write(each) for each in writes]
-        for directory in dict.fromkeys(posixpath.dirname(each.path) for each in writes if each.is_new):
+        places = [(posixpath.dirname(each.path), each.is_new) for each in writes]
+        for directory in dict.fromkeys(place for place, is_new in places if is_new or place not in self._synced):
             sync_directory(self._disk, directory)
+            self._synced[directory] = None
         return sizes
 
     def _write(self, change: IndexWrite) -> int:
