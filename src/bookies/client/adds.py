@@ -16,6 +16,7 @@ import struct
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from bookies.config import ClientConfig
@@ -101,16 +102,18 @@ class SendWindow:
         newest = self._batches[-1]
         if len(entry_ids) == newest.last - newest.first + 1 and entry_ids[0] == newest.first:
             return newest.frames
-        batches = list(self._batches)
+        batches = [newest] if entry_ids[0] >= newest.first else list(self._batches)
         parts: list[bytes] = []
+        index = bisect_right(batches, entry_ids[0], key=_first_of) - 1
         for first, last in _runs(entry_ids):
-            index = bisect_right(batches, first, key=_first_of) - 1
-            while index < len(batches) and batches[index].first <= last:
-                batch = batches[index]
-                start = batch.starts[max(first, batch.first) - batch.first]
-                stop = batch.starts[min(last, batch.last) - batch.first + 1]
-                parts.append(batch.frames[start:stop])
+            while batches[index].last < first:
                 index += 1
+            batch = batches[index]
+            while batch.last < last:
+                parts.append(batch.frames[batch.starts[first - batch.first] :])
+                index += 1
+                batch, first = batches[index], batch.last + 1
+            parts.append(batch.frames[batch.starts[first - batch.first] : batch.starts[last - batch.first + 1]])
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def length_at(self, entry_id: int) -> int:
@@ -267,10 +270,7 @@ def _runs(entry_ids: Sequence[int]) -> Sequence[tuple[int, int]]:
     """The ids as (first, last) of consecutive ones."""
     if isinstance(entry_ids, range) and entry_ids.step == 1:
         return [(entry_ids[0], entry_ids[-1])]
-    runs: list[tuple[int, int]] = []
-    for entry_id in entry_ids:
-        if runs and runs[-1][1] == entry_id - 1:
-            runs[-1] = (runs[-1][0], entry_id)
-        else:
-            runs.append((entry_id, entry_id))
-    return runs
+    ends = [at for at, (this, following) in enumerate(pairwise(entry_ids)) if following - this != 1]
+    ends.append(len(entry_ids) - 1)
+    starts = [0, *[end + 1 for end in ends[:-1]]]
+    return [(entry_ids[start], entry_ids[end]) for start, end in zip(starts, ends, strict=True)]

@@ -155,14 +155,19 @@ class LedgerWriter:
         (the writer has ended; the entry may or may not be stored), `AckQuorumTimeout` (not confirmed in time; it may
         still be), `BookieBusy` (no memory in time, nothing was sent), `InvalidArgument` (too large).
         """
-        data = _as_bytes(payload)
+        data = payload if type(payload) is bytes else _as_bytes(payload)
         future = self._try_enqueue(data)
-        if timeout is None:
-            return await self._outcome(await self._enqueue(data) if future is None else future)
-        deadline = self._loop.time() + timeout
+        if timeout is not None:
+            deadline = self._loop.time() + timeout
+            if future is None:
+                future = await self._in_time(self._enqueue(data), deadline)
+            return await self._confirmed_in_time(future, deadline)
         if future is None:
-            future = await self._in_time(self._enqueue(data), deadline)
-        return await self._confirmed_in_time(future, deadline)
+            future = await self._enqueue(data)
+        try:  # The same as `_outcome`, which would cost another coroutine per entry.
+            return await future
+        except asyncio.CancelledError:
+            raise asyncio.CancelledError(self._cancelled()) from None
 
     def append_nowait(self, payload: Payload) -> asyncio.Future[int]:
         """Append one entry without waiting; the future becomes its id, or raises as `append` does.
@@ -170,7 +175,7 @@ class LedgerWriter:
         Raises: `BookieBusy` when the memory limit is reached (`wait_writable`, then repeat), `LedgerClosed`,
         `InvalidArgument`.
         """
-        future = self._try_enqueue(_as_bytes(payload))
+        future = self._try_enqueue(payload if type(payload) is bytes else _as_bytes(payload))
         if future is None:
             raise BookieBusy(
                 f"memory_limit of {self._budget.limit:,} bytes is used up by entries that not every replica has "
@@ -322,9 +327,10 @@ class LedgerWriter:
         try:
             return await future
         except asyncio.CancelledError:
-            raise asyncio.CancelledError(
-                f"append to ledger {self.ledger_id} cancelled: the entry may or may not be stored"
-            ) from None
+            raise asyncio.CancelledError(self._cancelled()) from None
+
+    def _cancelled(self) -> str:
+        return f"append to ledger {self.ledger_id} cancelled: the entry may or may not be stored"
 
     async def _confirmed_in_time(self, future: asyncio.Future[int], deadline: float) -> int:
         try:

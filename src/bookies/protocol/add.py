@@ -195,7 +195,7 @@ class AddPipeline:
                 return effects
         if self._is_striped:
             for position in range(self._size):
-                ids = stored_ids(position, first, first + count - 1, self._size, self._write_quorum)
+                ids = self._stored_ids(position, first, first + count - 1)
                 if ids:
                     effects.append(Send(position, self.ensemble[position], ids))
         else:
@@ -362,7 +362,7 @@ class AddPipeline:
         self._replacing = {}
         effects: list[Effect] = []
         for position in replaced:
-            ids = stored_ids(position, first, last, self._size, self._write_quorum)
+            ids = self._stored_ids(position, first, last)
             if ids:
                 effects.append(Send(position, ensemble[position], ids))
         effects.extend(self._deliver())
@@ -376,7 +376,7 @@ class AddPipeline:
             acked, ids = self._acked[position], []
             for start, stop in failed.cut(self._next_stored(position, first)):
                 last = min(stop, self._sent_bound) - 1
-                stored = stored_ids(position, start, last, self._size, self._write_quorum)
+                stored = self._stored_ids(position, start, last)
                 ids += [entry_id for entry_id in stored if entry_id not in acked]
             if ids:
                 yield Send(position, self.ensemble[position], ids)
@@ -394,6 +394,9 @@ class AddPipeline:
     def _next_stored(self, position: int, entry_id: int) -> int:
         return next_stored(position, entry_id, self._size, self._write_quorum) if self._is_striped else entry_id
 
+    def _stored_ids(self, position: int, first: int, last: int) -> Sequence[int]:
+        return stored_ids(position, first, last, self._size, self._write_quorum)
+
     def _runs(self, position: int, entry_ids: Sequence[int]) -> Iterator[tuple[int, int]]:
         """The ids as [start, stop) of consecutive *stored* ids; `stop` is the next id that the position stores.
 
@@ -404,8 +407,12 @@ class AddPipeline:
             if entry_ids.start < entry_ids.stop:
                 yield entry_ids.start, min(entry_ids.stop, bound)
             return
+        ids = list(entry_ids)
+        if ids and ids[-1] < bound and ids == self._stored_ids(position, ids[0], ids[-1]):  # the usual case: no gaps
+            yield ids[0], self._next_stored(position, ids[-1] + 1)
+            return
         start = stop = -1
-        for entry_id in sorted(entry_ids):
+        for entry_id in sorted(ids):
             if entry_id >= bound or not stores(position, entry_id, self._size, self._write_quorum):
                 continue
             if entry_id != stop:
@@ -419,7 +426,7 @@ class AddPipeline:
     def _pending_ids(self, position: int, runs: list[tuple[int, int]]) -> Iterator[int]:
         for start, stop in runs:
             first = max(start, self.last_add_confirmed + 1)
-            yield from stored_ids(position, first, stop - 1, self._size, self._write_quorum)
+            yield from self._stored_ids(position, first, stop - 1)
 
     def _answered_bound(self, position: int) -> int:
         """The first id that the position stores and has not answered."""

@@ -18,6 +18,7 @@ Source: client-protocol 1.6 and 1.7.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 
@@ -46,9 +47,12 @@ def stored_ids(position: int, first: int, last: int, ensemble_size: int, write_q
     """The ids first..last that the position stores, ascending: a `range` where they are consecutive."""
     if write_quorum == ensemble_size:
         return range(first, last + 1)
-    if write_quorum == 1:
-        return range(next_stored(position, first, ensemble_size, 1), last + 1, ensemble_size)
-    return [entry_id for entry_id in range(first, last + 1) if (position - entry_id) % ensemble_size < write_quorum]
+    # Stored ids come in runs of `write_quorum`; `begin` starts the one that holds `first` or ends before it.
+    begin = first - (first - position - 1 + write_quorum) % ensemble_size
+    ids = [
+        entry_id for start in range(begin, last + 1, ensemble_size) for entry_id in range(start, start + write_quorum)
+    ]
+    return ids[bisect_left(ids, first) : bisect_right(ids, last)]
 
 
 def covered(known: Sequence[bool], write_quorum: int, ack_quorum: int) -> bool:
