@@ -153,12 +153,16 @@ class LedgerIndex:
             except OSError as error:
                 raise ReadFailed(f"index file: {error}", ledger_id=ledger_id) from error
             except BookKeeperError:
-                continue  # `_loaded` has remembered it
+                pass  # `_loaded` remembers it
+            # Awaiting a future that is done yields to nobody, not even to its own callback.
+            self._loaded(ledger_id, path, future)
             ledger = self._ledgers.get(ledger_id)
         return ledger
 
     def _loaded(self, ledger_id: int, path: str, future: asyncio.Future[LoadedIndex]) -> None:
-        """What the file says becomes what is known. Runs before whoever waits for the future."""
+        """What the file says becomes what is known, once; whoever comes first does it."""
+        if self._loading.get(ledger_id) is not future:
+            return
         del self._loading[ledger_id]
         if future.cancelled():
             return
@@ -269,9 +273,13 @@ class LedgerIndex:
             future = self._loading_pages[key] = self._readers.read_page(ledger.ledger_id, ledger.path, number)
             future.add_done_callback(partial(self._page_loaded, ledger, number))
         await asyncio.shield(future)
+        self._page_loaded(ledger, number, future)  # As in `load`.
 
     def _page_loaded(self, ledger: Ledger, number: int, future: asyncio.Future[bytes]) -> None:
-        del self._loading_pages[ledger.ledger_id, number]
+        key = (ledger.ledger_id, number)
+        if self._loading_pages.get(key) is not future:
+            return
+        del self._loading_pages[key]
         if not future.cancelled() and future.exception() is None:
             assert number not in ledger.pages
             self._add_page(ledger, number, future.result())
