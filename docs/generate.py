@@ -40,8 +40,8 @@ def settings_page() -> str:
     from bookies.config import BookieConfig, ClientConfig
 
     parts = [
-        "# Settings\n\nMade from the code by `make docs`. A bookie takes them as `--set NAME=VALUE`, from the environment "
-        "as `BK_NAME`; a client as keyword arguments of `connect`.\n"
+        "# Settings\n\nMade from the code by `make docs`. A bookie takes them as `--set NAME=VALUE`, from the "
+        "environment as `BK_NAME`; a client as keyword arguments of `connect`.\n"
     ]
     for title, kind in (("Bookie", BookieConfig), ("Client", ClientConfig)):
         parts.append(f"## {title}\n\n| setting | default | range | meaning |\n|---|---|---|---|")

@@ -9,7 +9,7 @@ Invariants
 - The mark moves only after a sync, and to the end of the group that was synced.
 - Before the first group of a file is written, its header is durable and so is its name (F-6).
 - After a failed write or sync nothing is tried again and nobody is answered: what the device holds is unknown.
-- Files at or behind the persisted mark are never deleted.
+- Files at or behind the persisted mark are never deleted, nor made into spares (`journal_spare`).
 
 Source: storage 2.1, 2.5, 2.7, 2.8.
 """
@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 
 from bookies.config import BookieConfig
 from bookies.runtime.ports import Buffer, Disk, File, Runtime
-from bookies.storage import journal_format
+from bookies.storage import journal_format, journal_spare
 from bookies.storage.durable import run_last
 from bookies.storage.mark_format import LogMark
 
@@ -31,6 +31,7 @@ Done = Callable[[BaseException | None], None]
 
 KEPT_IN_CACHE = 8 << 20  # bytes behind the writing position that the page cache may keep
 DROP_STEP = 1 << 20  # bytes after which the page cache is told again
+FIRST_PREPARED = 4 << 20  # bytes of zeros in the first file of a process, which has to be there at once
 
 
 def journal_ids(disk: Disk, directory: str) -> list[int]:
@@ -52,28 +53,37 @@ class JournalWriter:
         self._journal_id = 0
         self._position = 0
         self._allocated = 0
+        self._prepared = 0  # bytes whose blocks were written before: a sync of them is quick
         self._dropped = 0
 
     def open(self, journal_id: int) -> LogMark:
-        """Begin a new file, durably; its first position."""
+        """Begin the first file of this process, durably; its first position."""
+        journal_spare.remove_spares(self._disk, self._directory)
         path = posixpath.join(self._directory, journal_format.file_name(journal_id))
         file = self._disk.open(path, "x+")
         self._file = file
-        header = journal_format.pack_header()
-        file.pwrite(header, 0)
-        file.allocate(0, self._step)
+        zeros = min(self._step, FIRST_PREPARED)
+        file.pwrite(journal_format.pack_header().ljust(zeros, b"\0"), 0)
         file.fsync()
         self._disk.sync_directory(self._directory)
+        return self._begin(journal_id, zeros)
+
+    def _begin(self, journal_id: int, prepared: int) -> LogMark:
         self._journal_id = journal_id
-        self._position = len(header)
-        self._allocated = self._step
+        self._position = journal_format.HEADER_SIZE
+        self._allocated = self._prepared = prepared
         self._dropped = 0
         return LogMark(journal_id, self._position)
 
-    def commit(self, buffers: list[Buffer], size: int) -> LogMark:
-        """Write and sync one group of `size` bytes; the position behind it. Any exception is final."""
-        if self._position >= self._size_max:
-            self._roll()
+    def commit(self, buffers: list[Buffer], size: int, spare: str | None) -> tuple[LogMark, bool]:
+        """Write and sync one group of `size` bytes. Any exception is final.
+
+        `spare`: a prepared file to go on to when this one's prepared part is used up. Returns the position behind
+        the group, and whether the spare was taken.
+        """
+        takes_spare = spare is not None and self._position + size > self._prepared
+        if takes_spare or self._position >= self._size_max:
+            self._roll(spare if takes_spare else None)
         assert self._file is not None
         padding = journal_format.pack_padding(self._position + size, self._alignment)
         if padding:
@@ -90,22 +100,42 @@ class JournalWriter:
         if stale - self._dropped >= DROP_STEP:
             self._file.drop_cache(self._dropped, stale - self._dropped)
             self._dropped = stale
-        return LogMark(self._journal_id, end)
+        return LogMark(self._journal_id, end), takes_spare
 
-    def _roll(self) -> None:
+    def _roll(self, spare: str | None) -> None:
         """The full file is closed, every byte of it synced by the commit that wrote it."""
         assert self._file is not None
         self._file.close()
         self._file = None
-        self.open(self._journal_id + 1)
+        if spare is None:
+            self._open_bare(self._journal_id + 1)
+        else:
+            self._file = journal_spare.adopt(self._disk, spare, self._directory, self._journal_id + 1)
+            self._begin(self._journal_id + 1, self._step)
 
-    def delete_before(self, journal_id: int, backups_max: int) -> list[int]:
-        """Delete files older than `journal_id`, but for the newest `backups_max` of them; the ids deleted."""
+    def _open_bare(self, journal_id: int) -> None:
+        """Begin a file whose blocks are reserved, not written."""
+        file = self._disk.open(posixpath.join(self._directory, journal_format.file_name(journal_id)), "x+")
+        self._file = file
+        file.pwrite(journal_format.pack_header(), 0)
+        file.allocate(0, self._step)
+        file.fsync()
+        self._disk.sync_directory(self._directory)
+        self._begin(journal_id, 0)
+        self._allocated = self._step
+
+    def retired(self, journal_id: int, backups_max: int) -> list[int]:
+        """Ids of files older than `journal_id`, but for the newest `backups_max` of them."""
         old = [number for number in journal_ids(self._disk, self._directory) if number < journal_id]
-        doomed = old[: max(0, len(old) - backups_max)]
-        for number in doomed:
-            self._disk.unlink(posixpath.join(self._directory, journal_format.file_name(number)))
-        return doomed
+        return old[: max(0, len(old) - backups_max)]
+
+    def retire(self, journal_id: int, spare: str | None) -> None:
+        """Delete a file that `retired` named, or give it the name under which it becomes a spare."""
+        path = posixpath.join(self._directory, journal_format.file_name(journal_id))
+        if spare is None:
+            self._disk.unlink(path)
+        else:
+            self._disk.rename(path, spare)
 
     def close(self) -> None:
         if self._file is not None:
@@ -133,9 +163,12 @@ class Journal:
         self.queued_size = 0
         self._group_size_max = config.journal_group_size_max
         self._backups_max = config.journal_backups_max
+        # An idle bookie prepares nothing: only a journal that is about to use up its first file does.
+        self._prepare_from = min(config.journal_preallocate_size, FIRST_PREPARED) // 2
         self._on_fatal = on_fatal
         self._worker = runtime.workers.start(name)
         self._writer = JournalWriter(runtime.disk, directory, config)
+        self._spares = journal_spare.Spares(runtime, directory, f"{name}-spare", config)
         self._queue: deque[tuple[Sequence[Buffer], int, Done | None]] = deque()
         self._is_scheduled = False
         self._is_open = False
@@ -178,20 +211,25 @@ class Journal:
             self._answer(waiters)
             asyncio.get_running_loop().call_soon(self._commit)
             return
-        future = self._worker.run(self._writer.commit, buffers, size)
+        future = self._worker.run(self._writer.commit, buffers, size, self._spares.ready)
         future.add_done_callback(lambda done_future: self._committed(done_future, size, waiters))
 
-    def _committed(self, future: asyncio.Future[LogMark], size: int, waiters: list[Done]) -> None:
+    def _committed(self, future: asyncio.Future[tuple[LogMark, bool]], size: int, waiters: list[Done]) -> None:
         error = None if future.cancelled() else future.exception()
         if error is not None or future.cancelled():
             self._fail(error or asyncio.CancelledError())
             return
-        self.mark = future.result()
+        self.mark, took_spare = future.result()
+        if took_spare:
+            self._spares.take()
         self.size += size
         self.group_count += 1
         self.queued_size -= size
-        self._answer(waiters)
+        if self.size > self._prepare_from:
+            self._spares.prepare()
+        # The device first: those who are answered add the group after the next.
         self._commit()
+        self._answer(waiters)
 
     def _answer(self, waiters: list[Done]) -> None:
         for done in waiters:
@@ -221,11 +259,21 @@ class Journal:
             await future
 
     async def delete_before(self, journal_id: int) -> list[int]:
-        """Retire files; see `JournalWriter.delete_before`. Between two groups, as it takes no longer than one."""
-        return await self._worker.run(self._writer.delete_before, journal_id, self._backups_max)
+        """Delete files older than `journal_id`, or keep them as spares; their ids. The mark must be durable.
+
+        Runs between groups, a file at a time, as a deletion may take as long as a group.
+        """
+        doomed = await self._worker.run(self._writer.retired, journal_id, self._backups_max)
+        for number in doomed:
+            spare = self._spares.next_path() if self._spares.wants_retired else None
+            await self._worker.run(self._writer.retire, number, spare)
+            if spare is not None:
+                self._spares.add_retired(spare)
+        return doomed
 
     def close(self) -> None:
         """Let go of file and worker. What is queued is not written."""
         self._is_open = False
         self._has_failed = True
+        self._spares.close()
         run_last(self._worker, self._writer.close)
