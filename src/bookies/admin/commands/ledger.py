@@ -7,11 +7,11 @@ view of a ledger. `--raw` on `read` writes the payloads without line ends.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
-import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from bookies.admin.common import Progress, add_common, print_json, print_table, size_text, with_client
 from bookies.admin.usage import UsageError
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from bookies.client.client import Client
     from bookies.client.writer import LedgerWriter
     from bookies.model import LedgerMetadata
-
-BATCH_SIZE = 256 * 1024  # bytes of lines handed to one append_many
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +75,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     handlers = {
-        "create": _create, "append": _append, "read": _read, "tail": _tail, "show": _show,
+        "create": _create, "read": _read, "tail": _tail, "show": _show,
         "list": _list, "recover": _recover, "seal": _recover, "delete": _delete,
     }  # fmt: skip
     if arguments.verb == "append":
@@ -86,9 +84,25 @@ def run(arguments: argparse.Namespace) -> int:
                 "append needs --new: a ledger has one writer for its whole life, so appending starts a new one "
                 "(a log that goes on is made of many ledgers)"
             )
-        if arguments.input and not os.access(arguments.input, os.R_OK):
-            raise UsageError(f"cannot read {arguments.input}: no such file, or no permission; nothing was created")
+        with _input(arguments.input) as descriptor:
+            return with_client(arguments, lambda client: _append(client, arguments, descriptor))
     return with_client(arguments, lambda client: handlers[arguments.verb](client, arguments))
+
+
+@contextlib.contextmanager
+def _input(path: str | None) -> Iterator[int]:
+    """The descriptor to read from: of a file, or standard input."""
+    if path is None:
+        if sys.stdin is None:
+            raise UsageError("standard input is closed; nothing was created")
+        yield sys.stdin.fileno()
+        return
+    try:
+        source = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {(error.strerror or '').lower()}; nothing was created") from error
+    with source:
+        yield source.fileno()
 
 
 def _ledger_id(text: str) -> int:
@@ -130,30 +144,13 @@ async def _create(client: Client, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def read_lines(source: BinaryIO) -> Iterator[list[bytes]]:
-    """Lines without their ends, in lists of about `BATCH_SIZE` bytes."""
-    while True:
-        lines = source.readlines(BATCH_SIZE)
-        if not lines:
-            return
-        yield [line.removesuffix(b"\n") for line in lines]
+async def _append(client: Client, arguments: argparse.Namespace, descriptor: int) -> int:
+    from bookies.admin.lines import append_lines
 
-
-async def _append(client: Client, arguments: argparse.Namespace) -> int:
-    if arguments.input:
-        with open(arguments.input, "rb") as source:  # noqa: ASYNC230 - one local file, read in large pieces
-            return await _append_lines(client, arguments, source)
-    return await _append_lines(client, arguments, sys.stdin.buffer)
-
-
-async def _append_lines(client: Client, arguments: argparse.Namespace, source: BinaryIO) -> int:
     progress = Progress("appended", None)
     ledger = await _new(client, arguments)
     try:
-        last = -1
-        for lines in read_lines(source):
-            last = await ledger.append_many(lines)
-            progress.update(last + 1)
+        count = await append_lines(ledger, descriptor, progress.update)
         progress.clear()
         if arguments.keep_open:
             await ledger.close()
@@ -161,19 +158,25 @@ async def _append_lines(client: Client, arguments: argparse.Namespace, source: B
             await ledger.seal()
     except BaseException:
         progress.clear()
-        confirmed = ledger.last_add_confirmed
         await ledger.close()
-        print(
-            f"ledger {ledger.ledger_id} is left open with {confirmed + 1:,} entries confirmed; "
-            f"`bk ledger recover {ledger.ledger_id}` ends it without losing any",
-            file=sys.stderr,
-        )
+        print(_left_open(ledger), file=sys.stderr)
         raise
     if arguments.json:
-        print_json({"ledger": ledger.ledger_id, "entries": last + 1, "length": ledger.length})
+        print_json({"ledger": ledger.ledger_id, "entries": count, "length": ledger.length})
     else:
         print(ledger.ledger_id)
     return 0
+
+
+def _left_open(ledger: LedgerWriter) -> str:
+    """What has become of a ledger whose appends were interrupted."""
+    confirmed = f"{ledger.last_add_confirmed + 1:,} entries confirmed"
+    if ledger.metadata.is_closed:
+        return f"ledger {ledger.ledger_id} is sealed with {confirmed}"
+    return (
+        f"ledger {ledger.ledger_id} is left open with {confirmed}; "
+        f"`bk ledger recover {ledger.ledger_id}` ends it without losing any"
+    )
 
 
 async def _read(client: Client, arguments: argparse.Namespace) -> int:

@@ -1,0 +1,91 @@
+"""Lines of a file, a pipe or a terminal into a ledger: one entry each, as they arrive."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
+
+from bookies.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from bookies.client.writer import LedgerWriter
+
+PIECE_SIZE = 256 * 1024  # bytes of lines handed to one append_many
+IN_FLIGHT = 8  # pieces appended but not confirmed
+LINE_SIZE_MAX = 1 << 30  # bytes; no setting allows larger entries
+
+
+async def append_lines(ledger: LedgerWriter, descriptor: int, confirmed: Callable[[int], None]) -> int:
+    """Append every line up to the end of the input; how many. `confirmed`: told how many are so far.
+
+    Raises as `LedgerWriter.append_many`, and also while the input is silent.
+    """
+    pieces = read_lines(descriptor)
+    reading: asyncio.Future[list[bytes] | None] = asyncio.ensure_future(anext(pieces, None))
+    in_flight: deque[asyncio.Future[int]] = deque()
+    last, is_ended = -1, False
+    try:
+        while in_flight or not is_ended:
+            has_room = not is_ended and len(in_flight) < IN_FLIGHT
+            waited: list[asyncio.Future[Any]] = [reading] if has_room else []
+            waited += [*in_flight][:1]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            while in_flight and in_flight[0].done():
+                last = in_flight.popleft().result()
+                confirmed(last + 1)
+            if has_room and reading.done():
+                lines = reading.result()
+                is_ended = lines is None
+                if lines is not None:
+                    in_flight.append(asyncio.ensure_future(ledger.append_many(lines)))
+                    reading = asyncio.ensure_future(anext(pieces, None))
+    finally:
+        unfinished: list[asyncio.Future[Any]] = [reading, *in_flight]
+        for task in unfinished:
+            task.cancel()
+        await asyncio.gather(*unfinished, return_exceptions=True)
+    return last + 1
+
+
+async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:
+    """Lines without their ends, in lists of up to about `PIECE_SIZE` bytes; the last one need not have an end.
+
+    Waits on the loop for what can be waited for, so that a silent pipe or terminal holds nothing up.
+    """
+    rest: list[bytes] = []  # of a line whose end has not come yet
+    rest_size = 0
+    while piece := await _read(descriptor):
+        first, *others = piece.split(b"\n")
+        rest.append(first)
+        rest_size += len(first)
+        if rest_size > LINE_SIZE_MAX:
+            raise InvalidArgument(f"a line of more than {LINE_SIZE_MAX:,} bytes cannot be an entry")
+        if others:
+            last = others.pop()
+            yield [b"".join(rest), *others]
+            rest, rest_size = [last], len(last)
+    if rest_size:
+        yield [b"".join(rest)]
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _read(descriptor: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    readable: asyncio.Future[None] = loop.create_future()
+    try:
+        loop.add_reader(descriptor, _resolve, readable)
+    except PermissionError:  # A file, or /dev/null: never makes anybody wait.
+        await asyncio.sleep(0)
+        return os.read(descriptor, PIECE_SIZE)
+    try:
+        await readable
+    finally:
+        loop.remove_reader(descriptor)
+    return os.read(descriptor, PIECE_SIZE)
