@@ -222,7 +222,7 @@ class Session:
 
     def do_ask(self) -> list[str]:
         bookie = self.read.next()
-        return [f"ask {bookie}" if bookie else f"nobody to ask, {self.read.outstanding} outstanding"]
+        return [f"ask {bookie}" if bookie else "nobody to ask"]
 
     def do_finds(self) -> list[str]:
         return [self.read.found().value]

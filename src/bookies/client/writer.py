@@ -97,6 +97,7 @@ class LedgerWriter:
         self._idle_waiters: list[asyncio.Future[None]] = []  # who waits for nothing to be pending
         self._is_sealing = False
         self._is_ended_in_order = False  # by `seal`, not by a failure
+        self._is_closed = False  # by `close`
         self._closing: asyncio.Future[BookKeeperError | None] | None = None  # outcome of writing CLOSED
         self._final_length: int | None = None  # of the confirmed prefix, once something pending has failed
 
@@ -472,13 +473,20 @@ class LedgerWriter:
         if self._pipeline.is_open:
             self._is_ended_in_order = True
             self._channel.carry_out(self._pipeline.close())
-        elif self._closing is not None and self._closing.done() and _is_transient(self._closing.result()):
+        elif self._may_write_end_again():
             self.on_close(CloseLedger(self.last_add_confirmed, is_implicit=not self._is_ended_in_order))
         outcome = await asyncio.shield(self._closing) if self._closing is not None else None
         failure = outcome if self._is_ended_in_order else self._pipeline.error
         if failure is not None:
             raise copy.copy(failure)
         return self.last_add_confirmed
+
+    def _may_write_end_again(self) -> bool:
+        """Whether the end was not written only because the store was away (D-25)."""
+        if self._closing is None or not self._closing.done() or self._is_closed:
+            return False
+        outcome = self._closing.result()
+        return isinstance(outcome, MetadataError) and outcome.retriable and not isinstance(outcome, VersionConflict)
 
     async def _wait_idle(self) -> None:
         while self._pipeline.is_open and self._pipeline.pending_count:
@@ -491,6 +499,7 @@ class LedgerWriter:
 
         An end that is already being written is finished first. Idempotent.
         """
+        self._is_closed = True
         error = LedgerClosed("the writer was closed", ledger_id=self.ledger_id)
         self._channel.carry_out(self._pipeline.abandon(error))
         self._flush()
@@ -537,8 +546,3 @@ def _unknown(error: BookKeeperError, ledger_id: int, entry_id: int) -> BookKeepe
     about.ledger_id, about.entry_id = ledger_id, entry_id
     about.__cause__ = error
     return about
-
-
-def _is_transient(outcome: BookKeeperError | None) -> bool:
-    """Whether writing the end may be tried again: only the store was in the way (D-25)."""
-    return isinstance(outcome, MetadataError) and outcome.retriable and not isinstance(outcome, VersionConflict)

@@ -74,11 +74,6 @@ class EntryRead:
         return self._order[self._next - 1]
 
     @property
-    def outstanding(self) -> int:
-        """Replicas asked that have not answered."""
-        return self._next - self._answers
-
-    @property
     def error(self) -> BookKeeperError:
         """Why it is undecided, or what the negatives said."""
         assert self._errors.error is not None

@@ -416,6 +416,13 @@ def test_seal_survives_a_lost_reply_and_may_be_repeated() -> None:
         assert await other.seal() == 0
         assert (await stage.record(other.ledger_id)).is_closed
         await other.close()
+        third = await stage.create()
+        await third.append(b"a")
+        faults.before_count = 50
+        for _ in range(2):
+            with pytest.raises(errors.MetadataError, match="store away"):
+                await third.seal()
+            await third.close()
 
     play(act, faults=faults)
 
