@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from random import Random
 
 import pytest
+from tests.live import appender
+from tests.live.appender import BATCH, IN_FLIGHT, payload_of
 
 import bookies as bk
 from bookies.admin.local_cluster import LocalCluster
-from tests.live import appender
-from tests.live.appender import BATCH, IN_FLIGHT, payload_of
 
 pytestmark = pytest.mark.live
 
@@ -36,8 +36,8 @@ CLIENT = {"add_timeout_ms": 2_000, "read_timeout_ms": 5_000, "connect_timeout_ms
 
 
 @contextlib.contextmanager
-def running(directory: pathlib.Path, bookies: int) -> Iterator[LocalCluster]:
-    with LocalCluster(directory / "bk-data", bookies, lease_ms=500, settings=SETTINGS) as cluster:
+def running(directory: pathlib.Path, bookies: int, lease_ms: int) -> Iterator[LocalCluster]:
+    with LocalCluster(directory / "bk-data", bookies, lease_ms=lease_ms, settings=SETTINGS) as cluster:
         yield cluster
 
 
@@ -133,12 +133,12 @@ def test_kill_all_bookies_again_and_again(tmp_path: pathlib.Path) -> None:
 
     async def one_round(cluster: LocalCluster, store: bk.Client) -> None:
         before = list(confirmed)[-1:]
-        appender = Appender(store, confirmed)
-        await appender.wait_confirmed()
+        writing = Appender(store, confirmed)
+        await writing.wait_confirmed()
         checks = [asyncio.create_task(check_while_it_lasts(store, ledger_id)) for ledger_id in before]
         await asyncio.sleep(random.uniform(0, 0.3))
         kill_all(cluster)
-        await asyncio.gather(appender.task, *checks)
+        await asyncio.gather(writing.task, *checks)
         await asyncio.to_thread(cluster.start)
 
     async def main(cluster: LocalCluster) -> None:
@@ -151,5 +151,108 @@ def test_kill_all_bookies_again_and_again(tmp_path: pathlib.Path) -> None:
         assert len(confirmed) == ROUNDS
         assert all(last >= 0 for last in confirmed.values())
 
-    with running(tmp_path, 3) as cluster:
+    with running(tmp_path, 3, 500) as cluster:
         asyncio.run(main(cluster))
+
+
+# -- one cluster for the rest --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Every test leaves all of its bookies running. One more than needed, should one lose its lease for a moment."""
+    with running(tmp_path_factory.mktemp("five"), 5, 1000) as cluster:
+        yield cluster
+
+
+@contextlib.contextmanager
+def writer_process(cluster: LocalCluster, *quorums: int) -> Iterator[tuple[subprocess.Popen[str], Iterator[list[str]]]]:
+    """An `appender` process, and the words of each whole line it says."""
+    command = [sys.executable, appender.__file__, cluster.metadata_uri, *map(str, quorums)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process, (line.split() for line in process.stdout if line.endswith("\n"))
+        finally:
+            process.kill()
+
+
+def kill_writer(cluster: LocalCluster, after: int, *quorums: int) -> tuple[int, int]:
+    """Kill a writer process once so many entries are confirmed. Returns (ledger id, last entry confirmed to it)."""
+    ledger_id = confirmed = -1
+    with writer_process(cluster, *quorums) as (process, lines):
+        for word, number in lines:
+            if word == "ledger":
+                ledger_id = int(number)
+            else:
+                confirmed = int(number)
+            if confirmed >= after:
+                process.kill()
+    return ledger_id, confirmed
+
+
+@pytest.mark.parametrize("quorums", [(3, 3, 2), (3, 2, 2), (4, 2, 1), (1, 1, 1)])
+def test_a_killed_writers_ledger_is_recovered_by_another(cluster: LocalCluster, quorums: tuple[int, int, int]) -> None:
+    ledger_id, confirmed = kill_writer(cluster, 700, *quorums)
+
+    async def main() -> None:
+        async with bk.connect(cluster.metadata_uri, **CLIENT) as store:
+            assert not (await store.metadata(ledger_id)).is_closed
+            await check(store, ledger_id, confirmed)
+
+    asyncio.run(main())
+
+
+def test_several_recoverers_at_once_agree_on_one_end(cluster: LocalCluster) -> None:
+    ledger_id, confirmed = kill_writer(cluster, 400, 3, 3, 2)
+
+    async def recover(uri: str) -> bk.LedgerMetadata:
+        async with bk.connect(uri, **CLIENT) as store, store.recover(ledger_id, timeout=60) as ledger:
+            return ledger.metadata
+
+    async def main() -> None:
+        found = await asyncio.gather(*(recover(cluster.metadata_uri) for _ in range(5)))
+        assert len({(each.state, each.last_entry_id, each.length, each.ensembles) for each in found}) == 1
+        assert found[0].is_closed
+        async with bk.connect(cluster.metadata_uri) as store:
+            await check(store, ledger_id, confirmed)
+
+    asyncio.run(main())
+
+
+def test_a_living_writer_is_fenced_and_keeps_what_was_confirmed_to_it(cluster: LocalCluster) -> None:
+    async def main() -> None:
+        confirmed: dict[int, int] = {}
+        async with bk.connect(cluster.metadata_uri) as store, bk.connect(cluster.metadata_uri) as other:
+            writing = Appender(store, confirmed)
+            await writing.wait_confirmed(300)
+            await check(other, writing.ledger_id, confirmed[writing.ledger_id])
+            await asyncio.wait_for(writing.task, 30)
+            assert isinstance(writing.error, bk.LedgerFenced | bk.LedgerClosed), repr(writing.error)
+            assert "may or may not be stored" in str(writing.error) or "nothing was sent" in str(writing.error)
+            await check(other, writing.ledger_id, confirmed[writing.ledger_id])
+
+    asyncio.run(main())
+
+
+def test_one_bookie_after_the_other_is_killed_and_restarted_while_writing_goes_on(cluster: LocalCluster) -> None:
+    async def main() -> None:
+        confirmed: dict[int, int] = {}
+        async with bk.connect(cluster.metadata_uri, **CLIENT) as store:
+            writing = Appender(store, confirmed)
+            for _ in range(3):
+                count = confirmed.get(writing.ledger_id, -1) + 1
+                await writing.wait_confirmed(count + 200)
+                victim = (await store.metadata(writing.ledger_id)).last_ensemble[0]
+                cluster.kill(victim)
+                await writing.wait_confirmed(confirmed[writing.ledger_id] + 1 + 400)
+                assert victim not in (await store.metadata(writing.ledger_id)).last_ensemble
+                await asyncio.to_thread(cluster.restart, victim)
+            async with bk.connect(cluster.metadata_uri) as other:
+                await check(other, writing.ledger_id, confirmed[writing.ledger_id])
+            await asyncio.wait_for(writing.task, 30)
+            metadata = await store.metadata(writing.ledger_id)
+            assert len(metadata.ensembles) >= 4
+            assert metadata.last_entry_id >= confirmed[writing.ledger_id] > 1800
+
+    asyncio.run(main())
