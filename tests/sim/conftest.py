@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from bookies.config import BookieConfig
-from bookies.errors import EntryNotFound, LedgerFenced, ReadFailed
+from bookies.errors import EntryNotFound, LedgerFenced, ReadFailed, Unauthorized
 from bookies.kernels import Records, digest, scan_records
 from bookies.model import DigestType
 from bookies.runtime.ports import Network, Runtime
@@ -128,6 +128,7 @@ class Promises:
         for ledger_id, was_acknowledged in self.fences.items():
             if was_acknowledged:
                 assert await self.is_fenced(store, ledger_id), f"ledger {ledger_id} has lost its fence"
+                assert await self._is_guarded(store, ledger_id), f"ledger {ledger_id} has lost its key"
         for ledger_id, number in self.acknowledged_lacs.items():
             found_lac, _ = await store.read_lac(ledger_id)
             assert found_lac in self.lacs[ledger_id][number:], f"ledger {ledger_id} has lost its explicit LAC"
@@ -151,6 +152,14 @@ class Promises:
             pass
         else:
             raise AssertionError("an entry that was never sent")
+
+    async def _is_guarded(self, store: LedgerStore, ledger_id: int) -> bool:
+        """Whether another key than the ledger's is refused."""
+        try:
+            store.fence(ledger_id, b"another", lambda error: None)
+        except Unauthorized:
+            return True
+        return False
 
     async def is_fenced(self, store: LedgerStore, ledger_id: int) -> bool:
         entry_id = 1_000 + len(self.submitted)

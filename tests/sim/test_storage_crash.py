@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bookies.sim.disk import LOSSES, PROCESS_DIES, Loss
+from bookies.sim.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES, Loss
 from bookies.storage.ledger_store import LedgerStore
 
 Body = Callable[..., bytes]
@@ -21,11 +21,20 @@ Script = Callable[[LedgerStore, Any], Any]
 WAYS = (*LOSSES, PROCESS_DIES)
 
 
-def sweep(machine: Any, script: Script, *, prepare: Script | None = None, step: int = 1, **settings: Any) -> int:
+def sweep(
+    machine: Any,
+    script: Script,
+    *,
+    prepare: Script | None = None,
+    step: int = 1,
+    mean_ms: float = 0.05,
+    **settings: Any,
+) -> int:
     """Crash at each (or each `step`-th) disk call of a life with `script`, after a life with `prepare`."""
 
     def fresh(name: object) -> Any:
         made = machine(name, **settings)
+        made.mean_ms = mean_ms
         if prepare is not None:
             assert made.live(prepare, stops=False)
             made.crash(PROCESS_DIES)
@@ -42,8 +51,11 @@ def sweep(machine: Any, script: Script, *, prepare: Script | None = None, step: 
             break
         victim.crash(WAYS[number % len(WAYS)])
         if number % 3 == 0:  # and once more while it comes back
-            victim.live(lambda store, promises: promises.check(store), crash_at=1 + number * 7 % 40)
+            victim.live(lambda store, promises: promises.check(store), crash_at=1 + number * 7 % 60)
             victim.crash(WAYS[number // 3 % len(WAYS)])
+        if number % 4 == 0:  # what the next life found may not have been durable
+            assert victim.live(lambda store, promises: asyncio.sleep(0), stops=False)
+            victim.crash(NOTHING_SURVIVES)
         try:
             victim.check(lives=2 if number % 5 == 0 else 1)
         except BaseException as error:
@@ -81,6 +93,25 @@ def test_a_checkpoint(machine: Any, load: Script, body: Body) -> None:
         await store.checkpoint()
 
     assert sweep(machine, script) > 60
+
+
+def test_a_checkpoint_while_adds_go_on(machine: Any, load: Script, body: Body) -> None:
+    """[R-1, R-9] What arrives after the cut is not covered by the mark, and a page that changes stays dirty."""
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        await load(store, promises)
+        for start in (16, 32):
+            checkpoint = asyncio.ensure_future(store.checkpoint())
+            for entry in range(start, start + 16):
+                await promises.add(
+                    store, 1 + entry % 2, {100 + entry: body(1 + entry % 2, 100 + entry)}, is_recovery=True
+                )
+                if entry == start + 8:
+                    await promises.fence(store, start)
+            await checkpoint
+
+    for mean_ms in (0.05, 0.2):
+        assert sweep(machine, script, step=2, mean_ms=mean_ms, write_cache_size=8 << 10) > 60
 
 
 def test_a_checkpoint_with_two_journals_and_two_ledger_directories(machine: Any, load: Script) -> None:
@@ -134,7 +165,7 @@ def test_rolls_of_journal_and_entry_log(machine: Any, body: Body) -> None:
         await adding
         await store.checkpoint()
 
-    count = sweep(machine, script, step=3, write_cache_size=1 << 20)
+    count = sweep(machine, script, step=3, write_cache_size=8 << 20)
     assert count > 60
 
 
@@ -171,7 +202,7 @@ def test_the_entry_is_added_again_and_its_record_is_torn(machine: Any, body: Bod
 
 
 @pytest.mark.parametrize(
-    "operation, path", [("pwritev", ".log"), ("pwrite", ".idx"), ("pwritev", ".idx"), ("open", ".idx")]
+    ("operation", "path"), [("pwritev", ".log"), ("pwrite", ".idx"), ("pwritev", ".idx"), ("open", ".idx")]
 )
 @pytest.mark.parametrize("skip", range(3))
 def test_two_checkpoints_of_which_the_first_fails(

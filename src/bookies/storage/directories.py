@@ -38,10 +38,15 @@ class Directories:
         self._locks: list[Lock] = []
 
     def acquire(self) -> None:
-        """Make what is missing and lock everything (F-1). Raises DirectoryInUse, OSError."""
+        """Make what is missing and lock everything (F-1). Raises DirectoryInUse, SyncFailed, OSError.
+
+        Names that an earlier process left are made durable before anything is concluded from them: it may have died
+        between a rename and its sync.
+        """
         for directory in dict.fromkeys([*self.journals, *self.ledgers, *self.indexes]):
             self._disk.make_directories(directory)
             self._locks.append(self._disk.lock_directory(directory))
+            sync_directory(self._disk, directory)
         self.was_clean = not any(self._disk.exists(posixpath.join(each, DIRTY)) for each in self.ledgers)
 
     def mark_dirty(self) -> None:

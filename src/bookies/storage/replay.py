@@ -10,6 +10,8 @@ Invariants
 - Only the last group can be torn inside its records, at sector boundaries. A record from there whose ids lie in two
   sectors of which the second was never written ends the replay; any other that lies in more than one sector is
   doubtful, and never replaces an intact copy that is stored already.
+- What replay finds in the index may be there only because the machine did not go down with the process. So everything
+  it meets becomes dirty, also where it changes nothing.
 - The mark that replay yields is the end of the newest file, so that its torn end is never looked at again.
 
 Source: storage 2.10.
@@ -273,8 +275,11 @@ class Restorer:
             # A header that was cut off does not tell whether the ledger was fenced: take it for fenced (F-18).
             header = IndexHeader(key, STATE_FENCED)
             ledger = await self._index.repair(ledger_id, header, self._checkpointer.worker)
-        if ledger is not None and is_vacant(ledger.header.master_key):
-            self._index.set_header(ledger, dataclasses.replace(ledger.header, master_key=key))
+        if ledger is not None:
+            stored = ledger.header.master_key
+            self._index.set_header(
+                ledger, dataclasses.replace(ledger.header, master_key=key if is_vacant(stored) else stored)
+            )
 
     async def fence(self, ledger_id: int) -> None:
         ledger = await self._ledger(ledger_id)
@@ -286,9 +291,7 @@ class Restorer:
         if ledger is None or len(body) < EXPLICIT_LAC_SIZE_MIN:
             return
         stored = ledger.header.explicit_lac
-        if is_doubtful and stored and not looks_intact(body):
-            return
-        self._index.set_explicit_lac(ledger, body)
+        self._index.set_explicit_lac(ledger, stored if is_doubtful and stored and not looks_intact(body) else body)
 
     async def entries(self, ledger_id: int, entry_ids: Sequence[int], records: Records, *, is_doubtful: bool) -> None:
         """Consecutive records of one ledger."""
@@ -300,10 +303,11 @@ class Restorer:
             return
         for index, entry_id in enumerate(entry_ids):
             stored = await self._stored(ledger, entry_id)
+            record = records.slice(index, index + 1)
             if stored is not None and (looks_intact(stored) or not looks_intact(records.body(index))):
                 self.report.kept_count += 1
-            else:
-                await self._insert(ledger, [entry_id], records.slice(index, index + 1))
+                record = Records.of([stored])
+            await self._insert(ledger, [entry_id], record)
 
     async def _insert(self, ledger: Ledger, entry_ids: Sequence[int], records: Records) -> None:
         await self._checkpointer.wait_room()
