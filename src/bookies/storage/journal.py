@@ -31,6 +31,9 @@ Done = Callable[[BaseException | None], None]
 
 KEPT_IN_CACHE = 8 << 20  # bytes behind the writing position that the page cache may keep
 DROP_STEP = 1 << 20  # bytes after which the page cache is told again
+# Preparing costs as much bandwidth as the journal itself. It pays where a group is small and its sync is what somebody
+# waits for; large groups spread the price of an unprepared sync over many entries.
+SMALL_GROUP = 64 << 10  # bytes
 FIRST_PREPARED = 4 << 20  # bytes of zeros in the first file of a process, which has to be there at once
 
 
@@ -225,7 +228,7 @@ class Journal:
         self.size += size
         self.group_count += 1
         self.queued_size -= size
-        if self.size > self._prepare_from:
+        if size < SMALL_GROUP and self.size > self._prepare_from:
             self._spares.prepare()
         # The device first: those who are answered add the group after the next.
         self._commit()

@@ -27,6 +27,7 @@ from bookies.storage.durable import run_last
 
 SUFFIX = ".spare"
 SLICE = 1 << 20  # bytes of zeros written in one call
+RETIRED_MAX = 2  # files that may wait for being prepared again
 PAUSE_S = 0.005  # between two slices: at most 200 MB/s go into preparation
 
 
@@ -49,7 +50,6 @@ class Spares:
         self._disk = runtime.disk
         self._directory = directory
         self._size = config.journal_preallocate_size
-        self._retired_max = config.checkpoint_journal_size // max(1, self._size)
         self._worker = runtime.workers.start(name)
         self._retired: list[str] = []  # paths of files whose content nobody needs
         self._file: File | None = None  # the one being filled
@@ -60,7 +60,7 @@ class Spares:
     @property
     def wants_retired(self) -> bool:
         """Whether another retired file is of use."""
-        return not self._is_closed and len(self._retired) < self._retired_max
+        return not self._is_closed and len(self._retired) < RETIRED_MAX
 
     def add_retired(self, path: str) -> None:
         self._retired.append(path)
