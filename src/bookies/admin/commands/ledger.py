@@ -170,7 +170,8 @@ async def _append(client: Client, arguments: argparse.Namespace, descriptor: int
 
 def _left_open(ledger: LedgerWriter) -> str:
     """What has become of a ledger whose appends were interrupted."""
-    confirmed = f"{ledger.last_add_confirmed + 1:,} entries confirmed"
+    count = ledger.last_add_confirmed + 1
+    confirmed = f"{count:,} confirmed {'entry' if count == 1 else 'entries'}"
     if ledger.metadata.is_closed:
         return f"ledger {ledger.ledger_id} is sealed with {confirmed}"
     return (
