@@ -52,6 +52,7 @@ class JournalWriter:
         self._alignment = config.journal_alignment
         self._size_max = config.journal_size_max
         self._step = max(config.journal_preallocate_size, self._alignment)
+        self._new_path = posixpath.join(directory, f"new{journal_spare.SUFFIX}")
         self._file: File | None = None
         self._journal_id = 0
         self._position = 0
@@ -62,16 +63,19 @@ class JournalWriter:
     def open(self, journal_id: int) -> LogMark:
         """Begin the first file of this process, durably; its first position."""
         journal_spare.remove_spares(self._disk, self._directory)
-        path = posixpath.join(self._directory, journal_format.file_name(journal_id))
-        file = self._disk.open(path, "x+")
-        self._file = file
         zeros = min(self._step, FIRST_PREPARED)
-        file.pwrite(journal_format.pack_header().ljust(zeros, b"\0"), 0)
-        file.fsync()
-        self._disk.sync_directory(self._directory)
-        return self._begin(journal_id, zeros)
+        self._make(lambda file: file.pwrite(bytes(zeros), 0))
+        return self._adopt(self._new_path, journal_id, zeros)
 
-    def _begin(self, journal_id: int, prepared: int) -> LogMark:
+    def _make(self, fill: Callable[[File], None]) -> None:
+        """A file that is not a journal yet: it becomes one when its header is durable."""
+        file = self._disk.open(self._new_path, "w+")
+        fill(file)
+        file.fsync()
+        file.close()
+
+    def _adopt(self, path: str, journal_id: int, prepared: int) -> LogMark:
+        self._file = journal_spare.adopt(self._disk, path, self._directory, journal_id)
         self._journal_id = journal_id
         self._position = journal_format.HEADER_SIZE
         self._allocated = self._prepared = prepared
@@ -110,22 +114,12 @@ class JournalWriter:
         assert self._file is not None
         self._file.close()
         self._file = None
-        if spare is None:
-            self._open_bare(self._journal_id + 1)
-        else:
-            self._file = journal_spare.adopt(self._disk, spare, self._directory, self._journal_id + 1)
-            self._begin(self._journal_id + 1, self._step)
-
-    def _open_bare(self, journal_id: int) -> None:
-        """Begin a file whose blocks are reserved, not written."""
-        file = self._disk.open(posixpath.join(self._directory, journal_format.file_name(journal_id)), "x+")
-        self._file = file
-        file.pwrite(journal_format.pack_header(), 0)
-        file.allocate(0, self._step)
-        file.fsync()
-        self._disk.sync_directory(self._directory)
-        self._begin(journal_id, 0)
-        self._allocated = self._step
+        if spare is not None:
+            self._adopt(spare, self._journal_id + 1, self._step)
+            return
+        self._make(lambda file: file.allocate(0, self._step))
+        self._adopt(self._new_path, self._journal_id + 1, 0)
+        self._allocated = self._step  # reserved, not written
 
     def retired(self, journal_id: int, backups_max: int) -> list[int]:
         """Ids of files older than `journal_id`, but for the newest `backups_max` of them."""

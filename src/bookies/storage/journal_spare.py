@@ -8,7 +8,8 @@ Files behind the durable mark are taken for that instead of being deleted, becau
 
 Why it is safe. A spare has a name that no journal has, so replay never sees it. It becomes a journal only after every
 byte of it was overwritten with zeros and synced: nothing of an earlier life can be read beyond the new tail (storage
-F-10 forbids re-use for that very reason). Whatever a crash leaves is removed at the next start.
+F-10 forbids re-use for that very reason). What an orderly stop or a crash
+leaves is removed then, or at the next start.
 
 Source: storage 2.5, 2.8, F-5, F-10.
 """
@@ -107,12 +108,14 @@ class Spares:
         self.ready = path
 
     def close(self) -> None:
-        """Stop preparing. Files are left for the next start to remove."""
+        """Stop preparing, and remove what was prepared. The journal must be idle."""
         self._is_closed = True
+        run_last(self._worker, self._discard)
+
+    def _discard(self) -> None:
         if self._file is not None:
-            run_last(self._worker, self._file.close)
-        else:
-            self._worker.close()
+            self._file.close()
+        remove_spares(self._disk, self._directory)
 
 
 def write_zeros(file: File, position: int, size: int, end: int) -> None:
