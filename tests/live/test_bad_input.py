@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pathlib
 import re
+import resource
 import signal
 import socket
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 
 import pytest
 from tests.live import command
@@ -383,3 +386,147 @@ def test_a_reader_that_goes_away_is_no_error(uri: str) -> None:
         assert process.wait(30) == 0
         assert process.stderr is not None
         assert process.stderr.read() == ""
+
+
+# -- directories and disks -----------------------------------------------------------------------------------------
+
+
+def bookie_words(directory: pathlib.Path, *more: object) -> tuple[object, ...]:
+    """`bk bookie run` for a bookie that is expected to refuse."""
+    (directory / "metadata").mkdir(exist_ok=True)
+    return (
+        *("bookie", "run", "--bookie-id", "b1", "--port", 0, "--metadata", f"file:{directory}/metadata"),
+        *("--journal-dir", "b1/journal", "--ledger-dir", "b1/ledgers", *more),
+    )
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: pathlib.Path) -> None:
+    home = tmp_path / "b1"
+    home.mkdir()
+    home.chmod(0o555)
+    done = command.bk_process(*bookie_words(tmp_path), cwd=tmp_path, preexec_fn=command.drop_root)
+    assert done.status == 5
+    assert done.sentence.startswith("cannot start bookie b1: cannot use b1/journal: permission denied.")
+    assert list(home.iterdir()) == []
+
+    home.chmod(0o755)
+    (tmp_path / "metadata").chmod(0o555)
+    done = command.bk_process(*bookie_words(tmp_path), cwd=tmp_path, preexec_fn=command.drop_root)
+    assert done.status == 4
+    assert done.sentence.startswith(f"cannot start bookie b1: {tmp_path}/metadata")
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize("wiped", ["ledgers", "journal"])
+def test_a_bookie_whose_directory_was_wiped_refuses_to_forget(tmp_path: pathlib.Path, wiped: str) -> None:
+    with LocalCluster(tmp_path / "bk-data", 1, settings=SETTINGS) as cluster:
+        uri = cluster.metadata_uri
+        ledger_id = written(uri, 20, ensemble=1)
+    home = tmp_path / "bk-data" / "b1"
+    (home / wiped).rename(tmp_path / "kept")
+    for is_there in (False, True):  # missing, then empty
+        if is_there:
+            (home / wiped).mkdir()
+        done = command.bk_process(*bookie_words(tmp_path / "bk-data"), cwd=tmp_path / "bk-data")
+        assert done.status == 5
+        assert done.sentence.startswith("cannot start bookie b1: ")
+        assert f"b1/{wiped}" in done.sentence
+        done = command.bk("up", "--directory", tmp_path / "bk-data")
+        assert done.status == 1
+        assert done.sentence.startswith("bk up: cannot start bookie b1: ")
+        assert not (home / wiped / "VERSION").exists()
+        assert not (home / wiped / "current" / "VERSION").exists()
+    (home / wiped).rmdir()
+    (tmp_path / "kept").rename(home / wiped)
+    with LocalCluster(tmp_path / "bk-data", settings=SETTINGS):
+        assert lines_of(ledger_id, uri) == payloads(20)
+
+
+@contextlib.contextmanager
+def small_disk(directory: pathlib.Path, size: int) -> Iterator[None]:
+    """A file system of its own in `directory`."""
+    directory.mkdir(parents=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(directory)], capture_output=True, text=True
+    )
+    if done.returncode:
+        pytest.skip(f"needs to mount a small disk: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(directory)], check=True)
+
+
+DISK_SETTINGS = {**SETTINGS, "journal_size_max": 1 << 20, "write_cache_size": 1 << 20, "journal_backups_max": 0}
+LARGE = os.urandom(32 << 10)
+LARGE_COUNT = 1500  # 48 MB on every bookie
+
+
+def written_with(store: bk.blocking.Client, bookie_id: str, fall_sick: Callable[[], None]) -> bk.LedgerMetadata:
+    """A ledger of `LARGE_COUNT` entries, three replicas each, that begins with this bookie and ends without it."""
+    while bookie_id not in (ledger := store.create(ack_quorum=3)).metadata.last_ensemble:
+        ledger.seal()
+    with ledger:
+        for start in range(0, LARGE_COUNT, 50):
+            if start == 200:
+                fall_sick()
+            ledger.append_many([b"%d " % number + LARGE for number in range(start, start + 50)])
+    with store.open(ledger.ledger_id) as reader:
+        for number, entry in enumerate(reader.read()):
+            assert entry.payload == b"%d " % number + LARGE
+        assert reader.last_add_confirmed == LARGE_COUNT - 1
+    assert bookie_id not in ledger.metadata.last_ensemble
+    return ledger.metadata
+
+
+def check_alone(cluster: LocalCluster, store: bk.blocking.Client, metadata: bk.LedgerMetadata, bookie_id: str) -> None:
+    """The bookie still has every entry of the fragment that it was part of; the others are gone afterwards."""
+    for other in metadata.ensembles[0][1]:
+        if other != bookie_id:
+            cluster.kill(other)
+    end = metadata.ensembles[1][0]
+    assert end > 50
+    with store.open(metadata.ledger_id) as reader:
+        assert [int(entry.payload.split(b" ")[0]) for entry in reader.read(0, end - 1)] == list(range(end))
+
+
+def test_a_full_disk_costs_one_bookie_and_no_entry(tmp_path: pathlib.Path) -> None:
+    directory = tmp_path / "bk-data"
+    with small_disk(directory / "b2", 24 << 20):
+        cluster = LocalCluster(directory, 4, lease_ms=1000, settings=DISK_SETTINGS)
+        with cluster, bk.blocking.connect(cluster.metadata_uri, memory_limit=8 << 20) as store:
+            metadata = written_with(store, "b2", lambda: None)
+            log = cluster.bookies[1].log.read_text()
+            assert "Traceback" not in log
+            assert "No space left on device" in log
+            modes = {each.id: each.mode for each in store.bookies()}
+            assert {modes[bookie] for bookie in ("b1", "b3", "b4")} == {"writable"}
+
+            # With room again it serves again, and has everything it ever confirmed.
+            subprocess.run(["mount", "-o", "remount,size=200m", str(directory / "b2")], check=True)
+            if modes["b2"] == "down":
+                assert "b2 stopped by itself: " in log
+                assert "confirmed ones are in its journal" in log
+                cluster.restart("b2")
+            else:
+                assert modes["b2"] == "read-only"
+            check_alone(cluster, store, metadata, "b2")
+
+
+def test_a_file_that_may_not_grow_costs_one_bookie_and_no_entry(tmp_path: pathlib.Path) -> None:
+    cluster = LocalCluster(tmp_path / "bk-data", 4, lease_ms=1000, settings=DISK_SETTINGS)
+
+    def limit() -> None:
+        pid = cluster.bookies[1].pid
+        assert pid is not None
+        hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (512 << 10, hard))
+
+    with cluster, bk.blocking.connect(cluster.metadata_uri, memory_limit=8 << 20) as store:
+        metadata = written_with(store, "b2", limit)
+        log = cluster.bookies[1].log.read_text()
+        assert "Traceback" not in log
+        assert "File too large" in log
+        cluster.kill("b2")
+        cluster.restart("b2")
+        check_alone(cluster, store, metadata, "b2")
