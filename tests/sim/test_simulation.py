@@ -19,7 +19,7 @@ from bookies.sim.workload import payload_of
 
 SWEEP_S = 12.0  # wall time for each profile; at least SWEEP_COUNT_MIN seeds run whatever they take
 SWEEP_COUNT_MIN = 5
-SWEPT_PROFILES = ("mixed", "crashes", "network", "metadata", "tight")
+SWEPT_PROFILES = ("mixed", "crashes", "network", "metadata", "races", "tight")
 
 
 # -- determinism ---------------------------------------------------------------------------------------------------

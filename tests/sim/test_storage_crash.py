@@ -28,38 +28,43 @@ def sweep(
     prepare: Script | None = None,
     step: int = 1,
     mean_ms: float = 0.05,
+    only_process_dies: bool = False,
     **settings: Any,
 ) -> int:
-    """Crash at each (or each `step`-th) disk call of a life with `script`, after a life with `prepare`."""
+    """Crash at each (or each `step`-th) disk call of a life with `script`, after a life with `prepare`.
 
-    def fresh(name: object) -> Any:
-        made = machine(name, **settings)
+    `only_process_dies`: the power fails a life later, when that one has found what the first had not yet synced.
+    """
+
+    def fresh() -> Any:
+        made = machine("sweep", **settings)
         made.mean_ms = mean_ms
         if prepare is not None:
             assert made.live(prepare, stops=False)
             made.crash(PROCESS_DIES)
         return made
 
-    first = fresh("count")
+    first = fresh()
     before = first.disk.call_count
     assert first.live(script)
-    first.check()
     count = first.disk.call_count - before
+    first.check()
     for number in range(1, count + 1, step):
-        victim = fresh("count")
+        victim = fresh()
+        way = PROCESS_DIES if only_process_dies else WAYS[number % len(WAYS)]
         if victim.live(script, crash_at=number):
             break
-        victim.crash(WAYS[number % len(WAYS)])
-        if number % 3 == 0:  # and once more while it comes back
+        victim.crash(way)
+        if number % 3 == 0 and not only_process_dies:  # and once more while it comes back
             victim.live(lambda store, promises: promises.check(store), crash_at=1 + number * 7 % 60)
             victim.crash(WAYS[number // 3 % len(WAYS)])
-        if number % 4 == 0:  # what the next life found may not have been durable
+        if only_process_dies:
             assert victim.live(lambda store, promises: asyncio.sleep(0), stops=False)
             victim.crash(NOTHING_SURVIVES)
         try:
             victim.check(lives=2 if number % 5 == 0 else 1)
         except BaseException as error:
-            error.add_note(f"crash at disk call {number} of {count}, loss {WAYS[number % len(WAYS)]}")
+            error.add_note(f"crash at disk call {number} of {count}, {way}")
             raise
     return count
 
@@ -112,6 +117,17 @@ def test_a_checkpoint_while_adds_go_on(machine: Any, load: Script, body: Body) -
 
     for mean_ms in (0.05, 0.2):
         assert sweep(machine, script, step=2, mean_ms=mean_ms, write_cache_size=8 << 10) > 60
+
+
+def test_a_checkpoint_of_a_process_that_dies_before_the_machine_does(machine: Any, load: Script, body: Body) -> None:
+    """What the next life finds on the disk is not durable for that; it must not conclude that it is. [R-8]"""
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        await load(store, promises)
+        await promises.add(store, 3, {entry: body(3, entry, size=700) for entry in range(4)}, is_recovery=True)
+        await store.checkpoint()
+
+    assert sweep(machine, script, only_process_dies=True) > 60
 
 
 def test_a_checkpoint_with_two_journals_and_two_ledger_directories(machine: Any, load: Script) -> None:

@@ -8,6 +8,7 @@ can be killed at any `await`, in the middle of a disk call, or paused.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
 
@@ -21,6 +22,7 @@ from bookies.sim.loop import Participant, SimLoop
 from bookies.sim.metadata import SimDriver, SimStore
 from bookies.sim.network import SimNetwork
 from bookies.sim.trace import Trace
+from bookies.sim.witness import Witness
 from bookies.sim.workers import SimWorkers
 
 BOOKIE_PORT = 3181
@@ -91,6 +93,7 @@ class SimCluster:
         self.bookies: dict[str, SimBookie] = {}
         self.clients: dict[str, SimClient] = {}
         self.problems: list[str] = []
+        self.witness: Witness | None = None
         for number in range(1, self.bookie_count + 1):
             self._add_bookie(f"b{number}")
 
@@ -151,8 +154,10 @@ class SimCluster:
             try:
                 await driver.open()
                 server = BookieServer(runtime, bookie.config, driver)
-                bookie.server = server
+                if self.witness is not None:
+                    self.witness.watch(name, server.store)
                 await server.start()
+                bookie.server = server
             except Exception as error:  # noqa: BLE001
                 # A process that cannot start ends; its supervisor starts it again, as `crash_bookie` arranges.
                 self.trace.note(name, f"could not start: {type(error).__name__}: {error}")
@@ -224,8 +229,11 @@ class SimCluster:
         self.loop.create_task(expire(), name="lease", context=self.loop.world.copy())
 
     # -- clients -------------------------------------------------------------------------------------------------
-    def new_client(self, name: str) -> SimClient:
-        """A new client process, which still has to connect: `open_client`, as its participant."""
+    def new_client(self, name: str, settings: Mapping[str, object] | None = None) -> SimClient:
+        """A new client process, which still has to connect: `open_client`, as its participant.
+
+        `settings`: of its `ClientConfig`; None: those of the cluster.
+        """
         assert name not in self.clients
         participant = Participant(self.loop, name)
         random = Random(f"{self.seed}/{name}")
@@ -237,7 +245,7 @@ class SimCluster:
             random=random,
         )
         driver = SimDriver(self.store, MemoryDriver(self.memory), name)
-        config = ClientConfig(**self.client_settings)  # type: ignore[arg-type]
+        config = ClientConfig(**(self.client_settings if settings is None else settings))  # type: ignore[arg-type]
         self.clients[name] = SimClient(name, participant, Client(runtime, driver, config), driver, runtime)
         return self.clients[name]
 
@@ -271,12 +279,14 @@ class SimCluster:
         self.store.lost_request_probability = self.store.lost_reply_probability = 0.0
         self.network.heal()
         for client in self.clients.values():
+            client.participant.defuse()
             client.participant.resume()
         for bookie in self.bookies.values():
             bookie.workers.slowness = 1.0
             bookie.disk.crash_at = None
             bookie.disk.faults.clear()
             if bookie.participant is not None:
+                bookie.participant.defuse()
                 bookie.participant.resume()
             if not bookie.is_up:
                 self.restart_later(bookie.name, 0.0)

@@ -98,6 +98,9 @@ class Participant:
         """Call `blow` (as the world) before this participant's callback number `steps` from now."""
         self._fuse, self._on_fuse = steps, blow
 
+    def defuse(self) -> None:
+        self._fuse = None
+
     def pause(self) -> None:
         self.is_paused = True
 

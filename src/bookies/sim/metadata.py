@@ -47,6 +47,7 @@ class SimStore:
         self.lost_request_probability = 0.0
         self.lost_reply_probability = 0.0
         self.commits: dict[int, list[Commit]] = {}
+        self.on_commit: Callable[[Commit], None] | None = None
 
     def note(self, author: str, ledger_id: int, after: LedgerMetadata | None) -> None:
         """A record was committed."""
@@ -55,6 +56,8 @@ class SimStore:
         if after is not None and after == before:
             return  # A retried create that met its own record.
         history.append(Commit(self.loop.time(), author, before, after))
+        if self.on_commit is not None:
+            self.on_commit(history[-1])
         self.trace.note(author, f"commits {after!r}" if after else f"deletes ledger {ledger_id}")
 
 

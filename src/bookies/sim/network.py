@@ -312,6 +312,7 @@ class SimNetwork:
     """All hosts and connections of one simulation. Each participant uses it through `port(host)`.
 
     `delay_ms`: smallest and mean additional one-way delay. `split_probability`: how often a write arrives in two.
+    `stall_probability`: how often one takes about `stall_ms` longer, and holds back what follows on its connection.
     """
 
     def __init__(self, loop: SimLoop, trace: Trace, random: Random) -> None:
@@ -319,6 +320,8 @@ class SimNetwork:
         self.random = random
         self.delay_ms = (0.05, 0.3)
         self.split_probability = 0.1
+        self.stall_probability = 0.0
+        self.stall_ms = 300.0
         self.statistics = {"connections": 0, "refused": 0, "cut": 0, "bytes": 0}
         self._trace = trace
         self._listeners: dict[tuple[str, int], SimListener] = {}
@@ -347,7 +350,8 @@ class SimNetwork:
         self._release()
 
     def heal(self) -> None:
-        """No partition, no slow host, and no half-open connection any more."""
+        """No partition, no slow host, no stalls, and no half-open connection any more."""
+        self.stall_probability = 0.0
         self._blocked.clear()
         self._slow.clear()
         self._release()
@@ -420,7 +424,10 @@ class SimNetwork:
     def arrival_time(self, source: str, target: str) -> float:
         least, mean = self.delay_ms
         factor = max(self._slow.get(source, 1.0), self._slow.get(target, 1.0))
-        return self.loop.time() + factor * (least + self.random.expovariate(1 / mean)) / 1000
+        delay_ms = factor * (least + self.random.expovariate(1 / mean))
+        if self.random.random() < self.stall_probability:
+            delay_ms += self.random.expovariate(1 / self.stall_ms)
+        return self.loop.time() + delay_ms / 1000
 
     def note_delivery(self, source: SimTransport, target: SimTransport, data: bytes) -> None:
         self.statistics["bytes"] += len(data)

@@ -13,8 +13,9 @@ from typing import Any
 from bookies.sim.checkers import check_commits, check_ledgers
 from bookies.sim.cluster import SimCluster
 from bookies.sim.faults import FaultPlan, Faults
-from bookies.sim.loop import Deadlock, Livelock, Overdue, SimLoop
+from bookies.sim.loop import Deadlock, Livelock, Overdue, SimLoop, current_participant
 from bookies.sim.trace import Trace
+from bookies.sim.witness import Witness
 from bookies.sim.workload import History, Plan, Workload
 
 HEALED_DEADLINE_S = 300.0  # every operation under way comes to its end within this, once everything is healed
@@ -29,6 +30,7 @@ class Profile:
     duration_s: float = 8.0
     plan: Plan = field(default_factory=Plan)
     faults: FaultPlan = field(default_factory=FaultPlan)
+    stall_probability: float = 0.0
     client_settings: dict[str, object] = field(
         default_factory=lambda: {"add_timeout_ms": 800, "read_timeout_ms": 800, "connect_timeout_ms": 1_000}
     )
@@ -50,10 +52,11 @@ PROFILES = {
         )
     ),
     "network": Profile(
+        plan=Plan(digests=("crc32c", "dummy")),
         faults=FaultPlan(
             gap_ms=150,
             weights={"cut connection": 5, "partition": 3, "isolate": 2, "slow host": 2, "kill client at an await": 2},
-        )
+        ),
     ),
     "metadata": Profile(
         faults=FaultPlan(
@@ -67,6 +70,17 @@ PROFILES = {
                 "pause client": 2,
             },
         )
+    ),
+    # Short ledgers, recovered while they are written; answers of single bookies come late. Races, not crashes.
+    "races": Profile(
+        duration_s=5.0,
+        plan=Plan(writers=3, recoverers=3, readers=1, entries_max=25, pause_ms=10, recovery_ms=120),
+        faults=FaultPlan(
+            gap_ms=200,
+            weights={"cut connection": 3, "kill client at an await": 2, "pause client": 3, "pause bookie": 1},
+        ),
+        stall_probability=0.06,
+        client_settings={"add_timeout_ms": 400, "read_timeout_ms": 400, "connect_timeout_ms": 1_000},
     ),
     "tight": Profile(bookies=3),
 }
@@ -100,7 +114,8 @@ class _TraceHandler(logging.Handler):
         self._trace = trace
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._trace.note(record.name.removeprefix("bookies."), record.getMessage())
+        owner = current_participant()
+        self._trace.note(owner.name if owner else "world", record.getMessage())
 
 
 Scenario = Callable[["Simulation"], Coroutine[Any, Any, None]]
@@ -118,6 +133,9 @@ class Simulation:
         self.cluster = SimCluster(
             self.loop, self.trace, str(seed), profile.bookies, client_settings=dict(profile.client_settings)
         )
+        self.cluster.network.stall_probability = profile.stall_probability
+        self.history.witness = self.cluster.witness = Witness(self.cluster.store, self.history.violated)
+        self.cluster.store.on_commit = self.history.committed
         self.workload = Workload(self.cluster, self.history, Random(f"{seed}/workload"), profile.plan)
         self.faults = Faults(self.cluster, Random(f"{seed}/faults"), profile.faults)
 

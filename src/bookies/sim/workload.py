@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from bookies.errors import BookKeeperError
 from bookies.sim.cluster import SimClient, SimCluster
+from bookies.sim.metadata import Commit
 from bookies.sim.trace import Trace
+from bookies.sim.witness import Witness
 
 if TYPE_CHECKING:
     from bookies.client.entries import Entry
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from bookies.client.writer import LedgerWriter
 
 PASSWORDS = (b"", b"s3cret")
-DIGESTS = ("crc32c", "crc32c", "crc32", "hmac", "dummy")
 
 
 def payload_of(ledger_id: int, entry_id: int) -> bytes:
@@ -67,7 +68,14 @@ class History:
         self.violations: list[str] = []
         self.counts: dict[str, int] = {}
         self.is_over = False  # what abandoned clients do while they are cleared away does not count
+        self.witness: Witness | None = None
         self._trace = trace
+
+    def committed(self, commit: Commit) -> None:
+        """A record was committed, this very moment."""
+        story = self.stories.get(commit.after.ledger_id) if commit.after else None
+        if self.witness is not None:
+            self.witness.check_commit(commit, story.confirmed if story else 0)
 
     def violated(self, invariant: str, text: str) -> None:
         line = f"{invariant}: {text}"
@@ -89,6 +97,8 @@ class History:
             self.violated("I-23", f"{name}: entry {first} was acknowledged after a failed append or a close")
         if self.stories.get(story.ledger_id) is story and story.ends and last > story.ends[0][1]:
             self.violated("I-5", f"{name}: entry {last} was acknowledged beyond the end {story.ends[0][1]}")
+        if self.witness is not None:
+            self.witness.check_acknowledgement(story.ledger_id, first, last)
         story.confirmed = max(story.confirmed, last + 1)
         self.count("entries acknowledged", last - first + 1)
 
@@ -134,14 +144,19 @@ class History:
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is asked. `quorums`: (ensemble, write quorum, ack quorum) to choose from."""
+    """How much is asked. `quorums`: (ensemble, write quorum, ack quorum) to choose from.
+
+    `digests`: without one ("dummy") nobody can tell a replica that a power failure tore from a good one.
+    """
 
     writers: int = 2
     recoverers: int = 2
     readers: int = 2
     quorums: tuple[tuple[int, int, int], ...] = ((3, 3, 2), (3, 2, 2), (4, 3, 2), (3, 2, 1), (1, 1, 1), (2, 2, 2))
+    digests: tuple[str, ...] = ("crc32c", "crc32", "hmac")
     entries_max: int = 50  # per ledger
     pause_ms: float = 100.0  # mean, between two actions of a writer
+    recovery_ms: float = 400.0  # mean, before a recovery
 
 
 class Workload:
@@ -213,7 +228,7 @@ class Workload:
         random = self._random
         sizes = [each for each in self._plan.quorums if each[0] <= len(self._cluster.bookies)]
         ensemble, write_quorum, ack_quorum = random.choice(sizes)
-        password, digest = random.choice(PASSWORDS), random.choice(DIGESTS)
+        password, digest = random.choice(PASSWORDS), random.choice(self._plan.digests)
         ledger = await client.client.create(
             ensemble=ensemble, write_quorum=write_quorum, ack_quorum=ack_quorum, digest=digest, password=password
         )
@@ -293,7 +308,7 @@ class Workload:
 
     async def _recover(self, client: SimClient) -> None:
         for _ in range(self._random.randint(1, 4)):
-            await self._sleep(400)
+            await self._sleep(self._plan.recovery_ms)
             story = self._choose()
             if story is None or self._is_stopping:
                 continue

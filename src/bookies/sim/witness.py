@@ -1,0 +1,118 @@
+"""What each bookie promised, seen at its storage: which entries it acknowledged, which ledgers it fenced.
+
+The witness stands between a bookie's request handlers and its storage and changes nothing. With what it knows, and
+the committed records, promises can be checked at the moment they are made, not only when something is lost later:
+
+    I-5    when a recovery commits the end, no write set could still confirm the entry behind it
+    I-8    a fragment that the writer commits starts at or behind everything acknowledged
+    I-9    an entry is acknowledged to the application only when an ack quorum of the bookies in the record holds it
+    I-28   no bookie acknowledges an ordinary add of a ledger that it has fenced
+
+Source: client-protocol 8.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bookies.model import BookieId, LedgerMetadata, LedgerState
+from bookies.protocol.quorum import write_set
+from bookies.sim.metadata import Commit, SimStore
+from bookies.storage.ledger_store import LedgerStore
+
+Done = Callable[[BaseException | None], None]
+
+
+class Witness:
+    """`report(invariant, text)` is told of broken promises."""
+
+    def __init__(self, store: SimStore, report: Callable[[str, str], None]) -> None:
+        self._store = store
+        self._report = report
+        self._held: dict[tuple[str, int], set[int]] = {}  # bookie, ledger -> entries acknowledged as durable
+        self._fenced: dict[tuple[str, int], None] = {}
+
+    def watch(self, bookie: str, storage: LedgerStore) -> None:
+        """Look at what this life of a bookie is asked and answers."""
+        add, fence = storage.add, storage.fence
+
+        def watched_add(
+            ledger_id: int, master_key: bytes, entry_ids: Sequence[int], *rest: Any, done: Done, **flags: Any
+        ) -> None:
+            was_fenced = (bookie, ledger_id) in self._fenced
+
+            def watched_done(error: BaseException | None) -> None:
+                if error is None:
+                    self._held.setdefault((bookie, ledger_id), set()).update(entry_ids)
+                    if was_fenced and not flags["is_recovery"]:
+                        self._report("I-28", f"{bookie} fenced ledger {ledger_id}, then acknowledged {entry_ids}")
+                done(error)
+
+            add(ledger_id, master_key, entry_ids, *rest, done=watched_done, **flags)
+
+        def watched_fence(ledger_id: int, master_key: bytes, done: Done) -> None:
+            def watched_done(error: BaseException | None) -> None:
+                if error is None:
+                    self._fenced[bookie, ledger_id] = None
+                done(error)
+
+            fence(ledger_id, master_key, watched_done)
+
+        storage.add = watched_add  # type: ignore[method-assign]
+        storage.fence = watched_fence  # type: ignore[method-assign]
+
+    def _holds(self, bookie: BookieId, ledger_id: int, entry_id: int) -> bool:
+        return entry_id in self._held.get((bookie, ledger_id), ())
+
+    def _writers_record(self, ledger_id: int) -> LedgerMetadata | None:
+        """The last record before any recovery."""
+        for commit in reversed(self._store.commits.get(ledger_id, [])):
+            if commit.after is not None and commit.after.state is LedgerState.OPEN:
+                return commit.after
+        return None
+
+    def check_acknowledgement(self, ledger_id: int, first: int, last: int) -> None:
+        """I-9: entries first..last are about to be acknowledged to an application."""
+        record = self._writers_record(ledger_id)
+        if record is None:
+            return  # The reply to its creation was lost.
+        for entry_id in range(first, last + 1):
+            ensemble = record.ensemble_at(entry_id)
+            positions = write_set(entry_id, record.ensemble_size, record.write_quorum)
+            holders = [ensemble[each] for each in positions if self._holds(ensemble[each], ledger_id, entry_id)]
+            if len(holders) < record.ack_quorum:
+                self._report(
+                    "I-9",
+                    f"entry {entry_id} of ledger {ledger_id} is acknowledged, but of {', '.join(ensemble)} only "
+                    f"{holders} hold it; the ack quorum is {record.ack_quorum}",
+                )
+
+    def check_commit(self, commit: Commit, confirmed: int) -> None:
+        """I-5 and I-8; `confirmed`: entries of the ledger acknowledged so far."""
+        before, after = commit.before, commit.after
+        if before is None or after is None:
+            return
+        if after.state is LedgerState.OPEN and confirmed > after.last_fragment_first_entry:
+            self._report(
+                "I-8",
+                f"ledger {after.ledger_id}: a fragment begins at {after.last_fragment_first_entry}, but entry "
+                f"{confirmed - 1} was acknowledged",
+            )
+        if after.is_closed and before.state is LedgerState.IN_RECOVERY and not commit.author.startswith("writer"):
+            self._check_end(after)
+
+    def _check_end(self, closed: LedgerMetadata) -> None:
+        """I-5: whoever still may acknowledge the next entry to the writer, or did already, is no ack quorum."""
+        record = self._writers_record(closed.ledger_id)
+        assert record is not None
+        ledger_id, entry_id = closed.ledger_id, closed.last_entry_id + 1
+        ensemble = record.ensemble_at(entry_id)
+        able = [
+            ensemble[position]
+            for position in write_set(entry_id, record.ensemble_size, record.write_quorum)
+            if (ensemble[position], ledger_id) not in self._fenced
+            or self._holds(ensemble[position], ledger_id, entry_id)
+        ]
+        if len(able) >= record.ack_quorum:
+            self._report("I-5", f"ledger {ledger_id} is closed at {entry_id - 1}, but {able} may confirm {entry_id}")
