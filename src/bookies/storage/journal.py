@@ -268,6 +268,10 @@ class Journal:
                 self._spares.add_retired(spare)
         return doomed
 
+    async def discard_spares(self) -> None:
+        """Leave no prepared file behind; before an orderly `close`, when the journal is idle."""
+        await self._spares.discard()
+
     def close(self) -> None:
         """Let go of file and worker. What is queued is not written."""
         self._is_open = False

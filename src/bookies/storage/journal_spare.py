@@ -93,9 +93,19 @@ class Spares:
         if self._is_closed or self._file is None:
             return
         size = min(SLICE, self._size - position)
-        self._worker.run(write_zeros, self._file, position, size, self._size).add_done_callback(
+        self._worker.run(self._write_zeros, self._file, position, size).add_done_callback(
             lambda done: self._filled(done, path, position + size)
         )
+
+    def _write_zeros(self, file: File, position: int, size: int) -> None:
+        """On the worker: a slice of zeros; behind the last one the file is cut, synced and closed."""
+        if self._is_closed:
+            return
+        file.pwrite(bytes(size), position)
+        if position + size >= self._size:
+            file.truncate(self._size)
+            file.fsync()
+            file.close()
 
     def _filled(self, done: asyncio.Future[None], path: str, position: int) -> None:
         if done.cancelled() or self._is_closed or _failure(done) is not None:
@@ -107,34 +117,36 @@ class Spares:
         self._is_preparing = False
         self.ready = path
 
-    def close(self) -> None:
-        """Stop preparing, and remove what was prepared. The journal must be idle."""
+    async def discard(self) -> None:
+        """Stop preparing and remove what was prepared, before an orderly end. The journal must be idle."""
         self._is_closed = True
-        run_last(self._worker, self._discard)
+        await self._worker.run(self._remove)
 
-    def _discard(self) -> None:
-        if self._file is not None:
-            self._file.close()
+    def _remove(self) -> None:
+        self._close_file()
         remove_spares(self._disk, self._directory)
 
+    def close(self) -> None:
+        """Stop preparing. What was prepared is left for the next start to remove."""
+        self._is_closed = True
+        run_last(self._worker, self._close_file)
 
-def write_zeros(file: File, position: int, size: int, end: int) -> None:
-    """Zeros at `position`; behind the last of them, at `end`, the file is cut, synced and closed."""
-    file.pwrite(bytes(size), position)
-    if position + size >= end:
-        file.truncate(end)
-        file.fsync()
-        file.close()
+    def _close_file(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
 
 def adopt(disk: Disk, path: str, directory: str, journal_id: int) -> File:
-    """Turn a prepared file into a journal, durably."""
+    """Turn a prepared file into a journal, durably: the header first, then the name."""
     file = disk.open(path, "r+")
     file.pwrite(journal_format.pack_header(), 0)
     file.fdatasync()
-    disk.rename(path, posixpath.join(directory, journal_format.file_name(journal_id)))
+    file.close()
+    name = posixpath.join(directory, journal_format.file_name(journal_id))
+    disk.rename(path, name)
     disk.sync_directory(directory)
-    return file
+    return disk.open(name, "r+")
 
 
 def _failure(done: asyncio.Future[Any]) -> BaseException | None:

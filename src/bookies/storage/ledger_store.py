@@ -120,6 +120,8 @@ class LedgerStore:
                     await journal.wait_idle()
                 await parts.checkpointer.checkpoint()
                 await parts.checkpointer.seal()
+                for journal in parts.journals:
+                    await journal.discard_spares()
                 await parts.checkpointer.worker.run(parts.directories.mark_clean)
             await self._tasks.stop()
         finally:
