@@ -206,7 +206,7 @@ def test_the_entry_is_added_again_and_its_record_is_torn(machine: Any, body: Bod
         probe.crash(PROCESS_DIES)
         probe.disk.log = []
         assert probe.live(script, stops=False)
-        group = next(call for call in probe.disk.log if call.operation == "pwritev" and call.path.endswith(".txn"))
+        group = next(call for call in probe.disk.log if call.operation == "pwritev" and "/journal" in call.path)
         assert not victim.live(script, crash_at=group.number - calls + 1)  # between the write and its sync
         victim.crash(Loss(0.5, garbage=0.3 * (number % 3)))
         victim.check()

@@ -52,6 +52,7 @@ from bookies.storage.index import Ledger, is_vacant
 from bookies.storage.index_format import EXPLICIT_LAC_SIZE_MIN, SLOT_SIZE, STATE_FENCED, IndexHeader
 from bookies.storage.journal import Done, Journal
 from bookies.storage.opening import Opened, open_storage
+from bookies.storage.replay import greatest_lac
 
 ENTRY_ID_MAX = (1 << 40) - 1  # the index file of a ledger has 8 bytes for each entry id up to its highest
 MASTER_KEY_SIZE_MAX = 512  # bytes; key and explicit LAC share a header of 1024
@@ -390,11 +391,8 @@ class LedgerStore:
         """The greatest LAC in entries and explicit LACs. Raises: LedgerUnknownToBookie, ReadFailed."""
         _, ledger = await self._ledger(ledger_id)
         if not ledger.is_lac_known:
-            body = await self.read(ledger_id, LAST_ENTRY)
-            if len(body) >= 24:
-                ledger.last_add_confirmed = max(
-                    ledger.last_add_confirmed, int.from_bytes(body[16:24], "big", signed=True)
-                )
+            last = Records.of([await self.read(ledger_id, LAST_ENTRY)])
+            ledger.last_add_confirmed = max(ledger.last_add_confirmed, greatest_lac(last))
             ledger.is_lac_known = True
         return ledger.last_add_confirmed
 

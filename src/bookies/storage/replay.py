@@ -47,7 +47,7 @@ from bookies.storage.write_cache import WriteCache
 SECTOR = 512  # bytes that a device writes whole or not at all
 JUMP_MAX = 1 << 20  # entries that a client can be ahead of what this bookie has of a ledger
 
-_LAC = struct.Struct(">q")
+_ENTRY_AND_LAC = struct.Struct(">qq")
 
 
 @dataclass
@@ -57,7 +57,7 @@ class ReplayReport:
     `torn`: (path, offset, problem) of the end of the newest file, if it was not clean. `keyless`: ledgers that were
     created without a key. `damaged`: ledgers whose index file cannot be read, and how many of their records were given
     up. `kept_count`: doubtful entries that did not replace a stored copy. `skipped_count`: records of unknown kinds,
-    and those whose ids are implausible where they may be torn.
+    and those that were certainly cut off by the crash.
     """
 
     file_count: int = 0
@@ -302,12 +302,23 @@ class Restorer:
             await self._insert(ledger, entry_ids, records)
             return
         for index, entry_id in enumerate(entry_ids):
-            stored = await self._stored(ledger, entry_id)
             record = records.slice(index, index + 1)
-            if stored is not None and (looks_intact(stored) or not looks_intact(records.body(index))):
-                self.report.kept_count += 1
-                record = Records.of([stored])
+            if not looks_intact(record.body(0)):
+                stored = await self._stored(ledger, entry_id)
+                if stored is not None:
+                    self.report.kept_count += 1
+                    record = Records.of([stored])
+                elif await self._has_checksums(ledger):
+                    self.report.skipped_count += 1
+                    continue
             await self._insert(ledger, [entry_id], record)
+
+    async def _has_checksums(self, ledger: Ledger) -> bool:
+        """Whether the entries of the ledger carry a checksum that proves them complete, as far as one of them tells."""
+        if ledger.last_entry_id < 0:
+            return False
+        stored = await self._stored(ledger, ledger.last_entry_id)
+        return stored is not None and looks_intact(stored)
 
     async def _insert(self, ledger: Ledger, entry_ids: Sequence[int], records: Records) -> None:
         await self._checkpointer.wait_room()
@@ -355,12 +366,10 @@ class Restorer:
 
 
 def greatest_lac(records: Records) -> int:
-    """The greatest LAC in the entries' headers; -1 if none has one."""
+    """The greatest LAC in the entries' headers; -1 if none has one. An impossible one does not count."""
     data, starts = records.data, records.starts
-    return max(
-        (_LAC.unpack_from(data, at + 20)[0] for at, end in itertools.pairwise(starts) if end - at >= 28),
-        default=-1,
-    )
+    pairs = (_ENTRY_AND_LAC.unpack_from(data, at + 12) for at, end in itertools.pairwise(starts) if end - at >= 28)
+    return max((lac for entry_id, lac in pairs if lac < entry_id), default=-1)
 
 
 def looks_intact(body: bytes) -> bool:
