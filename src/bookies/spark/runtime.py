@@ -7,10 +7,11 @@ being closed: an idle worker goes away without a word. Source: spark 1.2 and 3.5
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, Generic, TypeVar
 
 from bookies.errors import BookieUnreachable
@@ -41,8 +42,10 @@ class Worker:
             future.cancel()
             raise
 
-    def iterate(self, make: Callable[[], AsyncIterator[T]], size_of: Callable[[T], int], size_max: int) -> Iterator[T]:
-        """What the asynchronous iterator yields, fetched ahead by at most `size_max` bytes (or one item)."""
+    def iterate(
+        self, make: Callable[[], AsyncGenerator[T, None]], size_of: Callable[[T], int], size_max: int
+    ) -> Iterator[T]:
+        """What the asynchronous generator yields, fetched ahead by at most `size_max` bytes (or one item)."""
         return _Ahead(self, make, size_of, size_max).items()
 
 
@@ -50,7 +53,7 @@ class _Ahead(Generic[T]):
     """A bounded channel from a coroutine on the loop to the thread that iterates."""
 
     def __init__(
-        self, worker: Worker, make: Callable[[], AsyncIterator[T]], size_of: Callable[[T], int], size_max: int
+        self, worker: Worker, make: Callable[[], AsyncGenerator[T, None]], size_of: Callable[[T], int], size_max: int
     ) -> None:
         self._worker, self._make, self._size_of, self._size_max = worker, make, size_of, size_max
         self._items: queue.SimpleQueue[tuple[Any, int]] = queue.SimpleQueue()
@@ -72,13 +75,14 @@ class _Ahead(Generic[T]):
 
     async def _fetch(self) -> None:
         try:
-            async for item in self._make():
-                size = self._size_of(item)
-                while self._size and self._size + size > self._size_max:
-                    self._room.clear()
-                    await self._room.wait()
-                self._size += size
-                self._items.put((item, size))
+            async with contextlib.aclosing(self._make()) as items:
+                async for item in items:
+                    size = self._size_of(item)
+                    while self._size and self._size + size > self._size_max:
+                        self._room.clear()
+                        await self._room.wait()
+                    self._size += size
+                    self._items.put((item, size))
         finally:
             self._items.put((_END, 0))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -113,7 +113,7 @@ class EntriesReader(DataSourceReader):
         for batch in batches:
             yield from arrow.record_batches(batch, schema)
 
-    async def _fetch(self, worker: runtime.Worker, partition: EntriesPartition) -> AsyncIterator[EntryBatch]:
+    async def _fetch(self, worker: runtime.Worker, partition: EntriesPartition) -> AsyncGenerator[EntryBatch, None]:
         from bookies.client.fetch import RangeFetch
         from bookies.client.keys import keys_of
         from bookies.client.pool import BookiePool
@@ -165,16 +165,21 @@ def resolve(options: Mapping[str, str]) -> Snapshot:
 
 
 async def _snapshot(client: Client, options: Mapping[str, str]) -> Snapshot:
+    from bookies.client.keys import keys_of
+
     password = read_password(options)
     positions = []
     for ledger_id, first, last in await _selected(client, options):
         metadata = await client.metadata(ledger_id)
+        keys_of(metadata, password)  # A wrong password is better found here than in every task.
         if metadata.is_closed:
             end, size = metadata.last_entry_id, metadata.length
         else:
             async with client.open(ledger_id, password=password) as ledger:
                 end = ledger.last_add_confirmed
-                size = (await ledger.read_last()).length if end >= 0 else 0
+                size = (await ledger.read_entry(end)).length if end >= 0 else 0
+            # Read after the end was learned, the record names the bookies of every entry up to there.
+            metadata = await client.metadata(ledger_id)
         if last is not None and last > end:
             raise InvalidArgument(f"ledger {ledger_id} ends at entry {end}, option assign asks for {last}")
         last = end if last is None else last
