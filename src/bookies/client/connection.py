@@ -40,6 +40,7 @@ from bookies.wire.messages import (
     Response,
 )
 
+WRITE_SIZE = 64 * 1024  # bytes of adds that are worth a system call of their own
 CHECK_INTERVAL = 0.1  # seconds between looks at deadlines, while something is outstanding
 ABANDONED_READS_MAX = 10_000  # v2 reads that were given up but may still be answered; above: a new connection
 
@@ -178,6 +179,7 @@ class Connection(asyncio.Protocol):
         self._decoder = ResponseDecoder(wire, frame_size_max)
         self._transport: asyncio.Transport | None = None
         self._unsent: list[Buffer] = []
+        self._unsent_size = 0  # bytes of adds in it
         self._is_flush_scheduled = False
         self._adds: dict[int, AddQueue] = {}  # by ledger; v3: all under -1, by transaction id
         self._recovery_adds: dict[int, AddQueue] = {}  # v2 only: see `_queues_for`
@@ -222,7 +224,11 @@ class Connection(asyncio.Protocol):
         queue.append(adds)
         self.adds_size += size
         self._unsent.extend(buffers)
-        self._flush()
+        self._unsent_size += size
+        if self._unsent_size >= WRITE_SIZE:
+            self._flush()
+        else:
+            self._schedule_flush()
         self._watch_deadlines()
 
     def accepts_read(self, key: ReadKey, is_fencing: bool) -> bool:
@@ -258,10 +264,7 @@ class Connection(asyncio.Protocol):
                 waiting = self._reads[key] = deque()
             waiting.append(request)
         self._unsent.extend(buffers)
-        if self._transport is not None and not self._is_flush_scheduled:
-            # Requests are small; those of one turn of the loop share a system call.
-            self._is_flush_scheduled = True
-            self._loop.call_soon(self._flush)
+        self._schedule_flush()
         self._watch_deadlines()
         return future
 
@@ -330,8 +333,6 @@ class Connection(asyncio.Protocol):
             if queue is None:
                 continue
             taken, keys = queue.take(keys)
-            if not queue:
-                del queues[where]
             for adds in taken:
                 self.adds_size -= adds.size
                 if response.status is Status.OK:
@@ -394,15 +395,24 @@ class Connection(asyncio.Protocol):
         self._abandoned[request.key] = self._abandoned.get(request.key, 0) + 1
 
     # -- sending and deadlines -----------------------------------------------------------------------------------
+    def _schedule_flush(self) -> None:
+        """What one turn of the loop sends shares a system call, whichever ledger it belongs to."""
+        if self._transport is not None and not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
     def _flush(self) -> None:
         self._is_flush_scheduled = False
         if self._transport is None or not self._unsent:
             return
-        if len(self._unsent) == 1:
-            self._transport.write(self._unsent[0])
+        unsent, self._unsent = self._unsent, []
+        size, self._unsent_size = self._unsent_size, 0
+        if len(unsent) == 1:
+            self._transport.write(unsent[0])
+        elif size < 2 * WRITE_SIZE:  # one copy is cheaper than many buffers
+            self._transport.write(b"".join(unsent))
         else:
-            self._transport.writelines(self._unsent)
-        self._unsent.clear()
+            self._transport.writelines(unsent)
 
     def _watch_deadlines(self) -> None:
         if self._timer is None and self.error is None:
@@ -438,6 +448,7 @@ class Connection(asyncio.Protocol):
                 has_timed_out = True
                 self.adds_size -= adds.size
                 adds.sink.on_failed(self.bookie, adds.entry_ids, self._timeout(adds.ledger_id, adds.entry_ids[0]))
+            # Not as soon as it is empty: a ledger written to one entry at a time would make a new one each time.
             if not queue and queues.get(ledger_id) is queue:
                 del queues[ledger_id]
         return has_timed_out

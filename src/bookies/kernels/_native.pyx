@@ -145,34 +145,71 @@ cdef c_array.array _offsets(object starts, Py_ssize_t limit):
     return numbers
 
 
+cdef class _Starts:
+    """Starts that are looked at one by one: a call that takes a few frames of many must not pay for all of them."""
+
+    cdef bint is_range
+    cdef int64_t first, step, limit
+    cdef Py_ssize_t count
+    cdef c_array.array numbers
+
+    def __cinit__(self, starts, int64_t limit):
+        self.count = len(starts)
+        self.limit = limit
+        self.is_range = isinstance(starts, range)
+        if self.is_range:
+            self.first, self.step = starts.start, starts.step
+        elif isinstance(starts, array) and starts.typecode == "q":
+            self.numbers = starts
+        else:
+            self.numbers = array("q", starts)
+
+    cdef int64_t at(self, Py_ssize_t index) except -1:
+        """One of them, checked to lie within the buffer."""
+        cdef int64_t value
+        if index < 0 or index >= self.count:
+            raise IndexError("no such frame")
+        value = self.first + index * self.step if self.is_range else <int64_t>self.numbers.data.as_longlongs[index]
+        if value < 0 or value > self.limit:
+            raise IndexError("starts outside the buffer")
+        return value
+
+
 def gather_adds(const uint8_t[::1] buffer, starts, Py_ssize_t index):
     """See `_python.gather_adds`."""
-    cdef c_array.array offsets = _offsets(starts, buffer.shape[0])
-    cdef int64_t *start = <int64_t *>offsets.data.as_longlongs
-    cdef Py_ssize_t count = len(offsets) - 1, last = index, item
-    cdef int64_t total = 0, size, lac = -9223372036854775807 - 1, entry_lac
+    cdef _Starts frames = _Starts(starts, buffer.shape[0])
+    cdef Py_ssize_t count = frames.count - 1, last = index, item
+    cdef int64_t total = 0, size, at, end, lac = -9223372036854775807 - 1, entry_lac
     cdef const uint8_t *head
     cdef uint8_t *target
-    if not 0 <= index < count or start[index + 1] - start[index] < 52:
+    if not 0 <= index < count or frames.at(index + 1) - frames.at(index) < 52:
         raise IndexError("no add at that frame")
-    head = &buffer[start[index] + 4]
-    while last < count and start[last + 1] - start[last] >= 52 and memcmp(&buffer[start[last] + 4], head, 32) == 0:
-        total += start[last + 1] - start[last] - 24
+    end = frames.at(index)
+    head = &buffer[end + 4]
+    while last < count:
+        at = end
+        end = frames.at(last + 1)
+        if end - at < 52 or memcmp(&buffer[at + 4], head, 32) != 0:
+            break
+        total += end - at - 24
         last += 1
     cdef bytes data = PyBytes_FromStringAndSize(NULL, total)
     cdef c_array.array entry_ids = c_array.clone(_INT64, last - index, zero=False)
     cdef c_array.array records = c_array.clone(_INT64, last - index + 1, zero=False)
     target = <uint8_t *>PyBytes_AS_STRING(data)
     total = 0
+    end = frames.at(index)
     for item in range(index, last):
-        size = start[item + 1] - start[item] - 28
-        entry_ids.data.as_longlongs[item - index] = bookies_get64(&buffer[start[item] + 36])
-        entry_lac = bookies_get64(&buffer[start[item] + 44])
+        at = end
+        end = frames.at(item + 1)
+        size = end - at - 28
+        entry_ids.data.as_longlongs[item - index] = bookies_get64(&buffer[at + 36])
+        entry_lac = bookies_get64(&buffer[at + 44])
         if entry_lac > lac:
             lac = entry_lac
         records.data.as_longlongs[item - index] = total
         bookies_put32(target + total, <uint32_t>size)
-        memcpy(target + total + 4, &buffer[start[item] + 28], size)
+        memcpy(target + total + 4, &buffer[at + 28], size)
         total += 4 + size
     records.data.as_longlongs[last - index] = total
     return last, bookies_get64(head + 24), _numbers(entry_ids), Records(data, _numbers(records)), lac
@@ -250,18 +287,23 @@ def pack_add_responses(int version, int status, int64_t ledger_id, entry_ids):
 
 def scan_add_responses(const uint8_t[::1] buffer, starts, Py_ssize_t index):
     """See `_python.scan_add_responses`."""
-    cdef c_array.array offsets = _offsets(starts, buffer.shape[0])
-    cdef int64_t *start = <int64_t *>offsets.data.as_longlongs
-    cdef Py_ssize_t count = len(offsets) - 1, last = index, item
+    cdef _Starts frames = _Starts(starts, buffer.shape[0])
+    cdef Py_ssize_t count = frames.count - 1, last = index, item
+    cdef int64_t at, end
     cdef const uint8_t *same
-    if not 0 <= index < count or start[index + 1] - start[index] < 28:
+    if not 0 <= index < count or frames.at(index + 1) - frames.at(index) < 28:
         raise IndexError("no add response at that frame")
-    same = &buffer[start[index]]
-    while last < count and start[last + 1] - start[last] >= 28 and memcmp(&buffer[start[last]], same, 20) == 0:
+    end = frames.at(index)
+    same = &buffer[end]
+    while last < count:
+        at = end
+        end = frames.at(last + 1)
+        if end - at < 28 or memcmp(&buffer[at], same, 20) != 0:
+            break
         last += 1
     cdef c_array.array entry_ids = c_array.clone(_INT64, last - index, zero=False)
     for item in range(index, last):
-        entry_ids.data.as_longlongs[item - index] = bookies_get64(&buffer[start[item] + 20])
+        entry_ids.data.as_longlongs[item - index] = bookies_get64(&buffer[frames.at(item) + 20])
     return last, <int32_t>bookies_get32(same + 8), bookies_get64(same + 12), _numbers(entry_ids)
 
 
