@@ -171,6 +171,7 @@ class _Recovery:
         self._key = master_key(password)
         self._mac_key = mac_key(password)
         self._candidates = candidates
+        self._may_batch = pool.has_batch_reads
         self._suspects: frozenset[BookieId] = frozenset()  # could not be reached in this recovery: asked last
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._write_back: _WriteBack | None = None
@@ -222,13 +223,15 @@ class _Recovery:
     async def _ask(self, bookie: BookieId, entry_id: int, is_batch: bool) -> _Entries | BookKeeperError:
         """The entry, in a batch with those behind it; or why not. The bookie fences the ledger before it answers."""
         try:
-            if is_batch:
+            if is_batch and self._may_batch:
                 try:
                     return await self._ask_batch(bookie, entry_id)
                 except DEFINITE:
                     raise
                 except BookKeeperError:
-                    pass  # Bookies without batch reads refuse them in several ways; the plain read says what is wrong.
+                    # Bookies without batch reads close the connection, which also carries our adds: once is enough.
+                    # The plain read says what is wrong.
+                    self._may_batch = False
             body, header = await self._read(bookie, entry_id, self._key)
             return _Entries(entry_id, [body[header.payload_offset :]], [header.length])
         except BookKeeperError as error:
@@ -291,7 +294,7 @@ class _Recovery:
 
     async def _read_tail(self, metadata: LedgerMetadata, start: int, write_back: _WriteBack) -> int:
         """Read and hand over entry after entry; the last one to keep."""
-        is_batch = metadata.write_quorum == metadata.ensemble_size and self._pool.has_batch_reads
+        is_batch = metadata.write_quorum == metadata.ensemble_size and self._may_batch
         scan = TailScan(start, 1 if is_batch else STRIPED_READS)
         reading: dict[asyncio.Task[_Decision], None] = {}
         decisions: dict[int, _Decision] = {}  # by first id, until handed over

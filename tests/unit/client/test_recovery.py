@@ -681,3 +681,22 @@ def test_already_announced_is_not_announced_again() -> None:
         assert [metadata.state for metadata in commits] == [LedgerState.CLOSED]
 
     play(act)
+
+
+def test_bookies_without_batch_reads() -> None:
+    """X-63: they drop the connection; plain reads find the same, and nobody is asked for a batch again."""
+
+    async def act(stage: Stage) -> None:
+        ledger = await abandoned(stage)
+        for entry_id in range(10, 15):
+            put(stage, ledger, entry_id, *"abc")
+
+        async def read_batch(bookie: str, *_: Any, **__: Any) -> bytes:
+            stage.pool.log.append(("batch", bookie, []))
+            raise errors.BookieUnreachable("connection closed")
+
+        stage.pool.read_batch = read_batch  # type: ignore[method-assign, assignment]
+        assert (await stage.recover(ledger.ledger_id)).last_entry_id == 14
+        assert len(stage.pool.asked("batch")) == 1
+
+    play(act)
