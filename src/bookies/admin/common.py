@@ -55,7 +55,7 @@ def metadata_uri(arguments: argparse.Namespace) -> str:
 
 
 def run_async(main: Callable[[], Awaitable[T]]) -> T:
-    """Run a coroutine to its end; SIGINT and SIGTERM cancel it, and its clean-up runs."""
+    """Run a coroutine to its end. SIGINT and SIGTERM cancel it; after its clean-up KeyboardInterrupt is raised."""
     import asyncio  # here, because it takes half of the time that `bk --help` may take
 
     from bookies.runtime import aio
@@ -64,14 +64,19 @@ def run_async(main: Callable[[], Awaitable[T]]) -> T:
         task = asyncio.current_task()
         assert task is not None
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in before:
             loop.add_signal_handler(number, task.cancel)
         return await main()
 
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         return aio.run(guarded())
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
+    finally:
+        # A loop that ends leaves the system's handlers behind, not those that it found.
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def with_client(arguments: argparse.Namespace, body: Callable[[Client], Awaitable[T]]) -> T:

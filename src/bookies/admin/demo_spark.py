@@ -9,7 +9,10 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
+import signal
 import sys
+import threading
 import time
 from typing import Any
 
@@ -27,6 +30,7 @@ def main() -> int:
     parser.add_argument("--ledgers", required=True, help="JSON: [[ledger id, place of its first line], ...]")
     parser.add_argument("--flights", action="store_true", help="the input is flights.csv: compute delays by carrier")
     arguments = parser.parse_args()
+    threading.Thread(target=_end_with_owner, daemon=True).start()
     from bookies.spark import java
 
     java.use()
@@ -43,6 +47,12 @@ def main() -> int:
         spark.stop()
     print(json.dumps(result))
     return 0
+
+
+def _end_with_owner() -> None:
+    """Standard input ends when whoever started us is gone; then so is this whole process group, Java included."""
+    if os.getpgrp() == os.getpid() and not os.read(0, 1):
+        os.killpg(0, signal.SIGKILL)
 
 
 def _session() -> Any:

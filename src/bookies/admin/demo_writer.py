@@ -3,6 +3,9 @@
 Ledgers of one run carry the labels `demo` (the run's name) and `part` (their place in the chain). A ledger that is
 not sealed was left by a writer that died: it is recovered to its exact last entry, and the file is taken up at the
 line after it. Speaks JSON lines on stdout: {"ledger", "part"}, {"recovered", "entries"}, {"confirmed", ...}, {"done"}.
+
+`--gate LINE`: that line and those behind it are appended only after a line has come in on stdin, so that whoever wants
+to kill something in time can.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from bookies.admin.common import run_async
+from bookies.admin.lines import read_lines
+from bookies.errors import ClientClosed
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
@@ -85,8 +90,34 @@ class Meter:
         self._latencies_ms = []
 
 
-async def fill(ledger: LedgerWriter, lines: list[bytes], meter: Meter) -> None:
-    """Append the lines with several batches in flight, and seal the ledger."""
+class Gates:
+    """Places in the file that are passed only with permission."""
+
+    def __init__(self, places: list[int]) -> None:
+        self._places = deque(sorted(places))
+        self._permissions = read_lines(sys.stdin.fileno())
+        self._given = 0
+
+    def are_at(self, place: int) -> bool:
+        return bool(self._places) and self._places[0] <= place
+
+    def room(self, place: int) -> int:
+        """Lines up to the next gate."""
+        return self._places[0] - place if self._places else sys.maxsize
+
+    async def wait(self) -> None:
+        """Pass the next gate. Raises `ClientClosed` when whoever could permit it is gone."""
+        self._places.popleft()
+        while not self._given:
+            given = await anext(self._permissions, None)
+            if given is None:
+                raise ClientClosed("the demo is gone")
+            self._given += len(given)
+        self._given -= 1
+
+
+async def fill(ledger: LedgerWriter, lines: list[bytes], place: int, meter: Meter, gates: Gates) -> None:
+    """Append the lines with several batches in flight, and seal the ledger. `place`: of the first, in the file."""
     in_flight: deque[tuple[asyncio.Task[int], int, int, float]] = deque()
 
     async def settle() -> None:
@@ -95,8 +126,15 @@ async def fill(ledger: LedgerWriter, lines: list[bytes], meter: Meter) -> None:
         meter.batch(count, size, began)
 
     try:
-        for start in range(0, len(lines), LINES_PER_BATCH):
-            batch = lines[start : start + LINES_PER_BATCH]
+        start = 0
+        while start < len(lines):
+            while gates.are_at(place + start):
+                while in_flight:
+                    await settle()
+                meter.report()
+                await gates.wait()
+            batch = lines[start : start + min(LINES_PER_BATCH, gates.room(place + start))]
+            start += len(batch)
             task = asyncio.ensure_future(ledger.append_many(batch))
             in_flight.append((task, len(batch), sum(map(len, batch)), time.monotonic()))
             # The task has to run up to its first wait before the next batch is made, so that they keep their order.
@@ -116,10 +154,10 @@ async def write(arguments: argparse.Namespace) -> int:
     from bookies.client.connect import connect
 
     async with connect(arguments.metadata) as client:
-        part, done = await take_over(client, arguments.run)
-        meter = Meter(done)
+        part, place = await take_over(client, arguments.run)
+        meter, gates = Meter(place), Gates(arguments.gate)
         with open(arguments.input, "rb") as file:  # noqa: ASYNC230 - one local file, read in large pieces
-            lines = itertools.islice((line.removesuffix(b"\n") for line in file), done, None)
+            lines = itertools.islice((line.removesuffix(b"\n") for line in file), place, None)
             while chunk := list(itertools.islice(lines, arguments.roll)):
                 ledger = await client.create(
                     ensemble=3,
@@ -129,8 +167,9 @@ async def write(arguments: argparse.Namespace) -> int:
                     labels={"demo": arguments.run, "part": str(part)},
                 )
                 say(ledger=ledger.ledger_id, part=part)
-                await fill(ledger, chunk, meter)
+                await fill(ledger, chunk, place, meter, gates)
                 part += 1
+                place += len(chunk)
         meter.report()
         say(done=True)
     return 0
@@ -141,6 +180,7 @@ def main() -> int:
     for name in ("metadata", "input", "run"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--roll", type=int, default=50_000, help="entries of one ledger")
+    parser.add_argument("--gate", type=int, action="append", default=[], metavar="LINE", help="ask before this line")
     arguments = parser.parse_args()
     return run_async(lambda: write(arguments))
 

@@ -203,13 +203,15 @@ def _write(
     """Steps 2 and 3: append everything, losing one bookie and one writer on the way."""
     say("2. appending")
     progress = Progress("   ", source.lines, quiet=arguments.json)
-    facts: dict[str, Any] = {"recovered": None, "killed_bookie": None, "rates": []}
+    facts: dict[str, Any] = {"recovered": None, "killed_bookie": None}
     roll = max(1, min(50_000, source.lines // 5))
     kill_bookie_at, kill_writer_at = source.lines // 3, 2 * source.lines // 3
+    # The first writer waits there until the kill has been done; it only ever gets there with small files.
+    gates = [source.lines // 2, 5 * source.lines // 6]
     began = time.monotonic()
     done = False
     for attempt in (1, 2):
-        with _writer(cluster, source, run_name, roll) as (process, messages):
+        with _writer(cluster, source, run_name, roll, gates if attempt == 1 else []) as (process, messages):
             for message in messages:
                 if "recovered" in message:
                     facts["recovered"] = message
@@ -224,6 +226,7 @@ def _write(
                     progress.update(confirmed, f"{message['mb_per_s']} MB/s  p99 {message['p99_ms']} ms")
                     if facts["killed_bookie"] is None and confirmed >= kill_bookie_at:
                         facts["killed_bookie"] = _kill_bookie(cluster, facts["last_ledger"], progress, confirmed)
+                        _permit(process)
                     elif attempt == 1 and confirmed >= kill_writer_at:
                         process.kill()
                         facts["confirmed_at_kill"] = confirmed
@@ -248,19 +251,30 @@ def _write(
 
 @contextlib.contextmanager
 def _writer(
-    cluster: LocalCluster, source: Source, run_name: str, roll: int
+    cluster: LocalCluster, source: Source, run_name: str, roll: int, gates: list[int]
 ) -> Iterator[tuple[subprocess.Popen[str], Iterator[dict[str, Any]]]]:
     command = [sys.executable, "-m", "bookies.admin.demo_writer"]
     command += ["--metadata", cluster.metadata_uri, "--input", source.path, "--run", run_name, "--roll", str(roll)]
+    command += [f"--gate={place}" for place in gates]
     with open(os.path.join(cluster.directory, "writer.log"), "a") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+    assert process.stdin is not None
     assert process.stdout is not None
     try:
         yield process, (json.loads(line) for line in process.stdout if line.endswith("\n"))
     finally:
         process.kill()
         process.wait()
+        process.stdin.close()
         process.stdout.close()
+
+
+def _permit(writer: subprocess.Popen[str]) -> None:
+    """Let the writer pass a gate."""
+    assert writer.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # It has ended, and its status says why.
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
 
 
 def _kill_bookie(cluster: LocalCluster, ledger_id: int, progress: Progress, confirmed: int) -> str:
@@ -298,17 +312,23 @@ def _spark(uri: str, ledgers: list[tuple[int, int]], source: Source) -> dict[str
     command = [sys.executable, "-m", "bookies.admin.demo_spark", "--metadata", uri, "--ledgers", json.dumps(ledgers)]
     if source.is_flights:
         command.append("--flights")
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    # Spark is a family of processes in a session of its own. None may stay behind, however this one ends: the system
+    # closes a pipe that nobody holds any more, and that ends them.
+    ours, theirs = os.pipe()[::-1]
     try:
-        output, errors = process.communicate()
-    except BaseException:
-        # Spark is a family of processes in a session of its own; none may stay behind.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        raise
+        process = subprocess.Popen(
+            command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        try:
+            output, errors = process.communicate()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+    finally:
+        os.close(ours)
+        os.close(theirs)
     if process.returncode:
         raise DemoFailed(f"Spark failed: {errors.strip()[-2000:]}")
     result: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
