@@ -85,18 +85,19 @@ def test_what_changes_while_it_is_written_is_written_again() -> None:
     async def script(bench: Bench) -> None:
         bench.create()
         await bench.install(range(3), 5)
+        await bench.install(range(8, 16), 5)  # a page without anything missing, which is written without a copy
         frozen = bench.index.freeze()
         writing = asyncio.ensure_future(bench.index.write(frozen, bench.worker))
         await asyncio.sleep(0)
-        await bench.install(range(2, 6), 7)  # the same page, now with slots whose log is not synced yet
+        await bench.install(range(2, 11), 7)  # the same pages, now with slots whose log is not synced yet
         bench.index.set_header(bench.index.get(1), IndexHeader(b"key", STATE_FENCED))  # type: ignore[arg-type]
         await writing
         bench.index.unfreeze(frozen)
-        assert bench.in_file() == [5, 5, 5, 0, 0, 0, 0, 0]
-        assert await bench.in_memory(7) == [5, 5, 7, 7, 7, 7, 0]
+        assert bench.in_file() == [5, 5, 5, 0, 0, 0, 0, 0] + [5] * 8
+        assert await bench.in_memory(12) == [5, 5, 7, 7, 7, 7, 7, 7, 7, 7, 7, 5]
         assert bench.index.is_dirty
         await bench.flush()
-        assert bench.in_file() == [5, 5, 7, 7, 7, 7, 0, 0]
+        assert bench.in_file() == [5] * 2 + [7] * 9 + [5] * 5
         assert not bench.index.is_dirty
         assert bench.index.dirty_size == 0
         assert (await bench.load_anew(1)).header.is_fenced
