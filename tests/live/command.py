@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import io
 import json
 import os
 import pathlib
+import select
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+import uuid
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
@@ -64,18 +69,59 @@ def drop_root() -> None:
             assert libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0
 
 
+class Family:
+    """Every process that inherits one mark: what a command has started, whoever its parent is by now."""
+
+    def __init__(self) -> None:
+        self._mark = f"BOOKIES_TEST_FAMILY={uuid.uuid4().hex}"
+
+    def environment(self) -> dict[str, str]:
+        name, _, value = self._mark.partition("=")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("BK_")}
+        return {**kept, name: value}
+
+    def members(self) -> dict[int, str]:
+        """Those alive now: process id and command line."""
+        found = {}
+        for name in os.listdir("/proc"):
+            try:
+                if name.isdigit() and self._mark.encode() in pathlib.Path("/proc", name, "environ").read_bytes():
+                    words = pathlib.Path("/proc", name, "cmdline").read_bytes().replace(b"\0", b" ")
+                    found[int(name)] = words.decode(errors="replace")
+            except OSError:
+                continue  # It has ended meanwhile.
+        return found
+
+    def wait_gone(self, timeout_s: float = 30) -> None:
+        """Wait until nobody is left; then kill whoever still is, and say so."""
+        deadline = time.monotonic() + timeout_s
+        while members := self.members():
+            for pid in members:
+                with contextlib.suppress(ProcessLookupError):
+                    descriptor = os.pidfd_open(pid)
+                    ended = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]
+                    os.close(descriptor)
+                    if not ended:
+                        break
+            else:
+                continue
+            for pid in members:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            raise AssertionError(f"left behind: {members}")
+
+
 @contextmanager
 def started(
-    *words: object, cwd: pathlib.Path | None = None, stdin: int | None = subprocess.PIPE, **options: Any
+    *words: object, cwd: pathlib.Path | None = None, family: Family | None = None, **options: Any
 ) -> Iterator[subprocess.Popen[str]]:
     """A command as a process in a session of its own, killed when the block is left."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("BK_")}
     command = [sys.executable, "-m", "bookies.admin.cli", *(str(word) for word in words)]
     with subprocess.Popen(
         command,
         cwd=cwd,
-        env=environment,
-        stdin=stdin,
+        env=(family or Family()).environment(),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -103,23 +149,3 @@ def bk_process(*words: object, cwd: pathlib.Path | None = None, stdin: str = "",
         out, err = process.communicate(stdin, timeout=60)
     assert "Traceback" not in err, err
     return Done(process.returncode, out, err)
-
-
-def descendants(pid: int) -> list[int]:
-    """Processes below this one now, at any depth."""
-    parents: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                text = pathlib.Path("/proc", name, "stat").read_text()
-            except OSError:
-                continue
-            fields = text.rpartition(")")[2].split()
-            if fields[0] != "Z":
-                parents.setdefault(int(fields[1]), []).append(int(name))
-    found: list[int] = []
-    below: Sequence[int] = [pid]
-    while below:
-        below = [child for each in below for child in parents.get(each, ())]
-        found += below
-    return found

@@ -22,7 +22,6 @@ pytestmark = [
     pytest.mark.xdist_group("spark"),
     # py4j leaves the sockets between the two processes to the garbage collector.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 COLUMNS = ["log", "ledger_id", "entry_id", "offset", "timestamp", "key", "value"]

@@ -59,21 +59,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from bookies.admin.local_cluster import LocalCluster
+
     signal.signal(signal.SIGTERM, _interrupt)
     java = _check_machine(arguments)
     directory = _directory(arguments)
     say = _silent if arguments.json else _say
     began = time.monotonic()
-    say(f"bookies demo: four bookies, three replicas, acknowledged after two have synced. Data in {directory}")
-    source = _source(arguments, directory, say)
-
-    from bookies.admin.local_cluster import LocalCluster
-
     cluster = LocalCluster(
         os.path.join(directory, "bk-data"), bookies=BOOKIES, lease_ms=LEASE_MS, detach=arguments.keep
     )
     is_kept = False
     try:
+        say(f"bookies demo: four bookies, three replicas, acknowledged after two have synced. Data in {directory}")
+        source = _source(arguments, directory, say)
         cluster.start()
         say(f"1. started {BOOKIES} bookies and embedded metadata (Java {java} for Spark)")
         report = _tour(arguments, cluster, source, say)
