@@ -19,7 +19,7 @@ from bookies.sim.witness import Witness
 from bookies.sim.workload import History, Plan, Workload
 
 HEALED_DEADLINE_S = 300.0  # every operation under way comes to its end within this, once everything is healed
-RUN_DEADLINE_S = 3_600.0
+RUN_DEADLINE_S = 7_200.0
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ PROFILES = {
             weights={"cut connection": 3, "kill client at an await": 2, "pause client": 3, "pause bookie": 1},
         ),
         stall_probability=0.06,
-        client_settings={"add_timeout_ms": 400, "read_timeout_ms": 400, "connect_timeout_ms": 1_000},
+        client_settings={"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 1_000},
     ),
     "tight": Profile(bookies=3),
 }
