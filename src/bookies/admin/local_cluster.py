@@ -15,6 +15,7 @@ other end the owner holds.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
@@ -25,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from bookies.client.blocking import Client as BlockingClient
 
 STATE_FILE = "cluster.json"
+LOCK_FILE = ".cluster.lock"
 BOOKIES = 3
 LEASE_MS = 10_000
 START_S = 60.0
@@ -166,22 +168,24 @@ class LocalCluster:
         Raises `BookKeeperError` with the bookie's own sentence when one does not; then those are stopped again.
         """
         os.makedirs(os.path.join(self.directory, "metadata"), exist_ok=True)
-        starting = [bookie for bookie in self.bookies if not bookie.is_running()]
-        try:
-            for bookie in starting:
-                self._spawn(bookie)
+        with self._alone():
+            starting = [bookie for bookie in self.bookies if not bookie.is_running()]
+            try:
+                for bookie in starting:
+                    self._spawn(bookie)
+                self._save()
+                self._wait_ready(starting, timeout_s)
+            except BaseException:
+                self._stop(starting, STOP_S)
+                raise
             self._save()
-            self._wait_ready(starting, timeout_s)
-        except BaseException:
-            self._stop(starting, STOP_S)
-            raise
-        self._save()
         return [bookie.id for bookie in starting]
 
     def stop(self, timeout_s: float = STOP_S) -> list[str]:
         """SIGTERM to all, SIGKILL to those that have not ended by then; ids of those that ran. Idempotent."""
-        running = [bookie for bookie in self.bookies if bookie.is_running()]
-        self._stop(self.bookies, timeout_s)
+        with self._alone():
+            running = [bookie for bookie in self.bookies if bookie.is_running()]
+            self._stop(self.bookies, timeout_s)
         if self._is_temporary:
             shutil.rmtree(os.path.dirname(self.directory), ignore_errors=True)
         return [bookie.id for bookie in running]
@@ -308,6 +312,20 @@ class LocalCluster:
                 if stream is not None:
                     stream.close()
         bookie.process = bookie.pid = None
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Start and stop one at a time, whoever asks, and know what the one before has left running."""
+        if not os.path.isdir(self.directory):
+            yield
+            return
+        with open(os.path.join(self.directory, LOCK_FILE), "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            known = {each["id"]: each for each in self._load_state().get("bookies", ())}
+            for bookie in self.bookies:
+                if bookie.process is None and (found := known.get(bookie.id)):
+                    bookie.pid, bookie.host, bookie.port = found["pid"], found["host"], found["port"]
+            yield
 
     def _load_state(self) -> dict[str, Any]:
         try:
