@@ -52,8 +52,7 @@ def sweep(
     for number in range(1, count + 1, step):
         victim = fresh()
         way = PROCESS_DIES if only_process_dies else WAYS[number % len(WAYS)]
-        if victim.live(script, crash_at=number):
-            break
+        assert not victim.live(script, crash_at=number)
         victim.crash(way)
         if number % 3 == 0 and not only_process_dies:  # and once more while it comes back
             victim.live(lambda store, promises: promises.check(store), crash_at=1 + number * 7 % 60)
