@@ -47,8 +47,10 @@ class BookieConfig:
     open_files_max: int = setting(1000, "index files held open", low=8)
     checkpoint_interval_ms: int = setting(60_000, "longest time between checkpoints", low=100)
     checkpoint_journal_size: int = setting(512 * MIB, "journal bytes after which a checkpoint starts", low=MIB)
-    adds_in_progress_size_max: int = setting(32 * MIB, "adds accepted but not answered, bytes; above: refused", low=MIB)
-    reads_in_progress_size_max: int = setting(32 * MIB, "read answers not yet sent, bytes; above: refused", low=MIB)
+    adds_in_progress_size_max: int = setting(
+        32 * MIB, "adds accepted but not answered, bytes; above: sockets wait", low=MIB
+    )
+    reads_in_progress_size_max: int = setting(32 * MIB, "read answers not yet sent, bytes; above: reads wait", low=MIB)
     batch_read_size_max: int = setting(FRAME_SIZE_MAX, "largest batch-read answer, bytes", low=KIB)
     read_workers: int = setting(2, "threads that read entry logs", low=1, high=64)
     lease_ms: int = setting(10_000, "registration is lost after so long without renewal", low=500)
@@ -65,6 +67,9 @@ class ClientConfig:
     frame_size_max: int = setting(FRAME_SIZE_MAX, "largest frame, bytes", low=KIB, high=1 << 30)
     wire: str = setting("v2", "protocol for adds and reads: v2 or v3; the rest is always v3")
     read_ahead_size: int = setting(4 * MIB, "bytes requested ahead of a sequential reader", low=64 * KIB)
+    explicit_lac_interval_ms: int = setting(
+        200, "an idle writer tells readers its last entry after so long; 0: never", low=0
+    )
     ensemble_changes_max: int = setting(1_000_000, "per ledger handle; then appends fail", low=0)
 
 

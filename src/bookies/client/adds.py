@@ -183,6 +183,7 @@ class AddChannel:
         self._loop = asyncio.get_running_loop()
         self.pipeline = pipeline
         self.length = length  # payload bytes of everything added
+        self.piggybacked = -1  # the last add confirmed that the newest entry carries
         self.overhead = FRAME_OVERHEAD + digest_type.size  # bytes of a frame besides its payload
 
     def add(self, payloads: Sequence[bytes], length: int | None = None) -> None:
@@ -191,6 +192,7 @@ class AddChannel:
         `length`: payload bytes of the ledger before them, when that is not what was added so far (write-back).
         """
         pipeline = self.pipeline
+        self.piggybacked = pipeline.header_last_add_confirmed
         frames, starts, self.length = pack_add_frames(
             self._head,
             self._ledger_id,

@@ -17,7 +17,7 @@ from bookies.client.pool import BookiePool
 from bookies.client.reader import LedgerReader
 from bookies.client.recovery import recover_ledger
 from bookies.client.watcher import BookieStatus, BookieWatcher
-from bookies.client.writer import LedgerWriter
+from bookies.client.writer import Announce, LedgerWriter
 from bookies.config import ClientConfig, validate
 from bookies.errors import (
     ClientClosed,
@@ -29,6 +29,7 @@ from bookies.metadata.driver import MetadataDriver, Versioned
 from bookies.model import BookieId, DigestType, LedgerMetadata
 from bookies.protocol.ledger import check_quorums, new_ledger
 from bookies.runtime.ports import Runtime
+from bookies.wire.digest import master_key, package_lac
 
 H = TypeVar("H", bound="LedgerWriter | LedgerReader | Client")
 
@@ -174,6 +175,7 @@ class Client:
                 password=password,
                 candidates=self._watcher.candidates,
                 budget=self._budget,
+                announce=self._announcer(record.metadata, password),
             )
 
         return Opening(make, timeout)
@@ -287,6 +289,17 @@ class Client:
         return await self._pool.list_entries(bookie, ledger_id)
 
     # -- parts ---------------------------------------------------------------------------------------------------
+    def _announcer(self, metadata: LedgerMetadata, password: bytes) -> Announce:
+        """How a writer of the ledger tells a bookie of its last add confirmed."""
+        keys = keys_of(metadata, password)
+        key = master_key(password)
+
+        async def announce(bookie: BookieId, last_add_confirmed: int) -> None:
+            body = package_lac(keys.digest_type, keys.mac_key, metadata.ledger_id, last_add_confirmed)
+            await self._pool.write_lac(bookie, metadata.ledger_id, last_add_confirmed, key, body)
+
+        return announce
+
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClientClosed("the client is closed: connect again")

@@ -24,6 +24,7 @@ Source: client-protocol 2.3 to 2.13, 2.16.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 from bisect import bisect_right
 from collections import deque
@@ -58,6 +59,7 @@ from bookies.runtime.tasks import Tasks
 
 T = TypeVar("T")
 Payload = bytes | bytearray | memoryview
+Announce = Callable[[BookieId, int], Awaitable[None]]  # tells a bookie of a last add confirmed
 BATCH_SIZE_MAX = 256 * 1024  # bytes packaged into one buffer: large enough to amortise, small enough to overlap
 V3_OVERHEAD = 96  # bytes that an add takes beyond its v2 frame when it is sent over v3
 
@@ -76,6 +78,7 @@ class LedgerWriter:
         password: bytes,
         candidates: Callable[[], Sequence[BookieId]],
         budget: MemoryBudget | None = None,
+        announce: Announce | None = None,
     ) -> None:
         metadata = versioned.metadata
         self._record = MetadataLoop(runtime, driver, versioned)
@@ -99,6 +102,10 @@ class LedgerWriter:
         self._is_ended_in_order = False  # by `seal`, not by a failure
         self._is_closed = False  # by `close`
         self._closing: asyncio.Future[BookKeeperError | None] | None = None  # outcome of writing CLOSED
+        self._announcer = announce
+        self._announce_interval_s = config.explicit_lac_interval_ms / 1000
+        self._announce_timer: asyncio.TimerHandle | None = None
+        self._announced = -1  # the last add confirmed that readers were told of explicitly
         self._final_length: int | None = None  # of the confirmed prefix, once something pending has failed
 
     # -- what it is ----------------------------------------------------------------------------------------------
@@ -361,6 +368,8 @@ class LedgerWriter:
                 future.set_result(entry_id)
         if self._idle_waiters and not self._pipeline.pending_count:
             self._wake_idle()
+        if self._announce_timer is None and self._announcer is not None and self._announce_interval_s:
+            self._announce_timer = self._loop.call_later(self._announce_interval_s, self._maybe_announce)
 
     def on_failed(self, first: int, last: int, error: BookKeeperError) -> None:
         self._final_length = self._channel.length_at(first - 1)
@@ -438,6 +447,26 @@ class LedgerWriter:
         else:
             self._channel.carry_out(self._pipeline.change_failed(error))
 
+    def _maybe_announce(self) -> None:
+        """Readers learn of an entry from the next one; an idle writer has to tell them (client-protocol 2.15)."""
+        self._announce_timer = None
+        if self._announcer is None or not self._pipeline.is_open or self._is_sealing:
+            return
+        lac = self._pipeline.last_add_confirmed
+        if self._pipeline.pending_count:  # the entries on their way tell
+            self._announce_timer = self._loop.call_later(self._announce_interval_s, self._maybe_announce)
+        elif lac > max(self._announced, self._channel.piggybacked):
+            self._announced = lac
+            ensemble, count = self._pipeline.ensemble, self.metadata.write_quorum
+            bookies = [ensemble[(lac + offset) % len(ensemble)] for offset in range(count)]
+            self._tasks.start(self._announce(self._announcer, lac, bookies), f"announce {self.ledger_id}/{lac}")
+
+    async def _announce(self, announce: Announce, lac: int, bookies: Sequence[BookieId]) -> None:
+        """Best effort: it concerns nobody's safety, and the next entry or the seal says it again."""
+        for bookie in bookies:
+            with contextlib.suppress(BookKeeperError):
+                await announce(bookie, lac)
+
     # -- ending --------------------------------------------------------------------------------------------------
 
     async def seal(self, *, timeout: float | None = None) -> int:
@@ -501,6 +530,8 @@ class LedgerWriter:
         """
         self._is_closed = True
         error = LedgerClosed("the writer was closed", ledger_id=self.ledger_id)
+        if self._announce_timer is not None:
+            self._announce_timer.cancel()
         self._channel.carry_out(self._pipeline.abandon(error))
         self._flush()
         if self._closing is not None:

@@ -406,3 +406,22 @@ def test_importing_the_package_loads_next_to_nothing() -> None:
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert [name for name in found if name.startswith("bookies")] == ["bookies", "bookies.errors"]
     assert not {"asyncio", "typing", "dataclasses", "socket", "sqlite3", "pyarrow"} & set(found)
+
+
+def test_an_idle_writer_tells_readers_of_its_last_entry() -> None:
+    """Without a later entry or a seal the last entries would stay invisible (client-protocol 2.15)."""
+
+    async def act(world: World) -> None:
+        client = await world.client()
+        async with client.create(ensemble=3, write_quorum=3, ack_quorum=2) as writer:
+            await writer.append_many([b"one", b"two", b"three"])
+            async with client.open(writer.ledger_id) as reader:
+                entries = []
+                async for entry in reader.tail(first=0):
+                    entries.append(entry.payload)
+                    if len(entries) == 3:
+                        break
+                assert entries == [b"one", b"two", b"three"]
+                assert not reader.is_sealed
+
+    play(act, 3)
