@@ -15,9 +15,10 @@ from random import Random
 from bookies.bookie.server import BookieServer
 from bookies.client.client import Client
 from bookies.config import BookieConfig, ClientConfig
+from bookies.errors import MetadataError
 from bookies.metadata.memory import MemoryDriver, MemoryStore
 from bookies.runtime.ports import Runtime
-from bookies.sim.disk import Loss, SimDisk
+from bookies.sim.disk import PROCESS_DIES, Loss, SimDisk
 from bookies.sim.loop import Participant, SimLoop
 from bookies.sim.metadata import SimDriver, SimStore
 from bookies.sim.network import SimNetwork
@@ -56,6 +57,7 @@ class SimBookie:
     server: BookieServer | None = None
     driver: SimDriver | None = None
     lives: int = 0
+    is_lost: bool = False  # it refused to start, which is a problem of its own
     restart: asyncio.Task[None] | None = None
 
     @property
@@ -159,8 +161,11 @@ class SimCluster:
                 await server.start()
                 bookie.server = server
             except Exception as error:  # noqa: BLE001
-                # A process that cannot start ends; its supervisor starts it again, as `crash_bookie` arranges.
+                # A process that cannot start ends; its supervisor starts it again, as `_life_ended` arranges.
                 self.trace.note(name, f"could not start: {type(error).__name__}: {error}")
+                if not isinstance(error, MetadataError):
+                    bookie.is_lost = True
+                    self.problems.append(f"{name} does not start after its crash: {type(error).__name__}: {error}")
                 started.set_result(False)
                 return
             self.trace.note(name, "serves")
@@ -175,7 +180,7 @@ class SimCluster:
     def _life_ended(self, bookie: SimBookie, participant: Participant) -> None:
         """The bookie gave up by itself: its process ends, and what watches over it starts it again."""
         if participant.is_alive:
-            self.crash_bookie(bookie.name, Loss(keeps_cache=True), restart_after_s=0.2)
+            self.crash_bookie(bookie.name, PROCESS_DIES, restart_after_s=0.2)
 
     def crash_bookie(
         self, name: str, loss: Loss, *, is_silent: bool = False, restart_after_s: float | None = None
@@ -211,7 +216,7 @@ class SimCluster:
         async def restart() -> None:
             await asyncio.sleep(delay_s)
             bookie = self.bookies[name]
-            while not bookie.is_up:
+            while not bookie.is_up and not bookie.is_lost:
                 await self.start_bookie(name)
                 await asyncio.sleep(0.5)
 

@@ -49,6 +49,10 @@ class Overdue(SimulationError):
     """The main task was not done by its deadline in virtual time."""
 
 
+class Halted(SimulationError):
+    """Somebody called `SimLoop.halt`."""
+
+
 class Crashed(BaseException):
     """Unwinds the code of a participant that is dead. Nobody sees it: nothing of that participant runs afterwards."""
 
@@ -188,6 +192,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._tasks: dict[asyncio.Task[Any], Participant | None] = {}
         self._closed = False
         self._running = False
+        self._is_halted = False
         self.world = contextvars.copy_context()
         self.world.run(_PARTICIPANT.set, None)
 
@@ -218,6 +223,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         ready = self.ready
         steps_here = 0
         while not task.done():
+            if self._is_halted:
+                raise Halted
             if not ready:
                 self._advance(deadline)
                 steps_here = 0
@@ -254,6 +261,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._now = max(self._now, timers[0].when())
         while timers and timers[0].when() <= self._now:
             self.ready.append(heapq.heappop(timers))
+
+    def halt(self) -> None:
+        """Let `run` raise `Halted` before the next callback: what was looked for has been found."""
+        self._is_halted = True
 
     def describe_tasks(self) -> str:
         """One line for each task of a living participant that is not done: who, what, where it waits."""

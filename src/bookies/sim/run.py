@@ -13,7 +13,7 @@ from typing import Any
 from bookies.sim.checkers import check_commits, check_ledgers
 from bookies.sim.cluster import SimCluster
 from bookies.sim.faults import FaultPlan, Faults
-from bookies.sim.loop import Deadlock, Livelock, Overdue, SimLoop, current_participant
+from bookies.sim.loop import Deadlock, Halted, Livelock, Overdue, SimLoop, current_participant
 from bookies.sim.trace import Trace
 from bookies.sim.witness import Witness
 from bookies.sim.workload import History, Plan, Workload
@@ -71,13 +71,20 @@ PROFILES = {
             },
         )
     ),
-    # Short ledgers, recovered while they are written; answers of single bookies come late. Races, not crashes.
+    # Short ledgers, recovered while they are written; answers of single bookies come late.
     "races": Profile(
         duration_s=5.0,
         plan=Plan(writers=3, recoverers=3, readers=1, entries_max=25, pause_ms=10, recovery_ms=120),
         faults=FaultPlan(
             gap_ms=200,
-            weights={"cut connection": 3, "kill client at an await": 2, "pause client": 3, "pause bookie": 1},
+            weights={
+                "crash bookie": 2,
+                "crash bookie at an await": 2,
+                "cut connection": 3,
+                "kill client at an await": 2,
+                "pause client": 3,
+                "pause bookie": 1,
+            },
         ),
         stall_probability=0.06,
         client_settings={"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 1_000},
@@ -149,6 +156,8 @@ class Simulation:
         logger.propagate = False
         try:
             self.loop.run(scenario(self), deadline_s=RUN_DEADLINE_S)
+        except Halted:
+            pass  # The first violation is all that was asked for.
         except (Deadlock, Livelock, Overdue) as error:
             self.history.violated("I-19", str(error))
         except Exception as error:  # noqa: BLE001
@@ -192,13 +201,23 @@ async def _mixed(simulation: Simulation) -> None:
 
 
 def simulate(
-    seed: int, profile: str = "mixed", *, scenario: Scenario = _mixed, duration_s: float | None = None
+    seed: int,
+    profile: str = "mixed",
+    *,
+    scenario: Scenario = _mixed,
+    duration_s: float | None = None,
+    stops_at_first: bool = False,
 ) -> Result:
-    """Run one seed. Never raises for what the simulated code does wrong: that is in `violations`."""
+    """Run one seed. Never raises for what the simulated code does wrong: that is in `violations`.
+
+    `stops_at_first`: at the first violation.
+    """
     chosen = PROFILES[profile]
     if duration_s is not None:
         chosen = replace(chosen, duration_s=duration_s)
     simulation = Simulation(seed, chosen)
+    if stops_at_first:
+        simulation.history.on_violation = simulation.loop.halt
     simulation.run(scenario)
     loop, network, history = simulation.loop, simulation.cluster.network, simulation.history
     statistics: dict[str, float] = {

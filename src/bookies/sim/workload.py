@@ -69,6 +69,7 @@ class History:
         self.counts: dict[str, int] = {}
         self.is_over = False  # what abandoned clients do while they are cleared away does not count
         self.witness: Witness | None = None
+        self.on_violation: Callable[[], None] | None = None
         self._trace = trace
 
     def committed(self, commit: Commit) -> None:
@@ -81,6 +82,8 @@ class History:
         line = f"{invariant}: {text}"
         if line not in self.violations and not self.is_over:
             self.violations.append(line)
+            if self.on_violation is not None:
+                self.on_violation()
             self._trace.note("CHECKER", line)
 
     def count(self, what: str, number: int = 1) -> None:
