@@ -340,14 +340,15 @@ def test_inspection_is_json_too(cluster: LocalCluster, uri: str) -> None:
 # -- interruptions -------------------------------------------------------------------------------------------------
 
 
-def test_an_interrupted_append_says_which_ledger_is_left_open(uri: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_append_says_which_ledger_is_left_open(uri: str, number: signal.Signals) -> None:
     """While its input is silent. What does not fit into the pipe and into the pieces in flight is confirmed."""
     lines = payloads(100_000)
     with command.started("ledger", "append", "--new", "--metadata", uri) as process:
         assert process.stdin is not None
         process.stdin.write(b"\n".join(lines).decode())
         process.stdin.flush()
-        done = command.finish(process, signal.SIGINT)
+        done = command.finish(process, number)
     assert done.status == 130
     assert done.out == ""
     left, *rest = done.err.splitlines()

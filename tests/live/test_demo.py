@@ -12,8 +12,7 @@ from subprocess import Popen
 import pytest
 from tests.live.command import Family, finish, started
 
-# Spark is the most of it; two of them at once would only be slower.
-pytestmark = [pytest.mark.live, pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.live, pytest.mark.spark]
 
 PROOF = ("none lost", "none twice", "same content", "enough replicas", "bookie killed", "writer killed")
 PATIENCE_S = 300

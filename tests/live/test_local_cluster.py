@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from tests.live.command import Done, Family, finish, started
+from tests.live.command import Done, Family, bk, finish, started
 
 pytestmark = pytest.mark.live
 
@@ -21,13 +21,13 @@ def family(tmp_path: pathlib.Path) -> Iterator[Family]:
     family.wait_gone()
 
 
-def run(family: Family, directory: pathlib.Path, *words: object, stdin: str = "") -> Done:
+def run(family: Family, directory: pathlib.Path, *words: object, stdin: str = "", status: int = 0) -> Done:
     """`bk` in a directory, as a process that ends."""
     with started(*words, cwd=directory, family=family) as process:
         assert process.stdin is not None
         process.stdin.write(stdin)
         done = finish(process)
-    assert done.status == 0, done.err
+    assert done.status == status, done.err
     return done
 
 
@@ -83,7 +83,7 @@ def test_two_that_start_it_at_once_start_it_once(tmp_path: pathlib.Path, family:
     run(family, tmp_path, "down")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_an_interrupted_start_leaves_nothing_or_a_cluster_that_down_finds(
     tmp_path: pathlib.Path, family: Family, number: signal.Signals
 ) -> None:
@@ -91,7 +91,92 @@ def test_an_interrupted_start_leaves_nothing_or_a_cluster_that_down_finds(
         while not (tmp_path / "bk-data" / "cluster.json").exists():
             assert process.poll() is None
         done = finish(process, number)
-    if number == signal.SIGINT:
+    if number != signal.SIGKILL:
         assert done.status == 130
         family.wait_gone()
     run(family, tmp_path, "down")
+
+
+def modes(family: Family, directory: pathlib.Path) -> list[str]:
+    return [each["mode"] for each in run(family, directory, "status", "--json").json()["bookies"]]
+
+
+@pytest.mark.parametrize("is_written_down", [True, False])
+def test_a_killed_start_is_finished_by_the_next(tmp_path: pathlib.Path, family: Family, is_written_down: bool) -> None:
+    """Its bookies find nobody to tell that they serve, and serve; whoever says that they do has seen it."""
+    state = tmp_path / "bk-data" / "cluster.json"
+    with started("up", cwd=tmp_path, family=family) as process:
+        while not state.exists():
+            assert process.poll() is None
+        finish(process, signal.SIGKILL)
+    before = family.members()
+    assert len(before) == 3
+    if not is_written_down:
+        state.unlink()
+    assert "all bookies were running already" in run(family, tmp_path, "up").out
+    assert modes(family, tmp_path) == ["writable"] * 3
+    assert family.members() == before
+    assert run(family, tmp_path, "down", "--json").json()["stopped"] == ["b1", "b2", "b3"]
+    assert not list((tmp_path / "bk-data").glob(".*.ready"))
+
+
+def test_one_that_cannot_start_keeps_nobody_else_down(tmp_path: pathlib.Path, family: Family) -> None:
+    run(family, tmp_path, "up")
+    ledger_id = run(family, tmp_path, "ledger", "append", "--new", stdin="a\nb\n").out.strip()
+    run(family, tmp_path, "down")
+    (tmp_path / "bk-data" / "b2" / "ledgers").rename(tmp_path / "lost")
+    for begin in ("started b1, b3; b1, b3 of 3 bookies serve", "started none; b1, b3 of 3 bookies serve"):
+        up = run(family, tmp_path, "up", status=1)
+        assert up.sentence.startswith("bk up: cannot start bookie b2: b2/ledgers ")
+        assert "stay readable from their other replicas. Bring the disk back" in up.sentence
+        assert up.out.startswith(begin)
+        assert modes(family, tmp_path) == ["writable", "down", "writable"]
+    assert run(family, tmp_path, "ledger", "read", ledger_id).out == "a\nb\n"
+    assert "started b4; b1, b3, b4 of 4" in run(family, tmp_path, "up", "--bookies", 4, status=1).out
+    (tmp_path / "lost").rename(tmp_path / "bk-data" / "b2" / "ledgers")
+    few = run(family, tmp_path, "up", "--bookies", 2)
+    assert few.out.startswith("started b2\n")
+    assert few.sentence == "the cluster has 4 bookies; --bookies 2 takes none away"
+    run(family, tmp_path, "down")
+
+
+def test_a_bookie_serves_whoever_listens_to_it(tmp_path: pathlib.Path, family: Family) -> None:
+    """Neither its ready line nor its ready file finds a place."""
+    (tmp_path / "metadata").mkdir()
+    words = ("bookie", "run", "--bookie-id", "b1", "--port", 0, "--metadata", f"file:{tmp_path}/metadata")
+    with started(*words, "--ready-file", tmp_path / "no" / "where", cwd=tmp_path, family=family) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        while "cannot write the ready file" not in (line := process.stderr.readline()):
+            assert line, "it has ended"
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert "Error" not in process.stderr.read()
+
+
+@pytest.mark.parametrize("count", [-1, 0, 101, 1_000_000])
+def test_the_number_of_bookies_has_bounds(tmp_path: pathlib.Path, count: int) -> None:
+    done = bk("up", "--directory", tmp_path / "bk-data", "--bookies", count)
+    assert done.status == 2
+    assert done.sentence == f"bk up: --bookies {count}: a local cluster has 1 to 100"
+    assert not (tmp_path / "bk-data").exists()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"garbage", b"", b"[]", b"{}", b"\xff\xfe", b'{"bookies": []}', b'{"bookies": 3}', b'{"bookies": [1]}',
+        b'{"bookies": [{"pid": 1}]}', b'{"bookies": [{"id": "../b1"}]}', b'{"bookies": [{"id": "b1", "pid": "x"}]}',
+        b'{"bookies": [{"id": "b1"}, {"id": "b1"}]}', b'{"bookies": [{"id": "b1"}], "settings": []}',
+    ],
+)  # fmt: skip
+def test_a_damaged_state_is_named_with_the_way_out(tmp_path: pathlib.Path, damage: bytes) -> None:
+    (tmp_path / "cluster.json").write_bytes(damage)
+    for noun in ("up", "down"):
+        done = bk(noun, "--directory", tmp_path)
+        assert done.status == 2
+        assert done.sentence.startswith(f"bk {noun}: {tmp_path}/cluster.json is damaged: ")
+        assert "or remove it and say `bk up --bookies N`" in done.sentence
+    assert [each.name for each in tmp_path.iterdir()] == ["cluster.json"]

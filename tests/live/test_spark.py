@@ -19,7 +19,6 @@ from bookies.spark import java
 pytestmark = [
     pytest.mark.live,
     pytest.mark.spark,
-    pytest.mark.xdist_group("spark"),
     # py4j leaves the sockets between the two processes to the garbage collector.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
