@@ -599,11 +599,11 @@ def test_without_a_mark_no_journal_is_deleted(machine: Any, body: Body) -> None:
         for entry_id in range(20):
             await promises.add(store, 1, {entry_id: body(1, entry_id, size=3000)})
         before = journals(made)
-        made.disk.fail("", "lastMark", lambda: DiskFull("no space"), count=2)
+        made.disk.fail("open", "lastMark", lambda: DiskFull("no space"), count=2)
         with pytest.raises(DiskFull):
             await store.checkpoint()
         assert journals(made) == before
-        made.disk.fail("", "lastMark", lambda: DiskFull("no space"), count=1)
+        made.disk.fail("open", "lastMark", lambda: DiskFull("no space"), count=1)
         await store.checkpoint()  # one copy is enough
         assert len(journals(made)) == 1
 
