@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -54,8 +55,29 @@ def metadata_uri(arguments: argparse.Namespace) -> str:
     return f"file:{os.path.join(directory, 'metadata')}"
 
 
+def stop_signals() -> list[signal.Signals]:
+    """The signals that ask a command to end; not SIGHUP when it is to be ignored (`nohup`)."""
+    is_deaf = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if is_deaf else [signal.SIGHUP])]
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Every one of `stop_signals` raises KeyboardInterrupt in the block, as SIGINT does."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in stop_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def run_async(main: Callable[[], Awaitable[T]]) -> T:
-    """Run a coroutine to its end. SIGINT and SIGTERM cancel it; after its clean-up KeyboardInterrupt is raised."""
+    """Run a coroutine to its end. `stop_signals` cancel it; after its clean-up KeyboardInterrupt is raised."""
     import asyncio  # here, because it takes half of the time that `bk --help` may take
 
     from bookies.runtime import aio
@@ -68,7 +90,7 @@ def run_async(main: Callable[[], Awaitable[T]]) -> T:
             loop.add_signal_handler(number, task.cancel)
         return await main()
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in stop_signals()}
     try:
         return aio.run(guarded())
     except asyncio.CancelledError:

@@ -3,6 +3,7 @@
     directory/cluster.json        what runs: {directory, metadata, bookies: [{id, pid, host, port, log}]}
     directory/metadata            the embedded metadata store
     directory/<bookie>/journal, ledgers, bookie.log
+    directory/.<bookie>.ready     the ready line of a bookie that runs, for whoever did not start it
 
 The bookies run in `directory` and know their own directories by relative names, so the whole can be moved when it is
 stopped: a cookie remembers names.
@@ -22,6 +23,7 @@ import pathlib
 import selectors
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -38,10 +40,11 @@ if TYPE_CHECKING:
 
 STATE_FILE = "cluster.json"
 LOCK_FILE = ".cluster.lock"
-BOOKIES = 3
+BOOKIES, BOOKIES_MAX = 3, 100
 LEASE_MS = 10_000
 START_S = 60.0
 STOP_S = 10.0
+LOOK_AGAIN_S = 0.05  # at a bookie that another process has started
 
 
 @dataclass
@@ -58,6 +61,23 @@ class LocalBookie:
     @property
     def log(self) -> pathlib.Path:
         return self.directory / "bookie.log"
+
+    @property
+    def ready_file(self) -> pathlib.Path:
+        return self.directory.parent / f".{self.id}.ready"
+
+    def serves(self) -> bool:
+        """Whether it was ready and takes connections; for one that runs and that another process has started."""
+        try:
+            if self.port is None:
+                state = json.loads(self.ready_file.read_bytes())
+                if state["pid"] != self.pid:
+                    return False
+                self.host, self.port = state["host"], state["port"]
+            socket.create_connection((self.host or "", self.port), timeout=1).close()
+        except OSError:
+            return False
+        return True
 
     def is_running(self) -> bool:
         """Whether the very process we know of is alive; a pid that was given to another one is not."""
@@ -117,8 +137,8 @@ class LocalCluster:
         settings: Mapping[str, object] | None = None,
         detach: bool = False,
     ) -> None:
-        if bookies is not None and bookies < 1:
-            raise ConfigError(f"bookies = {bookies}: a cluster has at least one")
+        if bookies is not None and not 1 <= bookies <= BOOKIES_MAX:
+            raise ConfigError(f"bookies = {bookies}: a local cluster has 1 to {BOOKIES_MAX}")
         self.directory = os.path.abspath(directory)
         self.metadata_uri = f"file:{os.path.join(self.directory, 'metadata')}"
         self.is_detached = detach
@@ -162,24 +182,36 @@ class LocalCluster:
         }
 
     # -- life ----------------------------------------------------------------------------------------------------
-    def start(self, timeout_s: float = START_S) -> list[str]:
+    def start(self, timeout_s: float = START_S, *, failures: dict[str, BookKeeperError] | None = None) -> list[str]:
         """Start every bookie that does not run, all at once, and wait until each serves; their ids.
 
-        Raises `BookKeeperError` with the bookie's own sentence when one does not; then those are stopped again.
+        Raises `BookKeeperError` with the bookie's own sentence when one does not; then those are stopped again. With
+        `failures` those that serve are kept, if there are any, and it takes the errors of the others, by id.
         """
         os.makedirs(os.path.join(self.directory, "metadata"), exist_ok=True)
         with self._alone():
+            errors = self._wait_serving(timeout_s)
             starting = [bookie for bookie in self.bookies if not bookie.is_running()]
             try:
                 for bookie in starting:
-                    self._spawn(bookie)
+                    try:
+                        self._spawn(bookie)
+                    except OSError as error:
+                        errors[bookie.id] = BookKeeperError(
+                            f"cannot start bookie {bookie.id}: {error.filename}: {(error.strerror or '').lower()}"
+                        )
                 self._save()
-                self._wait_ready(starting, timeout_s)
+                errors |= self._wait_ready([bookie for bookie in starting if bookie.process], timeout_s)
+                if errors and (failures is None or len(errors) == len(self.bookies)):
+                    raise next(iter(errors.values()))
             except BaseException:
+                self._find_lost()
                 self._stop(starting, STOP_S)
                 raise
-            self._save()
-        return [bookie.id for bookie in starting]
+            self._stop([bookie for bookie in starting if bookie.id in errors], STOP_S)
+        if failures is not None:
+            failures |= errors
+        return [bookie.id for bookie in starting if bookie.id not in errors]
 
     def stop(self, timeout_s: float = STOP_S) -> list[str]:
         """SIGTERM to all, SIGKILL to those that have not ended by then; ids of those that ran. Idempotent."""
@@ -218,7 +250,8 @@ class LocalCluster:
         assert not bookie.is_running(), f"{bookie.id} runs"
         try:
             self._spawn(bookie)
-            self._wait_ready([bookie], timeout_s)
+            for error in self._wait_ready([bookie], timeout_s).values():
+                raise error
         except BaseException:
             self._stop([bookie], 0.0)
             raise
@@ -256,10 +289,11 @@ class LocalCluster:
 
     def _spawn(self, bookie: LocalBookie) -> None:
         self._ended(bookie)
+        bookie.host = bookie.port = None
         bookie.directory.mkdir(parents=True, exist_ok=True)
         command = [
             *(sys.executable, "-P", "-m", "bookies.admin.cli", "bookie", "run"),
-            *("--bookie-id", bookie.id, "--port", "0"),
+            *("--bookie-id", bookie.id, "--port", "0", "--ready-file", bookie.ready_file.name),
             *("--journal-dir", f"{bookie.id}/journal", "--ledger-dir", f"{bookie.id}/ledgers"),
             *("--metadata", self.metadata_uri, "--lease-ms", str(self._lease_ms)),
             *(f"--set={name}={value}" for name, value in self._settings.items()),
@@ -280,33 +314,72 @@ class LocalCluster:
             )
         bookie.pid = bookie.process.pid
 
-    def _wait_ready(self, starting: list[LocalBookie], timeout_s: float) -> None:
-        """Read every ready line. Raises `BookKeeperError`."""
+    def _wait_ready(self, starting: list[LocalBookie], timeout_s: float) -> dict[str, BookKeeperError]:
+        """Read every ready line; why a bookie does not serve, by id."""
         deadline = time.monotonic() + timeout_s
         lines: dict[str, bytes] = {}
+        errors: dict[str, BookKeeperError] = {}
         with selectors.DefaultSelector() as selector:
             for bookie in starting:
-                assert bookie.process is not None
                 selector.register(_output_of(bookie), selectors.EVENT_READ, bookie)
             while selector.get_map():
                 ready = selector.select(max(0.0, deadline - time.monotonic()))
                 if not ready:
-                    slow = [key.data.id for key in selector.get_map().values()]
-                    raise BookieUnreachable(f"{', '.join(slow)} did not serve within {timeout_s:.0f} s")
+                    for key in selector.get_map().values():
+                        text = f"bookie {key.data.id} did not serve within {timeout_s:.0f} s"
+                        errors[key.data.id] = BookieUnreachable(text)
+                    break
                 for key, _ in ready:
                     bookie = key.data
                     data = os.read(key.fd, 65536)
                     lines[bookie.id] = lines.get(bookie.id, b"") + data
                     if not data:
-                        raise BookKeeperError(_last_words(bookie))
-                    if b"\n" in data:
+                        selector.unregister(key.fileobj)
+                        errors[bookie.id] = BookKeeperError(_last_words(bookie))
+                    elif b"\n" in data:
                         selector.unregister(key.fileobj)
                         found = json.loads(lines[bookie.id].splitlines()[0])
                         bookie.host, bookie.port = found["host"], found["port"]
+        return errors
+
+    def _wait_serving(self, timeout_s: float) -> dict[str, BookKeeperError]:
+        """Wait until each bookie that another process has started serves, or has ended; why one does neither."""
+        deadline = time.monotonic() + timeout_s
+        errors: dict[str, BookKeeperError] = {}
+        for bookie in self.bookies:
+            while bookie.process is None and bookie.is_running() and not bookie.serves():
+                if time.monotonic() > deadline:
+                    errors[bookie.id] = BookieUnreachable(
+                        f"bookie {bookie.id} runs (process {bookie.pid}) but does not serve; `bk down` stops it"
+                    )
+                    break
+                bookie.wait(LOOK_AGAIN_S)
+        return errors
+
+    def _find_lost(self) -> None:
+        """Find the bookies that run here although nobody has written down their process ids."""
+        lost = {bookie.id.encode(): bookie for bookie in self.bookies if not bookie.is_running()}
+        here = os.path.realpath(self.directory)
+        for name in os.listdir("/proc") if lost else ():
+            if not name.isdigit():
+                continue
+            try:
+                words = pathlib.Path("/proc", name, "cmdline").read_bytes().split(b"\0")
+                if b"bookies.admin.cli" not in words or b"--bookie-id" not in words:
+                    continue
+                bookie = lost.get(words[words.index(b"--bookie-id") + 1])
+                if bookie is not None and os.readlink(f"/proc/{name}/cwd") == here:
+                    self._ended(bookie, keep_ready_file=True)
+                    bookie.pid, bookie.host, bookie.port = int(name), None, None
+            except OSError:
+                continue  # It has ended meanwhile, or is somebody else's.
 
     @staticmethod
-    def _ended(bookie: LocalBookie) -> None:
+    def _ended(bookie: LocalBookie, *, keep_ready_file: bool = False) -> None:
         """Let go of a process that has ended."""
+        if not keep_ready_file:
+            with contextlib.suppress(OSError):
+                bookie.ready_file.unlink()
         if bookie.process is not None:
             for stream in (bookie.process.stdin, bookie.process.stdout):
                 if stream is not None:
@@ -324,16 +397,27 @@ class LocalCluster:
             known = {each["id"]: each for each in self._load_state().get("bookies", ())}
             for bookie in self.bookies:
                 if bookie.process is None and (found := known.get(bookie.id)):
-                    bookie.pid, bookie.host, bookie.port = found["pid"], found["host"], found["port"]
+                    bookie.pid, bookie.host, bookie.port = found.get("pid"), found.get("host"), found.get("port")
+            self._find_lost()
             yield
 
     def _load_state(self) -> dict[str, Any]:
+        """What `cluster.json` holds; nothing when there is none. Raises `ConfigError` when it is damaged."""
+        path = os.path.join(self.directory, STATE_FILE)
         try:
-            with open(os.path.join(self.directory, STATE_FILE)) as file:
-                state: dict[str, Any] = json.load(file)
+            with open(path, encoding="utf-8") as file:
+                state = json.load(file)
         except FileNotFoundError:
             return {}
-        return state
+        except ValueError:
+            state = None
+        if not _is_state(state):
+            raise ConfigError(
+                f"{path} is damaged: it does not say which bookies the cluster has. Nothing was changed. Restore it, "
+                "or remove it and say `bk up --bookies N` with as many as there were: the data is not in that file"
+            )
+        known: dict[str, Any] = state
+        return known
 
     def _save(self) -> None:
         """Write `cluster.json`, whole or not at all."""
@@ -353,6 +437,33 @@ def local(bookies: int = 3, *, settings: Mapping[str, object] | None = None) -> 
     cluster = LocalCluster(os.path.join(directory, "bk-data"), bookies, settings=settings)
     cluster._is_temporary = True
     return cluster
+
+
+def _is_state(state: object) -> bool:
+    """Whether this is what `describe` gives, as far as it is used."""
+    if not isinstance(state, dict):
+        return False
+    bookies, lease_ms, settings = state.get("bookies"), state.get("lease_ms", LEASE_MS), state.get("settings", {})
+    return (
+        isinstance(bookies, list)
+        and 0 < len(bookies) <= BOOKIES_MAX
+        and all(isinstance(each, dict) and _is_bookie(each) for each in bookies)
+        and len({each["id"] for each in bookies}) == len(bookies)
+        and isinstance(lease_ms, int)
+        and isinstance(settings, dict)
+    )
+
+
+def _is_bookie(known: Mapping[str, object]) -> bool:
+    name, pid, host, port = (known.get(key) for key in ("id", "pid", "host", "port"))
+    return (
+        isinstance(name, str)
+        and name not in ("", ".", "..")
+        and "/" not in name
+        and isinstance(pid, int | None)
+        and isinstance(host, str | None)
+        and isinstance(port, int | None)
+    )
 
 
 def _output_of(bookie: LocalBookie) -> IO[bytes]:

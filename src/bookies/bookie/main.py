@@ -1,7 +1,7 @@
 """A bookie as a process: signals, the ready line, exit status, and one sentence for whatever keeps it from starting.
 
 The ready line on stdout says that the bookie serves and is registered: a sentence on a terminal, otherwise one JSON
-object `{"ready": true, "bookie": ..., "host": ..., "port": ...}`. The log goes to stderr.
+object `{"ready": true, "bookie": ..., "host": ..., "port": ..., "pid": ...}`. The log goes to stderr.
 
 With `BK_PARENT_PIPE=1` the bookie also stops when its standard input ends: whoever started it holds the other end of
 a pipe, and the system closes that however its holder dies.
@@ -50,7 +50,7 @@ def run(config: BookieConfig, metadata_uri: str, *, ready: Callable[[BookieServe
         check_identity(config)
     except ConfigError as error:
         return _refuse(config, error)
-    return aio.run(_main(config, metadata_uri, ready or _print_ready))
+    return aio.run(_main(config, metadata_uri, ready or print_ready))
 
 
 async def _main(config: BookieConfig, metadata_uri: str, ready: Callable[[BookieServer], None]) -> int:
@@ -128,15 +128,25 @@ def _stop_on_signals(stop_asked: asyncio.Event) -> None:
             loop.add_reader(0, parent_wrote_or_died)
 
 
-def _print_ready(server: BookieServer) -> None:
+def print_ready(server: BookieServer) -> None:
+    """Say that the bookie serves. When nobody listens any more it serves all the same."""
     host, port = server.address
-    if sys.stdout.isatty():
-        print(
-            f"bookie {server.bookie_id} serves on {host}:{port} ({server.state.mode.value}); Ctrl-C stops it",
-            flush=True,
-        )
-    else:
-        print(json.dumps({"ready": True, "bookie": server.bookie_id, "host": host, "port": port}), flush=True)
+    text = (
+        f"bookie {server.bookie_id} serves on {host}:{port} ({server.state.mode.value}); Ctrl-C stops it"
+        if sys.stdout.isatty()
+        else ready_line(server)
+    )
+    try:
+        print(text, flush=True)
+    except OSError:
+        # What is left in the buffer must not fail again at the end: the line goes to the log.
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+
+def ready_line(server: BookieServer) -> str:
+    """Who serves where, as JSON."""
+    host, port = server.address
+    return json.dumps({"ready": True, "bookie": server.bookie_id, "host": host, "port": port, "pid": os.getpid()})
 
 
 def _refuse(config: BookieConfig, error: Exception, status: int | None = None) -> int:

@@ -235,9 +235,9 @@ def _refuse_unstamped(master: Cookie, directory: str, state: DirectoryState) -> 
         )
     raise CookieMismatch(
         f"{start}{directory} {'is empty' if state.exists else 'does not exist'}: a disk is missing or was wiped. "
-        "Nothing was changed. Without it the bookie would deny entries that it has acknowledged: mount or restore it; "
-        "if it is lost for good, let the bookie's ledgers be copied from the others, then delete its cookie and all "
-        "its directories"
+        "Nothing was changed. Without it the bookie would deny entries that it has acknowledged; its ledgers stay "
+        "readable from their other replicas. Bring the disk back, or, if it is lost for good, start a bookie under a "
+        "new id with empty directories"
     )
 
 

@@ -96,3 +96,35 @@ def test_an_unknown_setting_gets_its_neighbour(tmp_path: pathlib.Path) -> None:
     done = bk("bookie", "run", "--metadata", "memory:", "--set", "journal_size_maks=1", cwd=tmp_path)
     assert done.returncode == 2
     assert b"journal_size_max" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("ledger show seven", "'seven' is not a ledger id (a whole number, 0 or more)"),
+        ("ledger create --label a=1 --label a=2", "--label a=2: a is given twice"),
+        ("ledger create --ack-quorum 0", "ack"),
+        ("ledger create --write-quorum 0", "quorum"),
+        ("bench append --ledgers 0", "--ledgers 0: at least one"),
+        ("bench append --window 0", "--window 0: at least one"),
+        ("bench read --entries 0", "--entries 0: at least one"),
+        ("bench suite --runs -1", "--runs -1: at least one"),
+        ("sim --jobs 0", "--jobs 0: at least one"),
+    ],
+)
+def test_options_out_of_their_range_are_refused(
+    words: str, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    arguments = words.split()
+    if arguments[0] == "ledger":
+        (tmp_path / "metadata").mkdir()
+        arguments += ["--metadata", f"file:{tmp_path}/metadata"]
+    try:
+        status = cli.main(arguments)
+    except SystemExit as end:
+        status = int(end.code or 0)
+    shown = capsys.readouterr()
+    assert status == 2, shown.err
+    assert sentence in shown.err
+    assert "internal error" not in shown.err
+    assert shown.out == ""

@@ -55,6 +55,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.size < 0 or arguments.seconds <= 0:
         raise UsageError("--size must be 0 or more and --seconds above 0")
+    for name in ("window", "ledgers", "entries", "runs"):
+        if getattr(arguments, name, 1) < 1:
+            raise UsageError(f"--{name} {getattr(arguments, name)}: at least one is needed")
     from bookies.admin.bench_drive import measure
 
     with _cluster(arguments) as (uri, pids):

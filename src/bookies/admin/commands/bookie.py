@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from typing import TYPE_CHECKING
 
 from bookies.admin.common import add_common, metadata_uri, print_json, print_table, size_text, with_client
 from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:
+    from bookies.bookie.server import BookieServer
     from bookies.client.client import Client
 
 
@@ -27,6 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     run_parser.add_argument("--ledger-dir", action="append", default=None, metavar="DIR", help="may be repeated")
     run_parser.add_argument("--index-dir", action="append", default=None, metavar="DIR", help="may be repeated")
     run_parser.add_argument("--lease-ms", type=int, default=None, help="registration lease (default 10000)")
+    run_parser.add_argument("--ready-file", metavar="FILE", help="written when it serves: its address as JSON")
     run_parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="any setting; --list-settings names them"
     )
@@ -57,6 +61,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from bookies.bookie import main
     from bookies.config import BookieConfig, from_environment
+    from bookies.errors import BookKeeperError
 
     if arguments.list_settings:
         print_table(
@@ -88,10 +93,28 @@ def _run(arguments: argparse.Namespace) -> int:
                 f"--set {text}: no such setting{f'; did you mean {near[0]}?' if near else ''} (--list-settings)"
             )
         overrides[f"BK_{name.upper()}"] = value
-    import os
-
     config = from_environment(BookieConfig, {**os.environ, **overrides}, **values)
-    return main.run(config, metadata_uri(arguments))
+
+    def ready(server: BookieServer) -> None:
+        if arguments.ready_file:
+            _write_ready_file(arguments.ready_file, main.ready_line(server))
+        main.print_ready(server)
+
+    try:
+        return main.run(config, metadata_uri(arguments), ready=ready)
+    except BrokenPipeError as error:
+        # A bookie has no reader who may have seen enough: this is never a good end.
+        raise BookKeeperError(f"the bookie broke off: {error}") from error
+
+
+def _write_ready_file(path: str, text: str) -> None:
+    """Whole or not at all. A bookie that cannot serves all the same."""
+    try:
+        with open(f"{path}.tmp", "w") as file:
+            file.write(f"{text}\n")
+        os.replace(f"{path}.tmp", path)
+    except OSError as error:
+        print(f"cannot write the ready file {path}: {error.strerror}; the bookie serves", file=sys.stderr)
 
 
 async def _list(client: Client, arguments: argparse.Namespace) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from bookies.admin.common import (
     DATA_DIRECTORY,
     add_common,
     find_data_directory,
+    interruptible,
     metadata_uri,
     print_json,
     print_table,
@@ -39,21 +41,33 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _up(arguments: argparse.Namespace) -> int:
-    from bookies.admin.local_cluster import LocalCluster
+    from bookies.admin.local_cluster import BOOKIES_MAX, LocalCluster
+    from bookies.errors import BookKeeperError
 
     directory = os.path.abspath(arguments.directory or find_data_directory() or DATA_DIRECTORY)
-    if arguments.bookies is not None and arguments.bookies < 1:
-        raise UsageError(f"--bookies {arguments.bookies}: at least one is needed")
-    cluster = LocalCluster(directory, bookies=arguments.bookies, detach=True)
-    started = cluster.start()
+    wanted = arguments.bookies
+    if wanted is not None and not 1 <= wanted <= BOOKIES_MAX:
+        raise UsageError(f"--bookies {wanted}: a local cluster has 1 to {BOOKIES_MAX}")
+    cluster = LocalCluster(directory, bookies=wanted, detach=True)
+    if wanted is not None and wanted < len(cluster.bookies):
+        print(f"the cluster has {len(cluster.bookies)} bookies; --bookies {wanted} takes none away", file=sys.stderr)
+    failures: dict[str, BookKeeperError] = {}
+    with interruptible():
+        started = cluster.start(failures=failures)
+    for error in failures.values():
+        print(f"bk up: {error}", file=sys.stderr)
     if arguments.json:
         print_json(cluster.describe())
-        return 0
+        return int(bool(failures))
     names = ", ".join(started)
-    print(f"started {names}" if started else "all bookies were running already")
+    if failures:
+        serving = [bookie.id for bookie in cluster.bookies if bookie.id not in failures]
+        print(f"started {names or 'none'}; {', '.join(serving)} of {len(cluster.bookies)} bookies serve")
+    else:
+        print(f"started {names}" if started else "all bookies were running already")
     print(f"data in {directory}; metadata {cluster.metadata_uri}")
     print("next:  bk status    id=$(seq 1000 | bk ledger append --new)    bk ledger read $id | tail -1    bk down")
-    return 0
+    return int(bool(failures))
 
 
 def _down(arguments: argparse.Namespace) -> int:
@@ -63,7 +77,8 @@ def _down(arguments: argparse.Namespace) -> int:
     if directory is None:
         raise UsageError("no cluster here (no bk-data directory from here upwards): name one with --directory")
     cluster = LocalCluster.load(directory)
-    stopped = cluster.stop()
+    with interruptible():
+        stopped = cluster.stop()
     if arguments.json:
         print_json({"stopped": stopped, "directory": cluster.directory})
     else:

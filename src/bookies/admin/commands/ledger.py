@@ -106,10 +106,9 @@ def _input(path: str | None) -> Iterator[int]:
 
 
 def _ledger_id(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a ledger id (0 or more)")
-    return value
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a ledger id (a whole number, 0 or more)")
+    return int(text)
 
 
 def _labels(pairs: list[str]) -> dict[str, str]:
@@ -118,16 +117,18 @@ def _labels(pairs: list[str]) -> dict[str, str]:
         name, equals, value = pair.partition("=")
         if not name or not equals:
             raise UsageError(f"--label {pair}: expected NAME=VALUE")
+        if name in labels:
+            raise UsageError(f"--label {pair}: {name} is given twice; a ledger has one value of each name")
         labels[name] = value
     return labels
 
 
 async def _new(client: Client, arguments: argparse.Namespace) -> LedgerWriter:
-    write_quorum = arguments.write_quorum or arguments.ensemble
+    write_quorum = arguments.ensemble if arguments.write_quorum is None else arguments.write_quorum
     return await client.create(
         ensemble=arguments.ensemble,
         write_quorum=write_quorum,
-        ack_quorum=arguments.ack_quorum or write_quorum // 2 + 1,
+        ack_quorum=write_quorum // 2 + 1 if arguments.ack_quorum is None else arguments.ack_quorum,
         digest=arguments.digest,
         password=arguments.password.encode(),
         labels=_labels(arguments.label),
@@ -149,6 +150,8 @@ async def _append(client: Client, arguments: argparse.Namespace, descriptor: int
 
     progress = Progress("appended", None)
     ledger = await _new(client, arguments)
+    if sys.stderr.isatty():
+        print(f"appending to ledger {ledger.ledger_id}", file=sys.stderr, flush=True)
     try:
         count = await append_lines(ledger, descriptor, progress.update)
         progress.clear()

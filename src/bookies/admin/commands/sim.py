@@ -31,6 +31,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from bookies.sim.run import PROFILES
 
+    if arguments.jobs < 1:
+        raise UsageError(f"--jobs {arguments.jobs}: at least one is needed")
     if arguments.profile not in PROFILES:
         print("profiles:", ", ".join(PROFILES), file=sys.stderr)
         return 0 if arguments.profile == "list" else 2
@@ -69,7 +71,7 @@ def _results(seeds: range, arguments: argparse.Namespace, deadline: float | None
     def in_time() -> bool:
         return deadline is None or time.monotonic() < deadline
 
-    if arguments.jobs <= 1:
+    if arguments.jobs == 1:
         for seed in seeds:
             if not in_time():
                 return
