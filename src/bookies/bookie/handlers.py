@@ -118,6 +118,9 @@ class Handlers:
         except BookKeeperError as error:
             self._intake.answered(size)
             self._answer_add(connection, batch, status_of_error(error))
+        except BaseException:
+            self._intake.answered(size)  # our mistake, which `handle` reports; what was accepted must not stay so
+            raise
 
     def _added(self, connection: Connection, batch: AddBatch, size: int, error: BaseException | None) -> None:
         self._answer_add(connection, batch, Status.OK if error is None else self._status(error, Operation.ADD))

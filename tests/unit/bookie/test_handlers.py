@@ -104,6 +104,26 @@ def test_what_is_refused_is_refused_alone(world: World) -> None:
     world.run(body)
 
 
+def test_an_add_that_breaks_the_storage_is_not_counted_for_ever(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    async def body(world: World) -> None:
+        server = await world.start()
+
+        def fail(*arguments: object, **options: object) -> None:
+            raise KeyError("a bug")
+
+        add, server.store.add = server.store.add, fail  # type: ignore[method-assign]
+        client = await world.connect(server)
+        client.send(adds(1, range(10)))
+        await client.closed()
+        assert server._intake.adds_size == 0
+        server.store.add = add  # type: ignore[method-assign]
+        client = await world.connect(server)
+        assert {answer.status for answer in await client.add(adds(1, range(10)))} == {Status.OK}
+
+    world.run(body)
+    assert "request.broken" in caplog.text
+
+
 def test_fence_refuses_later_adds_but_not_recovery(world: World) -> None:
     async def body(world: World) -> None:
         server = await world.start()
