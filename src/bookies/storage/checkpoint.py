@@ -34,7 +34,7 @@ from bookies.runtime.events import Events
 from bookies.runtime.ports import Disk, Runtime, Worker
 from bookies.runtime.tasks import Tasks
 from bookies.storage import mark_format
-from bookies.storage.durable import SyncFailed, run_last
+from bookies.storage.durable import SyncFailed, replace_bytes, run_last
 from bookies.storage.entry_log import EntryLogWriter
 from bookies.storage.index import LedgerIndex
 from bookies.storage.journal import Journal
@@ -76,7 +76,7 @@ class MarkFiles:
             failures: list[Exception] = []
             for directory in self._directories:
                 try:
-                    self._disk.replace_bytes(posixpath.join(directory, name), mark_format.pack(mark))
+                    replace_bytes(self._disk, posixpath.join(directory, name), mark_format.pack(mark))
                 except (OSError, DiskFull) as error:
                     failures.append(error)
             if len(failures) == len(self._directories):
@@ -277,6 +277,10 @@ class Checkpointer:
     async def seal(self) -> None:
         """Leave the active entry log complete, with its ledgers map."""
         await self._log_worker.run(self._log.close)
+
+    async def discard(self) -> None:
+        """The start has failed: remove the entry logs that it has written for nothing."""
+        await self._log_worker.run(self._log.discard)
 
     def close(self) -> None:
         """Close files as they are and end the workers. Blocks until what they do is done."""

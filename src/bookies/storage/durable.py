@@ -8,6 +8,8 @@ Source: storage 2.7, 8.4.
 
 from __future__ import annotations
 
+import contextlib
+import posixpath
 from collections.abc import Callable
 
 from bookies.errors import DiskFull, StorageError
@@ -40,6 +42,22 @@ def sync_directory(disk: Disk, path: str) -> None:
         disk.sync_directory(path)
     except (OSError, DiskFull) as error:
         raise SyncFailed(f"{path}: sync of the directory failed: {error}") from error
+
+
+def replace_bytes(disk: Disk, path: str, data: bytes) -> None:
+    """`Disk.replace_bytes` that leaves no temporary file when it fails. Raises: DiskFull, OSError."""
+    try:
+        disk.replace_bytes(path, data)
+    except (OSError, DiskFull):
+        directory, name = posixpath.split(path)
+        remove(disk, posixpath.join(directory, f".{name}.tmp"))
+        raise
+
+
+def remove(disk: Disk, path: str) -> None:
+    """Remove a file that nobody needs, if there is one; one that cannot be removed does no harm."""
+    with contextlib.suppress(OSError, DiskFull):
+        disk.unlink(path)
 
 
 def run_last(worker: Worker, call: Callable[[], None]) -> None:

@@ -3,7 +3,7 @@
 Invariants
 - A location is given out only for bytes that were written; they are durable when `sync` has returned (R-2).
 - Writes go to the offset that was accounted for. After a failed write the log is sealed at its last good offset and
-  another is opened (F-16).
+  another is opened (F-16). One that holds no entry is removed instead.
 - Nothing leaves the set of logs to be synced before its sync succeeded; the active log is synced first (R-16, R-17).
 - The id of a new log is above every id in file names and in `lastId`, and `lastId` is durable in every ledger
   directory before the log exists, so no stale index slot can ever name it (F-15, R-27). Its name is durable before
@@ -28,7 +28,7 @@ from bookies.config import BookieConfig
 from bookies.errors import CorruptRecord, DiskFull, ReadFailed, StorageError
 from bookies.runtime.ports import Buffer, Disk, File
 from bookies.storage import entry_log_format as layout
-from bookies.storage.durable import sync_all, sync_data, sync_directory
+from bookies.storage.durable import remove, replace_bytes, sync_all, sync_data, sync_directory
 from bookies.storage.file_cache import FileCache
 from bookies.storage.record_scan import IDS, RECORD_SIZE_MAX, RECORD_SIZE_MIN, WORD
 from bookies.storage.write_cache import Run
@@ -69,6 +69,8 @@ class EntryLogWriter:
         self._synced = 0
         self._sizes: dict[int, int] = {}  # ledger id -> bytes in the active log
         self._unsynced: list[File] = []  # sealed logs
+        self._unnamed: list[str] = []  # paths of logs that no durable index slot can name yet
+        self._is_discarded = False
 
     def write(self, runs: Sequence[tuple[int, Run]]) -> list[bytes]:
         """Append the records of (ledger id, run)s in this order; the index slots of each run.
@@ -111,6 +113,8 @@ class EntryLogWriter:
 
     def _open_next(self) -> None:
         """Create the next log in the first directory in turn that takes it."""
+        if self._is_discarded:
+            raise NoWritableDirectory("the entry logs were given up")
         failure: Exception | None = None
         for _ in self._directories:
             try:
@@ -125,8 +129,10 @@ class EntryLogWriter:
             except (OSError, DiskFull) as error:
                 failure = error
                 file.close()
+                remove(self._disk, file.path)
                 continue
             sync_directory(self._disk, directory)
+            self._unnamed.append(file.path)
             self._file, self._log_id = file, log_id
             self._position = self._synced = layout.HEADER_SIZE
             self._sizes = {}
@@ -141,7 +147,7 @@ class EntryLogWriter:
         failures: list[Exception] = []
         for directory in self._directories:
             try:
-                self._disk.replace_bytes(posixpath.join(directory, "lastId"), layout.pack_last_id(self._last_id))
+                replace_bytes(self._disk, posixpath.join(directory, "lastId"), layout.pack_last_id(self._last_id))
             except (OSError, DiskFull) as error:
                 failures.append(error)
         if len(failures) == len(self._directories):
@@ -163,8 +169,17 @@ class EntryLogWriter:
             pass  # A log without a map is scanned; its entries are where they are.
 
     def _abandon(self) -> None:
-        """Seal after a failed write: what is behind the last good offset goes, if that is still possible."""
+        """Seal after a failed write: what is behind the last good offset goes, if that is still possible.
+
+        A log without any entry goes as a whole, or a full disk would gather one with each attempt.
+        """
         assert self._file is not None
+        if self._position == layout.HEADER_SIZE:
+            self._file.close()
+            remove(self._disk, self._file.path)
+            self._unnamed = [path for path in self._unnamed if path != self._file.path]
+            self._file = None
+            return
         try:
             self._file.truncate(self._position)
         except (OSError, DiskFull):
@@ -178,6 +193,7 @@ class EntryLogWriter:
 
         Raises SyncFailed, which is final: the page cache cannot be trusted again.
         """
+        self._unnamed.clear()
         self._sync_active()
         while self._unsynced:
             sync_all(self._unsynced[0])
@@ -193,6 +209,14 @@ class EntryLogWriter:
         if self._file is not None:
             self._seal()
         self.sync()
+
+    def discard(self) -> None:
+        """Remove every log that no durable index slot can name, and write nothing more: the journal has it all."""
+        self._is_discarded = True
+        self.abort()
+        for path in self._unnamed:
+            remove(self._disk, path)
+        self._unnamed.clear()
 
     def abort(self) -> None:
         """Close the files as they are."""

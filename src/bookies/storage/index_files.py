@@ -17,9 +17,10 @@ import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bookies.errors import DiskFull
 from bookies.runtime.ports import Buffer, Disk
 from bookies.storage import index_format as layout
-from bookies.storage.durable import sync_all, sync_directory
+from bookies.storage.durable import remove, sync_all, sync_directory
 from bookies.storage.file_cache import FileCache
 
 NEW_SUFFIX = ".new"  # of a file that is not complete; no reader of the format looks at it
@@ -153,6 +154,10 @@ class IndexFiles:
                 file.pwritev(buffers, layout.page_offset(first, self._page_size))
             size = file.size()
             sync_all(file)
+        except (OSError, DiskFull):
+            if change.is_new:
+                remove(self._disk, path)
+            raise
         finally:
             if change.is_new:
                 file.close()

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from bookies.config import BookieConfig
+from bookies.errors import DiskFull
 from bookies.runtime.ports import Buffer, Disk, File, Runtime
 from bookies.storage import journal_format, journal_spare
 from bookies.storage.durable import run_last
@@ -61,18 +62,33 @@ class JournalWriter:
         self._dropped = 0
 
     def open(self, journal_id: int) -> LogMark:
-        """Begin the first file of this process, durably; its first position."""
+        """Begin the first file of this process, durably; its first position. Raises DiskFull: nothing is left."""
         journal_spare.remove_spares(self._disk, self._directory)
         zeros = min(self._step, FIRST_PREPARED)
-        self._make(lambda file: file.pwrite(bytes(zeros), 0))
-        return self._adopt(self._new_path, journal_id, zeros)
+        try:
+            prepared = self._make(zeros, lambda file: file.pwrite(bytes(zeros), 0))
+            return self._adopt(self._new_path, journal_id, prepared)
+        except DiskFull:
+            journal_spare.remove_spares(self._disk, self._directory)
+            raise
 
-    def _make(self, fill: Callable[[File], None]) -> None:
-        """A file that is not a journal yet: it becomes one when its header is durable."""
+    def _make(self, size: int, fill: Callable[[File], None]) -> int:
+        """A file that is not a journal yet: it becomes one when its header is durable. Its size.
+
+        On a full disk it is as small as it can be: there may be room for what is really written.
+        """
         file = self._disk.open(self._new_path, "w+")
-        fill(file)
-        file.fsync()
-        file.close()
+        try:
+            try:
+                fill(file)
+            except DiskFull:
+                file.truncate(0)
+                size = journal_format.HEADER_SIZE
+                file.pwrite(bytes(size), 0)
+            file.fsync()
+        finally:
+            file.close()
+        return size
 
     def _adopt(self, path: str, journal_id: int, prepared: int) -> LogMark:
         self._file = journal_spare.adopt(self._disk, path, self._directory, journal_id)
@@ -97,9 +113,7 @@ class JournalWriter:
             buffers.append(padding)
         end = self._position + size + len(padding)
         if end > self._allocated:
-            growth = -(-(end - self._allocated) // self._step) * self._step
-            self._file.allocate(self._allocated, growth)
-            self._allocated += growth
+            self._reserve(end)
         self._file.pwritev(buffers, self._position)
         self._file.fdatasync()
         self._position = end
@@ -109,6 +123,18 @@ class JournalWriter:
             self._dropped = stale
         return LogMark(self._journal_id, end), takes_spare
 
+    def _reserve(self, end: int) -> None:
+        """Reserve blocks up to `end` or beyond, as far as the disk has them. Only the write itself has to succeed."""
+        assert self._file is not None
+        for step in (self._step, self._alignment):
+            growth = -(-(end - self._allocated) // step) * step
+            try:
+                self._file.allocate(self._allocated, growth)
+            except DiskFull:
+                continue
+            self._allocated += growth
+            return
+
     def _roll(self, spare: str | None) -> None:
         """The full file is closed, every byte of it synced by the commit that wrote it."""
         assert self._file is not None
@@ -117,9 +143,9 @@ class JournalWriter:
         if spare is not None:
             self._adopt(spare, self._journal_id + 1, self._step)
             return
-        self._make(lambda file: file.allocate(0, self._step))
+        allocated = self._make(self._step, lambda file: file.allocate(0, self._step))
         self._adopt(self._new_path, self._journal_id + 1, 0)
-        self._allocated = self._step  # reserved, not written
+        self._allocated = allocated  # reserved, not written
 
     def retired(self, journal_id: int, backups_max: int) -> list[int]:
         """Ids of files older than `journal_id`, but for the newest `backups_max` of them."""

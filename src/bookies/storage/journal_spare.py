@@ -24,11 +24,13 @@ from bookies.config import BookieConfig
 from bookies.errors import BookKeeperError
 from bookies.runtime.ports import Disk, File, Runtime
 from bookies.storage import journal_format
-from bookies.storage.durable import run_last
+from bookies.storage.durable import remove, run_last
 
 SUFFIX = ".spare"
 SLICE = 1 << 20  # bytes of zeros written in one call
 RETIRED_MAX = 2  # files that may wait for being prepared again
+ROOM_FACTOR = 4  # so many times a file's size has to be usable, or no file is prepared
+ROOM_CHECK_S = 10.0  # between two looks at a disk that has less
 PAUSE_S = 0.005  # between two slices: at most 200 MB/s go into preparation
 
 
@@ -43,7 +45,7 @@ class Spares:
     """Prepares one journal file after the other. Owned by the loop's thread; writes on a worker of its own.
 
     `ready`: the path of a prepared file, until `take`. A failure to prepare ends preparing and nothing else: the
-    journal then grows its own file.
+    journal then grows its own file. On a disk that is short of room nothing is prepared until there is room again.
     """
 
     def __init__(self, runtime: Runtime, directory: str, name: str, config: BookieConfig) -> None:
@@ -81,13 +83,26 @@ class Spares:
         if self.ready is None and not self._is_preparing and not self._is_closed:
             self._is_preparing = True
             path = self._retired.pop() if self._retired else self.next_path()
-            self._worker.run(self._disk.open, path, "w+").add_done_callback(lambda done: self._opened(done, path))
+            self._worker.run(self._open, path).add_done_callback(lambda done: self._opened(done, path))
 
-    def _opened(self, done: asyncio.Future[File], path: str) -> None:
+    def _open(self, path: str) -> File | None:
+        """On the worker: the file to fill. None if the disk has better use for the room, also that of a retired one."""
+        if self._disk.usage(self._directory)[1] >= ROOM_FACTOR * self._size:
+            return self._disk.open(path, "w+")
+        remove(self._disk, path)
+        return None
+
+    def _opened(self, done: asyncio.Future[File | None], path: str) -> None:
         if done.cancelled() or _failure(done) is not None:
             return  # `_is_preparing` stays: not again in this process
         self._file = done.result()
+        if self._file is None:
+            asyncio.get_running_loop().call_later(ROOM_CHECK_S, self._look_again)
+            return
         self._fill(path, 0)
+
+    def _look_again(self) -> None:
+        self._is_preparing = False
 
     def _fill(self, path: str, position: int) -> None:
         if self._is_closed or self._file is None:
@@ -140,9 +155,11 @@ class Spares:
 def adopt(disk: Disk, path: str, directory: str, journal_id: int) -> File:
     """Turn a prepared file into a journal, durably: the header first, then the name."""
     file = disk.open(path, "r+")
-    file.pwrite(journal_format.pack_header(), 0)
-    file.fdatasync()
-    file.close()
+    try:
+        file.pwrite(journal_format.pack_header(), 0)
+        file.fdatasync()
+    finally:
+        file.close()
     name = posixpath.join(directory, journal_format.file_name(journal_id))
     disk.rename(path, name)
     disk.sync_directory(directory)

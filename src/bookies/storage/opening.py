@@ -1,19 +1,23 @@
 """The parts of a bookie's storage, and how they come up: lock, find, replay, flush, checkpoint, new journal files.
 
 Nothing is written before all that has to be there was found. Any failure on the way, the flush after replay included,
-fails the start (F-38). Entry logs are not read, so it takes as long as the replay.
+fails the start (F-38). A start that fails for lack of room leaves no new file behind, so it may be tried
+again and again. Entry logs are not read, so it takes as long as the replay.
 
 Source: storage 9.5, 2.10.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import posixpath
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from bookies.config import BookieConfig
-from bookies.errors import StorageError
+from bookies.errors import DiskFull, StorageError
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Disk, Runtime
+from bookies.storage import journal_format
 from bookies.storage.checkpoint import Checkpointer
 from bookies.storage.directories import Directories
 from bookies.storage.index import LedgerIndex
@@ -23,6 +27,8 @@ from bookies.storage.mark_format import LogMark
 from bookies.storage.readers import Readers
 from bookies.storage.replay import ReplayReport, Restorer, replay
 from bookies.storage.write_cache import WriteCache
+
+ROOM_MIN = 1 << 20  # bytes asked for beyond the entries themselves: headers, pages, names
 
 
 class Opened:
@@ -59,7 +65,10 @@ class Opened:
 
 
 async def open_storage(parts: Opened, events: Events) -> None:
-    """Bring it up until the journals take records. Raises: StorageError, OSError; then it must not serve."""
+    """Bring it up until the journals take records. Raises: StorageError, OSError; then it must not serve.
+
+    DiskFull says what to do about it.
+    """
     runtime, config = parts.runtime, parts.config
     directories, checkpointer = parts.directories, parts.checkpointer
     worker = checkpointer.worker
@@ -68,16 +77,54 @@ async def open_storage(parts: Opened, events: Events) -> None:
     await worker.run(_check_journals, runtime.disk, directories)
     marks = list(await worker.run(checkpointer.mark_files.read))
     restorer = Restorer(parts.cache, parts.index, checkpointer, parts.readers)
-    for number, directory in enumerate(directories.journals):
-        marks[number] = await replay(runtime, config, directory, marks[number], worker, restorer)
+    stores = [*directories.ledgers, *directories.indexes]
+    size = await worker.run(_size_to_replay, runtime.disk, directories.journals, marks)
+    async with _explaining(parts, stores, size):
+        for number, directory in enumerate(directories.journals):
+            marks[number] = await replay(runtime, config, directory, marks[number], worker, restorer)
     parts.report = restorer.report
     _tell(restorer.report, events)
-    await checkpointer.checkpoint(tuple(marks))
+    async with _explaining(parts, stores, restorer.report.size + parts.index.dirty_size):
+        await checkpointer.checkpoint(tuple(marks))
     # Not before the mark is persisted: the torn end of a file that is not the newest any more would be damage.
     for journal, directory in zip(parts.journals, directories.journals, strict=True):
         ids = await worker.run(journal_ids, runtime.disk, directory)
-        await journal.open((ids[-1] if ids else runtime.clock.wall_ms()) + 1)
-    await worker.run(directories.mark_dirty)
+        async with _explaining(parts, [directory], config.journal_preallocate_size):
+            await journal.open((ids[-1] if ids else runtime.clock.wall_ms()) + 1)
+    async with _explaining(parts, stores, 0):
+        await worker.run(directories.mark_dirty)
+
+
+@contextlib.asynccontextmanager
+async def _explaining(parts: Opened, places: Sequence[str], size: int) -> AsyncIterator[None]:
+    """Turn DiskFull into a sentence about the fullest of `places`, where `size` bytes were to be written."""
+    try:
+        yield
+    except DiskFull as error:
+        await parts.checkpointer.discard()
+        text = await parts.checkpointer.worker.run(_explain_full, parts.runtime.disk, places, size)
+        raise DiskFull(text) from error
+
+
+def _explain_full(disk: Disk, places: Sequence[str], size: int) -> str:
+    free, place = min((disk.usage(place)[1], place) for place in places)
+    missing = max(size + ROOM_MIN - free, ROOM_MIN)
+    return (
+        f"{place}: the disk is full, {free:,} bytes are usable; free {missing:,} bytes or add space, then start again; "
+        "nothing was lost: the journal still has everything"
+    )
+
+
+def _size_to_replay(disk: Disk, directories: Sequence[str], marks: Sequence[LogMark]) -> int:
+    """Bytes of the journal files from the marks on."""
+    size = 0
+    for directory, mark in zip(directories, marks, strict=True):
+        for number in journal_ids(disk, directory):
+            if number >= mark.journal_id:
+                file = disk.open(posixpath.join(directory, journal_format.file_name(number)), "r")
+                size += file.size() - (mark.offset if number == mark.journal_id else 0)
+                file.close()
+    return size
 
 
 def _check_journals(disk: Disk, directories: Directories) -> None:

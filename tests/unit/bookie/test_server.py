@@ -37,12 +37,12 @@ async def registered(world: World, mode: BookieMode) -> tuple[str, ...]:
     return found
 
 
-async def wait_until(condition: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool], step_s: float = 0.0001) -> None:
     """In virtual time, where looking often costs nothing."""
     for _ in range(1_000_000):
         if condition():
             return
-        await asyncio.sleep(0.0001)
+        await asyncio.sleep(step_s)
     raise AssertionError("it never happened")
 
 
@@ -92,7 +92,7 @@ def test_stop_answers_what_was_accepted_and_unregisters(world: World) -> None:
         server = await world.start()
         client = await world.connect(server)
         client.send(adds(1, range(1000)))
-        await wait_until(lambda: server._intake.adds_size > 0)
+        await wait_until(lambda: server._intake.adds_size > 0, step_s=0.000_002)  # less than a write to the disk takes
         began = asyncio.get_running_loop().time()
         stop = world.bookie_host.create_task(server.stop())
         answers = [await client.response() for _ in range(1000)]

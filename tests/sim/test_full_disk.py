@@ -1,0 +1,186 @@
+"""Disks that are full, really: starts that fail without a trace, journals that use the last bytes they have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bookies.errors import BookKeeperError, DiskFull
+from bookies.sim.disk import PROCESS_DIES, SimDisk
+from bookies.storage import journal_format, journal_spare
+from bookies.storage.ledger_store import LedgerStore
+
+Body = Callable[..., bytes]
+MIB = 1 << 20
+
+
+class Partition:
+    """Makes the files under a path a file system of their own, with a capacity in bytes."""
+
+    def __init__(self, disk: SimDisk, under: str, capacity: int) -> None:
+        self.capacity = capacity
+        self._disk = disk
+        self._under = under
+        self._usage = disk.usage
+        disk.reserve, disk.usage = self.reserve, self.usage  # type: ignore[method-assign]
+
+    def used(self) -> int:
+        return sum(map(len, self._disk.files(self._under).values()))
+
+    def reserve(self, path: str, growth: int) -> None:
+        if path.startswith(self._under) and growth > 0 and self.used() + growth > self.capacity:
+            raise DiskFull(f"{path}: no space left on device")
+
+    def usage(self, path: str) -> tuple[int, int]:
+        if path.startswith(self._under):
+            return self.capacity, max(0, self.capacity - self.used())
+        return self._usage(path)
+
+
+def write(body: Body, count: int, size: int = 5000) -> Any:
+    async def script(store: LedgerStore, promises: Any) -> None:
+        for entry_id in range(count):
+            await promises.add(store, 1 + entry_id % 3, {entry_id: body(1 + entry_id % 3, entry_id, size=size)})
+
+    return script
+
+
+async def nothing(store: LedgerStore, promises: Any) -> None:
+    """Only start."""
+
+
+@pytest.mark.parametrize("room", [0, 600, 3000, 60_000, 204_000])
+def test_a_start_on_a_full_ledger_disk_leaves_nothing_and_says_what_to_do(machine: Any, body: Body, room: int) -> None:
+    made = machine(room)
+    assert made.live(write(body, 1))
+    assert made.live(write(body, 40), stops=False)
+    made.crash(PROCESS_DIES)
+    ledgers = Partition(made.disk, "/ledgers0", 0)
+    ledgers.capacity = ledgers.used() + room
+    before = sorted(made.disk.files())
+    for _ in range(3):
+        with pytest.raises(DiskFull) as caught:
+            made.live(nothing)
+        text = str(caught.value)
+        assert text.startswith("/ledgers0/current: the disk is full, ")
+        assert f" {ledgers.usage('/ledgers0')[1]:,} bytes are usable; free " in text
+        assert text.endswith("or add space, then start again; nothing was lost: the journal still has everything")
+        after = sorted(made.disk.files())
+        if room < 200_000:  # with more the entries fit and their index does not: then a log may stay
+            assert after == before
+        assert not made.disk.open_files
+        made.crash(PROCESS_DIES)
+    missing = int(text.partition("; free ")[2].split()[0].replace(",", ""))
+    ledgers.capacity += missing
+    made.check()
+
+
+def test_a_stop_and_a_start_on_a_full_ledger_disk(machine: Any, body: Body) -> None:
+    """What is tried every second while the disk is full leaves nothing either."""
+    made = machine()
+    ledgers = Partition(made.disk, "/ledgers0", MIB)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        await write(body, 20)(store, promises)
+        await store.checkpoint()
+        await promises.add(store, 9, {0: body(9, 0, size=5000)})
+        before = sorted(made.disk.files("/ledgers0"))
+        ledgers.capacity = ledgers.used() + 1500  # enough for a new log's header
+        with pytest.raises(DiskFull):
+            await store.checkpoint()
+        await asyncio.sleep(20)
+        assert sorted(made.disk.files("/ledgers0")) == before
+        with pytest.raises(DiskFull):
+            await store.stop()
+
+    assert made.live(script, stops=False)
+    with pytest.raises(DiskFull, match="nothing was lost"):
+        made.live(nothing)
+    ledgers.capacity = 8 * MIB
+    made.check()
+
+
+async def fill(store: LedgerStore, promises: Any, body: Body, failures: list[BaseException]) -> int:
+    """Add until the storage fails; how many were acknowledged."""
+    for entry_id in range(10_000):
+        try:
+            adding = promises.add(store, 1, {entry_id: body(1, entry_id, size=200)})
+        except BookKeeperError:
+            return entry_id
+        await asyncio.wait([adding], timeout=0.5)
+        if not adding.done():
+            assert failures, "no answer, and no failure"
+            await asyncio.sleep(5)
+            assert not adding.done(), "an answer after the failure"
+            return entry_id
+    raise AssertionError("the disk never filled up")
+
+
+def test_a_journal_uses_the_last_bytes_of_its_disk_and_then_stops_without_lying(machine: Any, body: Body) -> None:
+    made = machine(journal_preallocate_size=64 << 10, journal_size_max=96 << 10)
+    journal = Partition(made.disk, "/journal0", 100 << 10)
+    acknowledged: list[int] = []
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        acknowledged.append(await fill(store, promises, body, made.failures))
+
+    assert made.live(script, stops=False)
+    assert [type(error) for error in made.failures] == [DiskFull]
+    # A group takes a record of 256 bytes and padding up to 512 at least: hardly anything of the disk is left.
+    assert journal.usage("/journal0")[1] < 2048
+    assert acknowledged[0] > 60
+    made.crash(PROCESS_DIES)
+    with pytest.raises(DiskFull, match=r"^/journal0/current: the disk is full, .* nothing was lost"):
+        made.live(nothing)
+    assert not made.disk.open_files
+    assert not [path for path in made.disk.files("/journal0") if path.endswith(journal_spare.SUFFIX)]
+    made.failures.clear()
+    journal.capacity += MIB
+    made.check()
+
+
+@pytest.mark.parametrize("room", [512, 4096, 30_000])
+def test_a_journal_begins_and_goes_on_with_little_room(machine: Any, body: Body, room: int) -> None:
+    """Neither the first file nor the next needs more than its header."""
+    made = machine(room, journal_preallocate_size=64 << 10, journal_size_max=4096)
+    journal = Partition(made.disk, "/journal0", room)
+    acknowledged: list[int] = []
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        acknowledged.append(await fill(store, promises, body, made.failures))
+
+    assert made.live(script, stops=False)
+    assert acknowledged[0] >= (room - 512 * (1 + room // 4096)) // 1024
+    made.crash(PROCESS_DIES)
+    made.failures.clear()
+    journal.capacity += MIB
+    made.check()
+    names = [path.rpartition("/")[2] for path in made.disk.files("/journal0")]
+    assert all(journal_format.parse_file_name(name) is not None for name in names)
+
+
+def test_nothing_is_prepared_where_room_is_short(machine: Any, body: Body) -> None:
+    made = machine(journal_backups_max=0)  # spares of 4096 bytes
+    journal = Partition(made.disk, "/journal0", MIB)
+
+    def spares() -> list[str]:
+        return [path for path in made.disk.files("/journal0") if path.endswith(journal_spare.SUFFIX)]
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        for entry_id in range(30):
+            journal.capacity = journal.used() + 4 * 4096 - 1
+            await promises.add(store, 1, {entry_id: body(1, entry_id, size=200)})
+            await asyncio.sleep(0.1)
+            assert not spares()
+        journal.capacity = MIB
+        for entry_id in range(30, 60):
+            await promises.add(store, 1, {entry_id: body(1, entry_id, size=200)})
+            await asyncio.sleep(1)
+        assert spares()
+
+    assert made.live(script)
+    assert not made.failures
+    made.check()
