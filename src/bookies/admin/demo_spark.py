@@ -16,6 +16,8 @@ import threading
 import time
 from typing import Any
 
+# For a job of seconds: the optimising compiler would take more time than it saves, and so would threads that collect.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 CARRIER, ARRIVAL_DELAY, DEPARTURE_DELAY = 9, 8, 5  # columns of flights.csv
 
 
@@ -65,6 +67,8 @@ def _session() -> Any:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
+        .config("spark.sql.shuffle.partitions", "4")
         .config("spark.sql.session.timeZone", "UTC")
         .getOrCreate()
     )
