@@ -294,6 +294,9 @@ class SimCluster:
                 bookie.participant.defuse()
                 bookie.participant.resume()
             if not bookie.is_up:
+                if bookie.restart is not None:
+                    bookie.restart.cancel()
+                bookie.restart = None
                 self.restart_later(bookie.name, 0.0)
         for bookie in self.bookies.values():
             if bookie.restart is not None:

@@ -189,7 +189,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._now = 0.0
         self._timers: list[_Timer] = []
         self._number = 0
-        self._tasks: dict[asyncio.Task[Any], Participant | None] = {}
+        self._tasks: dict[asyncio.Task[Any], Participant | None] = {}  # all there ever were
         self._closed = False
         self._running = False
         self._is_halted = False
@@ -271,7 +271,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         lines = [
             f"  {owner.name if owner else 'world'}: {task.get_name()}: {_where(task.get_coro())}"
             for task, owner in self._tasks.items()
-            if owner is None or owner.is_alive
+            if not task.done() and (owner is None or owner.is_alive)
         ]
         return "\n".join(lines) or "  no task at all"
 
@@ -280,8 +280,16 @@ class SimLoop(asyncio.AbstractEventLoop):
         return [
             f"{task.get_name()}: {_where(task.get_coro())}"
             for task, owner in self._tasks.items()
-            if owner is participant
+            if owner is participant and not task.done()
         ]
+
+    def note_unread_errors(self) -> None:
+        """Add to `errors` what tasks of the living ended with and nobody looked at. Once, after `run`."""
+        for task, owner in self._tasks.items():
+            if (owner is None or owner.is_alive) and task.done() and task._log_traceback:
+                error = task.exception()
+                assert error is not None
+                self._report(f"task {task.get_name()} of {owner.name if owner else 'the world'}", error)
 
     def close(self) -> None:
         """Give up all that is still suspended, without anything of it taking effect."""
@@ -290,7 +298,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._timers.clear()
         asyncio._set_running_loop(self)
         try:
-            for task in list(self._tasks):
+            for task in [task for task in self._tasks if not task.done()]:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 _give_up(task.get_coro())
         finally:
@@ -358,12 +366,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         title = str(name) if name is not None else f"task {self._number}"
         task = _Task(self._number, coro, loop=self, name=title, context=context, **options)  # type: ignore[arg-type]
         self._tasks[task] = context.get(_PARTICIPANT)
-        # Added in the world's context, so that it runs whatever becomes of the participant.
-        task.add_done_callback(self._forget, context=self.world)
         return task
-
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.pop(task, None)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         error = context.get("exception")

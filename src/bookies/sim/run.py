@@ -27,7 +27,7 @@ class Profile:
     """What kind of run. `duration_s`: virtual time with faults."""
 
     bookies: int = 5
-    duration_s: float = 8.0
+    duration_s: float = 6.0
     plan: Plan = field(default_factory=Plan)
     faults: FaultPlan = field(default_factory=FaultPlan)
     stall_probability: float = 0.0
@@ -166,6 +166,7 @@ class Simulation:
             logger.removeHandler(handler)
             logger.setLevel(level)
             logger.propagate = propagate
+            self.loop.note_unread_errors()
             for text in (*self.loop.errors, *self.cluster.problems):
                 self.history.violated("errors", text)
             self.history.is_over = self.trace.is_over = True
@@ -174,6 +175,7 @@ class Simulation:
     async def heal_and_check(self) -> None:
         """End all faults; then everything under way ends, every ledger can be recovered, and all promises hold."""
         self.faults.stop()
+        self.workload.stop()
         await self.cluster.heal()
         try:
             async with asyncio.timeout(HEALED_DEADLINE_S):

@@ -183,9 +183,13 @@ class Workload:
                 slot = self._keep_running(f"{role}{number}", act)
                 self._tasks.append(asyncio.get_running_loop().create_task(slot, name=f"{role}{number}"))
 
-    async def finish(self) -> None:
-        """Let every client finish what it is doing, and wait for it."""
+    def stop(self) -> None:
+        """Let every client finish what it is doing, and no more."""
         self._is_stopping = True
+
+    async def finish(self) -> None:
+        """Wait until every client has finished."""
+        assert self._is_stopping
         for task in self._tasks:
             await task
 
