@@ -13,6 +13,7 @@ import pytest
 
 import bookies as bk
 import bookies.spark
+from bookies.admin.demo_spark import JAVA_OPTIONS
 from bookies.admin.local_cluster import LocalCluster
 from bookies.spark import java
 
@@ -43,6 +44,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.memory", "1g")
+        .config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
         .config("spark.local.dir", str(directory))
         .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
         .config("spark.sql.shuffle.partitions", "2")
@@ -316,6 +318,9 @@ def test_passwords_are_given_by_reference(store: Any, load: Any, tmp_path: pathl
         ({"ledger": 1, "label": "a=b"}, "got ledger and label"),
         ({"ledger": "seven"}, "ledgers are named by number"),
         ({"assign": '{"ledgers": {"1": 5}}'}, "ledgers are named by number"),
+        ({"assign": '{"ledgers": [1]}'}, "ledgers are named by number"),
+        ({"assign": '{"ledgers": {"0": [5, 2]}}'}, "entries 5 to 2 of ledger 0 are no range"),
+        ({"assign": '{"ledgers": {"0": [0, 999999]}}'}, "option assign asks for 999999"),
         ({"ledger": 0, "columns": "value,nonsense"}, "no column 'nonsense'"),
         ({"ledger": 0, "includeValue": "maybe"}, "expected true or false"),
         ({"ledger": 0, "minPartitions": 0}, "expected a whole number above 0"),

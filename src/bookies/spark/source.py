@@ -180,6 +180,8 @@ async def _snapshot(client: Client, options: Mapping[str, str]) -> Snapshot:
                 size = (await ledger.read_entry(end)).length if end >= 0 else 0
             # Read after the end was learned, the record names the bookies of every entry up to there.
             metadata = await client.metadata(ledger_id)
+        if first < 0 or (last is not None and last < first):
+            raise InvalidArgument(f"option assign: entries {first} to {last} of ledger {ledger_id} are no range")
         if last is not None and last > end:
             raise InvalidArgument(f"ledger {ledger_id} ends at entry {end}, option assign asks for {last}")
         last = end if last is None else last
@@ -210,7 +212,7 @@ async def _selected(client: Client, options: Mapping[str, str]) -> list[tuple[in
             return [(int(each), 0, None) for each in json.loads(options["paths"])]
         text = options.get("ledgers") or options.get("ledger") or options["path"]
         return [(int(each), 0, None) for each in text.split(",")]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidArgument(
             'ledgers are named by number: ledgers="17,18", load("17"), or assign=\'{"ledgers": {"17": [0, 99]}}\' '
             f"(null for the end); got { ({name: options[name] for name in SELECTIONS if name in options}) }"
