@@ -160,12 +160,17 @@ class SimCluster:
                     self.witness.watch(name, server.store)
                 await server.start()
                 bookie.server = server
+                if self.witness is not None:
+                    await self.witness.check_memory(name, server.store)
             except Exception as error:  # noqa: BLE001
                 # A process that cannot start ends; its supervisor starts it again, as `_life_ended` arranges.
                 self.trace.note(name, f"could not start: {type(error).__name__}: {error}")
                 if not isinstance(error, MetadataError):
                     bookie.is_lost = True
-                    self.problems.append(f"{name} does not start after its crash: {type(error).__name__}: {error}")
+                    text = f"{name} does not start after its crash: {type(error).__name__}: {error}"
+                    self.problems.append(text)
+                    if self.witness is not None:
+                        self.witness.report("B-1", text)
                 started.set_result(False)
                 return
             self.trace.note(name, "serves")

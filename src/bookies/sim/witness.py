@@ -3,6 +3,7 @@
 The witness stands between a bookie's request handlers and its storage and changes nothing. With what it knows, and
 the committed records, promises can be checked at the moment they are made, not only when something is lost later:
 
+    B-1    a bookie that starts again has every entry that it acknowledged
     I-5    when a recovery commits the end, no write set could still confirm the entry behind it
     I-8    a fragment that the writer commits starts at or behind everything acknowledged
     I-9    an entry is acknowledged to the application only when an ack quorum of the bookies in the record holds it
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bookies.errors import LedgerUnknownToBookie
 from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.quorum import write_set
 from bookies.sim.metadata import Commit, SimStore
@@ -29,7 +31,7 @@ class Witness:
 
     def __init__(self, store: SimStore, report: Callable[[str, str], None]) -> None:
         self._store = store
-        self._report = report
+        self.report = report
         self._held: dict[tuple[str, int], set[int]] = {}  # bookie, ledger -> entries acknowledged as durable
         self._fenced: dict[tuple[str, int], None] = {}
 
@@ -46,7 +48,7 @@ class Witness:
                 if error is None:
                     self._held.setdefault((bookie, ledger_id), set()).update(entry_ids)
                     if was_fenced and not flags["is_recovery"]:
-                        self._report("I-28", f"{bookie} fenced ledger {ledger_id}, then acknowledged {entry_ids}")
+                        self.report("I-28", f"{bookie} fenced ledger {ledger_id}, then acknowledged {entry_ids}")
                 done(error)
 
             add(ledger_id, master_key, entry_ids, *rest, done=watched_done, **flags)
@@ -61,6 +63,19 @@ class Witness:
 
         storage.add = watched_add  # type: ignore[method-assign]
         storage.fence = watched_fence  # type: ignore[method-assign]
+
+    async def check_memory(self, bookie: str, storage: LedgerStore) -> None:
+        """B-1: a bookie that has just started has everything that it acknowledged in its earlier lives."""
+        for (name, ledger_id), entry_ids in list(self._held.items()):
+            if name != bookie:
+                continue
+            try:
+                runs = await storage.list_entries(ledger_id)
+            except LedgerUnknownToBookie:
+                runs = []
+            lost = [each for each in sorted(entry_ids) if not any(each in run for run in runs)]
+            if lost:
+                self.report("B-1", f"{bookie} acknowledged entries {lost} of ledger {ledger_id} and has forgotten them")
 
     def _holds(self, bookie: BookieId, ledger_id: int, entry_id: int) -> bool:
         return entry_id in self._held.get((bookie, ledger_id), ())
@@ -82,7 +97,7 @@ class Witness:
             positions = write_set(entry_id, record.ensemble_size, record.write_quorum)
             holders = [ensemble[each] for each in positions if self._holds(ensemble[each], ledger_id, entry_id)]
             if len(holders) < record.ack_quorum:
-                self._report(
+                self.report(
                     "I-9",
                     f"entry {entry_id} of ledger {ledger_id} is acknowledged, but of {', '.join(ensemble)} only "
                     f"{holders} hold it; the ack quorum is {record.ack_quorum}",
@@ -94,7 +109,7 @@ class Witness:
         if before is None or after is None:
             return
         if after.state is LedgerState.OPEN and confirmed > after.last_fragment_first_entry:
-            self._report(
+            self.report(
                 "I-8",
                 f"ledger {after.ledger_id}: a fragment begins at {after.last_fragment_first_entry}, but entry "
                 f"{confirmed - 1} was acknowledged",
@@ -115,4 +130,4 @@ class Witness:
             or self._holds(ensemble[position], ledger_id, entry_id)
         ]
         if len(able) >= record.ack_quorum:
-            self._report("I-5", f"ledger {ledger_id} is closed at {entry_id - 1}, but {able} may confirm {entry_id}")
+            self.report("I-5", f"ledger {ledger_id} is closed at {entry_id - 1}, but {able} may confirm {entry_id}")
