@@ -27,8 +27,10 @@ class BookieConfig:
     """One bookie."""
 
     bookie_id: str = setting("", "fixed identity; empty: host:port")
-    host: str = setting("127.0.0.1", "address to listen on and to publish")
+    host: str = setting("127.0.0.1", "address to listen on, and to publish unless advertised_host says otherwise")
     port: int = setting(3181, "TCP port; 0: any free one (needs bookie_id)", low=0, high=65535)
+    advertised_host: str = setting("", "address to publish, of a proxy or translated; empty: host")
+    advertised_port: int = setting(0, "TCP port to publish; 0: the one listened on", low=0, high=65535)
     journal_directories: tuple[str, ...] = setting(("bk-data/journal",), "where the write-ahead log goes")
     ledger_directories: tuple[str, ...] = setting(("bk-data/ledgers",), "where entry logs go")
     index_directories: tuple[str, ...] = setting((), "where index files go; empty: the ledger directories")

@@ -49,7 +49,10 @@ LOOK_AGAIN_S = 0.05  # at a bookie that another process has started
 
 @dataclass
 class LocalBookie:
-    """One bookie of the cluster, running or not. `host` and `port` are None until it was ready once."""
+    """One bookie of the cluster, running or not. `host` and `port` are None until it was ready once.
+
+    `settings`: fields of `BookieConfig` for this bookie alone, while this object lives.
+    """
 
     id: str
     directory: pathlib.Path
@@ -57,6 +60,7 @@ class LocalBookie:
     host: str | None = None
     port: int | None = None
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    settings: dict[str, object] = field(default_factory=dict)
 
     @property
     def log(self) -> pathlib.Path:
@@ -296,7 +300,7 @@ class LocalCluster:
             *("--bookie-id", bookie.id, "--port", "0", "--ready-file", bookie.ready_file.name),
             *("--journal-dir", f"{bookie.id}/journal", "--ledger-dir", f"{bookie.id}/ledgers"),
             *("--metadata", self.metadata_uri, "--lease-ms", str(self._lease_ms)),
-            *(f"--set={name}={value}" for name, value in self._settings.items()),
+            *(f"--set={name}={value}" for name, value in (self._settings | bookie.settings).items()),
         ]
         environment = dict(os.environ)
         environment.pop("BK_PARENT_PIPE", None)

@@ -23,7 +23,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from bookies.bookie.server import BookieServer, check_identity
+from bookies.bookie.server import BookieServer, check_identity, identity
 from bookies.config import BookieConfig, validate
 from bookies.errors import (
     BookKeeperError,
@@ -151,7 +151,7 @@ def ready_line(server: BookieServer) -> str:
 
 def _refuse(config: BookieConfig, error: Exception, status: int | None = None) -> int:
     """Say in one sentence why the bookie does not start: the thing, the cause, the consequence, the way out."""
-    name = config.bookie_id or f"{config.host}:{config.port}"
+    name = identity(config)
     start = f"cannot start bookie {name}: "
     unchanged = "Nothing was changed."
     if isinstance(error, CookieMismatch):

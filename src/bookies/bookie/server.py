@@ -38,6 +38,7 @@ UNREGISTER_S = 2.0  # of a stop; then the lease has to run out
 ANSWER_S = 5.0  # of a stop; then accepted adds go unanswered
 FETCH_S = 1.0  # of a stop, after the last checkpoint; then peers that have not fetched their answers lose them
 
+_ANY_HOST = ("", "0.0.0.0", "::")
 _LEGAL_ID = re.compile(r"[A-Za-z0-9._:-]+")
 
 
@@ -50,7 +51,7 @@ class BookieServer:
     def __init__(self, runtime: Runtime, config: BookieConfig, driver: MetadataDriver) -> None:
         self.config = config
         self.state = BookieState()
-        self.bookie_id = BookieId(config.bookie_id or f"{config.host}:{config.port}")
+        self.bookie_id = BookieId(identity(config))
         self.address = (config.host, config.port)
         self.store = LedgerStore(runtime, config, self._fail)
         self._runtime = runtime
@@ -186,7 +187,8 @@ class BookieServer:
     # -- registration --------------------------------------------------------------------------------------------
     async def _register(self, mode: BookieMode) -> None:
         session = self._sessions_lost
-        endpoint = Endpoint("bookie", *self.address, "bookie-rpc")
+        host, port = self.config.advertised_host or self.address[0], self.config.advertised_port or self.address[1]
+        endpoint = Endpoint("bookie", host, port, "bookie-rpc")
         await self._driver.register(self.bookie_id, mode, BookieInfo((endpoint,)))
         if session == self._sessions_lost:  # otherwise it went with the session it was made in
             self.state.registered(mode)
@@ -255,12 +257,22 @@ class BookieServer:
         return f"<BookieServer {self.bookie_id} at {self.address[0]}:{self.address[1]}, {self.state!r}>"
 
 
+def identity(config: BookieConfig) -> str:
+    """The bookie's name: the fixed one, or else the address that it publishes."""
+    host, port = config.advertised_host or config.host, config.advertised_port or config.port
+    return config.bookie_id or f"{host}:{port}"
+
+
 def check_identity(config: BookieConfig) -> None:
     """Whether the bookie has a name it can keep and an address others can use. Raises `ConfigError`."""
     if config.port == 0 and not config.bookie_id:
         raise ConfigError("port = 0: a bookie on any free port needs a fixed bookie_id (--bookie-id)")
-    if config.host in ("", "0.0.0.0", "::"):
-        raise ConfigError(f"host = {config.host!r}: it is also what clients connect to, so name one address")
-    identity = config.bookie_id or f"{config.host}:{config.port}"
-    if not _LEGAL_ID.fullmatch(identity) or identity.lower() == "readonly":
-        raise ConfigError(f"bookie_id = {identity!r}: letters, digits and . _ : - only, and not `readonly`")
+    if config.host in _ANY_HOST and not config.advertised_host:
+        raise ConfigError(
+            f"host = {config.host!r}: it is also what clients connect to, so name one address, or advertised_host"
+        )
+    if config.advertised_host in ("0.0.0.0", "::"):
+        raise ConfigError(f"advertised_host = {config.advertised_host!r}: nobody can connect to that; name one address")
+    name = identity(config)
+    if not _LEGAL_ID.fullmatch(name) or name.lower() == "readonly":
+        raise ConfigError(f"bookie_id = {name!r}: letters, digits and . _ : - only, and not `readonly`")

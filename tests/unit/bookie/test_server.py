@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bookies.bookie.server import BookieServer, check_identity
+from bookies.bookie.server import BookieServer, check_identity, identity
 from bookies.config import BookieConfig
 from bookies.errors import (
     ConfigError,
@@ -60,6 +60,42 @@ def test_a_bookie_publishes_where_it_really_listens(world: World) -> None:
         assert repr(server) == f"<BookieServer b1 at bookie:{server.address[1]}, {server.state!r}>"
 
     world.run(body)
+
+
+def test_a_bookie_behind_a_proxy_publishes_the_proxy(world: World) -> None:
+    async def body(world: World) -> None:
+        server = await world.start(port=0, advertised_host="proxy.example", advertised_port=3181)
+        driver = MemoryDriver(world.metadata)
+        await driver.open()
+        info = await driver.bookie_info(B1)
+        assert info is not None
+        assert info.rpc_address() == ("proxy.example", 3181)
+        assert server.address[0] == "bookie"
+        await driver.close()
+
+    world.run(body)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"host": "10.0.0.7", "port": 3181}, "10.0.0.7:3181"),
+        ({"host": "0.0.0.0", "advertised_host": "b1.example"}, "b1.example:3181"),
+        ({"host": "0.0.0.0", "advertised_host": "b1.example", "advertised_port": 4000}, "b1.example:4000"),
+        ({"host": "0.0.0.0", "advertised_host": "b1.example", "bookie_id": "b1"}, "b1"),
+        ({"host": "0.0.0.0"}, None),
+        ({"host": "0.0.0.0", "bookie_id": "b1"}, None),
+        ({"host": "10.0.0.7", "advertised_host": "0.0.0.0", "bookie_id": "b1"}, None),
+    ],
+)
+def test_the_name_of_a_bookie_is_where_others_reach_it(settings: dict[str, Any], name: str | None) -> None:
+    config = BookieConfig(**settings)
+    if name is None:
+        with pytest.raises(ConfigError, match="host"):
+            check_identity(config)
+    else:
+        check_identity(config)
+        assert identity(config) == name
 
 
 def test_connections_are_closed_at_once_until_the_bookie_is_ready(world: World) -> None:
