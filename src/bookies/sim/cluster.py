@@ -97,9 +97,10 @@ class SimCluster:
         self.problems: list[str] = []
         self.witness: Witness | None = None
         for number in range(1, self.bookie_count + 1):
-            self._add_bookie(f"b{number}")
+            self.add_bookie(f"b{number}")
 
-    def _add_bookie(self, name: str) -> None:
+    def add_bookie(self, name: str) -> None:
+        """One more bookie, which still has to be started."""
         random = Random(f"{self.seed}/{name}")
         settings: dict[str, object] = {
             "bookie_id": name,
