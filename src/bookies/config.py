@@ -69,6 +69,10 @@ class ClientConfig:
     frame_size_max: int = setting(FRAME_SIZE_MAX, "largest frame, bytes", low=KIB, high=1 << 30)
     wire: str = setting("v2", "protocol for adds and reads: v2 or v3; the rest is always v3")
     read_ahead_size: int = setting(4 * MIB, "bytes requested ahead of a sequential reader", low=64 * KIB)
+    hedge_delay_min_ms: int = setting(
+        5, "a read is never called late, and asked of another bookie too, before so long", low=0
+    )
+    hedge_delay_max_ms: int = setting(250, "a read is called late after so long at most", low=1)
     explicit_lac_interval_ms: int = setting(
         200, "an idle writer tells readers its last entry after so long; 0: never", low=0
     )

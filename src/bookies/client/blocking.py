@@ -361,6 +361,8 @@ def connect(
     frame_size_max: int | None = None,
     wire: str | None = None,
     read_ahead_size: int | None = None,
+    hedge_delay_min_ms: int | None = None,
+    hedge_delay_max_ms: int | None = None,
     explicit_lac_interval_ms: int | None = None,
     ensemble_changes_max: int | None = None,
     timeout: float | None = None,

@@ -85,7 +85,7 @@ class Client:
             raise InvalidArgument(f"wire={self.config.wire!r}: must be 'v2' or 'v3'")
         self._runtime = runtime
         self._driver = driver
-        self._watcher = BookieWatcher(runtime, driver)
+        self._watcher = BookieWatcher(runtime, driver, lambda bookies: self._pool.health.order(bookies))
         self._pool = BookiePool(runtime, self.config, self._watcher.resolve, on_suspect=self._watcher.failed)
         self._budget = MemoryBudget(self.config.memory_limit)
         self._is_open = False

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from bookies.client.connection import AddSink, Connection, Outcome
+from bookies.client.health import READ, READ_BATCH, BookieHealth
 from bookies.config import ClientConfig
 from bookies.errors import (
     BookieUnreachable,
@@ -26,6 +27,7 @@ from bookies.errors import (
     error_of_status,
 )
 from bookies.model import BookieId
+from bookies.protocol.health import Rank
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import Tasks
 from bookies.wire import v2, v3
@@ -50,27 +52,28 @@ from bookies.wire.messages import (
 )
 
 R = TypeVar("R")
-SUSPICION_S = 10.0  # a bookie that could not be reached, or did not answer, is asked last for so long
 BATCH_OVERHEAD = 36  # bytes of a batch-read answer that are not records
 BATCH_HEADROOM = 64
 ANSWER_SLACK = 1024  # bytes by which an answer may be longer than the add of its entry: batch reads, long polls
+OBSERVED_EVERY = 8  # single reads of a bookie are timed one in so many: a scan makes hundreds at once
 BOTH_CAPACITIES = 3  # of `GetBookieInfoRequest.requested`
 
 
 class _Peer:
-    """One bookie: its connections by protocol version, and since when it is suspect."""
+    """One bookie: its connections by protocol version, and how many single reads it was asked for."""
 
-    __slots__ = ("connections", "suspect_until")
+    __slots__ = ("connections", "read_count")
 
     def __init__(self) -> None:
         self.connections: dict[str, Connection] = {}
-        self.suspect_until = 0.0
+        self.read_count = 0
 
 
 class BookiePool:
     """All connections of one client. `resolve`: the address of a bookie; raises `BookKeeperError` or OSError.
 
-    `on_suspect`: called with each bookie that could not be reached or did not answer in time.
+    `on_suspect`: called with each bookie that could not be reached or did not answer in time. `health`: what has been
+    learnt of each bookie; decides whom to prefer.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class BookiePool:
         self._config = config
         self._resolve = resolve
         self._on_suspect = on_suspect
+        self.health = BookieHealth(config, self._probe)
         self._peers: dict[BookieId, _Peer] = {}
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks(self._connecting_died)
@@ -155,13 +159,18 @@ class BookiePool:
         else:
             version, txn_id = v3.VERSION, connection.next_txn_ids()[0]
         request = ReadRequest(version, txn_id or 0, ledger_id, entry_id, key, is_fencing, is_high_priority)
-        return connection.request(
+        answer = connection.request(
             encode_request(request),
             self._config.read_timeout_ms if timeout_ms is None else timeout_ms,
             txn_id=txn_id,
             key=read_key,
             is_fencing=is_fencing,
         )
+        peer = self._peers[bookie]
+        peer.read_count += 1
+        if not peer.read_count % OBSERVED_EVERY:
+            self._observe(bookie, READ, answer)
+        return answer
 
     async def read_entry(
         self,
@@ -215,7 +224,9 @@ class BookiePool:
             v2.VERSION, txn_id, ledger_id, first, count_max, size_max, key, key is not None, is_high_priority
         )
         timeout_ms = self._config.read_timeout_ms if timeout_ms is None else timeout_ms
-        return connection.request(encode_request(request), timeout_ms, txn_id=txn_id)
+        answer = connection.request(encode_request(request), timeout_ms, txn_id=txn_id)
+        self._observe(bookie, READ_BATCH, answer)
+        return answer
 
     async def read_batch(
         self,
@@ -348,14 +359,35 @@ class BookiePool:
 
     def is_suspect(self, bookie: BookieId) -> bool:
         """Whether the bookie failed to connect, or to answer in time, within the last seconds."""
-        peer = self._peers.get(bookie)
-        return peer is not None and peer.suspect_until > self._loop.time()
+        return self.health.rank(bookie) is Rank.OPEN
 
     def suspect(self, bookie: BookieId) -> None:
         """Ask this bookie last for a while."""
-        self._peer(bookie).suspect_until = self._loop.time() + SUSPICION_S
+        self.health.failed(bookie)
         if self._on_suspect is not None:
             self._on_suspect(bookie)
+
+    def _observe(self, bookie: BookieId, kind: str, answer: asyncio.Future[Outcome]) -> None:
+        """Time a request that has just been sent; one that is given up, or fails, says nothing."""
+        begun = self._loop.time()
+
+        def answered(answer: asyncio.Future[Outcome]) -> None:
+            if not answer.cancelled() and not isinstance(answer.result(), BookKeeperError):
+                self.health.observe(bookie, kind, self._loop.time() - begun)
+
+        answer.add_done_callback(answered)
+
+    def _probe(self, bookie: BookieId) -> None:
+        """Ask the cheapest question there is. That it fails is noticed as with any other request."""
+        if self._is_closed:
+            return
+
+        def answered(answer: asyncio.Future[Outcome]) -> None:
+            if not isinstance(answer.result(), BookKeeperError):
+                self.health.succeeded(bookie)
+
+        request = self._start_v3(bookie, lambda txn_id: GetBookieInfoRequest(v3.VERSION, txn_id, BOTH_CAPACITIES), None)
+        request.add_done_callback(answered)
 
     async def close(self) -> None:
         """Drop all connections; everything outstanding fails with `ClientClosed`. Idempotent."""

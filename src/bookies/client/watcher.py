@@ -7,8 +7,7 @@ moved keeps its id. Source: client-protocol 2.2 and 7.8, metadata 6.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from bookies.errors import BookieUnreachable, MetadataError, NotEnoughBookies
@@ -18,7 +17,6 @@ from bookies.protocol.placement import choose_ensemble
 from bookies.runtime.ports import Runtime
 
 DOWN = "down"
-AVOIDANCE_S = 30.0  # after a failure a bookie is the last choice for new ensembles for so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +33,19 @@ class BookieStatus:
 
 
 class BookieWatcher:
-    """The bookies of one cluster, for one client."""
+    """The bookies of one cluster, for one client. `order`: puts the bookies that work now before the others."""
 
-    def __init__(self, runtime: Runtime, driver: MetadataDriver) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        driver: MetadataDriver,
+        order: Callable[[Sequence[BookieId]], Sequence[BookieId]],
+    ) -> None:
         self._runtime = runtime
         self._driver = driver
-        self._loop = asyncio.get_running_loop()
+        self._order = order
         self._watch: Watch | None = None
         self._writable: BookieSet | None = None
-        self._failed_until: dict[BookieId, float] = {}
         self._addresses: dict[BookieId, tuple[str, int]] = {}
 
     async def start(self) -> None:
@@ -57,16 +59,14 @@ class BookieWatcher:
             self._watch = None
 
     def failed(self, bookie: BookieId) -> None:
-        """The bookie could not be reached or did not answer: avoid it for a while, and look its address up again."""
-        self._failed_until[bookie] = self._loop.time() + AVOIDANCE_S
+        """The bookie could not be reached or did not answer: look its address up again."""
         self._addresses.pop(bookie, None)
 
-    def candidates(self) -> list[BookieId]:
-        """The writable bookies known now, in the order in which to take them: shuffled, those that failed last."""
+    def candidates(self) -> Sequence[BookieId]:
+        """The writable bookies known now, in the order in which to take them: shuffled, then by health."""
         bookies = list(self._writable.bookies) if self._writable else []
         self._runtime.random.shuffle(bookies)
-        now = self._loop.time()
-        return sorted(bookies, key=lambda bookie: self._failed_until.get(bookie, 0.0) > now)
+        return self._order(bookies)
 
     async def refresh(self) -> None:
         """Ask the store instead of trusting what was delivered last."""
