@@ -69,6 +69,9 @@ class File(Protocol):
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
         """All buffers one after the other, in as few system calls as possible. Any number of buffers."""
 
+    def write_durably(self, buffers: Sequence[Buffer], offset: int) -> None:
+        """As `pwritev` and `fdatasync`, by the shortest way to the device for a small write into blocks that exist."""
+
     def fdatasync(self) -> None:
         """Data, and the file's length if it is needed to read them."""
 

@@ -200,6 +200,10 @@ class SimFile:
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
         self._write("pwritev", b"".join(buffers), offset)
 
+    def write_durably(self, buffers: Sequence[Buffer], offset: int) -> None:
+        self.pwritev(buffers, offset)
+        self.fdatasync()
+
     def _write(self, operation: str, data: Buffer, offset: int) -> None:
         def partly(share: float) -> None:
             end = offset + int(len(data) * share)

@@ -114,8 +114,11 @@ class JournalWriter:
         end = self._position + size + len(padding)
         if end > self._allocated:
             self._reserve(end)
-        self._file.pwritev(buffers, self._position)
-        self._file.fdatasync()
+        if end <= self._prepared and end - self._position <= SMALL_GROUP:
+            self._file.write_durably(buffers, self._position)
+        else:
+            self._file.pwritev(buffers, self._position)
+            self._file.fdatasync()
         self._position = end
         stale = end - KEPT_IN_CACHE
         if stale - self._dropped >= DROP_STEP:

@@ -88,3 +88,56 @@ def test_repr(file: OsFile) -> None:
     assert repr(file) == f"<OsFile {file.path!r}>"
     file.close()
     assert repr(file) == f"<OsFile {file.path!r} closed>"
+
+
+def test_durable_writes_reach_the_file_aligned_or_not(file: OsFile) -> None:
+    """Directly where offset and size are multiples of a block, through the page cache otherwise; the same bytes."""
+    file.pwrite(bytes(8192), 0)
+    file.write_durably([b"a" * 500, bytearray(b"b" * 12), memoryview(b"c" * 512)], 512)
+    file.write_durably([b"odd"], 3)
+    file.write_durably([b"d" * 513], 2048)
+    expected = bytearray(8192)
+    expected[3:6] = b"odd"
+    expected[512:1536] = b"a" * 500 + b"b" * 12 + b"c" * 512
+    expected[2048:2561] = b"d" * 513
+    assert file.pread(9000, 0) == expected
+
+
+@pytest.mark.parametrize("refused", ["open", "pwrite"])
+def test_durable_writes_do_without_direct_ones(file: OsFile, refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system without them refuses the open, a device with larger blocks the write."""
+    real_open, real_pwrite = os.open, os.pwrite
+    direct: list[int] = []
+
+    def picky_open(path: str, flags: int, mode: int = 0o777) -> int:
+        is_direct = bool(flags & os.O_DSYNC)
+        if is_direct and refused == "open":
+            raise OSError(errno.EINVAL, "Invalid argument")
+        descriptor = real_open(path, flags & ~os.O_DIRECT, mode)
+        if is_direct:
+            direct.append(descriptor)
+        return descriptor
+
+    def picky_pwrite(descriptor: int, data: memoryview, offset: int) -> int:
+        if descriptor in direct:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real_pwrite(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "open", picky_open)
+    monkeypatch.setattr(os, "pwrite", picky_pwrite)
+    for block in range(3):
+        file.write_durably([bytes([65 + block]) * 512], block * 512)
+    assert file.pread(2000, 0) == b"A" * 512 + b"B" * 512 + b"C" * 512
+    assert len(direct) == (1 if refused == "pwrite" else 0)
+
+
+def test_a_device_error_of_a_durable_write_names_the_file(file: OsFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(descriptor: int, data: memoryview, offset: int) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    file.write_durably([bytes(512)], 0)
+    monkeypatch.setattr(os, "pwrite", broken)
+    monkeypatch.setattr(os, "pwritev", lambda *arguments: broken(0, memoryview(b""), 0))
+    with pytest.raises(OSError) as caught:
+        file.write_durably([bytes(512)], 512)
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, file.path)
