@@ -240,14 +240,16 @@ class SimCluster:
         self.loop.create_task(expire(), name="lease", context=self.loop.world.copy())
 
     # -- clients -------------------------------------------------------------------------------------------------
-    def new_client(self, name: str, settings: Mapping[str, object] | None = None) -> SimClient:
+    def new_client(
+        self, name: str, settings: Mapping[str, object] | None = None, random: Random | None = None
+    ) -> SimClient:
         """A new client process, which still has to connect: `open_client`, as its participant.
 
-        `settings`: of its `ClientConfig`; None: those of the cluster.
+        `settings`: of its `ClientConfig`; None: those of the cluster. `random`: what it chooses by.
         """
         assert name not in self.clients
         participant = Participant(self.loop, name)
-        random = Random(f"{self.seed}/{name}")
+        random = random or Random(f"{self.seed}/{name}")
         runtime = Runtime(
             clock=SimClock(self.loop, random.randint(-30_000, 30_000)),
             network=self.network.port(name),
