@@ -171,8 +171,11 @@ class BookieError(BookKeeperError):
 
 
 class BookieUnreachable(BookieError):
+    """No connection. `was_connected`: there was one, and it was lost while the request was under way."""
+
     code = -8
     retriable = True
+    was_connected = False
 
 
 class BookieTimeout(BookieUnreachable):

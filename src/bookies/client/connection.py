@@ -321,6 +321,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         reason = f": {exc}" if exc else " by the bookie"
         error = BookieUnreachable(f"connection closed{reason}", bookie=self.bookie)
+        error.was_connected = True
         error.__cause__ = exc
         self._transport = None
         self.close(error)

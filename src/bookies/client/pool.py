@@ -28,6 +28,7 @@ from bookies.errors import (
 )
 from bookies.model import BookieId
 from bookies.protocol.health import Rank
+from bookies.protocol.read import BatchSupport
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import Tasks
 from bookies.wire import v2, v3
@@ -73,7 +74,7 @@ class BookiePool:
     """All connections of one client. `resolve`: the address of a bookie; raises `BookKeeperError` or OSError.
 
     `on_suspect`: called with each bookie that could not be reached or did not answer in time. `health`: what has been
-    learnt of each bookie; decides whom to prefer.
+    learnt of each bookie; decides whom to prefer. `batch_support`: which of them know batch reads.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class BookiePool:
         self._resolve = resolve
         self._on_suspect = on_suspect
         self.health = BookieHealth(config, self._probe)
+        self.batch_support = BatchSupport()
         self._peers: dict[BookieId, _Peer] = {}
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks(self._connecting_died)

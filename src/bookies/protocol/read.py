@@ -20,6 +20,9 @@ from bookies.protocol.quorum import covered
 
 NEGATIVE = (EntryNotFound, LedgerUnknownToBookie)  # definite: this replica never acknowledged the entry
 
+DROPS_OF_A_BATCH_READER = 3  # lost connections in a row that turn even a bookie that did answer batch reads into one
+# that does not know them (any more)
+
 
 class ErrorChoice:
     """The error finally reported when no replica could answer.
@@ -96,6 +99,43 @@ def read_ranges(
             end = min(stop, at + max(1, count()) - 1)
             yield at, end, ensemble
             at = end + 1
+
+
+class BatchSupport:
+    """Which bookies know batch reads. Those before 4.17 close the connection when they meet one.
+
+    A closed connection may have other reasons, so it counts only when the bookie then answers a single read; and a
+    bookie that ever answered a batch read has to do so several times in a row. One that is taken for an old one stays
+    it for the life of the client: every further try would cost the connection, with all that is under way on it.
+    Source: client-protocol 3.8 (D-17, X-63).
+    """
+
+    def __init__(self) -> None:
+        self._drops: dict[BookieId, int] = {}  # in a row, each followed by the answer to a single read
+        self._suspects: dict[BookieId, None] = {}  # dropped the connection, and did not answer anything since
+        self._known: dict[BookieId, None] = {}  # answered a batch read at least once
+
+    def knows(self, bookie: BookieId) -> bool:
+        """Whether it may be asked."""
+        if bookie in self._suspects:
+            return False  # A single read will tell.
+        return self._drops.get(bookie, 0) < (DROPS_OF_A_BATCH_READER if bookie in self._known else 1)
+
+    def answered_batch(self, bookie: BookieId) -> None:
+        """Whatever it said: it understood the question."""
+        self._known[bookie] = None
+        self._suspects.pop(bookie, None)
+        self._drops.pop(bookie, None)
+
+    def dropped(self, bookie: BookieId) -> None:
+        """The connection was lost while a batch read was under way."""
+        self._suspects[bookie] = None
+
+    def answered_single(self, bookie: BookieId) -> None:
+        """It answered a single read, whatever it said."""
+        if bookie in self._suspects:
+            del self._suspects[bookie]
+            self._drops[bookie] = self._drops.get(bookie, 0) + 1
 
 
 class LacRead:
@@ -197,7 +237,9 @@ def _is_connection_failure(error: BookKeeperError) -> bool:
 
 
 __all__ = [
+    "DROPS_OF_A_BATCH_READER",
     "NEGATIVE",
+    "BatchSupport",
     "ErrorChoice",
     "LacRead",
     "LongPollRound",
