@@ -23,6 +23,7 @@ COMMANDS = {
     "bookie": ("bookies.admin.commands.bookie", "run, list, show"),
     "inspect": ("bookies.admin.commands.inspect", "look into a bookie's files, offline, also Apache's"),
     "bench": ("bookies.admin.commands.bench", "measure appends and reads"),
+    "chaos": ("bookies.admin.commands.chaos", "run a real cluster and break it: kills, stops, cut connections"),
     "sim": ("bookies.admin.commands.sim", "run the cluster on virtual time with faults"),
 }
 

@@ -1,0 +1,377 @@
+"""The conductor of `bk chaos`: starts the processes, breaks things for a while, heals everything, checks.
+
+Everything is real: bookie processes with their disks, client processes, sockets through a proxy, signals. So unlike in
+the simulator a seed gives the same plan of faults and not the same run. What is checked: `chaos_checker`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import pathlib
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from bookies.admin.chaos_checker import SLACK_S, Checker, LastCheck
+from bookies.admin.chaos_client import BOUND_S, CONFIG, LABEL
+from bookies.admin.chaos_history import payload_of
+from bookies.admin.chaos_processes import ClientProcess, ProxyProcess
+from bookies.admin.common import run_async
+from bookies.admin.local_cluster import LocalCluster
+from bookies.errors import BookKeeperError
+
+LEASE_MS = 2_000
+# Small enough that journals and entry logs roll and checkpoints happen between and during the crashes.
+BOOKIE_SETTINGS = {
+    "journal_preallocate_size": 1 << 20,
+    "journal_size_max": 4 << 20,
+    "write_cache_size": 1 << 20,
+    "entry_log_size_max": 4 << 20,
+    "index_cache_size": 1 << 20,
+    "checkpoint_interval_ms": 500,
+    "checkpoint_journal_size": 2 << 20,
+}
+ROLES = (("writer", 3), ("recoverer", 2), ("reader", 2), ("tailer", 2))
+# fault -> how often it is chosen, compared with the others
+WEIGHTS = {
+    "kill bookie": 5,
+    "stop bookie": 4,
+    "kill all bookies": 0.4,
+    "kill client": 4,
+    "stop client": 4,
+    "cut": 5,
+    "cut in a frame": 4,
+    "half-open": 3,
+    "stall": 4,
+    "slow": 2,
+    "refuse": 2,
+}
+GAP_S = 0.5  # mean time between two faults
+SHORT_S, LONG_S = (0.05, 1.0), (2.5, 7.0)  # below and above the clients' time-outs and the bookies' leases
+TICK_S = 0.05
+PAUSE_S = 1.0  # before what has ended by itself is started again
+CALM_S = 2.0  # between the healing and the end of the clients
+
+
+@dataclass
+class Report:
+    """What came of a run. Empty `violations`: every promise held. `counts`: of faults and of what followed."""
+
+    seconds: float
+    violations: list[str]
+    operations: dict[str, dict[str, Any]]
+    counts: dict[str, int]
+
+
+@dataclass
+class Chaos:
+    """One run in `directory`, which exists and is empty. `progress` is told a line every `progress_s`."""
+
+    directory: pathlib.Path
+    seed: int
+    bookies: int
+    seconds: float
+    progress: Callable[[str], None]
+    progress_s: float = 5.0
+    checker: Checker = field(default_factory=Checker)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+        self._cluster = LocalCluster(
+            self.directory / "bk-data", self.bookies, lease_ms=LEASE_MS, settings=BOOKIE_SETTINGS
+        )
+        self._clients: list[ClientProcess] = []
+        self._proxy: ProxyProcess | None = None
+        self._due: list[tuple[float, int, Callable[[], None]]] = []  # what ends a fault, by its time
+        self._numbers = itertools.count()
+        self._impaired: dict[str, None] = {}  # bookies that are dead or stopped
+        self._broken_links: dict[str, None] = {}
+        self._begin = self._shown = time.monotonic()
+
+    def run(self) -> Report:
+        """Run to the end. Whatever happens, no process is left."""
+        last_check = LastCheck(self.checker, (LABEL, "1"))
+        try:
+            self._start()
+            self._break_things(self._begin + self.seconds)
+            self._heal()
+            self._conduct(time.monotonic() + CALM_S)
+            self._end_clients()
+            self._show(f"checking {len(self.checker.stories):,} ledgers")
+            run_async(lambda: self._check(last_check))
+            assert self._proxy is not None
+            self.counts.update({f"connections {what}": count for what, count in self._proxy.finish().items()})
+        finally:
+            self._stop()
+        self.counts["recoveries"] = self.checker.outcomes.get("recover", Counter())["ok"]
+        self.counts["ledgers"], self.counts["entries"] = last_check.ledgers, last_check.entries
+        self.counts["ensemble changes"] = last_check.ensemble_changes
+        counts = dict(sorted((self.counts + self.checker.counts).items()))
+        return Report(time.monotonic() - self._begin, self.checker.violations, self._operations(), counts)
+
+    def _operations(self) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        for kind, outcomes in self.checker.outcomes.items():
+            latencies = self.checker.latencies.get(kind)
+            found[kind] = {"outcomes": dict(outcomes.most_common())} | (latencies.summary() if latencies else {})
+        return found
+
+    # -- beginning and end ---------------------------------------------------------------------------------------
+    def _start(self) -> None:
+        (self.directory / "clients").mkdir()
+        self._proxy = ProxyProcess([each.id for each in self._cluster.bookies], self.directory / "proxy.log")
+        for bookie in self._cluster.bookies:
+            bookie.settings["advertised_port"] = self._proxy.ports[bookie.id]
+        self._cluster.start()
+        for bookie in self._cluster.bookies:
+            self._proxy.tell("backend", bookie=bookie.id, port=bookie.port)
+        for role, count in ROLES:
+            for number in range(1, count + 1):
+                self._start_client(role, number, 1)
+        self._begin = self._shown = time.monotonic()
+
+    def _start_client(self, role: str, number: int, life: int) -> None:
+        where, uri = self.directory / "clients", self._cluster.metadata_uri
+        self._clients.append(ClientProcess(role, number, life, where, uri, str(self.seed), self.bookies))
+
+    def _heal(self) -> None:
+        """End all faults now; every bookie serves again."""
+        self._show("healing")
+        while self._due:
+            heapq.heappop(self._due)[2]()
+        assert self._proxy is not None
+        for bookie in self._cluster.bookies:
+            self._proxy.tell("heal", bookie=bookie.id)
+
+    def _end_clients(self) -> None:
+        """Every operation under way ends, and so does its process."""
+        for client in self._clients:
+            client.end_input()
+        deadline = time.monotonic() + BOUND_S + SLACK_S
+        for client in list(self._clients):
+            if not client.wait(deadline - time.monotonic()):
+                client.print_tasks()
+                client.wait(1.0)
+                self.checker.violated("in time", f"{client.name} does not end; its tasks are in {client.log}")
+            elif client.process.returncode:
+                self._note_bad_end(client)
+            client.kill()
+            self.checker.take(client.name, client.read_new())
+            self.checker.overdue()
+            client.close()
+            self._clients.remove(client)
+
+    async def _check(self, last_check: LastCheck) -> None:
+        from bookies.client.connect import connect
+
+        async with connect(self._cluster.metadata_uri, config=CONFIG, timeout=BOUND_S) as client:
+            try:
+                async with client.create(ensemble=min(3, self.bookies), timeout=BOUND_S) as ledger:
+                    await ledger.append_many(
+                        [payload_of(ledger.ledger_id, each) for each in range(100)], timeout=BOUND_S
+                    )
+            except (BookKeeperError, TimeoutError) as error:
+                self.checker.violated("in time", f"nothing is broken any more, but an append fails: {error!r}")
+            await last_check.run(client)
+
+    def _stop(self) -> None:
+        for client in self._clients:
+            client.kill()
+            client.close()
+        self._clients.clear()
+        self._cluster.stop()
+        if self._proxy is not None:
+            self._proxy.kill()
+
+    # -- the time between ----------------------------------------------------------------------------------------
+    def _break_things(self, deadline: float) -> None:
+        """A fault now and then until the deadline."""
+        faults = list(WEIGHTS)
+        weights = list(WEIGHTS.values())
+        while (now := time.monotonic()) < deadline:
+            self._conduct(min(deadline, now + self._random.expovariate(1 / GAP_S)))
+            (fault,) = self._random.choices(faults, weights)
+            self._do(fault)
+
+    def _conduct(self, until: float) -> None:
+        """End faults whose time is over, read histories, look after processes, until the time has come."""
+        while True:
+            now = time.monotonic()
+            while self._due and self._due[0][0] <= now:
+                heapq.heappop(self._due)[2]()
+            self._look_after_clients()
+            self._look_after_bookies()
+            if now - self._shown >= self.progress_s:
+                self._show("")
+            if now >= until:
+                return
+            time.sleep(max(0.0, min(TICK_S, until - now)))
+
+    def _later(self, delay_s: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (time.monotonic() + delay_s, next(self._numbers), act))
+
+    def _look_after_clients(self) -> None:
+        for client in list(self._clients):
+            has_ended = client.has_ended()
+            self.checker.take(client.name, client.read_new())
+            if has_ended:
+                self._note_bad_end(client)
+                self._remove(client)
+                self._later(PAUSE_S, lambda old=client: self._start_client(old.role, old.number, old.life + 1))  # type: ignore[misc]
+        for name in self.checker.overdue():
+            for client in self._clients:
+                if client.name == name and not client.has_ended():
+                    client.print_tasks()
+
+    def _note_bad_end(self, client: ClientProcess) -> None:
+        text = f"{client.name} ended with status {client.process.returncode}: {client.last_words()}"
+        self.checker.violated("clients live", text)
+
+    def _remove(self, client: ClientProcess) -> None:
+        client.kill()
+        self.checker.take(client.name, client.read_new())
+        self.checker.killed(client.name)
+        client.close()
+        self._clients.remove(client)
+
+    def _look_after_bookies(self) -> None:
+        for bookie in self._cluster.bookies:
+            if bookie.id not in self._impaired and bookie.process is not None and bookie.process.poll() is not None:
+                lines = bookie.log.read_text(errors="replace").splitlines()
+                text = f"{bookie.id} ended by itself, status {bookie.process.returncode}: {lines[-1:]}"
+                self.checker.violated("bookies live", text)
+                self._restart(bookie.id)
+
+    def _show(self, doing: str) -> None:
+        self._shown = time.monotonic()
+        counts = self.checker.counts
+        faults = sum(self.counts[fault] for fault in WEIGHTS)
+        self.progress(
+            f"{self._shown - self._begin:5.0f} s  {counts['entries acknowledged']:>9,} entries acknowledged  "
+            f"{len(self.checker.stories):>5,} ledgers  {faults:>4} faults  {len(self._impaired)} of {self.bookies} "
+            f"bookies down or stopped  {len(self.checker.violations)} violations  {doing}".rstrip()
+        )
+
+    # -- faults --------------------------------------------------------------------------------------------------
+    def _duration_s(self) -> float:
+        return self._random.uniform(*self._random.choice((SHORT_S, LONG_S)))
+
+    def _do(self, fault: str) -> None:
+        if fault == "kill all bookies":
+            self._kill_all_bookies()
+        elif fault.endswith("client"):
+            self._hit_client(fault)
+        elif fault.endswith("bookie"):
+            self._hit_bookie(fault)
+        else:
+            self._hit_link(fault)
+
+    def _hit_client(self, fault: str) -> None:
+        able = [client for client in self._clients if not client.is_stopped and not client.has_ended()]
+        if not able:
+            return
+        # Half of the time a writer, because those leave most behind.
+        writers = [client for client in able if client.role == "writer"]
+        client = self._random.choice(writers if writers and self._random.random() < 0.5 else able)
+        self.counts[fault] += 1
+        if fault == "kill client":
+            self._remove(client)
+            self._start_client(client.role, client.number, client.life + 1)
+            return
+        assert self._proxy is not None
+        self._proxy.tell("stopped", pid=client.pid)
+        self.checker.stopped(client.name)
+        client.is_stopped = True
+        client.process.send_signal(signal.SIGSTOP)
+        self._later(self._duration_s(), lambda: self._continue_client(client))
+
+    def _continue_client(self, client: ClientProcess) -> None:
+        assert self._proxy is not None
+        client.process.send_signal(signal.SIGCONT)
+        client.is_stopped = False
+        self.checker.continued(client.name)
+        self._proxy.tell("continued", pid=client.pid)
+
+    def _hit_bookie(self, fault: str) -> None:
+        able = [bookie for bookie in self._cluster.bookies if bookie.id not in self._impaired]
+        if len(self._impaired) >= max(1, (self.bookies - 1) // 2) or not able:
+            return
+        bookie = self._random.choice(able)
+        self.counts[fault] += 1
+        self._impaired[bookie.id] = None
+        if fault == "kill bookie":
+            self._cluster.kill(bookie.id)
+            self._later(self._duration_s(), lambda: self._restart(bookie.id))
+            return
+        assert self._proxy is not None
+        self._proxy.tell("stopped", pid=bookie.pid)
+        bookie.send(signal.SIGSTOP)
+        self._later(self._duration_s(), lambda: self._continue_bookie(bookie.id))
+
+    def _continue_bookie(self, name: str) -> None:
+        bookie = next(each for each in self._cluster.bookies if each.id == name)
+        if not bookie.is_running() or name not in self._impaired:
+            return  # It was killed meanwhile, and is restarted by whoever killed it.
+        assert self._proxy is not None
+        bookie.send(signal.SIGCONT)
+        self._proxy.tell("continued", pid=bookie.pid)
+        del self._impaired[name]
+
+    def _kill_all_bookies(self) -> None:
+        self.counts["kill all bookies"] += 1
+        for bookie in self._cluster.bookies:
+            self._impaired[bookie.id] = None
+            bookie.send(signal.SIGKILL)
+        for bookie in self._cluster.bookies:
+            self._cluster.kill(bookie.id)
+            self._later(self._duration_s(), lambda name=bookie.id: self._restart(name))  # type: ignore[misc]
+
+    def _restart(self, name: str) -> None:
+        bookie = next(each for each in self._cluster.bookies if each.id == name)
+        if bookie.process is not None and bookie.is_running():
+            return
+        try:
+            self._cluster.restart(name)
+        except BookKeeperError as error:
+            self.checker.violated("bookies live", f"{name} does not start again: {error}")
+            self._later(PAUSE_S, lambda: self._restart(name))
+            return
+        assert self._proxy is not None
+        self._proxy.tell("backend", bookie=name, port=bookie.port)
+        self._impaired.pop(name, None)
+
+    def _hit_link(self, fault: str) -> None:
+        assert self._proxy is not None
+        names = [bookie.id for bookie in self._cluster.bookies if bookie.id not in self._broken_links]
+        if not names:
+            return
+        name = self._random.choice(names)
+        self.counts[fault] += 1
+        match fault:
+            case "cut" | "cut in a frame":
+                self._proxy.tell("cut", bookie=name, torn=fault != "cut")
+                return
+            case "half-open":
+                self._proxy.tell("half-open", bookie=name, side=self._random.choice(("client", "bookie")))
+            case "stall":
+                ways = self._random.choice((["requests"], ["answers"], ["requests", "answers"]))
+                self._proxy.tell("stall", bookie=name, ways=ways)
+            case "slow":
+                self._proxy.tell("slow", bookie=name, delay_s=self._random.choice((0.01, 0.1, 0.5)))
+            case _:
+                self._proxy.tell("refuse", bookie=name)
+        self._broken_links[name] = None
+        self._later(self._duration_s(), lambda: self._mend_link(name))
+
+    def _mend_link(self, name: str) -> None:
+        assert self._proxy is not None
+        self._proxy.tell("heal", bookie=name)
+        with contextlib.suppress(KeyError):
+            del self._broken_links[name]
