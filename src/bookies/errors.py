@@ -9,7 +9,7 @@ Source: wire-protocol 2.5 and 6.1, style 5.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 class Status(enum.Enum):
@@ -99,6 +99,34 @@ class RecoveryFailed(LedgerError):
 
     code = -10
     retriable = True
+
+
+class FragmentNotFinished(LedgerError):
+    """The fragment can still receive entries, so it must not be copied; seal or recover the ledger first."""
+
+    code = -103
+
+
+class ReplicationFailed(LedgerError):
+    """Entries could not be copied to other bookies; what the record says is still true. Repeat it.
+
+    `causes`: one error for each fragment that failed; what else was asked for is done.
+    """
+
+    code = -10
+    retriable = True
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        causes: Sequence[BaseException] = (),
+        ledger_id: int | None = None,
+        entry_id: int | None = None,
+        bookie: str | None = None,
+    ) -> None:
+        super().__init__(message, ledger_id=ledger_id, entry_id=entry_id, bookie=bookie)
+        self.causes = tuple(causes)
 
 
 class EntryError(BookKeeperError):

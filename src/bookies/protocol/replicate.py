@@ -1,0 +1,223 @@
+"""Re-replication's decisions: what to copy from whom to whom, and when the record may name the new bookies.
+
+    choose targets  ->  copy every entry that the positions store  ->  swap the bookies in the record
+
+In this order and no other (I-18): a record that names a bookie sends readers there, so the copies must be complete
+and durable first. Until the swap nothing has changed; a copy that breaks off leaves garbage that a bookie forgets by
+itself, and can be repeated at any time (X-72).
+
+Only finished fragments are copied. One that may still grow would hide what is written meanwhile, and the swap would
+race with the writer's own (X-70).
+
+Entries are copied as they are, byte by byte: their digest needs no password, and every replica stays identical to
+what the writer sent. Adds carry the recovery flag, since the ledger is usually fenced at the target or will be
+(X-71). A position gets only the ids it stores (D-22). Source: client-protocol 7.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bookies.errors import FragmentNotFinished, InvalidArgument, NotEnoughBookies, VersionConflict
+from bookies.model import BookieId, Ensemble, LedgerMetadata
+from bookies.protocol.fragments import Fragment
+from bookies.protocol.placement import choose_replacement
+from bookies.protocol.quorum import next_stored, stores, write_set
+
+ENTRIES_MAX = 1000  # copied at a time
+STRIPED_ENTRIES_MAX = 64  # of a striped fragment, whose entries are read one by one, all at once
+SIZE_MAX = 1 << 20  # bytes copied at a time, as far as the size of entries can be told
+ENTRY_SIZE_GUESS = 1024.0
+OLD_WEIGHT = 0.8  # of the average entry size, when new sizes come in
+
+
+class Replacement(NamedTuple):
+    """`new` takes the place of `old` at a position; the same one: its copies are renewed."""
+
+    position: int
+    old: BookieId
+    new: BookieId
+
+
+def check_finished(fragment: Fragment) -> None:
+    """Raises `FragmentNotFinished`."""
+    if not fragment.is_finished:
+        raise FragmentNotFinished(
+            f"entries {fragment.first} to {fragment.last} are in a fragment that can still receive entries: "
+            "seal or recover the ledger first",
+            ledger_id=fragment.ledger_id,
+        )
+
+
+def choose_targets(
+    fragment: Fragment, positions: Sequence[int], candidates: Sequence[BookieId], exclude: Collection[BookieId] = ()
+) -> tuple[Replacement, ...]:
+    """One new bookie for each position, none of them a member already. Raises `NotEnoughBookies`."""
+    chosen: list[Replacement] = []
+    for position in positions:
+        taken = [*fragment.ensemble, *(each.new for each in chosen)]
+        target = choose_replacement(taken, candidates, exclude)
+        if target is None:
+            raise NotEnoughBookies(
+                f"none of the {len(candidates)} writable bookies can take the place of {fragment.ensemble[position]} "
+                f"in [{', '.join(fragment.ensemble)}]; start another bookie",
+                ledger_id=fragment.ledger_id,
+                entry_id=fragment.first,
+            )
+        chosen.append(Replacement(position, fragment.ensemble[position], target))
+    return tuple(chosen)
+
+
+def renewals(fragment: Fragment, positions: Sequence[int]) -> tuple[Replacement, ...]:
+    """Bookies that stay where they are, and get again what they have lost."""
+    members = fragment.ensemble
+    return tuple(Replacement(position, members[position], members[position]) for position in positions)
+
+
+class FragmentCopy:
+    """What to copy next. Read `next_ids`, write their `shares`, report with `copied`, until it is done.
+
+    Raises `FragmentNotFinished`, and `InvalidArgument` for replacements that do not fit the fragment.
+    """
+
+    def __init__(self, fragment: Fragment, replacements: Sequence[Replacement]) -> None:
+        check_finished(fragment)
+        _check_replacements(fragment, replacements)
+        self.fragment = fragment
+        self.replacements = tuple(replacements)
+        self._positions = [each.position for each in replacements]
+        self._next = self._first_from(fragment.first)
+        self._entry_size = ENTRY_SIZE_GUESS
+
+    @property
+    def is_done(self) -> bool:
+        return self._next > self.fragment.last
+
+    def next_ids(self) -> Sequence[int]:
+        """The ids to copy now, ascending; consecutive (a `range`) unless the fragment is striped."""
+        fragment = self.fragment
+        count = max(1, int(SIZE_MAX / self._entry_size))
+        if not fragment.is_striped:
+            return range(self._next, min(fragment.last, self._next + min(count, ENTRIES_MAX) - 1) + 1)
+        ids: list[int] = []
+        entry_id = self._next
+        while entry_id <= fragment.last and len(ids) < min(count, STRIPED_ENTRIES_MAX):
+            ids.append(entry_id)
+            entry_id = self._first_from(entry_id + 1)
+        return ids
+
+    def sources(self, entry_id: int) -> list[BookieId]:
+        """Whom to ask for an entry, those that stay before those that are replaced. Never who is to receive it."""
+        fragment, size = self.fragment, len(self.fragment.ensemble)
+        holders = [fragment.ensemble[position] for position in write_set(entry_id, size, fragment.write_quorum)]
+        renewed = [each.old for each in self.replacements if each.old == each.new]
+        replaced = [each.old for each in self.replacements]
+        return sorted((each for each in holders if each not in renewed), key=lambda bookie: bookie in replaced)
+
+    def shares(self, ids: Sequence[int]) -> list[tuple[BookieId, Sequence[int]]]:
+        """Which of these ids to write to whom; nobody with nothing."""
+        fragment, size = self.fragment, len(self.fragment.ensemble)
+        shares: list[tuple[BookieId, Sequence[int]]] = []
+        for position, _, target in self.replacements:
+            share = ids
+            if fragment.is_striped:
+                share = [entry_id for entry_id in ids if stores(position, entry_id, size, fragment.write_quorum)]
+            if share:
+                shares.append((target, share))
+        return shares
+
+    def copied(self, last: int, count: int, size: int) -> None:
+        """`count` entries up to `last`, in all `size` bytes, are durable on every target that is to store them."""
+        assert last >= self._next
+        self._next = self._first_from(last + 1)
+        self._entry_size = OLD_WEIGHT * self._entry_size + (1 - OLD_WEIGHT) * size / count
+
+    def swap(self) -> Swap:
+        """What to do with the record, now that everything is copied."""
+        assert self.is_done
+        return Swap(self.fragment, self.replacements)
+
+    def _first_from(self, entry_id: int) -> int:
+        size = len(self.fragment.ensemble)
+        return min(next_stored(position, entry_id, size, self.fragment.write_quorum) for position in self._positions)
+
+
+def _check_replacements(fragment: Fragment, replacements: Sequence[Replacement]) -> None:
+    after = list(fragment.ensemble)
+    for position, old, new in replacements:
+        if not 0 <= position < len(after) or fragment.ensemble[position] != old:
+            raise InvalidArgument(f"bookie {old} is not at position {position} of [{', '.join(fragment.ensemble)}]")
+        after[position] = new
+    positions = {each.position for each in replacements}
+    is_twice = any(after.count(each.new) > 1 for each in replacements)
+    if not replacements or len(positions) < len(replacements) or is_twice:
+        raise InvalidArgument(f"no way to replace {len(replacements)} bookies of [{', '.join(fragment.ensemble)}]")
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """The change of the record, as a pair for the metadata update loop. Touches this fragment's positions only."""
+
+    fragment: Fragment
+    replacements: tuple[Replacement, ...]
+
+    def needed(self, record: LedgerMetadata) -> bool:
+        """Whether an old bookie is still there. Raises `VersionConflict` when it is not the same fragment any more."""
+        ensemble = self._ensemble_in(record)
+        return any(ensemble[position] == old != new for position, old, new in self.replacements)
+
+    def apply(self, record: LedgerMetadata) -> LedgerMetadata:
+        """The record with the new bookies. Somebody else's replacements are kept.
+
+        Raises `VersionConflict` when a new bookie has become a member elsewhere in the ensemble meanwhile.
+        """
+        changed = list(self._ensemble_in(record))
+        for position, old, new in self.replacements:
+            if changed[position] == old != new:
+                if new in changed:
+                    raise self._conflict(f"bookie {new} holds another position of it now")
+                changed[position] = new
+        first = self.fragment.first
+        return record.replace(
+            ensembles=tuple(
+                (each, tuple(changed) if each == first else ensemble) for each, ensemble in record.ensembles
+            )
+        )
+
+    def _ensemble_in(self, record: LedgerMetadata) -> Ensemble:
+        index = record.fragment_index(self.fragment.first)
+        first, ensemble = record.ensembles[index]
+        is_last = index == len(record.ensembles) - 1
+        last = record.last_entry_id if is_last else record.ensembles[index + 1][0] - 1
+        if is_last and not record.is_closed:
+            raise FragmentNotFinished("the fragment can still receive entries", ledger_id=record.ledger_id)
+        if (first, last) != (self.fragment.first, self.fragment.last):
+            raise self._conflict(f"it reaches from {first} to {last} now")
+        return ensemble
+
+    def _conflict(self, reason: str) -> VersionConflict:
+        first, last = self.fragment.first, self.fragment.last
+        return VersionConflict(
+            f"the fragment of entries {first} to {last} was changed while it was copied: {reason}; nothing was "
+            "changed, replicate it again",
+            ledger_id=self.fragment.ledger_id,
+        )
+
+
+class Pace:
+    """Keep to a rate. `bytes_per_s`: None: as fast as it goes."""
+
+    def __init__(self, bytes_per_s: float | None) -> None:
+        if bytes_per_s is not None and bytes_per_s <= 0:
+            raise InvalidArgument(f"bytes_per_s={bytes_per_s}: must be above 0; None: as fast as it goes")
+        self._bytes_per_s = bytes_per_s
+        self._free_at = 0.0
+
+    def spent(self, size: int, now: float) -> float:
+        """`size` bytes were moved: seconds to wait before the next."""
+        if self._bytes_per_s is None:
+            return 0.0
+        self._free_at = max(self._free_at, now) + size / self._bytes_per_s
+        return self._free_at - now
