@@ -15,6 +15,7 @@ from bookies.model import FRAME_SIZE_MAX
 
 T = TypeVar("T")
 KIB, MIB = 1 << 10, 1 << 20
+SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
 def setting(default: Any, help: str, *, low: float | None = None, high: float | None = None) -> Any:
@@ -73,6 +74,13 @@ class ClientConfig:
         5, "a read is never called late, and asked of another bookie too, before so long", low=0
     )
     hedge_delay_max_ms: int = setting(250, "a read is called late after so long at most", low=1)
+    hedged_reads: bool = setting(True, "ask another bookie as well when one is late with a read; false: never")
+    sticky_reads: bool = setting(
+        False, "a reader stays with one bookie, whose caches it fills, where each has every entry; false: all in turn"
+    )
+    digest_autodetection: bool = setting(
+        True, "the digest named in a ledger's metadata counts; false: another one asked for is an error"
+    )
     explicit_lac_interval_ms: int = setting(
         200, "an idle writer tells readers its last entry after so long; 0: never", low=0
     )
@@ -104,8 +112,10 @@ def from_environment(kind: type[T], environment: Mapping[str, str] | None = None
         try:
             if isinstance(default, tuple):
                 values[each.name] = tuple(part for part in text.split(",") if part)
+            elif isinstance(default, bool):
+                values[each.name] = SWITCHES[text.lower()]
             else:
                 values[each.name] = type(default)(text)
-        except ValueError as error:
+        except (ValueError, KeyError) as error:
             raise ConfigError(f"BK_{each.name.upper()}={text!r}: not a {type(default).__name__}") from error
     return validate(kind(**values))

@@ -311,6 +311,10 @@ class Client:
         """What the metadata store knows of a ledger."""
         return self._thread.call(self._client.metadata(ledger_id, timeout=timeout))
 
+    def is_sealed(self, ledger_id: int, *, timeout: float | None = None) -> bool:
+        """Whether a ledger has ended; only the metadata store is asked."""
+        return self._thread.call(self._client.is_sealed(ledger_id, timeout=timeout))
+
     def ledgers(self, label: tuple[str, str | bytes] | None = None) -> Iterator[LedgerMetadata]:
         """The records of all ledgers, by ascending id; with `label` (name, value) only of those that carry it."""
         found = self._client.ledgers(label)
@@ -363,6 +367,9 @@ def connect(
     read_ahead_size: int | None = None,
     hedge_delay_min_ms: int | None = None,
     hedge_delay_max_ms: int | None = None,
+    hedged_reads: bool | None = None,
+    sticky_reads: bool | None = None,
+    digest_autodetection: bool | None = None,
     explicit_lac_interval_ms: int | None = None,
     ensemble_changes_max: int | None = None,
     timeout: float | None = None,

@@ -12,7 +12,7 @@ from types import MappingProxyType, TracebackType
 from typing import Generic, Self, TypeVar
 
 from bookies.client.budget import MemoryBudget
-from bookies.client.keys import keys_of
+from bookies.client.keys import Keys, keys_of
 from bookies.client.pool import BookiePool
 from bookies.client.reader import LedgerReader
 from bookies.client.recovery import recover_ledger
@@ -199,7 +199,7 @@ class Client:
 
         async def make() -> LedgerReader:
             found = await self._read_record(ledger_id)
-            keys = keys_of(found.metadata, password, kind)
+            keys = self._keys(found, password, kind)
             return await LedgerReader.begin(self._pool, self._driver, self.config, keys, found)
 
         return Opening(make, timeout)
@@ -237,7 +237,7 @@ class Client:
                 candidates=self._watcher.candidates,
                 digest_type=kind or DigestType.CRC32C,
             )
-            keys = keys_of(found.metadata, password, kind)
+            keys = self._keys(found, password, kind)
             return await LedgerReader.begin(self._pool, self._driver, self.config, keys, found)
 
         return Opening(make, timeout)
@@ -257,6 +257,10 @@ class Client:
         """What the metadata store knows of a ledger; no bookie is asked. Raises `LedgerNotFound`."""
         async with asyncio.timeout(timeout):
             return (await self._read_record(ledger_id)).metadata
+
+    async def is_sealed(self, ledger_id: int, *, timeout: float | None = None) -> bool:
+        """Whether a ledger has ended; only the metadata store is asked. Raises `LedgerNotFound`."""
+        return (await self.metadata(ledger_id, timeout=timeout)).is_closed
 
     async def ledgers(self, label: tuple[str, str | bytes] | None = None) -> AsyncIterator[LedgerMetadata]:
         """The records of all ledgers, by ascending id; with `label` (name, value) only of those that carry it.
@@ -305,6 +309,9 @@ class Client:
             raise ClientClosed("the client is closed: connect again")
         if not self._is_open:
             raise ClientClosed("the client is not connected: use `async with connect(...)` or await it")
+
+    def _keys(self, found: Versioned, password: bytes, kind: DigestType | None) -> Keys:
+        return keys_of(found.metadata, password, kind, is_autodetecting=self.config.digest_autodetection)
 
     async def _read_record(self, ledger_id: int) -> Versioned:
         self._check_open()

@@ -43,13 +43,28 @@ class Keys:
         raise RemoteProtocolError("answer without entries", ledger_id=self.ledger_id, entry_id=first, bookie=bookie)
 
 
-def keys_of(metadata: LedgerMetadata, password: bytes, digest_type: DigestType | None = None) -> Keys:
+def keys_of(
+    metadata: LedgerMetadata,
+    password: bytes,
+    digest_type: DigestType | None = None,
+    *,
+    is_autodetecting: bool = True,
+) -> Keys:
     """Check the password locally and derive the keys. `digest_type` counts only where the metadata names none.
 
-    Raises `Unauthorized`. Source: client-protocol 3.1.
+    Raises `Unauthorized`; without autodetection `DigestMismatch` when the metadata names another digest.
+    Source: client-protocol 3.1.
     """
     if metadata.password is not None and not hmac.compare_digest(metadata.password, password):
         raise Unauthorized("wrong password: pass the one the ledger was created with", ledger_id=metadata.ledger_id)
+    if not is_autodetecting and metadata.digest_type not in (None, digest_type or metadata.digest_type):
+        assert metadata.digest_type is not None
+        assert digest_type is not None
+        raise DigestMismatch(
+            f"its entries carry {metadata.digest_type.name.lower()} digests, not {digest_type.name.lower()}: "
+            "leave digest= out",
+            ledger_id=metadata.ledger_id,
+        )
     kind = metadata.digest_type or digest_type
     if kind is None:
         raise InvalidArgument(
