@@ -33,6 +33,7 @@ class Witness:
         self._store = store
         self.report = report
         self._held: dict[tuple[str, int], set[int]] = {}  # bookie, ledger -> entries acknowledged as durable
+        self._promised: dict[tuple[str, int], set[int]] = {}  # the same, only those acknowledged to the writer
         self._fenced: dict[tuple[str, int], None] = {}
 
     def watch(self, bookie: str, storage: LedgerStore) -> None:
@@ -47,6 +48,8 @@ class Witness:
             def watched_done(error: BaseException | None) -> None:
                 if error is None:
                     self._held.setdefault((bookie, ledger_id), set()).update(entry_ids)
+                    if not flags["is_recovery"]:
+                        self._promised.setdefault((bookie, ledger_id), set()).update(entry_ids)
                     if was_fenced and not flags["is_recovery"]:
                         self.report("I-28", f"{bookie} fenced ledger {ledger_id}, then acknowledged {entry_ids}")
                 done(error)
@@ -127,7 +130,7 @@ class Witness:
             ensemble[position]
             for position in write_set(entry_id, record.ensemble_size, record.write_quorum)
             if (ensemble[position], ledger_id) not in self._fenced
-            or self._holds(ensemble[position], ledger_id, entry_id)
+            or entry_id in self._promised.get((ensemble[position], ledger_id), ())
         ]
         if len(able) >= record.ack_quorum:
             self.report("I-5", f"ledger {ledger_id} is closed at {entry_id - 1}, but {able} may confirm {entry_id}")
