@@ -97,6 +97,7 @@ class FakePool:
         self.bookies = {BookieId(name): PoolBookie() for name in names}
         self.has_batch_reads = has_batch_reads
         self.log: list[tuple[str, str, list[int]]] = []
+        self.batches: dict[tuple[str, int], list[int]] = {}  # sizes of what was added, by bookie and ledger
         self.is_closed = False
         self._loop = asyncio.get_running_loop()
 
@@ -121,6 +122,7 @@ class FakePool:
         peer = self.bookies[bookie]
         kind = "recovery add" if frames[7] & 2 else "add"
         self.log.append((kind, bookie, list(entry_ids)))
+        self.batches.setdefault((bookie, ledger_id), []).append(len(entry_ids))
         starts, need = scan_frames(frames, 0, 1 << 26)
         assert need == 0
         assert len(starts) - 1 == len(entry_ids)

@@ -91,6 +91,10 @@ class SendWindow:
         self._released = first - 1
         self._released_length = length
 
+    def may_release(self, last: int) -> bool:
+        """Whether the oldest batch ends at or before this id."""
+        return bool(self._batches) and self._batches[0].last <= last
+
     def push(self, frames: bytes, starts: Sequence[int]) -> None:
         """Keep the frames of the ids that come next."""
         count = len(starts) - 1
@@ -221,9 +225,11 @@ class AddChannel:
         self._release()
 
     def on_acknowledged(self, position: int, bookie: BookieId, entry_ids: Sequence[int]) -> None:
-        if effects := self.pipeline.acknowledged(position, bookie, entry_ids):
+        pipeline = self.pipeline
+        if effects := pipeline.acknowledged(position, bookie, entry_ids):
             self.carry_out(effects)
-        self._release()
+        if self._window.may_release(pipeline.last_add_confirmed) or not pipeline.is_open:
+            self._release()
 
     def on_failed(self, position: int, bookie: BookieId, entry_ids: Sequence[int], error: BookKeeperError) -> None:
         self.carry_out(self.pipeline.failed(position, bookie, entry_ids, error))

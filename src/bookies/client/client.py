@@ -11,11 +11,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mappi
 from types import MappingProxyType, TracebackType
 from typing import Generic, Self, TypeVar
 
+from bookies.client.announcer import Announcer
 from bookies.client.budget import MemoryBudget
 from bookies.client.keys import Keys, keys_of
 from bookies.client.pool import BookiePool
 from bookies.client.reader import LedgerReader
 from bookies.client.recovery import recover_ledger
+from bookies.client.turns import Turns
 from bookies.client.watcher import BookieStatus, BookieWatcher
 from bookies.client.writer import Announce, LedgerWriter
 from bookies.config import ClientConfig, validate
@@ -88,6 +90,8 @@ class Client:
         self._watcher = BookieWatcher(runtime, driver, lambda bookies: self._pool.health.order(bookies))
         self._pool = BookiePool(runtime, self.config, self._watcher.resolve, on_suspect=self._watcher.failed)
         self._budget = MemoryBudget(self.config.memory_limit)
+        self._announcer = Announcer(self.config.explicit_lac_interval_ms / 1000)
+        self._turns = Turns()
         self._is_open = False
         self._is_closed = False
 
@@ -109,6 +113,7 @@ class Client:
             return
         self._is_closed = True
         self._watcher.stop()
+        self._announcer.stop()
         await self._pool.close()
         await self._driver.close()
 
@@ -175,7 +180,9 @@ class Client:
                 password=password,
                 candidates=self._watcher.candidates,
                 budget=self._budget,
-                announce=self._announcer(record.metadata, password),
+                announce=self._announcing(record.metadata, password),
+                announcer=self._announcer,
+                turns=self._turns,
             )
 
         return Opening(make, timeout)
@@ -293,7 +300,7 @@ class Client:
         return await self._pool.list_entries(bookie, ledger_id)
 
     # -- parts ---------------------------------------------------------------------------------------------------
-    def _announcer(self, metadata: LedgerMetadata, password: bytes) -> Announce:
+    def _announcing(self, metadata: LedgerMetadata, password: bytes) -> Announce:
         """How a writer of the ledger tells a bookie of its last add confirmed."""
         keys = keys_of(metadata, password)
         key = master_key(password)

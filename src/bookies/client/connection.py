@@ -95,6 +95,11 @@ class AddQueue:
     def append(self, adds: _Adds) -> None:
         self._runs.append(adds)
 
+    def take_run(self, keys: Sequence[int]) -> _Adds | None:
+        """The oldest run if these keys answer exactly that: the cheap and usual case of `take`."""
+        runs = self._runs
+        return runs.popleft() if runs and runs[0].keys == keys else None
+
     def take(self, keys: Sequence[int]) -> tuple[list[_Adds], Sequence[int]]:
         """Take out what these keys answer: (parts in order, keys that nobody waits for)."""
         taken: list[_Adds] = []
@@ -227,9 +232,10 @@ class Connection(asyncio.Protocol):
         self._unsent_size += size
         if self._unsent_size >= WRITE_SIZE:
             self._flush()
-        else:
+        elif not self._is_flush_scheduled:
             self._schedule_flush()
-        self._watch_deadlines()
+        if self._timer is None:
+            self._watch_deadlines()
 
     def accepts_read(self, key: ReadKey, is_fencing: bool) -> bool:
         """Whether a v2 read can be told from the ones whose answers are still to come."""
@@ -329,6 +335,12 @@ class Connection(asyncio.Protocol):
     # -- answers -------------------------------------------------------------------------------------------------
     def _answer_adds(self, response: AddResponses) -> None:
         keys = response.entry_ids if response.txn_ids is None else response.txn_ids
+        if response.status is Status.OK and not self._recovery_adds:
+            only = self._adds.get(-1 if response.txn_ids is not None else response.ledger_id)
+            if only is not None and (run := only.take_run(keys)) is not None:
+                self.adds_size -= run.size
+                run.sink.on_acknowledged(self.bookie, run.entry_ids)
+                return
         for queues, where in self._queues_for(response):
             queue = queues.get(where)
             if queue is None:

@@ -34,8 +34,10 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from bookies.client.adds import AddChannel, AddPool
+from bookies.client.announcer import Announcer
 from bookies.client.budget import MemoryBudget
 from bookies.client.metadata_loop import MetadataLoop
+from bookies.client.turns import Turns
 from bookies.config import ClientConfig
 from bookies.errors import (
     AckQuorumTimeout,
@@ -61,6 +63,7 @@ T = TypeVar("T")
 Payload = bytes | bytearray | memoryview
 Announce = Callable[[BookieId, int], Awaitable[None]]  # tells a bookie of a last add confirmed
 BATCH_SIZE_MAX = 256 * 1024  # bytes packaged into one buffer: large enough to amortise, small enough to overlap
+HELD_MAX = 256  # entries that are queued while others are on their way, at most
 V3_OVERHEAD = 96  # bytes that an add takes beyond its v2 frame when it is sent over v3
 
 
@@ -79,6 +82,8 @@ class LedgerWriter:
         candidates: Callable[[], Sequence[BookieId]],
         budget: MemoryBudget | None = None,
         announce: Announce | None = None,
+        announcer: Announcer | None = None,
+        turns: Turns | None = None,
     ) -> None:
         metadata = versioned.metadata
         self._record = MetadataLoop(runtime, driver, versioned)
@@ -102,9 +107,10 @@ class LedgerWriter:
         self._is_ended_in_order = False  # by `seal`, not by a failure
         self._is_closed = False  # by `close`
         self._closing: asyncio.Future[BookKeeperError | None] | None = None  # outcome of writing CLOSED
-        self._announcer = announce
-        self._announce_interval_s = config.explicit_lac_interval_ms / 1000
-        self._announce_timer: asyncio.TimerHandle | None = None
+        self._turns = turns or Turns()
+        self._is_held = False  # what is queued waits for what is on its way
+        self._tell = announce
+        self._announcer = announcer or Announcer(config.explicit_lac_interval_ms / 1000)
         self._announced = -1  # the last add confirmed that readers were told of explicitly
         self._final_length: int | None = None  # of the confirmed prefix, once something pending has failed
 
@@ -254,9 +260,11 @@ class LedgerWriter:
     def _queue(self, data: bytes) -> asyncio.Future[int]:
         future: asyncio.Future[int] = self._loop.create_future()
         if not self._payloads:
-            self._loop.call_soon(self._flush)
+            self._turns.join(self)
         self._payloads.append(data)
         self._futures.append(future)
+        if self._is_held and len(self._payloads) == HELD_MAX:
+            self._resume()
         return future
 
     async def _enqueue(self, data: bytes) -> asyncio.Future[int]:
@@ -305,8 +313,21 @@ class LedgerWriter:
             self._budget.release(size)
             raise
 
+    def send_queued(self, *, may_hold: bool) -> None:
+        """See `turns.Sending`."""
+        self._is_held = may_hold and self._pipeline.pending_count > 0 and len(self._payloads) < HELD_MAX
+        if not self._is_held:
+            self._flush()
+
+    def _resume(self) -> None:
+        """Nothing is on its way any more: what was held is sent with this turn's."""
+        self._is_held = False
+        if self._payloads:
+            self._turns.join(self)
+
     def _flush(self) -> None:
-        """Package and send what was queued in this turn."""
+        """Package and send what is queued."""
+        self._is_held = False
         if not self._payloads:
             return
         payloads, futures = self._payloads, self._futures
@@ -366,10 +387,11 @@ class LedgerWriter:
         for entry_id, future in self._take_waiting(last):
             if not future.done():
                 future.set_result(entry_id)
-        if self._idle_waiters and not self._pipeline.pending_count:
+        if (self._is_held or self._idle_waiters) and not self._pipeline.pending_count:
             self._wake_idle()
-        if self._announce_timer is None and self._announcer is not None and self._announce_interval_s:
-            self._announce_timer = self._loop.call_later(self._announce_interval_s, self._maybe_announce)
+            self._resume()
+        if self._tell is not None:
+            self._announcer.later(self)
 
     def on_failed(self, first: int, last: int, error: BookKeeperError) -> None:
         self._final_length = self._channel.length_at(first - 1)
@@ -377,6 +399,8 @@ class LedgerWriter:
             if not future.done():
                 _fail(future, _unknown(error, self.ledger_id, entry_id))
         self._wake_idle()
+        if self._is_held:
+            self._resume()
 
     def on_change(self, change: ChangeEnsemble) -> None:
         self._tasks.start(self._change(change), f"change the ensemble of ledger {self.ledger_id}")
@@ -447,19 +471,25 @@ class LedgerWriter:
         else:
             self._channel.carry_out(self._pipeline.change_failed(error))
 
-    def _maybe_announce(self) -> None:
-        """Readers learn of an entry from the next one; an idle writer has to tell them (client-protocol 2.15)."""
-        self._announce_timer = None
-        if self._announcer is None or not self._pipeline.is_open or self._is_sealing:
-            return
+    # -- telling readers (Announcing) ----------------------------------------------------------------------------
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether entries are on their way: they tell readers what is confirmed."""
+        return self._pipeline.pending_count > 0
+
+    def announce(self) -> bool:
+        """Tell the bookies of the last entry what is confirmed, in the background; whether that is news to them."""
         lac = self._pipeline.last_add_confirmed
-        if self._pipeline.pending_count:  # the entries on their way tell
-            self._announce_timer = self._loop.call_later(self._announce_interval_s, self._maybe_announce)
-        elif lac > max(self._announced, self._channel.piggybacked):
-            self._announced = lac
-            ensemble, count = self._pipeline.ensemble, self.metadata.write_quorum
-            bookies = [ensemble[(lac + offset) % len(ensemble)] for offset in range(count)]
-            self._tasks.start(self._announce(self._announcer, lac, bookies), f"announce {self.ledger_id}/{lac}")
+        if self._tell is None or not self._pipeline.is_open or self._is_sealing:
+            return False
+        if lac <= max(self._announced, self._channel.piggybacked):
+            return False
+        self._announced = lac
+        ensemble, count = self._pipeline.ensemble, self.metadata.write_quorum
+        bookies = [ensemble[(lac + offset) % len(ensemble)] for offset in range(count)]
+        self._tasks.start(self._announce(self._tell, lac, bookies), f"announce {self.ledger_id}/{lac}")
+        return True
 
     async def _announce(self, announce: Announce, lac: int, bookies: Sequence[BookieId]) -> None:
         """Best effort: it concerns nobody's safety, and the next entry or the seal says it again."""
@@ -530,8 +560,7 @@ class LedgerWriter:
         """
         self._is_closed = True
         error = LedgerClosed("the writer was closed", ledger_id=self.ledger_id)
-        if self._announce_timer is not None:
-            self._announce_timer.cancel()
+        self._announcer.forget(self)
         self._channel.carry_out(self._pipeline.abandon(error))
         self._flush()
         if self._closing is not None:

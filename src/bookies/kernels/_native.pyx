@@ -47,7 +47,7 @@ cdef object _numbers(c_array.array numbers):
     cdef int64_t step
     cdef int64_t *value = <int64_t *>numbers.data.as_longlongs
     if count < 2:
-        return numbers
+        return range(value[0], <object>value[0] + 1) if count else numbers
     step = value[1] - value[0]
     if step == 0:
         return numbers

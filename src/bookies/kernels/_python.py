@@ -434,7 +434,7 @@ def _set_column(records: bytearray, offset: int, step: int, numbers: array[int])
 def _as_range(numbers: list[int]) -> Sequence[int]:
     """The same numbers as a range when they are equally spaced."""
     if len(numbers) < 2:
-        return numbers
+        return range(numbers[0], numbers[0] + 1) if numbers else numbers
     step = numbers[1] - numbers[0]
     if step and numbers[-1] - numbers[0] == step * (len(numbers) - 1):
         candidate = range(numbers[0], numbers[-1] + (1 if step > 0 else -1), step)

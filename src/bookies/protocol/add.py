@@ -147,6 +147,7 @@ class AddPipeline:
         self._sent_bound = self.last_add_pushed + 1
         self._acked = [IdSet(self._next_stored(position, self._sent_bound)) for position in range(self._size)]
         self._failed = [IdSet() for _ in range(self._size)]  # answered with an error, not sent again
+        self._has_failures = False  # whether `_failed` ever held anything
         self._late: dict[int, BookieId] = {}  # failures to handle with the next add, or the next round
         self._replacing: dict[int, BookieId] = {}  # failures the current round handles
         self._gone: list[BookieId] = []  # all bookies that failed in the current change
@@ -170,8 +171,10 @@ class AddPipeline:
     @property
     def answered_bound(self) -> int:
         """Entries below this one need no bytes any more: confirmed, and every replica has answered or been replaced."""
-        bounds = [self._answered_bound(position) for position in range(self._size)]
-        bound = min(bounds)
+        if self._has_failures:
+            bound = min([self._answered_bound(position) for position in range(self._size)])
+        else:
+            bound = min([acked.bound for acked in self._acked])
         if self.is_open:
             bound = min(bound, self.last_add_confirmed + 1)
         return min(bound, self._sent_bound)
@@ -190,6 +193,7 @@ class AddPipeline:
             late, self._late = self._late, {}
             effects.extend(self._handle_failure(late))
             if self.error is not None:
+                self._has_failures = True
                 for position, failed in enumerate(self._failed):  # Nothing was sent, so nobody will answer.
                     failed.add(self._next_stored(position, first), self._next_stored(position, first + count))
                 return effects
@@ -208,6 +212,12 @@ class AddPipeline:
         if self.ensemble[position] != bookie:
             return ()
         acked = self._acked[position]
+        if isinstance(entry_ids, range) and entry_ids.step == 1 and not self._is_striped and not acked.runs:
+            start, stop = entry_ids.start, entry_ids.stop
+            if start <= acked.bound < stop <= self._sent_bound:
+                # Nearly always: the next ids in order. The same as below, without its cost per call.
+                acked.bound = stop
+                return self._deliver() if stop > self.last_add_confirmed + 1 else ()
         for start, stop in self._runs(position, entry_ids):
             acked.add(start, stop)
         return self._deliver()
@@ -217,6 +227,7 @@ class AddPipeline:
         if self.ensemble[position] != bookie:
             return ()
         runs = list(self._runs(position, entry_ids))
+        self._has_failures = True
         for start, stop in runs:
             self._failed[position].add(start, stop)
         if self.error is not None:

@@ -1,0 +1,79 @@
+"""Tells bookies what idle writers have confirmed, so that readers need not wait for the next entry (explicit LAC).
+
+An entry carries the last add confirmed of its moment; the news of the last entry before a pause has to travel by
+itself. All writers of a client share one `Announcer`: a queue in the order in which they may have become idle and one
+timer, so that a busy writer costs a look per interval. Announcing gives way to work: a timer that fires late says that
+the event loop is busy, and then only a few ledgers are told of at a time.
+
+Source: client-protocol 2.15.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+LATE_S = 0.01  # a timer this late means that the loop has other work
+AT_ONCE = 64  # ledgers announced by one firing of the timer
+AT_ONCE_BUSY = 2
+STEP_S = 0.05  # between two firings while writers wait for their turn
+
+
+class Announcing(Protocol):
+    """A writer, as far as this concerns it."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Entries are on their way, which will tell readers."""
+
+    def announce(self) -> bool:
+        """Tell readers of what is confirmed, if they do not know; whether there was anything to tell."""
+
+
+class Announcer:
+    """Announces for writers that stay idle for `interval_s` seconds; 0: never."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._loop = asyncio.get_running_loop()
+        self._due: dict[Announcing, float] = {}  # in the order of time
+        self._timer: asyncio.TimerHandle | None = None
+
+    def later(self, writer: Announcing) -> None:
+        """The writer has confirmed something. It is looked at once an interval from now on, until it has announced."""
+        if not self._interval_s or writer in self._due:
+            return
+        self._due[writer] = self._loop.time() + self._interval_s
+        if self._timer is None:
+            self._wake_at(self._due[writer])
+
+    def forget(self, writer: Announcing) -> None:
+        """The writer has ended. Idempotent."""
+        self._due.pop(writer, None)
+        if not self._due and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def stop(self) -> None:
+        """Announce nothing any more. Idempotent."""
+        self._interval_s = 0.0
+        for writer in list(self._due):
+            self.forget(writer)
+
+    def _wake_at(self, when: float) -> None:
+        self._timer = self._loop.call_at(when, self._wake, when)
+
+    def _wake(self, expected: float) -> None:
+        self._timer = None
+        now = self._loop.time()
+        room = AT_ONCE_BUSY if now - expected > LATE_S else AT_ONCE
+        for writer, due in list(self._due.items()):
+            if due > now or not room:
+                break
+            del self._due[writer]
+            if writer.is_busy:
+                self._due[writer] = now + self._interval_s
+            elif writer.announce():
+                room -= 1
+        if self._due:
+            self._wake_at(max(now + STEP_S, next(iter(self._due.values()))))
