@@ -1,0 +1,96 @@
+"""Every schedule of tests/scenarios comes out as written; the parser says where and what it expected."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import pytest
+
+from bookies.sim.scenario import Scenario, ScenarioError, Variant, parse_scenario, read_scenario, run_scenario
+from bookies.sim.scenario_grammar import FRAGMENTS, SENTENCES
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+FILES = sorted((ROOT / "tests" / "scenarios").glob("*.txt"))
+RUNS = [(scenario, variant) for scenario in map(read_scenario, FILES) for variant in scenario.variants]
+HEAD = "A title\n\ncluster b0 b1 b2\nW create 3/3/2 on b0 b1 b2\n"
+
+
+@pytest.mark.parametrize(("scenario", "variant"), RUNS, ids=[f"{each.name}{way.name}" for each, way in RUNS])
+def test_scenario(scenario: Scenario, variant: Variant) -> None:
+    result = run_scenario(scenario, variant)
+    assert not result.failures, result.report()
+
+
+def failures_of(steps: str) -> str:
+    scenario = parse_scenario("test", HEAD + steps)
+    return "\n".join(run_scenario(scenario, scenario.variants[0]).failures)
+
+
+def test_the_same_run_twice_has_the_same_trace() -> None:
+    scenario, variant = RUNS[0]
+    assert run_scenario(scenario, variant).lines == run_scenario(scenario, variant).lines
+
+
+@pytest.mark.parametrize(
+    ("steps", "problem"),
+    [
+        ("W append 0 fails LedgerFenced", "test:5: `W append 0 fails LedgerFenced`: expected .* to fail with LedgerFe"),
+        ("R recover\nW append 0", "test:6: .* to succeed; it failed with LedgerFenced"),
+        ("hold W add 0 -> b0\nrelease W add 0 -> b0", "test:6: .*: none is held of b0"),
+        ("hold W add 0 -> b0 b1\nW seal", "test: `hold W add 0 -> b0 b1`: no such message was sent"),
+        ("lose W read -> store", "test: `lose W read -> store`: no such message was sent"),
+        ("W append 0 &", "test: `W append 0 &` is never awaited"),
+        ("expect record CLOSED 0", "test:5: .*expected CLOSED, found <LedgerMetadata 0 OPEN"),
+        ("expect entry 0 on b1", "test:5: .*b1: no entry 0"),
+        ("expect 1 W add 0 -> b0", "expected 1 W add 0 -> b0, found 0"),
+        ("expect W confirmed 3", "W knows -1"),
+        ("crash b7", "there is no bookie b7"),
+        ("crash T", "there is no client T"),
+        ("T read 0", "T has not opened a ledger"),
+        ("await W append 3", "not all of it was begun"),
+        ("client T nothing=1", "there is no setting nothing"),
+        ("expect pending W append 0", "was not begun"),
+        ("start b0", "b0 is up"),
+    ],
+)
+def test_what_does_not_happen_as_written_fails(steps: str, problem: str) -> None:
+    assert re.search(problem, failures_of(steps)), failures_of(steps)
+
+
+def test_a_broken_promise_fails() -> None:
+    steps = "W append 0\nplant entry 1 lac 0 on b0 b1 b2\nT open\nR recover\nR read 0..1"
+    assert failures_of(steps) == ""  # What somebody planted on all bookies is an entry of the ledger.
+    assert "I-26" in failures_of("W append 0..1\nanswer all R recovery-read -> b0 b1 b2 with NO_ENTRY\nR recover")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "test:1: expected a title"),
+        ("A title\n\nW append 0", "the first step to be `cluster BOOKIES`"),
+        (HEAD + "W apend 0", "test:5: `W apend 0` is no step; expected a line that begins with one of"),
+        (HEAD + "W append x", "test:5: .* expected `CLIENT append ENTRIES [ENDING]`"),
+        (HEAD + "\n# why\nhold W ad 0 -> b0", "test:7: `ad` is no kind of message; expected one of add, "),
+        (HEAD + "W append 5..3", "test:5: `5..3`: expected first..last"),
+        (HEAD + "expect record OPENED", "`expect record STATE [NUMBER]`"),
+    ],
+)
+def test_errors_name_the_line_and_what_was_expected(text: str, problem: str) -> None:
+    with pytest.raises(ScenarioError, match=re.escape(problem).replace("\\.\\*", ".*")):
+        parse_scenario("test", text)
+
+
+def test_sections_share_the_steps_before_them() -> None:
+    scenario = parse_scenario("test", HEAD + "(a) one\nW seal\n\n(b) two\nW append 0\n")
+    assert [(each.name, each.title, len(each.steps)) for each in scenario.variants] == [
+        ("a", "one", 3),
+        ("b", "two", 3),
+    ]
+
+
+def test_the_page_has_every_step() -> None:
+    page = (ROOT / "docs" / "scenarios.md").read_text()
+    lacking = [sentence.template for sentence in SENTENCES if f"`{sentence.template}`" not in page]
+    lacking += [name for name in FRAGMENTS if f"`{name}`" not in page]
+    assert not lacking, "docs/scenarios.md lacks " + "; ".join(lacking)
