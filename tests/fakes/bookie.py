@@ -98,7 +98,9 @@ class FakeBookie:
         if isinstance(request, GetBookieInfoRequest):
             return GetBookieInfoResponse(3, request.txn_id, Status.OK, 1000, 400)
         assert isinstance(request, ListEntriesRequest), request
-        ledger = self.ledgers[request.ledger_id]
+        ledger = self.ledgers.get(request.ledger_id)
+        if ledger is None:
+            return ListEntriesResponse(3, request.txn_id, Status.NO_LEDGER, request.ledger_id)
         runs = [range(entry_id, entry_id + 1) for entry_id in sorted(ledger.entries)]
         return ListEntriesResponse(3, request.txn_id, Status.OK, request.ledger_id, pack_availability(runs))
 

@@ -14,10 +14,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from bookies.client import administration as asynchronous_administration
 from bookies.client import client as asynchronous
 from bookies.client import connect as connecting
-from bookies.client.entries import Entry, EntryBatch
-from bookies.client.reader import Batches
+from bookies.client.blocking_administration import Administration
+from bookies.client.entries import Entry, EntryBatch, LastConfirmedAndEntry
+from bookies.client.iteration import Batches
 from bookies.client.reader import LedgerReader as AsyncLedgerReader
 from bookies.client.watcher import BookieStatus
 from bookies.client.writer import LedgerWriter as AsyncLedgerWriter
@@ -196,13 +198,20 @@ class LedgerReader:
     def __repr__(self) -> str:
         return repr(self._reader)
 
-    def read(self, first: int = 0, last: int | None = None) -> Iterator[Entry]:
-        """The entries first..last in order; `last` None: up to the last add confirmed."""
-        return _entries_of(self.read_batches(first, last))
+    @property
+    def length(self) -> int:
+        """Payload bytes of the ledger; of one that is not sealed a hint."""
+        return self._reader.length
 
-    def read_batches(self, first: int = 0, last: int | None = None) -> Iterator[EntryBatch]:
+    def read(self, first: int = 0, last: int | None = None, *, timeout: float | None = None) -> Iterator[Entry]:
+        """The entries first..last in order; `last` None: up to the last add confirmed."""
+        return _entries_of(self.read_batches(first, last, timeout=timeout))
+
+    def read_batches(
+        self, first: int = 0, last: int | None = None, *, timeout: float | None = None
+    ) -> Iterator[EntryBatch]:
         """As `read`, in verified batches."""
-        return self._batches(self._reader.read_batches(first, last))
+        return self._batches(self._reader.read_batches(first, last, timeout=timeout))
 
     def read_arrow(self, first: int = 0, last: int | None = None, *, timeout: float | None = None) -> pyarrow.Table:
         """As `read`, as a pyarrow.Table: ledger_id, entry_id, value."""
@@ -210,6 +219,26 @@ class LedgerReader:
 
     def read_entry(self, entry_id: int, *, timeout: float | None = None) -> Entry:
         return self._thread.call(self._reader.read_entry(entry_id, timeout=timeout))
+
+    def read_batch(
+        self,
+        first: int,
+        *,
+        count_max: int = 0,
+        size_max: int = 0,
+        unconfirmed: bool = False,
+        timeout: float | None = None,
+    ) -> EntryBatch:
+        """Consecutive entries from `first` on: at least one, perhaps fewer than there are."""
+        return self._thread.call(
+            self._reader.read_batch(
+                first, count_max=count_max, size_max=size_max, unconfirmed=unconfirmed, timeout=timeout
+            )
+        )
+
+    def read_unconfirmed(self, first: int, last: int, *, timeout: float | None = None) -> Iterator[Entry]:
+        """The entries first..last, also those that may turn out not to be in the ledger."""
+        return _entries_of(self._batches(self._reader.read_unconfirmed(first, last, timeout=timeout).batches()))
 
     def read_last(self, *, timeout: float | None = None) -> Entry:
         """The entry at the last add confirmed, which is refreshed first."""
@@ -219,9 +248,21 @@ class LedgerReader:
         """Ask the bookies for the last entry that may be read; -1: none."""
         return self._thread.call(self._reader.read_last_add_confirmed(timeout=timeout))
 
-    def tail(self, first: int | None = None) -> Iterator[Entry]:
+    def try_read_last_add_confirmed(self, *, timeout: float | None = None) -> int:
+        """As `read_last_add_confirmed`, content with the first bookie that knows more, or with any answer at all."""
+        return self._thread.call(self._reader.try_read_last_add_confirmed(timeout=timeout))
+
+    def read_last_add_confirmed_and_entry(
+        self, entry_id: int, *, wait: float = 2.0, parallel: bool = False, timeout: float | None = None
+    ) -> LastConfirmedAndEntry:
+        """Wait until the entry is confirmed, at most about `wait` seconds; the entry is None when it is not by then."""
+        return self._thread.call(
+            self._reader.read_last_add_confirmed_and_entry(entry_id, wait=wait, parallel=parallel, timeout=timeout)
+        )
+
+    def tail(self, first: int | None = None, *, timeout: float | None = None) -> Iterator[Entry]:
         """Entries from `first` on (None: new ones only), waiting until the ledger is sealed."""
-        return _entries_of(self._batches(self._reader.tail(first).batches()))
+        return _entries_of(self._batches(self._reader.tail(first, timeout=timeout).batches()))
 
     def close(self) -> None:
         """Let go of the handle; nothing happens to the ledger."""
@@ -333,6 +374,10 @@ class Client:
         """Which entries of a ledger a bookie holds, as ranges."""
         return self._thread.call(self._client.list_entries(bookie, ledger_id))
 
+    def administration(self, *, password: bytes = b"", digest: str | DigestType = "crc32") -> Administration:
+        """Tools for whoever looks after the cluster: check ledgers, copy what a lost bookie held to others."""
+        return Administration(self._thread, self._thread.call(_made(self._client, password, digest)))
+
     def close(self) -> None:
         """Drop connections and session; open writers are not sealed. Idempotent."""
         self._thread.stop()
@@ -348,6 +393,12 @@ class Client:
 
 async def _awaited(opening: asynchronous.Opening[Any]) -> Any:
     return await opening
+
+
+async def _made(
+    client: asynchronous.Client, password: bytes, digest: str | DigestType
+) -> asynchronous_administration.Administration:
+    return client.administration(password=password, digest=digest)
 
 
 async def _connected(uri: str, config: ClientConfig | None, settings: Mapping[str, Any]) -> asynchronous.Client:

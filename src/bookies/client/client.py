@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mappi
 from types import MappingProxyType, TracebackType
 from typing import Generic, Self, TypeVar
 
+from bookies.client.administration import Administration
 from bookies.client.announcer import Announcer
 from bookies.client.budget import MemoryBudget
 from bookies.client.keys import Keys, keys_of
@@ -298,6 +299,23 @@ class Client:
         """Which entries of a ledger a bookie holds, as ranges. Raises `LedgerUnknownToBookie`, `BookieUnreachable`."""
         self._check_open()
         return await self._pool.list_entries(bookie, ledger_id)
+
+    def administration(self, *, password: bytes = b"", digest: str | DigestType = "crc32") -> Administration:
+        """Tools for whoever looks after the cluster: check ledgers, copy what a lost bookie held to others.
+
+        They need no password: `password` and `digest` count only for ledgers whose metadata has none (before 4.2).
+        """
+        self._check_open()
+        _check_password(password)
+        return Administration(
+            self._runtime,
+            self.config,
+            self._pool,
+            self._driver,
+            self._watcher,
+            password=password,
+            digest_type=_digest_type(digest),
+        )
 
     # -- parts ---------------------------------------------------------------------------------------------------
     def _announcing(self, metadata: LedgerMetadata, password: bytes) -> Announce:

@@ -87,6 +87,7 @@ class FragmentCopy:
         _check_replacements(fragment, replacements)
         self.fragment = fragment
         self.replacements = tuple(replacements)
+        self.swap = Swap(fragment, self.replacements)  # to be committed when everything is copied, not before
         self._positions = [each.position for each in replacements]
         self._next = self._first_from(fragment.first)
         self._entry_size = ENTRY_SIZE_GUESS
@@ -134,11 +135,6 @@ class FragmentCopy:
         self._next = self._first_from(last + 1)
         self._entry_size = OLD_WEIGHT * self._entry_size + (1 - OLD_WEIGHT) * size / count
 
-    def swap(self) -> Swap:
-        """What to do with the record, now that everything is copied."""
-        assert self.is_done
-        return Swap(self.fragment, self.replacements)
-
     def _first_from(self, entry_id: int) -> int:
         size = len(self.fragment.ensemble)
         return min(next_stored(position, entry_id, size, self.fragment.write_quorum) for position in self._positions)
@@ -162,6 +158,11 @@ class Swap:
 
     fragment: Fragment
     replacements: tuple[Replacement, ...]
+
+    def check_unchanged(self, record: LedgerMetadata) -> None:
+        """Before copying: raises `VersionConflict` unless the record has the fragment as it was planned for."""
+        if self._ensemble_in(record) != self.fragment.ensemble:
+            raise self._conflict("other bookies hold it now")
 
     def needed(self, record: LedgerMetadata) -> bool:
         """Whether an old bookie is still there. Raises `VersionConflict` when it is not the same fragment any more."""
@@ -200,7 +201,7 @@ class Swap:
     def _conflict(self, reason: str) -> VersionConflict:
         first, last = self.fragment.first, self.fragment.last
         return VersionConflict(
-            f"the fragment of entries {first} to {last} was changed while it was copied: {reason}; nothing was "
+            f"the fragment of entries {first} to {last} has changed meanwhile: {reason}; nothing was "
             "changed, replicate it again",
             ledger_id=self.fragment.ledger_id,
         )

@@ -143,7 +143,7 @@ def test_sources() -> None:
 def test_a_position_that_stores_nothing_needs_no_copy() -> None:
     copy = FragmentCopy(fragment(0, 0, (A, B, C), 1), [Replacement(2, C, D)])
     assert copy.is_done
-    assert copy.swap().needed(record_of("3/1/1", {0: (A, B, C)}, last=0))
+    assert copy.swap.needed(record_of("3/1/1", {0: (A, B, C)}, last=0))
 
 
 # -- the swap ------------------------------------------------------------------------------------------------------
@@ -204,12 +204,19 @@ def test_a_record_with_other_fragments(ensembles: dict[int, tuple[BookieId, ...]
             attempt(record)
 
 
+def test_a_plan_is_for_the_bookies_of_that_time() -> None:
+    swap = swap_of(fragment(0, 9), Replacement(0, A, E))
+    swap.check_unchanged(record_of("3/3/2", {0: (A, B, C)}, last=9))
+    with pytest.raises(VersionConflict, match="other bookies"):
+        swap.check_unchanged(record_of("3/3/2", {0: (A, B, D)}, last=9))
+
+
 def test_renewed_copies_change_no_record() -> None:
     record = record_of("3/3/2", ENSEMBLES, last=25)
     copy = FragmentCopy(fragment(0, 9), renewals(fragment(0, 9), [1]))
     assert copy_all(copy) == {B: list(range(10))}
-    assert not copy.swap().needed(record)
-    assert copy.swap().apply(record) == record
+    assert not copy.swap.needed(record)
+    assert copy.swap.apply(record) == record
 
 
 # -- pace ----------------------------------------------------------------------------------------------------------

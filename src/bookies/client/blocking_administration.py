@@ -1,0 +1,130 @@
+"""`Administration` for callers without asyncio: the same words, without await. See `client/administration.py`.
+
+Progress is reported on the client's own thread: a callback must be quick, and must not call the client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+from bookies.client import administration as asynchronous
+from bookies.client.administration import LedgerCheck
+from bookies.client.replication import Move, OnProgress, RecoveryReport
+from bookies.metadata.driver import BookieSet
+from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
+from bookies.protocol.fragments import Fragment
+
+T = TypeVar("T")
+
+
+class Caller(Protocol):
+    """Who runs coroutines for a thread that waits."""
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T: ...
+
+
+class Administration:
+    """See `bookies.client.administration.Administration`."""
+
+    def __init__(self, thread: Caller, administration: asynchronous.Administration) -> None:
+        self._thread = thread
+        self._administration = administration
+
+    def recover(self, ledger_id: int) -> LedgerMetadata:
+        """Fence the ledger's writer, find its last entry, seal it, whatever its password."""
+        return self._thread.call(self._administration.recover(ledger_id))
+
+    def read_stored(self, ledger_id: int, first: int = 0, last: int = -1) -> Iterator[tuple[int, bytes]]:
+        """(id, body) of entries as they are stored; `last` -1: to the end."""
+        found = self._administration.read_stored(ledger_id, first, last)
+        while (entry := self._thread.call(_next(found))) is not None:
+            yield entry
+
+    def ledgers_on(self, bookies: Collection[BookieId]) -> dict[int, LedgerMetadata]:
+        """The ledgers that have any of these bookies in any fragment, by ascending id."""
+        return self._thread.call(self._administration.ledgers_on(bookies))
+
+    def check_ledger(self, ledger_id: int, *, percentage: float = 0, timeout: float | None = None) -> LedgerCheck:
+        """Look whether every replica of a ledger is there. `percentage`: of entries to read, 100: all."""
+        return self._thread.call(self._administration.check_ledger(ledger_id, percentage=percentage, timeout=timeout))
+
+    def list_entries(self, bookie: BookieId, ledger_id: int) -> list[range]:
+        """Which entries of a ledger a bookie holds, as ranges."""
+        return self._thread.call(self._administration.list_entries(bookie, ledger_id))
+
+    def missing_entries(self, bookie: BookieId, ledger_id: int) -> list[range]:
+        """Which entries a bookie ought to hold of a ledger and does not, by its own list."""
+        return self._thread.call(self._administration.missing_entries(bookie, ledger_id))
+
+    def are_entries_stored(self, ledger_id: int, bookie: BookieId) -> bool:
+        """Whether, by its record, the bookie holds entries of a ledger or may get some."""
+        return self._thread.call(self._administration.are_entries_stored(ledger_id, bookie))
+
+    def replicate_fragment(
+        self,
+        fragment: Fragment,
+        positions: Sequence[int],
+        *,
+        in_place: bool = False,
+        exclude: Collection[BookieId] = (),
+        bytes_per_s: float | None = None,
+        progress: OnProgress | None = None,
+        timeout: float | None = None,
+    ) -> Move:
+        """Copy what these positions of a fragment hold to other bookies, then let the record name those."""
+        return self._thread.call(
+            self._administration.replicate_fragment(
+                fragment,
+                positions,
+                in_place=in_place,
+                exclude=exclude,
+                bytes_per_s=bytes_per_s,
+                progress=progress,
+                timeout=timeout,
+            )
+        )
+
+    def recover_bookies(
+        self,
+        bookies: Collection[BookieId],
+        *,
+        ledger_id: int | None = None,
+        dry_run: bool = False,
+        skip_open: bool = False,
+        skip_unrecoverable: bool = False,
+        bytes_per_s: float | None = None,
+        progress: OnProgress | None = None,
+        timeout: float | None = None,
+    ) -> RecoveryReport:
+        """Copy all that these bookies hold, by the records, to others, of every ledger or of one."""
+        return self._thread.call(
+            self._administration.recover_bookies(
+                bookies,
+                ledger_id=ledger_id,
+                dry_run=dry_run,
+                skip_open=skip_open,
+                skip_unrecoverable=skip_unrecoverable,
+                bytes_per_s=bytes_per_s,
+                progress=progress,
+                timeout=timeout,
+            )
+        )
+
+    def decommission(
+        self, bookie: BookieId, *, bytes_per_s: float | None = None, progress: OnProgress | None = None
+    ) -> RecoveryReport:
+        """Copy all that a stopped bookie holds to others, and make sure that no record names it for an entry."""
+        return self._thread.call(self._administration.decommission(bookie, bytes_per_s=bytes_per_s, progress=progress))
+
+    def bookies(self, mode: BookieMode | None = None) -> BookieSet:
+        """The registered bookies in a mode; None: all with a cookie, whether they run or not."""
+        return self._thread.call(self._administration.bookies(mode))
+
+    def bookie_info(self, bookie: BookieId) -> BookieInfo | None:
+        """What a bookie publishes of itself; None while it is not registered."""
+        return self._thread.call(self._administration.bookie_info(bookie))
+
+
+async def _next(found: AsyncIterator[T]) -> T | None:
+    return await anext(found, None)

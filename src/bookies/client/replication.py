@@ -1,0 +1,186 @@
+"""Carry out what `protocol/replicate.py` decides: copy fragments, swap bookies in the record, for many ledgers.
+
+Cancelling is safe anywhere: until all copies of a fragment are durable its record is what it was.
+Source: client-protocol 7.3 and 7.4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bookies.client.ledger_access import LedgerAccess
+from bookies.client.metadata_loop import MetadataLoop
+from bookies.errors import BookKeeperError, ClientClosed, LedgerNotFound
+from bookies.metadata.driver import Versioned
+from bookies.model import BookieId, LedgerMetadata, LedgerState
+from bookies.protocol.fragments import Fragment, fragments_on, fragments_to_check
+from bookies.protocol.replicate import FragmentCopy, Pace, Replacement, choose_targets
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a long operation is. `entries`, `size`: copied so far, in entries and in bytes of all copies."""
+
+    ledger_id: int
+    ledgers_done: int
+    ledgers: int
+    entries: int = 0
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Entries first..last of a ledger, and which bookies take whose place. `needs_sealing`: the ledger is sealed
+    first, and only then is it known how far it reaches."""
+
+    ledger_id: int
+    first: int
+    last: int
+    replacements: tuple[Replacement, ...]
+    needs_sealing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    """What `recover_bookies` did or, if dry, would do. `skipped`: ledgers left alone because they asked for it."""
+
+    moves: tuple[Move, ...]
+    skipped: tuple[int, ...]
+    entries: int
+    size: int
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class Account:
+    """The running totals of one operation, the pace it keeps, and who is told."""
+
+    def __init__(self, ledgers: int, bytes_per_s: float | None, progress: OnProgress | None) -> None:
+        self.pace = Pace(bytes_per_s)
+        self.ledgers = ledgers
+        self.ledgers_done = 0
+        self.entries = 0
+        self.size = 0
+        self._progress = progress
+
+    def copied(self, ledger_id: int, entries: int, size: int) -> None:
+        self.entries += entries
+        self.size += size
+        self.report(ledger_id)
+
+    def report(self, ledger_id: int) -> None:
+        if self._progress is not None:
+            self._progress(Progress(ledger_id, self.ledgers_done, self.ledgers, self.entries, self.size))
+
+
+async def replicate(
+    access: LedgerAccess,
+    fragment: Fragment,
+    replacements: Sequence[Replacement],
+    update: MetadataLoop,
+    account: Account,
+) -> Move:
+    """Copy what the positions store to their new bookies, then let the record name those.
+
+    Raises `FragmentNotFinished`, `VersionConflict` (it is another fragment now), why an entry cannot be read anywhere
+    or written, and what a metadata update raises.
+    """
+    pool, loop = access.pool, asyncio.get_running_loop()
+    copy = FragmentCopy(fragment, replacements)
+    copy.swap.check_unchanged(update.current.metadata)
+    replicas = access.replicas(update.current.metadata)
+    while not copy.is_done:
+        ids = copy.next_ids()
+        if fragment.is_striped:
+            bodies = await replicas.read_each([(pool.health.order(copy.sources(each)), each) for each in ids])
+        else:
+            bodies = await replicas.read_from_any(pool.health.order(copy.sources(ids[0])), ids)
+        ids = ids[: len(bodies)]
+        shares = copy.shares(ids)
+        await replicas.write(shares, ids, bodies)
+        size = sum(map(len, bodies))
+        copy.copied(ids[-1], len(ids), size)
+        account.copied(fragment.ledger_id, sum(len(share) for _, share in shares), size * len(shares))
+        pause_s = account.pace.spent(size * len(shares), loop.time())
+        if pause_s > 0:
+            await asyncio.sleep(pause_s)
+    await update.update(copy.swap.needed, copy.swap.apply)
+    return Move(fragment.ledger_id, fragment.first, fragment.last, copy.replacements)
+
+
+class BookieRecovery:
+    """One run of `recover_bookies`: ledger after ledger. Source: client-protocol 7.4."""
+
+    def __init__(
+        self,
+        access: LedgerAccess,
+        bookies: Sequence[BookieId],
+        account: Account,
+        is_dry: bool,
+        skips_open: bool,
+        skips_unrecoverable: bool,
+    ) -> None:
+        self._access = access
+        self._bookies = bookies
+        self._account = account
+        self._is_dry = is_dry
+        self._skips_open = skips_open
+        self._skips_unrecoverable = skips_unrecoverable
+        self.moves: list[Move] = []
+        self.skipped: list[int] = []
+        self.failures: list[BookKeeperError] = []
+
+    async def ledger(self, ledger_id: int) -> None:
+        """Copy all that the bookies hold of one ledger, or say what would be copied. Failures are kept, not raised."""
+        try:
+            found = await self._prepared(ledger_id)
+            if found is None:
+                return
+            confirmed = -1 if self._needs_sealing(found.metadata) else await self._access.last_add_confirmed(found)
+        except ClientClosed:
+            raise
+        except LedgerNotFound:
+            return  # Deleted meanwhile.
+        except BookKeeperError as error:
+            if self._skips_unrecoverable:
+                self.skipped.append(ledger_id)
+            else:
+                self.failures.append(error)
+            return
+        update = MetadataLoop(self._access.runtime, self._access.driver, found)
+        for fragment, positions in fragments_on(fragments_to_check(found.metadata, confirmed), self._bookies):
+            await self._fragment(fragment, positions, update)
+
+    async def _prepared(self, ledger_id: int) -> Versioned | None:
+        """The record, once its writer cannot be using any of the bookies. None: leave the ledger alone."""
+        found = await self._access.read(ledger_id)
+        if self._skips_open and found.metadata.state is LedgerState.OPEN:
+            self.skipped.append(ledger_id)
+            return None
+        if not self._is_dry and self._needs_sealing(found.metadata):
+            # Its writer has not replaced the bookie yet: what it does next must not race with the copy of the tail.
+            return await self._access.sealed(ledger_id)
+        return found
+
+    def _needs_sealing(self, record: LedgerMetadata) -> bool:
+        return not record.is_closed and any(bookie in record.last_ensemble for bookie in self._bookies)
+
+    async def _fragment(self, fragment: Fragment, positions: Sequence[int], update: MetadataLoop) -> None:
+        try:
+            replacements = choose_targets(fragment, positions, self._access.candidates(), self._bookies)
+            if self._is_dry:
+                needs_sealing = self._needs_sealing(update.current.metadata)
+                move = Move(fragment.ledger_id, fragment.first, fragment.last, replacements, needs_sealing)
+            else:
+                move = await replicate(self._access, fragment, replacements, update, self._account)
+        except ClientClosed:
+            raise
+        except LedgerNotFound:
+            return  # Deleted meanwhile.
+        except BookKeeperError as error:
+            self.failures.append(error)
+        else:
+            self.moves.append(move)
