@@ -107,6 +107,21 @@ def test_truncate_and_allocate(disk: Disk, root: str) -> None:
     file.close()
 
 
+def test_what_is_skipped_on_the_way_to_the_next_data_is_zeros(disk: Disk, root: str) -> None:
+    file = disk.open(f"{root}/a", "x+")
+    assert file.next_data(0) == 0
+    file.pwrite(b"front", 3)
+    file.pwrite(b"back", 1_000_000)
+    file.truncate(2_000_000)
+    assert file.next_data(0) <= 3
+    assert file.next_data(5) <= 1_000_000
+    assert file.next_data(1_000_003) == 1_000_003
+    assert 1_000_004 <= file.next_data(1_000_004) <= 2_000_000
+    for offset in (2_000_000, 3_000_000):
+        assert file.next_data(offset) == 2_000_000
+    file.close()
+
+
 def test_directories_and_names(disk: Disk, root: str) -> None:
     assert disk.list(root) == []
     disk.make_directories(f"{root}/x/y/z")

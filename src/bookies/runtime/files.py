@@ -124,6 +124,17 @@ class OsFile:
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size
 
+    def next_data(self, offset: int) -> int:
+        try:
+            # This moves the position of the descriptor, which nobody uses.
+            return os.lseek(self._descriptor, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # Nothing but a hole is left.
+                return self.size()
+            if error.errno == errno.EINVAL:  # The file system has no idea.
+                return min(offset, self.size())
+            raise
+
     def drop_cache(self, offset: int, size: int) -> None:
         with contextlib.suppress(OSError):  # Advice: the data is as right without it.
             os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_DONTNEED)

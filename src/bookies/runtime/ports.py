@@ -84,6 +84,12 @@ class File(Protocol):
 
     def size(self) -> int: ...
 
+    def next_data(self, offset: int) -> int:
+        """The first offset from `offset` on that may hold something else than zeros; at most the file's size.
+
+        Holes are skipped where the file system knows of them.
+        """
+
     def drop_cache(self, offset: int, size: int) -> None:
         """Advise that the range will not be read soon. Never raises."""
 

@@ -234,6 +234,10 @@ class SimFile:
         self._enter("size")
         return len(self._inode.data)
 
+    def next_data(self, offset: int) -> int:
+        self._enter("next_data", offset)
+        return min(offset, len(self._inode.data))
+
     def drop_cache(self, offset: int, size: int) -> None:
         assert offset >= 0
         assert size >= 0

@@ -14,6 +14,7 @@ Source: storage 4.
 from __future__ import annotations
 
 import posixpath
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -116,15 +117,35 @@ class IndexFiles:
         """Maximal runs of entries with a slot. `newer`: pages that replace those of the file. Raises: OSError."""
         runs: list[range] = []
         per_page = layout.slots_per_page(self._page_size)
-        count = 0
-        if path is not None:
-            count = -(-layout.slot_count(self._files.get(path, self._mode).size()) // per_page)
-        for page in range(max([count, *(number + 1 for number in newer)])):
-            data = newer.get(page)
-            if data is None:
-                data = self.read_page(path, page) if path is not None and page < count else b""
+        remaining = iter([*sorted(newer), sys.maxsize])
+        following = next(remaining)  # of those in `newer`
+        page = 0
+        while True:
+            page = min(following, self._next_page(path, page))
+            if page == sys.maxsize:
+                return runs
+            if page == following:
+                data = newer[page]
+                following = next(remaining)
+            else:
+                assert path is not None
+                data = self.read_page(path, page)
             _extend_runs(runs, data, page * per_page)
-        return runs
+            page += 1
+
+    def _next_page(self, path: str | None, page: int) -> int:
+        """The first page from `page` on that may have slots in the file; `sys.maxsize` when there is none.
+
+        A client may give an entry any id, so a file may consist of a hole of terabytes and one page.
+        """
+        if path is None:
+            return sys.maxsize
+        file = self._files.get(path, self._mode)
+        offset = layout.page_offset(page, self._page_size)
+        found = file.next_data(offset)
+        if found >= file.size():
+            return sys.maxsize
+        return page + (found - offset) // self._page_size
 
     def write(self, writes: Sequence[IndexWrite]) -> list[int]:
         """Make all of it durable; the new sizes of the files.

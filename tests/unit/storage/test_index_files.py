@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import pytest
 
 from bookies.errors import CorruptRecord, DiskFull
+from bookies.runtime.files import OsDisk
 from bookies.sim.disk import NOTHING_SURVIVES, SimDisk
 from bookies.sim.loop import Crashed
 from bookies.storage import index_format as layout
@@ -142,3 +145,20 @@ def test_runs_of_entries_from_file_and_memory(disk: SimDisk) -> None:
     assert index.entry_runs(path, newer) == [range(9), range(17, 18), range(20, 22), range(32, 33)]
     assert index.entry_runs(None, {0: slots(0, 1)}) == [range(1, 2)]
     assert index.entry_runs(None, {}) == []
+
+
+def test_runs_of_entries_skip_holes_of_terabytes(tmp_path: pathlib.Path) -> None:
+    """Ids are the client's choice: neither a file nor pages in memory may cost what lies between."""
+    path = str(tmp_path / "7.idx")
+    far, page_size = (1 << 36) + 5, 8192
+    with open(path, "wb") as file:
+        file.write(HEADER + slots(1, 1, 0, 1))
+        file.seek(1024 + 8 * far)
+        file.write(slots(1, 1)[:16])
+    index = IndexFiles(OsDisk(), page_size, 8, "r")
+    expected = [range(2), range(3, 4), range(far, far + 2)]
+    assert index.entry_runs(path, {}) == expected
+    farther = (1 << 30) * page_size // 8
+    assert index.entry_runs(path, {1 << 30: slots(1)[:8]}) == [*expected, range(farther, farther + 1)]
+    assert index.entry_runs(None, {1 << 30: slots(1)[:8]}) == [range(farther, farther + 1)]
+    index.close()
