@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -280,6 +280,7 @@ class Interception:
         elif rule.action == "answer":
             assert request is not None
             assert rule.status is not None
+            self.seen.append(replace(message, is_answer=True, status=rule.status.value))
             reverse.send(_refusal(request, rule.status))
         else:
             assert rule.action == "lose"

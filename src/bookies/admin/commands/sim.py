@@ -1,8 +1,10 @@
-"""`bk sim`: run the whole cluster on virtual time with faults, from a seed; say what broke, or that nothing did."""
+"""`bk sim`: run the whole cluster on virtual time, from seeds with faults or by the schedule of a scenario file; say
+what broke, or that nothing did."""
 
 from __future__ import annotations
 
 import argparse
+import pathlib
 import sys
 import time
 from collections.abc import Iterator
@@ -14,14 +16,20 @@ from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:
     from bookies.sim.run import Result
+    from bookies.sim.scenario import ScenarioResult
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "example:  bk sim --seed 7 --trace        bk sim --seeds 1-500 --jobs 2        bk sim --minutes 10"
+    parser.epilog = (
+        "example:  bk sim --seed 7 --trace        bk sim --seeds 1-500 --jobs 2        bk sim --scenario FILE"
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="run this seed (default 1)")
     parser.add_argument("--seeds", metavar="A-B", help="run all seeds from A to B")
     parser.add_argument("--minutes", type=float, metavar="M", help="run seeds from --seed on for so long")
     parser.add_argument("--profile", default="mixed", metavar="NAME", help="what goes wrong; --profile list names them")
+    parser.add_argument(
+        "--scenario", action="append", metavar="FILE", help="run this schedule instead of seeds; may be repeated"
+    )
     parser.add_argument("--trace", action="store_true", help="print every line of the trace, not only a failure's last")
     parser.add_argument("--jobs", type=int, default=1, metavar="J", help="processes (default 1)")
     parser.add_argument("--json", action="store_true", help="one JSON document per run on stdout")
@@ -31,6 +39,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from bookies.sim.run import PROFILES
 
+    if arguments.scenario:
+        return _run_scenarios(arguments)
     if arguments.jobs < 1:
         raise UsageError(f"--jobs {arguments.jobs}: at least one is needed")
     if arguments.profile not in PROFILES:
@@ -49,6 +59,34 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         print(f"{done} {'seed' if done == 1 else 'seeds'}, {failed} failed")
     return 1 if failed else 0
+
+
+def _run_scenarios(arguments: argparse.Namespace) -> int:
+    from bookies.sim.scenario import ScenarioError, read_scenario, run_scenario
+
+    failed = 0
+    for name in arguments.scenario:
+        try:
+            scenario = read_scenario(pathlib.Path(name))
+        except (ScenarioError, OSError) as error:
+            raise UsageError(f"--scenario {name}: {error}") from None
+        for variant in scenario.variants:
+            result = run_scenario(scenario, variant)
+            failed += bool(result.failures)
+            _show_scenario(result, variant.title, arguments)
+    return 1 if failed else 0
+
+
+def _show_scenario(result: ScenarioResult, title: str, arguments: argparse.Namespace) -> None:
+    if arguments.json:
+        print_json({"scenario": result.name, "title": title, "failures": list(result.failures)})
+        return
+    if arguments.trace:
+        print("\n".join(result.lines))
+    if result.failures:
+        print(result.report(0 if arguments.trace else 60))
+    else:
+        print(f"{result.name}: ok  {title}")
 
 
 def _seeds(arguments: argparse.Namespace) -> tuple[range, bool]:
