@@ -23,6 +23,13 @@ class Entry(NamedTuple):
     ledger_id: int
 
 
+class LastConfirmedAndEntry(NamedTuple):
+    """What a wait for an entry led to. `entry`: None when it was not confirmed in time, or is not in the ledger."""
+
+    last_add_confirmed: int
+    entry: Entry | None
+
+
 @dataclass(frozen=True, slots=True)
 class EntryBatch:
     """Verified consecutive entries of one ledger, still in wire form.

@@ -1,59 +1,91 @@
-"""Fetch a range of confirmed entries: big batches, several in flight, each verified, bad replicas passed over.
+"""Fetch a range of entries: several requests in flight, each answer verified, bad and late replicas passed over.
 
-The range is cut at fragment boundaries. Where every bookie of the ensemble stores every entry (ensemble = write
-quorum) one request brings a batch of consecutive entries, and successive batches go to different bookies; elsewhere
-an ask is many single reads in flight at once. Nothing runs in the background: what is asked ahead are answers on
-their way, so an iteration that is dropped half-way leaves nothing behind. Source: client-protocol 3.3, 3.4 and 3.8.
+The range is cut at fragment boundaries into *asks*, and an ask into *parts*, one request each. Where every bookie of
+the ensemble stores every entry, an ask is one batch read, and successive asks go to different bookies. Of a striped
+ledger a bookie holds a few consecutive entries, which is what a part then asks for. Where there are no batch reads
+(protocol v3, old bookies) a part is a single read. Asks are planned ahead in a window that is bounded in bytes and in
+requests.
+
+A part whose bookie fails, or is late by that bookie's own standard, is asked for at its next replica; the first good
+answer counts and the others are given up. Only the ask that the caller waits for is treated so, because an answer
+that nobody waits for is not late. Nothing runs in the background: what is asked ahead are answers on their way, so an
+iteration that is dropped half-way leaves nothing behind. Source: client-protocol 3.3, 3.4, 3.7 and 3.8.
 """
 
 from __future__ import annotations
 
 import asyncio
+import struct
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from bookies.client.connection import Outcome
 from bookies.client.entries import EntryBatch
+from bookies.client.health import READ, READ_BATCH
 from bookies.client.keys import Keys
 from bookies.client.pool import BookiePool
 from bookies.config import KIB, ClientConfig
-from bookies.errors import (
-    BookieUnreachable,
-    BookKeeperError,
-    ClientClosed,
-    EntryNotFound,
-    MetadataError,
-)
-from bookies.kernels import Records
+from bookies.errors import BookieUnreachable, BookKeeperError, ClientClosed, MetadataError
 from bookies.model import BookieId, Ensemble, LedgerMetadata
 from bookies.protocol.quorum import write_set
-from bookies.protocol.read import ReplicaChoice, read_ranges, replica_order
+from bookies.protocol.read import (
+    ReplicaReads,
+    StickyPosition,
+    is_connection_failure,
+    longest_run_first,
+    read_ranges,
+    replica_order,
+    run_size,
+    why_unreadable,
+)
 from bookies.wire.messages import BatchReadResponse, ReadResponse
 
 BATCH_SIZE = 256 * KIB  # bytes asked for at once; measured best of 64 KiB to 1 MiB: its copies stay in a core's cache
 FILL = 0.75  # of BATCH_SIZE that a batch is planned to take, so that few answers stop at the size limit
-SINGLES_MAX = 256  # single reads of one ask
+ASK_REQUESTS_MAX = 128  # requests of one ask
+REQUESTS_FIRST = 32  # requests in flight, until the size of the entries is known from some of them
+REQUESTS_MAX = 512  # requests in flight
+REPAIRS_MAX = 32  # parts asked for elsewhere at a time: a client that is slow itself must not flood the bookies
+LATE_S = 1.0  # a bookie that was late is asked last for so long
+GRACE_S = 0.002  # to take in answers that have arrived but were not looked at yet
+_record_head = struct.Struct(">I").pack
 
 
 @dataclass(slots=True)
-class _Ask:
-    """Entries first..last of one fragment, asked for: a batch (one bookie, one answer) or single entries."""
+class _Part:
+    """Entries first..last, asked for in one request at a time from replicas of `first`, by position.
+
+    `data`: the answer's records, at least one, perhaps not all and not verified; `error`: no replica could deliver.
+    """
 
     first: int
     last: int
     ensemble: Ensemble
-    turn: int  # which replica is the first to be asked, for batches
-    bookies: Sequence[BookieId]
-    answers: Sequence[asyncio.Future[Outcome]]
+    order: Sequence[int]
+    reads: ReplicaReads
     is_batch: bool
+    asked: dict[int, tuple[asyncio.Future[Outcome], bool]] = field(default_factory=dict)  # (answer, is a batch read)
+    asked_at: float = 0.0  # when the last of them was sent
+    position: int = -1  # where `data` came from
+    data: bytes | None = None
+    error: BookKeeperError | None = None
+
+
+@dataclass(slots=True)
+class _Ask:
+    """Consecutive parts that are waited for, and delivered, together."""
+
+    parts: deque[_Part]
 
 
 class RangeFetch:
-    """Entries first..last of one ledger, in order, as verified batches.
+    """Entries first..last of one ledger, in order, as verified batches. The caller has checked the bounds.
 
     `refresh`: reads the ledger's metadata anew, for when no replica delivers (they may have been replaced).
-    `entry_size`: payload bytes of a typical entry, as far as known.
+    `entry_size`: payload bytes of a typical entry, as far as known. `learn`: is told of the last add confirmed that
+    bookies mention. `sticky`: the position to prefer, where any has every entry. `size_max`: bytes per batch.
     """
 
     def __init__(
@@ -67,164 +99,340 @@ class RangeFetch:
         *,
         refresh: Callable[[], Awaitable[LedgerMetadata]],
         entry_size: float,
+        learn: Callable[[int], object] | None = None,
+        sticky: StickyPosition | None = None,
+        size_max: int | None = None,
     ) -> None:
         self._pool = pool
         self._keys = keys
         self._metadata = metadata
         self._last = last
         self._refresh = refresh
-        self._batch_size = min(BATCH_SIZE, config.read_ahead_size // 2)
-        self._depth = config.read_ahead_size // self._batch_size
-        self._has_batches = pool.has_batch_reads and metadata.ensemble_size == metadata.write_quorum
+        self._learn = learn
+        self._sticky = sticky if metadata.ensemble_size == metadata.write_quorum else None
+        self._is_hedging = config.hedged_reads
+        self._batch_size = size_max or min(BATCH_SIZE, config.read_ahead_size // 2)
+        self._depth = 1 if size_max else config.read_ahead_size // self._batch_size
+        self._fill = 1.0 if size_max else FILL
+        self._requests_max = REQUESTS_FIRST
         self._record_size = entry_size + 4 + keys.header_size  # bytes of a typical record
         self._ranges = read_ranges(metadata, first, last, self._planned_count)
         self._ahead: deque[_Ask] = deque()
+        self._in_flight = 0  # parts in `_ahead`
         self._turn = 0
+        self._late_until: dict[BookieId, float] = {}
+        self._loop = asyncio.get_running_loop()
 
     async def next_batch(self) -> EntryBatch | None:
-        """The next entries, None at the end of the range. Safe to call again after it was cancelled.
+        """The next entries, None at the end of the range. Safe to call again after it was cancelled or has failed.
 
         Raises what client-protocol 3.4 chooses when every replica of an entry failed.
         """
-        self._ask_ahead()
-        if not self._ahead:
-            return None
-        ask = self._ahead[0]
-        if unanswered := [answer for answer in ask.answers if not answer.done()]:
-            await asyncio.wait(unanswered)  # Unlike awaiting them, being cancelled here does not give them up.
-        self._ahead.popleft()
-        self._ask_ahead()
-        batch = self._verified(ask)
-        if batch is None:
+        while True:
+            self._ask_ahead()
+            if not self._ahead:
+                return None
+            ask = self._ahead[0]
             try:
-                batch = await self._from_another(ask)
-            except BaseException:
-                self._ahead.appendleft(ask)
+                await self._answered(ask)
+            except asyncio.CancelledError:
+                self._forget_silent(ask)
                 raise
-        if batch is None:
-            return await self.next_batch()
-        if batch.last_entry_id < ask.last:
-            self._ahead.appendleft(self._ask(batch.last_entry_id + 1, ask.last, ask.ensemble, ask.turn + 1))
-        self._record_size = 0.75 * self._record_size + 0.25 * batch.size / len(batch)
-        return batch
+            if ask.parts[0].error is not None:
+                await self._look_for_moved(ask.parts[0])
+                continue
+            batch = self._take(ask)
+            if batch is not None:
+                if not ask.parts:
+                    self._ahead.popleft()
+                self._measured(batch)
+                self._ask_ahead()
+                return batch
 
-    # -- asking --------------------------------------------------------------------------------------------------
-    def _planned_count(self) -> int:
-        count = int(FILL * self._batch_size / self._record_size)
-        return count if self._has_batches else min(count, SINGLES_MAX)
+    # -- planning ------------------------------------------------------------------------------------------------
+    def _planned_count(self, ensemble: Ensemble) -> int:
+        """Entries of the next ask."""
+        count = int(self._fill * self._batch_size / self._record_size)
+        has_batches = all(self._knows_batches(bookie) for bookie in ensemble)
+        if has_batches and len(ensemble) == self._metadata.write_quorum:
+            return count
+        return min(
+            count, (self._metadata.write_quorum if has_batches else 1) * min(ASK_REQUESTS_MAX, self._requests_max)
+        )
+
+    def _measured(self, batch: EntryBatch) -> None:
+        """Learn the size of entries: growth at once, because it costs memory, shrinking slowly."""
+        size = batch.size / len(batch)
+        self._record_size = max(size, 0.75 * self._record_size + 0.25 * size)
+        self._requests_max = min(REQUESTS_MAX, 2 * self._requests_max)
 
     def _ask_ahead(self) -> None:
-        while len(self._ahead) < self._depth:
+        while len(self._ahead) < self._depth and self._in_flight < self._requests_max:
             part = next(self._ranges, None)
             if part is None:
                 return
             first, last, ensemble = part
-            self._ahead.append(self._ask(first, last, ensemble, self._turn))
+            self._ahead.append(_Ask(deque(self._parts(first, last, ensemble, self._turn))))
             self._turn += 1
 
-    def _ask(self, first: int, last: int, ensemble: Ensemble, turn: int) -> _Ask:
-        if self._has_batches:
-            bookie = self._order(ensemble, turn)[0]
-            return _Ask(first, last, ensemble, turn, (bookie,), (self._start_batch(bookie, first, last),), True)
-        size = len(ensemble)
-        chosen = [self._order(ensemble, residue)[0] for residue in range(size)]  # The order repeats with the id.
-        bookies = [chosen[entry_id % size] for entry_id in range(first, last + 1)]
-        ledger_id = self._metadata.ledger_id
-        answers = [
-            self._pool.start_read_entry(bookie, ledger_id, entry_id) for entry_id, bookie in enumerate(bookies, first)
-        ]
-        return _Ask(first, last, ensemble, turn, bookies, answers, False)
+    def _parts(
+        self, first: int, last: int, ensemble: Ensemble, turn: int, avoided: BookieId | None = None
+    ) -> Iterator[_Part]:
+        """Ask for the entries; `turn` spreads the load over the replicas. `avoided` has just sent something bad."""
+        size, write_quorum = len(ensemble), self._metadata.write_quorum
+        is_striped, knows = size != write_quorum, self._knows_batches
+        rank = self._ranking(avoided)
+        orders: list[Sequence[int] | None] = [None] * size  # They repeat with the id.
+        at = first
+        while at <= last:
+            order = orders[at % size]
+            if order is None:
+                positions: Sequence[int]
+                if self._sticky is not None:
+                    positions = write_set(self._sticky.position, size, write_quorum)
+                elif is_striped and self._pool.has_batch_reads:
+                    positions = longest_run_first(at, size, write_quorum)
+                else:
+                    positions = write_set(at if is_striped else turn + at - first, size, write_quorum)
+                order = orders[at % size] = replica_order(positions, ensemble, rank)
+            is_batch = knows(ensemble[order[0]])
+            run = run_size(order[0], at, size, write_quorum) if is_batch else 1
+            if is_striped and is_batch and at == first:
+                run = min(run, turn % write_quorum + 1)  # Else runs that divide the ensemble spare half the bookies.
+            end = min(last, at + run - 1) if run else last
+            part = _Part(at, end, ensemble, order, ReplicaReads(order), is_batch)
+            for position in part.reads.due():
+                self._start(part, position)
+            self._in_flight += 1
+            yield part
+            at = end + 1
 
-    def _order(self, ensemble: Ensemble, turn: int) -> Sequence[BookieId]:
-        positions = write_set(turn, len(ensemble), self._metadata.write_quorum)
-        return replica_order([ensemble[position] for position in positions], self._pool.is_suspect)
+    def _knows_batches(self, bookie: BookieId) -> bool:
+        return self._pool.has_batch_reads and self._pool.batch_support.knows(bookie)
 
-    def _start_batch(self, bookie: BookieId, first: int, last: int) -> asyncio.Future[Outcome]:
-        count = last - first + 1
-        return self._pool.start_read_batch(bookie, self._metadata.ledger_id, first, count, self._batch_size)
+    def _ranking(self, avoided: BookieId | None) -> Callable[[BookieId], int]:
+        """Healthy bookies first, then those that are in time, then those that know batch reads."""
+        rank, late, now = self._pool.health.rank, self._late_until, self._loop.time()
+
+        def ranked(bookie: BookieId) -> int:
+            is_late = late.get(bookie, 0.0) > now or bookie == avoided
+            return 4 * rank(bookie) + 2 * is_late + (not self._knows_batches(bookie))
+
+        return ranked
+
+    # -- asking --------------------------------------------------------------------------------------------------
+    def _start(self, part: _Part, position: int) -> None:
+        bookie, ledger_id = part.ensemble[position], self._metadata.ledger_id
+        count = part.last - part.first + 1
+        if held := run_size(position, part.first, len(part.ensemble), self._metadata.write_quorum):
+            count = min(count, held)
+        is_batch = part.is_batch and self._knows_batches(bookie)
+        part.asked_at = self._loop.time()
+        if is_batch:
+            answer = self._pool.start_read_batch(bookie, ledger_id, part.first, count, self._batch_size)
+        else:
+            answer = self._pool.start_read_entry(bookie, ledger_id, part.first)
+        part.asked[position] = answer, is_batch
+
+    async def _answered(self, ask: _Ask) -> None:
+        """Until every part has an answer, or has failed at every replica; late ones are asked for elsewhere too."""
+        progress = -1
+        while unanswered := self._unanswered(ask):
+            before, progress = progress, self._progress(ask)
+            if progress == before:
+                break  # The bookies that are asked have not answered anything else either.
+            delay = self._patience(ask) if self._is_hedging else None
+            await asyncio.wait(
+                unanswered, timeout=delay
+            )  # Unlike awaiting them, being cancelled does not give them up.
+        for part in ask.parts:
+            if part.data is None:
+                self._take_answers(part)
+        troubled = [part for part in ask.parts if part.data is None and part.error is None]
+        for start in range(0, len(troubled), REPAIRS_MAX):
+            repairs = [self._repair(part) for part in troubled[start : start + REPAIRS_MAX]]
+            if len(repairs) == 1:
+                await repairs[0]
+                continue
+            for result in await asyncio.gather(*repairs, return_exceptions=True):
+                if isinstance(result, BaseException):
+                    raise result
+
+    def _unanswered(self, ask: _Ask) -> list[asyncio.Future[Outcome]]:
+        return [answer for part in ask.parts for answer, _ in part.asked.values() if not answer.done()]
+
+    def _patience(self, ask: _Ask) -> float:
+        """Seconds until the first part is late."""
+        now = self._loop.time()
+        delays: dict[tuple[BookieId, bool], float] = {}
+        for part in ask.parts:
+            for position, (answer, is_batch) in part.asked.items():
+                key = part.ensemble[position], is_batch
+                if not answer.done() and key not in delays:
+                    delays[key] = part.asked_at + self._delay_s(*key) - now
+        return max(GRACE_S, min(delays.values()))
+
+    def _delay_s(self, bookie: BookieId, is_batch: bool) -> float:
+        return self._pool.health.hedge_delay_s(bookie, READ_BATCH if is_batch else READ)
+
+    def _progress(self, head: _Ask) -> int:
+        """How many answers have come from the bookies that `head` still waits for."""
+        silent = dict.fromkeys(
+            part.ensemble[position]
+            for part in head.parts
+            for position, (answer, _) in part.asked.items()
+            if not answer.done()
+        )
+        return sum(
+            part.ensemble[position] in silent and answer.done()
+            for ask in self._ahead
+            for part in ask.parts
+            for position, (answer, _) in part.asked.items()
+        )
+
+    async def _repair(self, part: _Part) -> None:
+        """Ask further replicas until one delivers or all have failed. Source: client-protocol 3.4."""
+        while part.data is None and part.error is None:
+            for position in part.reads.due():
+                self._start(part, position)
+            if part.reads.has_failed:
+                self._give_up(part)
+                continue
+            delay = None
+            if self._is_hedging and part.reads.has_more:
+                position, (_, is_batch) = list(part.asked.items())[-1]
+                delay = part.asked_at + self._delay_s(part.ensemble[position], is_batch) - self._loop.time()
+            answers = [answer for answer, _ in part.asked.values()]
+            if delay is None or delay > 0:
+                done, _ = await asyncio.wait(answers, timeout=delay, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                done = {answer for answer in answers if answer.done()}
+            if done:
+                self._take_answers(part)
+                continue
+            for position in part.asked:
+                self._late_until[part.ensemble[position]] = self._loop.time() + LATE_S
+            for position in part.reads.late():
+                self._start(part, position)
+
+    def _give_up(self, part: _Part) -> None:
+        """No replica could deliver: ask again for a single entry if it may have been the batch read, else fail."""
+        error = part.reads.error
+        if part.is_batch and is_connection_failure(error):
+            part.is_batch = False  # Old bookies drop the connection when they meet a batch read. Source: 3.8 (X-63).
+            part.reads = ReplicaReads(part.order)
+        else:
+            part.error = error
 
     # -- answers -------------------------------------------------------------------------------------------------
-    def _verified(self, ask: _Ask) -> EntryBatch | None:
-        """The good entries at the front of an ask, None when already the first is not."""
-        try:
-            return self._checked_batch(ask) if ask.is_batch else self._checked_singles(ask)
-        except ClientClosed:
-            raise
-        except BookKeeperError:
-            return None
-
-    def _checked_batch(self, ask: _Ask) -> EntryBatch:
-        outcome, bookie = ask.answers[0].result(), ask.bookies[0]
-        response = self._pool.check(bookie, outcome, BatchReadResponse, self._metadata.ledger_id, ask.first)
-        return self._keys.verified(bookie, bytes(response.records), ask.first, ask.last)
-
-    def _checked_singles(self, ask: _Ask) -> EntryBatch:
-        bodies: list[bytes] = []
-        for entry_id, bookie, answer in zip(range(ask.first, ask.last + 1), ask.bookies, ask.answers, strict=True):
+    def _take_answers(self, part: _Part) -> None:
+        """Look at the answers that have come; with a good one the others are given up."""
+        for position in list(part.asked):
+            answer, is_batch = part.asked[position]
+            if not answer.done():
+                continue
+            del part.asked[position]
+            bookie = part.ensemble[position]
             try:
-                bodies.append(self._body(bookie, answer.result(), entry_id))
-            except BookKeeperError:
-                if not bodies:
-                    raise
-                break
-        return self._keys.verified(ask.bookies[0], Records.of(bodies).data, ask.first, ask.last)
-
-    def _body(self, bookie: BookieId, outcome: Outcome, entry_id: int) -> bytes:
-        response = self._pool.check(bookie, outcome, ReadResponse, self._metadata.ledger_id, entry_id)
-        return bytes(response.body or b"")
-
-    # -- when the first replica fails ----------------------------------------------------------------------------
-    async def _from_another(self, ask: _Ask) -> EntryBatch | None:
-        """Entries from `ask.first` on from whichever replica has them; None when it starts again elsewhere."""
-        try:
-            return await self._from_replicas(ask.first, ask.last, ask.ensemble, ask)
-        except ClientClosed:
-            raise
-        except BookKeeperError as error:
-            try:
-                metadata = await self._refresh()
-            except MetadataError:
-                raise error from None
-            if metadata.ensemble_at(ask.first) == ask.ensemble:
-                raise
-        # The fragment has moved since the ranges were cut.
-        self._metadata = metadata
-        self._ahead.clear()
-        self._ranges = read_ranges(metadata, ask.first, self._last, self._planned_count)
-        return None
-
-    async def _from_replicas(self, first: int, last: int, ensemble: Ensemble, asked: _Ask | None) -> EntryBatch:
-        """One replica after the other; `asked` holds the answer of the first of them. Source: client-protocol 3.4."""
-        is_batch = self._has_batches
-        order = self._order(ensemble, asked.turn if is_batch and asked is not None else first)
-        if asked is not None:
-            order = [asked.bookies[0], *(bookie for bookie in order if bookie != asked.bookies[0])]
-        choice = ReplicaChoice(order)
-        while (bookie := choice.next()) is not None:
-            try:
-                if asked is not None and bookie == asked.bookies[0]:
-                    return self._checked_batch(asked) if asked.is_batch else self._checked_singles(asked)
-                if is_batch:
-                    outcome = await self._start_batch(bookie, first, last)
-                    response = self._pool.check(bookie, outcome, BatchReadResponse, self._metadata.ledger_id, first)
-                    return self._keys.verified(bookie, bytes(response.records), first, last)
-                outcome = await self._pool.start_read_entry(bookie, self._metadata.ledger_id, first)
-                body = self._body(bookie, outcome, first)
-                return self._keys.verified(bookie, Records.of([body]).data, first, first)
+                data = self._records(bookie, part.first, answer.result(), is_batch)
             except ClientClosed:
                 raise
             except BookKeeperError as error:
-                choice.failed(bookie, error)
-        if is_batch and type(choice.error) is BookieUnreachable:
-            # Bookies before 4.17 drop the connection when they meet a batch read.
-            self._has_batches = False
-            return await self._from_replicas(first, first, ensemble, None)
-        raise self._failure(first, choice)
+                self._failed(part, position, error)
+                continue
+            self._late_until.pop(bookie, None)
+            part.data, part.position = data, position
+            for given_up, _ in part.asked.values():
+                given_up.cancel()
+            part.asked.clear()
+            return
 
-    def _failure(self, entry_id: int, choice: ReplicaChoice) -> BookKeeperError:
-        """The chosen error, saying what each replica answered."""
-        answers = "; ".join(f"{bookie}: {error.message}" for bookie, error in choice.causes.items())
-        what = "no replica holds the entry" if isinstance(choice.error, EntryNotFound) else "no replica could deliver"
-        error = type(choice.error)(f"{what}: {answers}", ledger_id=self._metadata.ledger_id, entry_id=entry_id)
-        error.__cause__ = choice.error
-        return error
+    def _records(self, bookie: BookieId, entry_id: int, outcome: Outcome, is_batch: bool) -> bytes:
+        """The records of an answer, unverified. Raises what the bookie says."""
+        ledger_id, support = self._metadata.ledger_id, self._pool.batch_support
+        if isinstance(outcome, BookieUnreachable):
+            if is_batch and outcome.was_connected:
+                support.dropped(bookie)
+            raise outcome.with_traceback(None)
+        if is_batch:
+            support.answered_batch(bookie)
+            return bytes(self._pool.check(bookie, outcome, BatchReadResponse, ledger_id, entry_id).records)
+        support.answered_single(bookie)
+        response = self._pool.check(bookie, outcome, ReadResponse, ledger_id, entry_id)
+        if response.max_lac is not None and self._learn is not None:
+            self._learn(response.max_lac)
+        body = bytes(response.body or b"")
+        return _record_head(len(body)) + body
+
+    def _failed(self, part: _Part, position: int, error: BookKeeperError) -> None:
+        part.reads.failed(part.ensemble[position], error)
+        if self._sticky is not None:
+            self._sticky.failed(position)
+
+    def _take(self, ask: _Ask) -> EntryBatch | None:
+        """Verify and take out the good entries at the front; None when already the first is bad."""
+        chunks: list[bytes] = []
+        for part in ask.parts:
+            if part.data is None:
+                break
+            chunks.append(part.data)
+        head, tail = ask.parts[0], ask.parts[len(chunks) - 1]
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        try:
+            batch = self._keys.verified(head.ensemble[head.position], data, head.first, tail.last)
+        except BookKeeperError as error:
+            head.data = None
+            self._failed(head, head.position, error)
+            return None
+        verified_end = batch.starts[-1]
+        end = 0
+        for chunk in chunks:
+            end += len(chunk)
+            part = ask.parts.popleft()
+            self._in_flight -= 1
+            # The last verified entry that this part brought.
+            got = batch.first_entry_id + bisect_left(batch.starts, min(end, verified_end)) - 1
+            if got < part.last:
+                # It stopped at a size limit, at an entry that it lacks, or the next one is bad.
+                avoided = part.ensemble[part.position] if verified_end < end else None
+                rest = list(self._parts(got + 1, part.last, part.ensemble, self._turn, avoided))
+                ask.parts.extendleft(reversed(rest))
+            if got != part.last or end >= verified_end:
+                # What it sent beyond what it was asked for is not looked at.
+                return batch.slice(batch.first_entry_id, min(got, part.last))
+        raise AssertionError("verified more than there was")
+
+    # -- when no replica delivers --------------------------------------------------------------------------------
+    def _forget_silent(self, ask: _Ask) -> None:
+        """The caller gave up waiting: where every replica has been asked already, ask anew when it comes again."""
+        for part in ask.parts:
+            if part.data is None and not part.reads.has_more:
+                for answer, _ in part.asked.values():
+                    answer.cancel()
+                part.asked.clear()
+                part.reads = ReplicaReads(part.order)
+
+    async def _look_for_moved(self, part: _Part) -> None:
+        """Start again where the replicas are now; raises the part's error when they are where they were."""
+        failure, causes = part.error, part.reads.causes
+        assert failure is not None
+        part.error, part.reads = None, ReplicaReads(part.order)  # Whoever calls again tries again.
+        error = why_unreadable(failure, causes, self._metadata.ledger_id, part.first)
+        try:
+            metadata = await self._refresh()
+        except MetadataError:
+            raise error from failure
+        if metadata.ensemble_at(part.first) == part.ensemble:
+            raise error
+        self._metadata = metadata
+        self.stop()
+        self._ranges = read_ranges(metadata, part.first, self._last, self._planned_count)
+
+    def stop(self) -> None:
+        """Give up what is asked for."""
+        for ask in self._ahead:
+            for part in ask.parts:
+                for answer, _ in part.asked.values():
+                    answer.cancel()
+        self._ahead.clear()
+        self._in_flight = 0

@@ -100,6 +100,10 @@ class BookiePool:
         count = sum(len(peer.connections) for peer in self._peers.values())
         return f"<BookiePool bookies={len(self._peers)} connections={count} unanswered={self.total_size:,} bytes>"
 
+    def any_below(self, count: int) -> int:
+        """One of 0..count-1 by chance, for choices that are to differ from handle to handle."""
+        return self._runtime.random.randrange(count)
+
     # -- adds ----------------------------------------------------------------------------------------------------
     def send_adds(
         self,

@@ -9,14 +9,17 @@ client-protocol 3.1, 3.2, 3.5 and 3.6.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from bisect import bisect_right
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
-from bookies.client.entries import Entry, EntryBatch
+from bookies.client.entries import Entry, EntryBatch, LastConfirmedAndEntry
 from bookies.client.fetch import RangeFetch
+from bookies.client.iteration import Batches as Batches
+from bookies.client.iteration import Entries as Entries
 from bookies.client.keys import Keys
-from bookies.client.lac import read_last_add_confirmed
+from bookies.client.lac import read_last_add_confirmed, try_last_add_confirmed
+from bookies.client.longpoll import wait_for_entry
 from bookies.client.pool import BookiePool
 from bookies.client.tail import TailSource
 from bookies.config import ClientConfig
@@ -28,63 +31,20 @@ from bookies.errors import (
     InvalidArgument,
     LedgerClosed,
     LedgerNotFound,
-    NotSupported,
     ReadFailed,
     Unauthorized,
 )
 from bookies.metadata.driver import LedgerEvent, MetadataDriver, Versioned, Watch
 from bookies.model import LedgerMetadata, LedgerState
-from bookies.protocol.read import is_growth_trusted
+from bookies.protocol.lac import LacRead, is_growth_trusted
+from bookies.protocol.read import StickyPosition
 
 if TYPE_CHECKING:
     import pyarrow
 
 _STATE_NAMES = {LedgerState.OPEN: "open", LedgerState.IN_RECOVERY: "in recovery", LedgerState.CLOSED: "sealed"}
 ENTRY_SIZE_GUESS = 1024.0  # payload bytes, until the ledger tells
-
-
-class BatchSource(Protocol):
-    async def next_batch(self) -> EntryBatch | None:
-        """The next entries, None at the end."""
-
-
-class Entries:
-    """Asynchronous iterator over single entries; `batches()` gives the same entries as `EntryBatch`es."""
-
-    def __init__(self, source: BatchSource) -> None:
-        self._source = source
-        self._entries: Iterator[Entry] = iter(())
-
-    def __aiter__(self) -> AsyncIterator[Entry]:
-        return self
-
-    async def __anext__(self) -> Entry:
-        for entry in self._entries:
-            return entry
-        batch = await self._source.next_batch()
-        if batch is None:
-            raise StopAsyncIteration
-        self._entries = batch.entries()
-        return next(self._entries)
-
-    def batches(self) -> Batches:
-        return Batches(self._source)
-
-
-class Batches:
-    """Asynchronous iterator over verified batches."""
-
-    def __init__(self, source: BatchSource) -> None:
-        self._source = source
-
-    def __aiter__(self) -> AsyncIterator[EntryBatch]:
-        return self
-
-    async def __anext__(self) -> EntryBatch:
-        batch = await self._source.next_batch()
-        if batch is None:
-            raise StopAsyncIteration
-        return batch
+BATCH_COUNT_MAX = 10_000  # entries of an unconfirmed batch whose caller names no number
 
 
 class LedgerReader:
@@ -101,7 +61,12 @@ class LedgerReader:
         self._version = found.version
         self._last_add_confirmed = -1
         self._entry_size = ENTRY_SIZE_GUESS
-        self._watch: Watch | None = None
+        self._watches: list[Watch] = []
+        self._length = 0
+        self._sticky: StickyPosition | None = None
+        if config.sticky_reads:
+            size = found.metadata.ensemble_size
+            self._sticky = StickyPosition(size, pool.any_below(size))
         self._is_stale = False  # The store has, or may have, a newer record.
         self._changed = asyncio.Event()  # set whenever `_is_stale` becomes true, and by `close`
         self._is_closed = False
@@ -117,10 +82,11 @@ class LedgerReader:
         """
         reader = cls(pool, driver, config, keys, found)
         if not reader.is_sealed:
-            reader._watch = driver.watch_ledger(reader.ledger_id, reader._ledger_changed)
+            reader._watches.append(driver.watch_ledger(reader.ledger_id, reader._ledger_changed))
+            reader._watches.append(driver.on_session_expired(reader._watch_lost))
             reader.mark_stale()  # It may have changed between reading and watching.
             try:
-                await reader._learn_last_add_confirmed(is_first=True)
+                await reader._learn_last_add_confirmed()
             except BaseException as error:
                 reader._release()
                 if isinstance(error, BookKeeperError) and not isinstance(
@@ -153,6 +119,11 @@ class LedgerReader:
         return self._last_add_confirmed
 
     @property
+    def length(self) -> int:
+        """Payload bytes of the ledger; of one that is not sealed those up to the newest entry heard of, a hint."""
+        return self._metadata.length if self.is_sealed else self._length
+
+    @property
     def labels(self) -> dict[str, str]:
         return {name: value.decode("utf-8", "replace") for name, value in self._metadata.custom_metadata.items()}
 
@@ -166,25 +137,28 @@ class LedgerReader:
         )
 
     # -- reading -------------------------------------------------------------------------------------------------
-    def read(self, first: int = 0, last: int | None = None) -> Entries:
+    def read(self, first: int = 0, last: int | None = None, *, timeout: float | None = None) -> Entries:
         """The entries first..last in order; `last` None: up to the last add confirmed when the iteration begins.
 
-        `async for entry in ledger.read()`; `.batches()` gives verified batches instead of entries. The iteration
-        raises `InvalidArgument`, `ReadFailed` (beyond the last add confirmed) and what every replica of an entry
-        failing leads to: `EntryNotFound`, `DigestMismatch`, `BookieUnreachable` and so on.
+        `async for entry in ledger.read()`; `.batches()` gives verified batches instead of entries. `timeout`: seconds
+        that a step may take. The iteration raises `InvalidArgument`, `ReadFailed` (beyond the last add confirmed),
+        `TimeoutError`, and what every replica of an entry failing leads to: `EntryNotFound`, `DigestMismatch`,
+        `BookieUnreachable` and so on.
         """
-        if first < 0 or (last is not None and last < first):
-            raise InvalidArgument(f"read({first}, {last}): must be 0 <= first <= last")
-        return Entries(_RangeSource(self, first, last))
+        _check_range("read", first, last)
+        return Entries(_RangeSource(self, first, last), timeout)
 
-    def read_batches(self, first: int = 0, last: int | None = None) -> Batches:
+    def read_batches(self, first: int = 0, last: int | None = None, *, timeout: float | None = None) -> Batches:
         """As `read`, in verified batches that stay in the buffers they arrived in."""
-        return self.read(first, last).batches()
+        return self.read(first, last, timeout=timeout).batches()
 
     async def read_arrow(
         self, first: int = 0, last: int | None = None, *, timeout: float | None = None
     ) -> pyarrow.Table:
-        """As `read`, as a pyarrow.Table: ledger_id and entry_id (int64), value (binary); no object per entry."""
+        """As `read`, as a pyarrow.Table: ledger_id and entry_id (int64), value (binary); no object per entry.
+
+        `timeout`: seconds for all of it.
+        """
         from bookies.client.arrow import table_of
 
         async with asyncio.timeout(timeout):
@@ -197,9 +171,54 @@ class LedgerReader:
                 return entry
         raise EntryNotFound("no such entry", ledger_id=self.ledger_id, entry_id=entry_id)
 
-    def read_unconfirmed(self, first: int, last: int) -> Entries:
-        """Not offered: entries that may turn out not to be in the ledger. Raises `NotSupported`."""
-        raise NotSupported("unconfirmed reads are not offered; tail() delivers entries as soon as they are confirmed")
+    async def read_batch(
+        self,
+        first: int,
+        *,
+        count_max: int = 0,
+        size_max: int = 0,
+        unconfirmed: bool = False,
+        timeout: float | None = None,
+    ) -> EntryBatch:
+        """Consecutive entries from `first` on: at least one, perhaps fewer than there are; read on behind them.
+
+        `count_max`: entries, 0: as many as come; `size_max`: bytes of their records, exceeded only by a first entry
+        that is longer, 0: what fits into a frame. Never beyond the last add confirmed, unless `unconfirmed` (see
+        `read_unconfirmed`), nor beyond the end. Raises what `read` does. Source: client-protocol 3.8.
+        """
+        if first < 0 or count_max < 0 or size_max < 0:
+            raise InvalidArgument(f"read_batch({first}, count_max={count_max}, size_max={size_max}): must be 0 or more")
+        size_max = min(size_max or self._pool.batch_size_max, self._pool.batch_size_max)
+        async with asyncio.timeout(timeout):
+            if unconfirmed:
+                last = first + (count_max or BATCH_COUNT_MAX) - 1
+                await self._check_unconfirmed(first)
+                if self.is_sealed:
+                    last = min(last, self._last_add_confirmed)
+            else:
+                await self._check_confirmed(first)
+                last = min(first + count_max - 1, self._last_add_confirmed) if count_max else self._last_add_confirmed
+            fetch = self.range_fetch(first, last, size_max)
+            try:
+                batch = await fetch.next_batch()
+            finally:
+                fetch.stop()
+        assert batch is not None
+        if unconfirmed:
+            batch = self._within_end(batch)
+        count = max(1, bisect_right(batch.starts, batch.starts[0] + size_max) - 1)
+        return batch.slice(first, min(batch.last_entry_id, first + count - 1))
+
+    def read_unconfirmed(self, first: int, last: int, *, timeout: float | None = None) -> Entries:
+        """The entries first..last without regard to the last add confirmed: what the bookies hold of an open ledger.
+
+        An entry that is not confirmed may turn out not to be in the ledger; nothing that outlives the read should
+        depend on it. Raises `EntryNotFound` at the first entry that no bookie holds, and for those beyond the end of a
+        ledger that is known to be sealed, whatever bookies hold there. `timeout`: seconds that a step may take.
+        Source: client-protocol 3.2.
+        """
+        _check_range("read_unconfirmed", first, last)
+        return Entries(_UnconfirmedSource(self, first, last), timeout)
 
     async def read_last(self, *, timeout: float | None = None) -> Entry:
         """The entry at the last add confirmed, which is refreshed first. Raises `EntryNotFound` when there is none."""
@@ -209,24 +228,88 @@ class LedgerReader:
                 raise EntryNotFound("the ledger has no entry to read yet", ledger_id=self.ledger_id)
             return await self.read_entry(last)
 
+    def tail(self, first: int | None = None, *, timeout: float | None = None) -> Entries:
+        """Entries from `first` on (None: the next one that is not readable yet), waiting for new ones until the seal.
+
+        The iteration ends when the ledger is sealed and its last entry was delivered. It survives bookies that fail;
+        it raises when none has answered for 30 seconds, and `TimeoutError` when no entry came for `timeout` seconds.
+        """
+        if first is not None and first < 0:
+            raise InvalidArgument(f"tail({first}): must be 0 or more")
+        start = self._last_add_confirmed + 1 if first is None else first
+        return Entries(TailSource(self, self._pool, self._keys, start), timeout)
+
+    # -- last add confirmed --------------------------------------------------------------------------------------
     async def read_last_add_confirmed(self, *, timeout: float | None = None) -> int:
-        """Ask the bookies for the last entry that may be read, -1: none; a sealed ledger answers by itself."""
+        """Ask the bookies for the last entry that may be read, -1: none; a sealed ledger answers by itself.
+
+        Certain: the answers leave no room for a later entry that was confirmed and told to them. Never less than
+        what was known before. Raises `ReadFailed`, `BookieTimeout` and so on when too few bookies answer.
+        """
         async with asyncio.timeout(timeout):
             await self.follow_metadata()
             if not self.is_sealed:
                 await self._learn_last_add_confirmed()
             return self._last_add_confirmed
 
-    def tail(self, first: int | None = None) -> Entries:
-        """Entries from `first` on (None: the next one that is not readable yet), waiting for new ones until the seal.
+    async def try_read_last_add_confirmed(self, *, timeout: float | None = None) -> int:
+        """As `read_last_add_confirmed`, content with the first bookie that knows more, or with any answer at all.
 
-        The iteration ends when the ledger is sealed and its last entry was delivered. It survives bookies that fail;
-        it raises when none has answered for 30 seconds.
+        Raises `RecoveryFailed` when no bookie answered.
         """
-        if first is not None and first < 0:
-            raise InvalidArgument(f"tail({first}): must be 0 or more")
-        start = self._last_add_confirmed + 1 if first is None else first
-        return Entries(TailSource(self, self._pool, self._keys, start))
+        async with asyncio.timeout(timeout):
+            await self.follow_metadata()
+            if not self.is_sealed:
+                known = self._last_add_confirmed
+                self._take_in(await try_last_add_confirmed(self._pool, self._keys, self._metadata, known))
+            return self._last_add_confirmed
+
+    async def read_last_add_confirmed_and_entry(
+        self, entry_id: int, *, wait: float = 2.0, parallel: bool = False, timeout: float | None = None
+    ) -> LastConfirmedAndEntry:
+        """Wait until the entry is confirmed, at most about `wait` seconds; the entry is None when it is not by then.
+
+        `parallel`: ask all bookies at once. Without an entry the ledger may have ended before it: see `is_sealed`.
+        `timeout`: seconds for everything, then `TimeoutError`. Source: client-protocol 3.6.
+        """
+        if entry_id < 0 or wait < 0:
+            raise InvalidArgument(f"read_last_add_confirmed_and_entry({entry_id}, wait={wait}): must be 0 or more")
+        loop = asyncio.get_running_loop()
+        end = loop.time() + wait
+        async with asyncio.timeout(timeout):
+            while True:
+                self.check_open()
+                await self.follow_metadata()
+                if entry_id <= self._last_add_confirmed:
+                    return LastConfirmedAndEntry(self._last_add_confirmed, await self.read_entry(entry_id))
+                remaining = end - loop.time()
+                if self.is_sealed or (remaining <= 0 and wait > 0):
+                    return LastConfirmedAndEntry(self._last_add_confirmed, None)
+                batch = await self._await_entry(entry_id, remaining, parallel)
+                if batch is not None:
+                    return LastConfirmedAndEntry(self._last_add_confirmed, next(batch.entries()))
+                wait = wait or 1e-9  # Bookies have been asked once.
+
+    async def _await_entry(self, entry_id: int, wait_s: float, is_parallel: bool) -> EntryBatch | None:
+        """One round of waiting, ended by news of any kind."""
+        if not is_growth_trusted(self._metadata):
+            await self.wait_for_change(wait_s)
+            self.mark_stale()
+            return None
+        change = asyncio.ensure_future(self.wait_for_change(None))
+        try:
+            return await wait_for_entry(
+                self._pool,
+                self._keys,
+                self._metadata,
+                entry_id,
+                wait_s,
+                learn=self.learn,
+                change=change,
+                is_parallel=is_parallel,
+            )
+        finally:
+            change.cancel()
 
     async def close(self) -> None:
         """Let go of the handle; nothing happens to the ledger. Idempotent."""
@@ -241,23 +324,45 @@ class LedgerReader:
         await self.close()
 
     # -- bounds --------------------------------------------------------------------------------------------------
-    async def _fetch(self, first: int, last: int | None) -> RangeFetch:
-        """Check and complete the bounds, then prepare the reads."""
+    async def _check_confirmed(self, last: int) -> None:
+        """Raises `ReadFailed` when the entry is beyond the last add confirmed, which is asked for if need be."""
         self.check_open()
-        if last is None or last > self._last_add_confirmed:
+        if last > self._last_add_confirmed:
             await self.read_last_add_confirmed()
-        if last is None:
-            last = self._last_add_confirmed
-        elif last > self._last_add_confirmed:
+        if last > self._last_add_confirmed:
             raise ReadFailed(
                 f"cannot read up to entry {last}: the last {'entry' if self.is_sealed else 'add confirmed'} is "
                 f"{self._last_add_confirmed}" + ("" if self.is_sealed else "; tail() waits for entries to come"),
                 ledger_id=self.ledger_id,
+                entry_id=last,
             )
-        return self.range_fetch(first, last)
 
-    def range_fetch(self, first: int, last: int) -> RangeFetch:
-        """The reads of confirmed entries first..last."""
+    async def _check_unconfirmed(self, entry_id: int) -> None:
+        """Raises `EntryNotFound` when the ledger is known to end before it: no bookie is asked then (I-12)."""
+        self.check_open()
+        await self.follow_metadata()
+        if self.is_sealed and entry_id > self._last_add_confirmed:
+            raise EntryNotFound(
+                f"no such entry: the ledger is sealed and its last entry is {self._last_add_confirmed}",
+                ledger_id=self.ledger_id,
+                entry_id=entry_id,
+            )
+
+    def _within_end(self, batch: EntryBatch) -> EntryBatch:
+        """What of an unconfirmed batch is in the ledger, should it have turned out to be sealed meanwhile."""
+        end = self._last_add_confirmed
+        if not self.is_sealed or batch.last_entry_id <= end:
+            return batch
+        if batch.first_entry_id > end:
+            raise EntryNotFound(
+                f"no such entry: the ledger was sealed and its last entry is {end}",
+                ledger_id=self.ledger_id,
+                entry_id=batch.first_entry_id,
+            )
+        return batch.slice(batch.first_entry_id, end)
+
+    def range_fetch(self, first: int, last: int, size_max: int | None = None) -> RangeFetch:
+        """The reads of entries first..last. `size_max`: of only one batch, as large as possible, bytes."""
         return RangeFetch(
             self._pool,
             self._config,
@@ -267,6 +372,9 @@ class LedgerReader:
             last,
             refresh=self._refresh,
             entry_size=self._entry_size,
+            learn=self.learn,
+            sticky=self._sticky,
+            size_max=size_max,
         )
 
     def check_open(self) -> None:
@@ -288,6 +396,11 @@ class LedgerReader:
             pass
 
     def _ledger_changed(self, event: LedgerEvent) -> None:
+        self._is_stale = True
+        self._changed.set()
+
+    def _watch_lost(self) -> None:
+        """The session ended, and changes may have gone unnoticed. Source: client-protocol 3.6 (X-59)."""
         self._is_stale = True
         self._changed.set()
 
@@ -317,31 +430,37 @@ class LedgerReader:
             self._last_add_confirmed = record.last_entry_id
             if record.last_entry_id >= 0 and record.length > 0:
                 self._entry_size = record.length / (record.last_entry_id + 1)
-            if self._watch is not None:
-                self._watch.cancel()
-                self._watch = None
+            self._stop_watching()
 
     def _release(self) -> None:
         self._is_closed = True
         self._changed.set()
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
+        self._stop_watching()
 
-    # -- last add confirmed --------------------------------------------------------------------------------------
-    async def _learn_last_add_confirmed(self, *, is_first: bool = False) -> None:
-        found = await read_last_add_confirmed(self._pool, self._keys, self._metadata)
+    def _stop_watching(self) -> None:
+        for watch in self._watches:
+            watch.cancel()
+        self._watches.clear()
+
+    async def _learn_last_add_confirmed(self) -> None:
+        self._take_in(await read_last_add_confirmed(self._pool, self._keys, self._metadata))
+
+    def _take_in(self, found: LacRead) -> None:
         if found.length > 0 and found.last_add_confirmed >= 0:
             self._entry_size = found.length / (found.last_add_confirmed + 2)
-        if is_first and not self.is_sealed:
-            self._last_add_confirmed = found.last_add_confirmed
-        else:
-            self.learn(found.last_add_confirmed)
+        self._length = max(self._length, found.length)
+        self.learn(found.last_add_confirmed)
 
-    def learn(self, last_add_confirmed: int) -> None:
-        """Take in what a bookie says is confirmed."""
+    def learn(self, last_add_confirmed: int) -> int:
+        """Take in what a bookie says is confirmed; what the reader believes then."""
         if is_growth_trusted(self._metadata):
             self._last_add_confirmed = max(self._last_add_confirmed, last_add_confirmed)
+        return self._last_add_confirmed
+
+
+def _check_range(name: str, first: int, last: int | None) -> None:
+    if first < 0 or (last is not None and last < first):
+        raise InvalidArgument(f"{name}({first}, {last}): must be 0 <= first <= last")
 
 
 class _RangeSource:
@@ -353,6 +472,34 @@ class _RangeSource:
         self._fetch: RangeFetch | None = None
 
     async def next_batch(self) -> EntryBatch | None:
+        reader = self._reader
         if self._fetch is None:
-            self._fetch = await self._reader._fetch(self._first, self._last)
+            if self._last is None:
+                reader.check_open()
+                await reader.read_last_add_confirmed()
+            else:
+                await reader._check_confirmed(self._last)
+            last = reader.last_add_confirmed if self._last is None else self._last
+            self._fetch = reader.range_fetch(self._first, last)
         return await self._fetch.next_batch()
+
+
+class _UnconfirmedSource:
+    """The batches of one `read_unconfirmed`, none of them beyond an end that has become known."""
+
+    def __init__(self, reader: LedgerReader, first: int, last: int) -> None:
+        self._reader = reader
+        self._next, self._last = first, last
+        self._fetch: RangeFetch | None = None
+
+    async def next_batch(self) -> EntryBatch | None:
+        reader = self._reader
+        await reader._check_unconfirmed(self._last if self._fetch is None else min(self._next, self._last))
+        if self._fetch is None:
+            self._fetch = reader.range_fetch(self._next, self._last)
+        batch = await self._fetch.next_batch()
+        if batch is None:
+            return None
+        batch = reader._within_end(batch)
+        self._next = batch.last_entry_id + 1
+        return batch

@@ -1,34 +1,30 @@
 """Tailing: the entries of a ledger as they are confirmed, until it is sealed. Source: client-protocol 3.6.
 
-A round asks one bookie after the other for a long poll: the bookie answers when its last add confirmed passes what we
-have, or after a while with nothing. A bookie that stays silent gets company after a moment, so a slow one does not
-slow the tail. News that are many entries are then read as any range; a single entry comes with the answer.
+One round of long polls follows another (`longpoll.py`). News that are many entries are then read as any range; a
+single entry comes with the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bookies.client.connection import Outcome
 from bookies.client.entries import EntryBatch
 from bookies.client.fetch import RangeFetch
 from bookies.client.keys import Keys
+from bookies.client.longpoll import wait_for_entry
 from bookies.client.pool import BookiePool
-from bookies.errors import BookKeeperError, ClientClosed, LedgerNotFound
-from bookies.kernels import Records
-from bookies.model import BookieId
-from bookies.protocol.quorum import ensemble_set
-from bookies.protocol.read import NEGATIVE, LongPollRound, is_growth_trusted, replica_order
-from bookies.wire.messages import ReadResponse
+from bookies.errors import BookKeeperError, ClientClosed, LedgerNotFound, Unauthorized
+from bookies.protocol.lac import is_growth_trusted
+from bookies.protocol.read import NEGATIVE
 
 if TYPE_CHECKING:
     from bookies.client.reader import LedgerReader
 
-LONG_POLL_MS = 2_000  # how long a bookie holds an answer back when there is nothing new
-LONG_POLL_STAGGER_S = 0.25  # the next bookie is asked as well when the one before has been silent for so long
+LONG_POLL_S = 2.0  # how long bookies hold an answer back when there is nothing new
 IDLE_ROUND_S = 0.1  # a round of long polls without news is not repeated sooner
 RECOVERY_POLL_S = 1.0  # how often the metadata is read while somebody recovers the ledger
+METADATA_POLL_S = 30.0  # how often it is read without being told of a change: a watch may have been lost
 PATIENCE_S = 30.0  # a tail gives up when no bookie has answered for so long
 PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # between rounds in which every bookie failed
 
@@ -44,101 +40,65 @@ class TailSource:
         self._fetch: RangeFetch | None = None
         self._failures = 0
         self._failing_since = 0.0
+        self._followed_at: float | None = None
 
     async def next_batch(self) -> EntryBatch | None:
         reader = self._reader
         while True:
             reader.check_open()
             try:
-                await reader.follow_metadata()
+                await self._follow()
                 batch = await self._readable()
-                if batch is None and reader.is_sealed:
-                    return None
-                error = None
-                if batch is None:
-                    batch, error = await self._awaited()
             except LedgerNotFound:
                 raise
-            except BookKeeperError as raised:
-                if not raised.retriable:
+            except BookKeeperError as error:
+                if not error.retriable:
                     raise
-                batch, error = None, raised
+                await self._pause(error)
+                continue
+            if batch is None and reader.is_sealed:
+                return None
+            if batch is None:
+                try:
+                    batch = await self._awaited()
+                except (ClientClosed, Unauthorized):
+                    raise
+                except BookKeeperError as error:
+                    await self._pause(error)
+                    continue
+            self._failures = 0
             if batch is not None:
-                self._failures = 0
                 self._next = batch.last_entry_id + 1
                 return batch
-            if error is None:
-                self._failures = 0
-            else:
-                await self._pause(error)
 
-    async def _awaited(self) -> tuple[EntryBatch | None, BookKeeperError | None]:
+    async def _follow(self) -> None:
+        """Know the newest metadata, as far as one is told of changes, and now and then by asking."""
+        now = asyncio.get_running_loop().time()
+        if self._followed_at is None:
+            self._followed_at = now
+        if now - self._followed_at >= METADATA_POLL_S:
+            self._reader.mark_stale()
+            self._followed_at = now
+        await self._reader.follow_metadata()
+
+    async def _awaited(self) -> EntryBatch | None:
         """Wait for news of the next entry, without haste when the bookies have none to give."""
         reader, now = self._reader, asyncio.get_running_loop().time
         if not is_growth_trusted(reader.metadata):
             await reader.wait_for_change(RECOVERY_POLL_S)
             reader.mark_stale()
-            return None, None
+            return None
         begun = now()
-        batch, error = await self._poll(self._next)
-        if batch is None and error is None and reader.last_add_confirmed < self._next and now() - begun < IDLE_ROUND_S:
-            await reader.wait_for_change(IDLE_ROUND_S)  # They did not hold their answers back: fenced, for example.
-        return batch, error
-
-    async def _poll(self, entry_id: int) -> tuple[EntryBatch | None, BookKeeperError | None]:
-        """One round of long polls for `entry_id`: (the entry when one brought it, error when every bookie failed).
-
-        Ends early when the last add confirmed reaches the entry or the metadata changes. Source: client-protocol 3.6.
-        """
-        reader = self._reader
-        record = reader.metadata
-        ensemble = record.last_ensemble
-        positions = ensemble_set(entry_id, len(ensemble))
-        order = replica_order([ensemble[position] for position in positions], self._pool.is_suspect)
-        polls = LongPollRound(record, order)
-        waiting: dict[BookieId, asyncio.Future[Outcome]] = {}
         change = asyncio.ensure_future(reader.wait_for_change(None))
-        has_more = True
         try:
-            while True:
-                following = polls.next() if has_more else None
-                has_more = following is not None
-                if following is not None:
-                    waiting[following] = self._pool.start_long_poll(
-                        following, record.ledger_id, entry_id - 1, LONG_POLL_MS
-                    )
-                if not waiting:
-                    return None, polls.failure()
-                stagger = LONG_POLL_STAGGER_S if has_more else None
-                futures: list[asyncio.Future[Any]] = [change, *waiting.values()]
-                await asyncio.wait(futures, timeout=stagger, return_when=asyncio.FIRST_COMPLETED)
-                for bookie in [bookie for bookie, poll in waiting.items() if poll.done()]:
-                    try:
-                        batch = self._polled(bookie, waiting.pop(bookie).result(), entry_id)
-                    except ClientClosed:
-                        raise
-                    except BookKeeperError as error:
-                        polls.failed(bookie, error)
-                        continue
-                    if batch is not None or reader.last_add_confirmed >= entry_id:
-                        return batch, None
-                    polls.empty()
-                if change.done():
-                    return None, None
+            batch = await wait_for_entry(
+                self._pool, self._keys, reader.metadata, self._next, LONG_POLL_S, learn=reader.learn, change=change
+            )
         finally:
             change.cancel()
-            for poll in waiting.values():
-                poll.cancel()
-
-    def _polled(self, bookie: BookieId, outcome: Outcome, entry_id: int) -> EntryBatch | None:
-        """Take in one answer to a long poll; the entry, verified, when it came along and may be read."""
-        response = self._pool.check(bookie, outcome, ReadResponse, self._reader.ledger_id, entry_id)
-        batch = None
-        if response.entry_id == entry_id and response.body is not None:
-            batch = self._keys.verified(bookie, Records.of([bytes(response.body)]).data, entry_id, entry_id)
-        if response.max_lac is not None:
-            self._reader.learn(response.max_lac)
-        return batch if self._reader.last_add_confirmed >= entry_id else None
+        if batch is None and reader.last_add_confirmed < self._next and now() - begun < IDLE_ROUND_S:
+            await reader.wait_for_change(IDLE_ROUND_S)  # They did not hold their answers back: fenced, for example.
+        return batch
 
     async def _readable(self) -> EntryBatch | None:
         """The next entries that are confirmed already."""
@@ -149,6 +109,7 @@ class TailSource:
         try:
             batch = await self._fetch.next_batch()
         except BookKeeperError:
+            self._fetch.stop()
             self._fetch = None
             raise
         if batch is None:

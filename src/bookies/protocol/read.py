@@ -1,27 +1,37 @@
-"""Reading without IO: which replicas in which order, which error to report, how far a last add confirmed is certain.
+"""Reading without IO: which replicas to ask in which order, which error to report, what one request may cover.
 
-A shell asks, reports what came back, and is told what to do next. Source: client-protocol 1.7, 3.2 to 3.6 and 3.8.
+A shell asks, reports what came back, and is told what to do next. Replicas are positions in an ensemble, not bookies,
+because metadata may list a bookie twice. Source: client-protocol 3.2 to 3.4, 3.7 and 3.8.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from bookies.errors import (
+    BookieBusy,
     BookieUnreachable,
     BookKeeperError,
+    DataUnknown,
+    DigestMismatch,
     EntryNotFound,
     LedgerUnknownToBookie,
-    ReadFailed,
     Unauthorized,
 )
 from bookies.model import BookieId, Ensemble, LedgerMetadata, fragments_of
-from bookies.protocol.quorum import covered
+from bookies.protocol.quorum import write_set
 
 NEGATIVE = (EntryNotFound, LedgerUnknownToBookie)  # definite: this replica never acknowledged the entry
-
 DROPS_OF_A_BATCH_READER = 3  # lost connections in a row that turn even a bookie that did answer batch reads into one
 # that does not know them (any more)
+
+WAYS_OUT: Sequence[tuple[type[BookKeeperError], str]] = (
+    (BookieUnreachable, "Start these bookies, or read again when they can be reached"),
+    (BookieBusy, "Read again later"),
+    (DataUnknown, "Read again when these bookies have been repaired"),
+    (DigestMismatch, "`bk ledger verify` looks at every replica"),
+    (Unauthorized, "Open the ledger with its password"),
+)
 
 
 class ErrorChoice:
@@ -43,62 +53,87 @@ class ErrorChoice:
         if (
             chosen is None
             or isinstance(chosen, NEGATIVE)
-            or (_is_connection_failure(chosen) and not isinstance(error, NEGATIVE))
+            or (is_connection_failure(chosen) and not isinstance(error, NEGATIVE))
         ):
             self.error = error
 
 
-class ReplicaChoice:
-    """Ask the replicas of one entry one after the other. Source: client-protocol 3.4, sequential mode."""
+class ReplicaReads:
+    """The replicas of one entry, asked one after the other, or all at once when `is_parallel`.
 
-    __slots__ = ("_errors", "_next", "_order")
+    `due` says whom to ask now; with an answer that is good the caller is done, every other is reported by `failed`.
+    A replica that lets wait gets company by `late`. What arrives after a good answer is not reported any more (X-57).
+    Source: client-protocol 3.4.
+    """
 
-    def __init__(self, order: Sequence[BookieId]) -> None:
+    __slots__ = ("_choice", "_is_parallel", "_next", "_order", "_waiting")
+
+    def __init__(self, order: Sequence[int], *, is_parallel: bool = False) -> None:
         assert order
         self._order = order
+        self._is_parallel = is_parallel
         self._next = 0
-        self._errors = ErrorChoice()
+        self._waiting = 0
+        self._choice: ErrorChoice | None = None
 
-    def next(self) -> BookieId | None:
-        """The replica to ask now; None when all have failed, then `error` says what to report."""
-        if self._next == len(self._order):
-            return None
-        self._next += 1
-        return self._order[self._next - 1]
+    def due(self) -> Sequence[int]:
+        """The positions to ask now: the first one, the next when all that were asked have failed; none otherwise."""
+        if self._waiting or self._next == len(self._order):
+            return ()
+        return self._take(len(self._order) if self._is_parallel else 1)
+
+    def late(self) -> Sequence[int]:
+        """The position to ask as well, because those that were asked let wait; none when all have been asked."""
+        return self._take(1) if self.has_more else ()
 
     def failed(self, bookie: BookieId, error: BookKeeperError) -> None:
-        self._errors.note(bookie, error)
+        self._waiting -= 1
+        if self._choice is None:
+            self._choice = ErrorChoice()
+        self._choice.note(bookie, error)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are positions that were not asked."""
+        return self._next < len(self._order)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether every replica was asked and none could deliver: then `error` says what to report."""
+        return not self._waiting and not self.has_more
 
     @property
     def error(self) -> BookKeeperError:
-        assert self._errors.error is not None
-        return self._errors.error
+        assert self._choice is not None
+        assert self._choice.error is not None
+        return self._choice.error
 
     @property
     def causes(self) -> dict[BookieId, BookKeeperError]:
         """What each replica answered."""
-        return self._errors.causes
+        return self._choice.causes if self._choice else {}
+
+    def _take(self, count: int) -> Sequence[int]:
+        taken = self._order[self._next : self._next + count]
+        self._next += len(taken)
+        self._waiting += len(taken)
+        return taken
 
 
-def replica_order(replicas: Sequence[BookieId], is_suspect: Callable[[BookieId], bool]) -> Sequence[BookieId]:
-    """The replicas in the order in which to ask: suspects last; permutes, never drops. Source: client-protocol 3.3."""
-    return sorted(replicas, key=is_suspect)
+class StickyPosition:
+    """The position that a handle prefers for all entries, where every bookie stores every entry.
 
-
-def read_ranges(
-    metadata: LedgerMetadata, first: int, last: int, count: Callable[[], int]
-) -> Iterator[tuple[int, int, Ensemble]]:
-    """Cut first..last into (first, last, ensemble) ranges of at most `count()` entries, none across fragments.
-
-    The caller has bounded `last` by the last add confirmed, so no range reaches beyond it. Source: client-protocol
-    3.8 (clipping).
+    One bookie then reads ahead and caches for this reader. An error moves on to the next. Source: client-protocol 3.7.
     """
-    for start, stop, ensemble in fragments_of(metadata, last):
-        at = max(start, first)
-        while at <= stop:
-            end = min(stop, at + max(1, count()) - 1)
-            yield at, end, ensemble
-            at = end + 1
+
+    __slots__ = ("_size", "position")
+
+    def __init__(self, ensemble_size: int, start: int) -> None:
+        self._size = ensemble_size
+        self.position = start % ensemble_size
+
+    def failed(self, position: int) -> None:
+        self.position = (position + 1) % self._size
 
 
 class BatchSupport:
@@ -138,101 +173,65 @@ class BatchSupport:
             self._drops[bookie] = self._drops.get(bookie, 0) + 1
 
 
-class LacRead:
-    """Collect the answers of an ensemble to "what is your last add confirmed?".
+def replica_order(positions: Sequence[int], ensemble: Ensemble, rank: Callable[[BookieId], int]) -> Sequence[int]:
+    """The positions in the order in which to ask: the lowest rank first, otherwise as given.
 
-    Done when no entry can have reached its ack quorum on bookies that are still unknown; the result is the greatest
-    value. An answer whose digest is bad is a failure here (D-9). Source: client-protocol 1.7 and 3.5.
+    Permutes, never drops. Source: client-protocol 3.3.
     """
-
-    def __init__(self, metadata: LedgerMetadata) -> None:
-        self._ensemble = metadata.last_ensemble
-        self._write_quorum = metadata.write_quorum
-        self._ack_quorum = metadata.ack_quorum
-        self._known = [False] * len(self._ensemble)
-        self._waiting = len(self._ensemble)
-        self._ledger_id = metadata.ledger_id
-        self.last_add_confirmed = -1
-        self.length = 0
-        self.causes: dict[BookieId, BookKeeperError] = {}
-        self.error: BookKeeperError | None = None
-
-    def answered(self, position: int, last_add_confirmed: int, length: int) -> None:
-        """A valid answer: its last add confirmed and the ledger's length there, -1 and 0 when it holds nothing."""
-        self._waiting -= 1
-        self._known[position] = True
-        self.length = max(self.length, length)
-        self.last_add_confirmed = max(self.last_add_confirmed, last_add_confirmed)
-
-    def failed(self, position: int, error: BookKeeperError) -> None:
-        if isinstance(error, NEGATIVE):
-            self.answered(position, -1, 0)
-            return
-        self._waiting -= 1
-        self.causes[self._ensemble[position]] = error
-        if isinstance(error, Unauthorized):
-            self._waiting = 0
-        self.error = error
-
-    @property
-    def is_covered(self) -> bool:
-        if isinstance(self.error, Unauthorized):
-            return False
-        return covered(self._known, self._write_quorum, self._ack_quorum)
-
-    @property
-    def is_done(self) -> bool:
-        return self._waiting == 0 or self.is_covered
-
-    def failure(self) -> BookKeeperError:
-        """What to report when it is done without coverage: the last error seen."""
-        return self.error or ReadFailed("no bookie answered", ledger_id=self._ledger_id)
+    ranks = [rank(ensemble[position]) for position in positions]
+    if ranks.count(ranks[0]) == len(ranks):
+        return positions
+    return [position for _, position in sorted(zip(ranks, positions, strict=True), key=lambda pair: pair[0])]
 
 
-class LongPollRound:
-    """Ask the bookies of an ensemble, one after the other, to answer when the last add confirmed exceeds a value.
+def run_size(position: int, entry_id: int, ensemble_size: int, write_quorum: int) -> int:
+    """How many consecutive entries from `entry_id` on the position, one of its replicas, holds; 0: all that follow.
 
-    Concluding "nothing new" takes `ensemble - ack_quorum + 1` empty answers, because an advance may be visible only
-    in some write sets; it is only a matter of freshness. Source: client-protocol 3.6.
+    Of a striped ledger a bookie holds `write_quorum` consecutive entries and then none for a while. The k-th replica
+    of an entry (k from 0) holds k more. Source: client-protocol 1.6.
     """
-
-    def __init__(self, metadata: LedgerMetadata, order: Sequence[BookieId]) -> None:
-        self._choice = ReplicaChoice(order)
-        self._missing = 0
-        self._empties = 0
-        self._enough = metadata.ensemble_size - metadata.ack_quorum + 1
-
-    def next(self) -> BookieId | None:
-        """The bookie to ask now; None when the round has ended."""
-        return None if self._empties >= self._enough else self._choice.next()
-
-    def empty(self) -> None:
-        self._empties += 1
-
-    def failed(self, bookie: BookieId, error: BookKeeperError) -> None:
-        self._missing += isinstance(error, NEGATIVE)
-        self._choice.failed(bookie, error)
-
-    def failure(self) -> BookKeeperError | None:
-        """What to report at the end of a round; None when any bookie answered."""
-        if self._empties:
-            return None
-        error = self._choice.error
-        if _is_connection_failure(error) and self._missing >= self._enough:
-            return EntryNotFound("no bookie holds the entry")
-        return error
+    return 0 if ensemble_size == write_quorum else (position - entry_id) % ensemble_size + 1
 
 
-def is_growth_trusted(metadata: LedgerMetadata) -> bool:
-    """Whether a last add confirmed that bookies report may raise the reader's.
+def longest_run_first(entry_id: int, ensemble_size: int, write_quorum: int) -> Sequence[int]:
+    """The write set of an entry of a striped ledger, beginning with the position that holds most entries behind it."""
+    return write_set(entry_id, ensemble_size, write_quorum)[::-1]
 
-    Not of a closed ledger, whose end is decided (D-6), nor of one in recovery, where another implementation's
-    recovery may write provisional values. Source: client-protocol 3.2 and 3.6 (strict tailing).
+
+def read_ranges(
+    metadata: LedgerMetadata, first: int, last: int, count: Callable[[Ensemble], int]
+) -> Iterator[tuple[int, int, Ensemble]]:
+    """Cut first..last into (first, last, ensemble) ranges of at most `count(ensemble)` entries, none across fragments.
+
+    The caller has bounded `last` by the last add confirmed, so no range reaches beyond it. Source: client-protocol
+    3.8 (clipping, D-8).
     """
-    return metadata.state.name == "OPEN"
+    for start, stop, ensemble in fragments_of(metadata, last):
+        at = max(start, first)
+        while at <= stop:
+            end = min(stop, at + max(1, count(ensemble)) - 1)
+            yield at, end, ensemble
+            at = end + 1
 
 
-def _is_connection_failure(error: BookKeeperError) -> bool:
+def why_unreadable(
+    error: BookKeeperError, causes: Mapping[BookieId, BookKeeperError], ledger_id: int, entry_id: int
+) -> BookKeeperError:
+    """The chosen error of an entry that no replica could deliver, with what each of them answered and a way out."""
+    answers = "; ".join(f"{bookie}: {cause.message}" for bookie, cause in causes.items())
+    if isinstance(error, NEGATIVE):
+        text = f"no replica holds the entry: {answers}"
+    else:
+        text = f"no replica could deliver: {answers}"
+        advice = next((text for kind, text in WAYS_OUT if isinstance(error, kind)), None)
+        text += f". {advice}" if advice else ""
+    described = type(error)(text, ledger_id=ledger_id, entry_id=entry_id, bookie=error.bookie)
+    described.__cause__ = error
+    return described
+
+
+def is_connection_failure(error: BookKeeperError) -> bool:
+    """Whether the bookie could not be reached, or the connection to it was lost; not when it let wait too long."""
     return type(error) is BookieUnreachable
 
 
@@ -241,10 +240,12 @@ __all__ = [
     "NEGATIVE",
     "BatchSupport",
     "ErrorChoice",
-    "LacRead",
-    "LongPollRound",
-    "ReplicaChoice",
-    "is_growth_trusted",
+    "ReplicaReads",
+    "StickyPosition",
+    "is_connection_failure",
+    "longest_run_first",
     "read_ranges",
     "replica_order",
+    "run_size",
+    "why_unreadable",
 ]

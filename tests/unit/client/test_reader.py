@@ -23,7 +23,6 @@ from bookies.errors import (
     InvalidArgument,
     LedgerClosed,
     LedgerNotFound,
-    NotSupported,
     ReadFailed,
     Status,
     Unauthorized,
@@ -411,16 +410,6 @@ def test_one_good_replica_of_each_entry_is_enough(
         check([entry async for entry in ledger.read()], 0, 99)
 
     play(act, ensemble)
-
-
-def test_unconfirmed_reads_are_refused() -> None:
-    async def act(world: World) -> None:
-        store = await world.client()
-        ledger = await reopen(store, await write(store, 3))
-        with pytest.raises(NotSupported, match="tail"):
-            ledger.read_unconfirmed(0, 5)
-
-    play(act)
 
 
 # -- opening, last add confirmed -----------------------------------------------------------------------------------
