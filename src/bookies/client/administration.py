@@ -271,8 +271,8 @@ class Administration:
                 account.report(each)
         if run.failures:
             raise ReplicationFailed(
-                f"{len(run.failures)} fragments of {', '.join(wanted)} could not be copied, {len(run.moves)} were; "
-                f"repeat it when the cause is mended. The first: {run.failures[0]}",
+                f"of what {', '.join(wanted)} held {len(run.moves)} fragments were copied and {len(run.failures)} could "
+                f"not be; repeat it when the cause is mended. The first: {run.failures[0]}",
                 causes=run.failures,
             )
         return RecoveryReport(tuple(run.moves), tuple(run.skipped), account.entries, account.size)

@@ -1,4 +1,4 @@
-"""`bk bookie`: run one, list them, show one."""
+"""`bk bookie`: run one, list them, show one, copy what a lost one held to others."""
 
 from __future__ import annotations
 
@@ -46,11 +46,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_common(show_parser)
     show_parser.add_argument("bookie", metavar="ID")
+    recover_parser = verbs.add_parser(
+        "recover",
+        help="copy what lost bookies held to others",
+        description="Copy all that stopped or read-only bookies hold, by the metadata, to other bookies. Ledgers that "
+        "are being written to them are sealed first. What was interrupted is simply repeated.",
+        epilog="example:  bk bookie recover b3 --dry-run",
+    )
+    add_common(recover_parser)
+    recover_parser.add_argument("bookies", metavar="ID", nargs="+")
+    recover_parser.add_argument("--ledger", type=int, default=None, help="only this one (default: all)")
+    recover_parser.add_argument("--dry-run", action="store_true", help="say what would be copied where")
+    recover_parser.add_argument("--skip-open", action="store_true", help="leave ledgers alone that are being written")
+    recover_parser.add_argument(
+        "--skip-unrecoverable", action="store_true", help="leave ledgers alone whose end cannot be decided"
+    )
+    recover_parser.add_argument(
+        "--rate", type=float, default=None, metavar="BYTES", help="copy at most so many bytes a second"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.verb == "run":
         return _run(arguments)
+    if arguments.verb == "recover":
+        return with_client(arguments, lambda client: _recover(client, arguments))
     if arguments.verb == "list":
         return with_client(arguments, lambda client: _list(client, arguments))
     return with_client(arguments, lambda client: _show(client, arguments))
@@ -141,3 +161,18 @@ async def _show(client: Client, arguments: argparse.Namespace) -> int:
     for name, value in row.items():
         print(f"{name:12} {size_text(float(str(value))) if name.startswith('disk') else value}")
     return 0
+
+
+async def _recover(client: Client, arguments: argparse.Namespace) -> int:
+    from bookies.admin.replication import recover_bookies
+
+    return await recover_bookies(
+        client,
+        arguments.bookies,
+        ledger_id=arguments.ledger,
+        dry_run=arguments.dry_run,
+        skip_open=arguments.skip_open,
+        skip_unrecoverable=arguments.skip_unrecoverable,
+        bytes_per_s=arguments.rate,
+        as_json=arguments.json,
+    )

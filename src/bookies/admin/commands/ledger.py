@@ -1,4 +1,4 @@
-"""`bk ledger`: create, append, read, tail, show, list, recover, seal, delete.
+"""`bk ledger`: create, append, read, tail, show, list, verify, recover, seal, delete.
 
 `append` takes one entry per line of stdin (or `--input FILE`), `read` and `tail` give one line per entry: the shell's
 view of a ledger. `--raw` on `read` writes the payloads without line ends.
@@ -67,6 +67,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         password(each)
     list_parser = verb("list", "all ledgers", "bk ledger list --label app=demo", ledger=False)
     list_parser.add_argument("--label", metavar="NAME=VALUE", default=None, help="only these")
+    verify = verb("verify", "check every replica of ledgers", "bk ledger verify 7 8", ledger=False)
+    verify.add_argument("ledgers", type=_ledger_id, metavar="LEDGER", nargs="*", help="(default: all)")
+    verify.add_argument(
+        "--percentage",
+        type=_percentage,
+        default=100.0,
+        help="of the entries of each replica to read and check, beside its first and last (default 100: all)",
+    )
     delete = verb("delete", "delete a ledger for ever", "bk ledger delete 7 --yes")
     delete.add_argument("--yes", action="store_true", help="do not ask")
     delete.add_argument("--dry-run", action="store_true", help="say what would be deleted")
@@ -76,7 +84,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     handlers = {
         "create": _create, "read": _read, "tail": _tail, "show": _show,
-        "list": _list, "recover": _recover, "seal": _recover, "delete": _delete,
+        "list": _list, "verify": _verify, "recover": _recover, "seal": _recover, "delete": _delete,
     }  # fmt: skip
     if arguments.verb == "append":
         if arguments.ledger is not None or not arguments.new:
@@ -109,6 +117,16 @@ def _ledger_id(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a ledger id (a whole number, 0 or more)")
     return int(text)
+
+
+def _percentage(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage (0 to 100)")
+    return value
 
 
 def _labels(pairs: list[str]) -> dict[str, str]:
@@ -279,6 +297,12 @@ async def _list(client: Client, arguments: argparse.Namespace) -> int:
         right=(0, 3, 4, 5),
     )
     return 0
+
+
+async def _verify(client: Client, arguments: argparse.Namespace) -> int:
+    from bookies.admin.replication import verify_ledgers
+
+    return await verify_ledgers(client, arguments.ledgers, arguments.percentage, as_json=arguments.json)
 
 
 async def _recover(client: Client, arguments: argparse.Namespace) -> int:

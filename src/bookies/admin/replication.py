@@ -1,0 +1,174 @@
+"""What `bk ledger verify` and `bk bookie recover` do: check every replica, and copy what a lost bookie held.
+
+Sizes and counts are of copies, so an entry that goes to two new bookies counts twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from bookies.admin.common import Progress, print_json, print_table, size_text
+from bookies.admin.usage import UsageError
+from bookies.errors import LedgerNotFound
+from bookies.model import BookieId
+
+if TYPE_CHECKING:
+    from bookies.client.administration import LedgerCheck
+    from bookies.client.client import Client
+    from bookies.client.replication import Move
+    from bookies.client.replication import Progress as Copied
+    from bookies.protocol.fragments import FragmentVerdict, ReplicaVerdict
+
+
+async def verify_ledgers(client: Client, ledger_ids: Sequence[int], percentage: float, *, as_json: bool) -> int:
+    """Check these ledgers, or all; print what is wrong with them. 0: nothing is."""
+    administration = client.administration()
+    wanted = list(ledger_ids) or [record.ledger_id async for record in client.ledgers()]
+    progress = Progress("ledgers checked", len(wanted), quiet=as_json)
+    checked = bad = 0
+    fewest: int | None = None
+    for ledger_id in wanted:
+        try:
+            check = await administration.check_ledger(ledger_id, percentage=percentage)
+        except LedgerNotFound:
+            if ledger_ids:
+                raise
+            continue  # Deleted since it was listed.
+        checked += 1
+        bad += not check.is_ok
+        fewest = min((count for count in (fewest, check.fewest_replicas) if count is not None), default=None)
+        if as_json:
+            print_json(_described(check))
+        elif not check.is_ok:
+            progress.clear()
+            _print_problems(check)
+        progress.update(checked)
+    progress.clear()
+    if not as_json:
+        print(f"{checked:,} {'ledger' if checked == 1 else 'ledgers'} checked, {bad:,} with problems")
+        if fewest is not None:
+            print(f"the entry that is worst off has {fewest} good {'replica' if fewest == 1 else 'replicas'}")
+    return 1 if bad else 0
+
+
+def _described(check: LedgerCheck) -> dict[str, object]:
+    """For JSON: stable names."""
+    return {
+        "ledger": check.metadata.ledger_id,
+        "state": check.metadata.state.name,
+        "ok": check.is_ok,
+        "fewest_replicas": check.fewest_replicas,
+        "fragments": [
+            {
+                "first_entry": verdict.fragment.first,
+                "last_entry": verdict.fragment.last,
+                "replicas": [_described_replica(replica) for replica in verdict.replicas],
+            }
+            for verdict in check.fragments
+        ],
+    }
+
+
+def _described_replica(replica: ReplicaVerdict) -> dict[str, object]:
+    error = None if replica.error is None else replica.error.message
+    return {"bookie": replica.bookie, "state": replica.state.value, "entry": replica.entry_id, "error": error}
+
+
+def _print_problems(check: LedgerCheck) -> None:
+    metadata = check.metadata
+    quorums = f"E{metadata.ensemble_size}/Qw{metadata.write_quorum}/Qa{metadata.ack_quorum}"
+    print(f"ledger {metadata.ledger_id}  {metadata.state.name}  {quorums}")
+    for verdict in check.fragments:
+        if not verdict.is_ok:
+            print(_problem_line(verdict))
+            for position in verdict.bad_positions:
+                replica = verdict.replicas[position]
+                where = "" if replica.entry_id is None else f" at entry {replica.entry_id:,}"
+                reason = "" if replica.error is None else f": {replica.error.message}"
+                print(f"    {replica.bookie}  {replica.state.value}{where}{reason}")
+
+
+def _problem_line(verdict: FragmentVerdict) -> str:
+    fragment, fewest = verdict.fragment, verdict.fewest_replicas
+    worst = "an entry has no good replica" if fewest == 0 else f"at least {fewest} good of {fragment.write_quorum}"
+    return f"  entries {fragment.first:,} to {fragment.last:,}  {worst}"
+
+
+async def recover_bookies(
+    client: Client,
+    bookies: Sequence[str],
+    *,
+    ledger_id: int | None,
+    dry_run: bool,
+    skip_open: bool,
+    skip_unrecoverable: bool,
+    bytes_per_s: float | None,
+    as_json: bool,
+) -> int:
+    """Copy what these bookies hold to others, or say what would be copied. Raises as `recover_bookies` there."""
+    known = {each.id: each.mode for each in await client.bookies()}
+    for bookie in bookies:
+        if known.get(BookieId(bookie)) == "writable" and not dry_run:
+            raise UsageError(
+                f"bookie {bookie} is running and writable: stop it, or make it read-only, first; "
+                "otherwise it goes on receiving entries while its old ones are copied"
+            )
+    progress = Progress("ledgers", None, quiet=as_json)
+
+    def copied(news: Copied) -> None:
+        progress.update(
+            news.ledgers_done, f"of {news.ledgers:,}  {news.entries:,} entries, {size_text(news.size)} copied"
+        )
+
+    try:
+        report = await client.administration().recover_bookies(
+            [BookieId(bookie) for bookie in bookies],
+            ledger_id=ledger_id,
+            dry_run=dry_run,
+            skip_open=skip_open,
+            skip_unrecoverable=skip_unrecoverable,
+            bytes_per_s=bytes_per_s,
+            progress=copied,
+        )
+    finally:
+        progress.clear()
+    if as_json:
+        print_json(
+            {
+                "dry_run": dry_run,
+                "fragments": [_described_move(move) for move in report.moves],
+                "skipped": list(report.skipped),
+                "entries": report.entries,
+                "size": report.size,
+            }
+        )
+        return 0
+    if report.moves:
+        print_table([_move_row(move) for move in report.moves], ("ledger", "entries", "new bookies", ""), right=(0,))
+    for skipped in report.skipped:
+        print(f"ledger {skipped} was left alone")
+    count = len(report.moves)
+    fragments = f"{count:,} {'fragment' if count == 1 else 'fragments'}"
+    if dry_run:
+        print(f"would copy {fragments}; nothing was changed")
+    else:
+        print(f"copied {fragments}: {report.entries:,} entries, {size_text(report.size)}")
+    return 0
+
+
+def _described_move(move: Move) -> dict[str, object]:
+    return {
+        "ledger": move.ledger_id,
+        "first_entry": move.first,
+        "last_entry": None if move.needs_sealing else move.last,
+        "needs_sealing": move.needs_sealing,
+        "replaced": [{"position": position, "old": old, "new": new} for position, old, new in move.replacements],
+    }
+
+
+def _move_row(move: Move) -> tuple[object, ...]:
+    """`entries` of a ledger that is not sealed are known only from where they start."""
+    entries = f"{move.first:,} and later" if move.needs_sealing else f"{move.first:,} to {move.last:,}"
+    bookies = ", ".join(f"{old} -> {new}" for _, old, new in move.replacements)
+    return move.ledger_id, entries, bookies, "is sealed first" if move.needs_sealing else ""
