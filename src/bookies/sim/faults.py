@@ -18,9 +18,14 @@ from bookies.sim.metadata import STORE_HOST
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """`gap_ms`: mean time between faults. `weights`: how often each kind is chosen, by name."""
+    """`gap_ms`: mean time between faults. `weights`: how often each kind is chosen, by name.
+
+    `count_max`: no more faults than that. `durations_s`: of each fault, one of them, as likely as the others.
+    """
 
     gap_ms: float = 300.0
+    count_max: int = 1_000_000
+    durations_s: tuple[float, ...] = (0.02, 0.2, 1.0, 5.0)  # mostly below time-outs, sometimes above all of them
     weights: Mapping[str, float] = field(
         default_factory=lambda: {
             "crash bookie": 3,
@@ -43,13 +48,33 @@ class FaultPlan:
     )
 
 
+@dataclass
+class Injected:
+    """Which faults of a run happen. `only`: the names of those that may; None: all. `happened`: name -> what it was.
+
+    A fault's name and everything about it follow from the seed alone, so a run can be repeated without some of them.
+    """
+
+    only: frozenset[str] | None = None
+    happened: dict[str, str] = field(default_factory=dict)
+
+    def admits(self, name: str, what: str) -> bool:
+        """Whether a fault happens now. Asked once for each."""
+        if self.only is not None and name not in self.only:
+            return False
+        self.happened[name] = what
+        return True
+
+
 class Faults:
     """Applies faults until it is stopped. Their ends are part of them: restarts, healed partitions."""
 
-    def __init__(self, cluster: SimCluster, random: Random, plan: FaultPlan) -> None:
+    def __init__(self, cluster: SimCluster, seed: str, plan: FaultPlan, injected: Injected) -> None:
         self._cluster = cluster
-        self._random = random
+        self._seed = seed
+        self._random = Random(seed)  # of the present fault: each has its own
         self._plan = plan
+        self._injected = injected
         self._is_stopped = False
         self._kinds: dict[str, Callable[[], None]] = {
             "crash bookie": self._crash_bookie,
@@ -73,10 +98,14 @@ class Faults:
     async def run(self) -> None:
         kinds = [kind for kind in self._kinds if self._plan.weights.get(kind, 0) > 0]
         weights = [self._plan.weights[kind] for kind in kinds]
-        while kinds and not self._is_stopped:
+        number = 0
+        while kinds and not self._is_stopped and number < self._plan.count_max:
+            number += 1
+            self._random = Random(f"{self._seed}/{number}")
             await asyncio.sleep(self._random.expovariate(1 / self._plan.gap_ms) / 1000)
-            if not self._is_stopped:
-                self._kinds[self._random.choices(kinds, weights)[0]]()
+            kind = self._random.choices(kinds, weights)[0]
+            if not self._is_stopped and self._injected.admits(f"fault {number}", kind):
+                self._kinds[kind]()
 
     def stop(self) -> None:
         """No new faults; `SimCluster.heal` ends the present ones."""
@@ -97,8 +126,7 @@ class Faults:
         return PROCESS_DIES if self._random.random() < 0.4 else self._random.choice(LOSSES)
 
     def _duration_s(self) -> float:
-        """Mostly below time-outs, sometimes above all of them."""
-        return self._random.choice((0.02, 0.2, 1.0, 5.0)) * self._random.uniform(0.5, 2)
+        return self._random.choice(self._plan.durations_s) * self._random.uniform(0.5, 2)
 
     def _later(self, delay_s: float, action: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_later(delay_s, action)

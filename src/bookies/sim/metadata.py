@@ -48,6 +48,8 @@ class SimStore:
         self.lost_reply_probability = 0.0
         self.commits: dict[int, list[Commit]] = {}
         self.on_commit: Callable[[Commit], None] | None = None
+        # Told who is about to change a ledger's record; says how long the request and the reply take besides, seconds.
+        self.on_update: Callable[[str], tuple[float, float]] | None = None
 
     def note(self, author: str, ledger_id: int, after: LedgerMetadata | None) -> None:
         """A record was committed."""
@@ -77,25 +79,30 @@ class SimDriver(MetadataDriver):
         self._store.loop.world.copy().run(self.inner.expire)
 
     # -- the way there and back ----------------------------------------------------------------------------------
-    async def _call(self, work: Callable[[], Awaitable[T]], then: Callable[[T], None] | None = None) -> T:
+    async def _call(
+        self,
+        work: Callable[[], Awaitable[T]],
+        then: Callable[[T], None] | None = None,
+        delays_s: tuple[float, float] = (0.0, 0.0),
+    ) -> T:
         """Request, effect, reply. `then` sees the result at the moment of the effect."""
         store = self._store
         random = store.network.random
         deadline = store.loop.time() + PATIENCE_S
         loses_request = random.random() < store.lost_request_probability
         loses_reply = random.random() < store.lost_reply_probability
-        await self._travel(self._host, STORE_HOST, deadline)
+        await self._travel(self._host, STORE_HOST, deadline, delays_s[0])
         if loses_request:
             raise MetadataError("the connection to the metadata store broke; the request may or may not have been done")
         result = await self._as_the_world(work, then)
         if loses_reply:
             raise MetadataError("the connection to the metadata store broke; the request may or may not have been done")
-        await self._travel(STORE_HOST, self._host, deadline)
+        await self._travel(STORE_HOST, self._host, deadline, delays_s[1])
         return result
 
-    async def _travel(self, source: str, target: str, deadline: float) -> None:
+    async def _travel(self, source: str, target: str, deadline: float, delay_s: float = 0.0) -> None:
         try:
-            await self._store.network.travel(source, target, deadline)
+            await self._store.network.travel(source, target, deadline, delay_s)
         except TimeoutError:
             raise MetadataError("no answer from the metadata store in time") from None
 
@@ -179,7 +186,10 @@ class SimDriver(MetadataDriver):
         return await self._call(lambda: self.inner.read_ledger(ledger_id))
 
     async def write_ledger(self, metadata: LedgerMetadata, expected_version: int) -> Versioned:
-        return await self._call(lambda: self.inner.write_ledger(metadata, expected_version), self._note_commit)
+        delays_s = self._store.on_update(self._host) if self._store.on_update is not None else (0.0, 0.0)
+        return await self._call(
+            lambda: self.inner.write_ledger(metadata, expected_version), self._note_commit, delays_s
+        )
 
     def _note_commit(self, written: Versioned) -> None:
         self._store.note(self._host, written.metadata.ledger_id, written.metadata)

@@ -41,6 +41,7 @@ class _Pipe:
         self.source, self.target = source, target
         self.ending: tuple[float, BaseException | None] | None = None  # after all chunks: end of file, or a reset
         self.is_silent = False  # broken: what is sent from now on vanishes; what is on its way arrives
+        self.held_until = 0.0  # nothing arrives before
         self._network = network
         self._last_arrival = 0.0
         self._is_scheduled = False
@@ -99,7 +100,7 @@ class _Pipe:
         else:
             return
         self._is_scheduled = True
-        self._network.loop.call_at(when, self._deliver, context=self._network.loop.world)
+        self._network.loop.call_at(max(when, self.held_until), self._deliver, context=self._network.loop.world)
 
     def _deliver(self) -> None:
         """Hand over what has arrived by now, as one piece."""
@@ -108,7 +109,9 @@ class _Pipe:
         if network.is_blocked(self.source.host, self.target.host):
             return  # `heal` schedules it again.
         now = network.loop.time()
-        if self.chunks and not self.target.is_reading_paused:
+        if now < self.held_until:
+            pass  # Held back since this was scheduled.
+        elif self.chunks and not self.target.is_reading_paused:
             parts = []
             while self.chunks and self.chunks[0][0] <= now:
                 parts.append(self.chunks.popleft()[1])
@@ -118,6 +121,8 @@ class _Pipe:
                 network.note_delivery(self.source, self.target, data)
                 self.target.receive(data)
                 self.source.note_drained()
+                if network.on_delivery is not None:
+                    network.on_delivery(self.source.host, self.target.host)
         elif not self.chunks and self.ending is not None and self.ending[0] <= now:
             error = self.ending[1]
             self.is_silent = True
@@ -323,11 +328,13 @@ class SimNetwork:
         self.stall_probability = 0.0
         self.stall_ms = 300.0
         self.statistics = {"connections": 0, "refused": 0, "cut": 0, "bytes": 0}
+        self.on_delivery: Callable[[str, str], None] | None = None  # told (source, target) after each
         self._trace = trace
         self._listeners: dict[tuple[str, int], SimListener] = {}
         self._transports: dict[int, SimTransport] = {}
         self._blocked: dict[tuple[str, str], int] = {}
         self._slow: dict[str, float] = {}
+        self._held_new: dict[str, float] = {}
         self._healing: list[asyncio.Future[None]] = []
         self._untold: list[_Pipe] = []
         self._next_number = 0
@@ -352,8 +359,11 @@ class SimNetwork:
     def heal(self) -> None:
         """No partition, no slow host, no stalls, and no half-open connection any more."""
         self.stall_probability = 0.0
+        for transport in self._transports.values():
+            transport.incoming.held_until = transport.outgoing.held_until = 0.0
         self._blocked.clear()
         self._slow.clear()
+        self._held_new.clear()
         self._release()
         self.tell_half_open()
 
@@ -376,23 +386,34 @@ class SimNetwork:
         else:
             self._slow[host] = factor
 
+    def hold(self, pipe: _Pipe, duration_s: float) -> None:
+        """Let nothing arrive through one direction of one connection for a while."""
+        pipe.held_until = max(pipe.held_until, self.loop.time() + duration_s)
+
+    def hold_new(self, host: str, duration_s: float) -> None:
+        """The same for what a host will send through connections that it has not made yet."""
+        self._held_new[host] = self.loop.time() + duration_s
+
     def connections(self, host: str | None = None) -> list[SimTransport]:
         """One side of each open connection (of a host), oldest first."""
         return [each for each in self._transports.values() if host is None or each.host == host]
 
-    def cut(self, transport: SimTransport, *, is_half_open: bool = False) -> None:
-        """Break a connection. Half-open: the other side is not told, and what it sends vanishes."""
+    def cut(self, transport: SimTransport, *, is_half_open: bool = False, news_s: float = 0.1) -> None:
+        """Break a connection. Half-open: the other side is not told, and what it sends vanishes.
+
+        `news_s`: mean time until a side learns of it.
+        """
         other = transport.outgoing.target
         self.statistics["cut"] += 1
         self._trace.note("network", f"cut {transport.host} - {other.host}{' half-open' if is_half_open else ''}")
         for pipe in (transport.outgoing, transport.incoming):
             pipe.drop_suffix()
             pipe.source.note_drained()
-        transport.incoming.end(_reset_error(), self.random.expovariate(10))
+        transport.incoming.end(_reset_error(), self.random.expovariate(1 / news_s))
         if is_half_open:
             self._break_silently(transport.outgoing)
         else:
-            transport.outgoing.end(_reset_error(), self.random.expovariate(10))
+            transport.outgoing.end(_reset_error(), self.random.expovariate(1 / news_s))
 
     def _break_silently(self, pipe: _Pipe) -> None:
         pipe.is_silent = True
@@ -450,9 +471,9 @@ class SimNetwork:
         self._next_port += 1
         return self._next_port
 
-    async def travel(self, source: str, target: str, deadline: float) -> None:
+    async def travel(self, source: str, target: str, deadline: float, delay_s: float = 0.0) -> None:
         """Wait as long as a packet takes; a partition holds it back. Raises `TimeoutError` at the deadline."""
-        await asyncio.sleep(self.arrival_time(source, target) - self.loop.time())
+        await asyncio.sleep(self.arrival_time(source, target) - self.loop.time() + delay_s)
         while self.is_blocked(source, target):
             future = self.loop.create_future()
             self._healing.append(future)
@@ -471,6 +492,7 @@ class SimNetwork:
         far.owner = listener.owner
         near.outgoing = far.incoming = _Pipe(self, near, far)
         far.outgoing = near.incoming = _Pipe(self, far, near)
+        near.outgoing.held_until = self._held_new.get(client, 0.0)
         self._transports[near.number] = near
         self._transports[far.number] = far
         return near, far

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import traceback
 from collections.abc import Callable, Coroutine
@@ -12,8 +13,9 @@ from typing import Any
 
 from bookies.sim.checkers import check_commits, check_ledgers
 from bookies.sim.cluster import SimCluster
-from bookies.sim.faults import FaultPlan, Faults
+from bookies.sim.faults import FaultPlan, Faults, Injected
 from bookies.sim.loop import Deadlock, Halted, Livelock, Overdue, SimLoop, current_participant
+from bookies.sim.moments import MomentPlan, Moments
 from bookies.sim.trace import Trace
 from bookies.sim.witness import Witness
 from bookies.sim.workload import History, Plan, Workload
@@ -24,13 +26,15 @@ RUN_DEADLINE_S = 7_200.0
 
 @dataclass(frozen=True)
 class Profile:
-    """What kind of run. `duration_s`: virtual time with faults."""
+    """What kind of run. `duration_s`: virtual time with faults, unless the work is done earlier."""
 
     bookies: int = 5
     duration_s: float = 6.0
     plan: Plan = field(default_factory=Plan)
     faults: FaultPlan = field(default_factory=FaultPlan)
+    moments: MomentPlan | None = None
     stall_probability: float = 0.0
+    stall_ms: float = 300.0
     client_settings: dict[str, object] = field(
         default_factory=lambda: {"add_timeout_ms": 800, "read_timeout_ms": 800, "connect_timeout_ms": 1_000}
     )
@@ -86,11 +90,69 @@ PROFILES = {
                 "pause bookie": 1,
             },
         ),
+        moments=MomentPlan(),
         stall_probability=0.06,
         client_settings={"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 1_000},
     ),
     "tight": Profile(bookies=3),
 }
+
+CONFIGURATIONS = ((3, 3, 2), (3, 2, 2), (6, 2, 2), (5, 3, 2), (4, 3, 2), (1, 1, 1))  # of the profile "small"
+
+
+def small_profile(seed: int, quorums: tuple[int, int, int]) -> Profile:
+    """One ledger of a few entries, four in flight, two recoveries, two faults of bookies, seven bookies.
+
+    Random schedules of this scope find every known mistake of the protocol. Source: client-protocol 8.4.
+    """
+    random = Random(f"{seed}/scope")
+    return Profile(
+        bookies=min(7, quorums[0] + random.choice((0, 1, 2, 2))),
+        duration_s=3.0,
+        plan=Plan(
+            writers=1,
+            recoverers=random.randint(1, 2),
+            readers=random.randint(0, 1),
+            quorums=(quorums,),
+            entries_min=random.choice((0, 12)),
+            entries_max=20,
+            pause_ms=random.choice((0.1, 5)),
+            recovery_ms=random.choice((20, 100, 500)),
+            read_ms=20,
+            in_flight_max=4,
+            ledgers_max=1,
+            recoveries_max=1,
+            reads_max=1,
+            is_replaced=False,
+        ),
+        faults=FaultPlan(
+            gap_ms=15,
+            count_max=random.randint(0, 2),
+            durations_s=(0.005, 0.05, 0.2, 1.0),
+            weights={
+                "crash bookie": 3,
+                "crash bookie in a disk call": 2,
+                "crash bookie at an await": 2,
+                "pause bookie": 2,
+                "cut connection": 2,
+            },
+        ),
+        moments=MomentPlan(random.choice((0.2, 0.6)), random.choice((0.1, 0.3, 0.7))),
+        stall_probability=random.choice((0.0, 0.0, 0.05, 0.2)),
+        stall_ms=random.choice((5.0, 50.0)),
+        client_settings={"add_timeout_ms": 60, "read_timeout_ms": 60, "connect_timeout_ms": 100},
+    )
+
+
+SMALL = {f"small-{e}{w}{a}": (e, w, a) for e, w, a in CONFIGURATIONS}
+PROFILE_NAMES = (*PROFILES, "small", *SMALL)
+
+
+def profile_of(name: str, seed: int) -> tuple[str, Profile]:
+    """The profile of a run and its exact name: "small" takes its configurations in turn."""
+    if name == "small":
+        name = list(SMALL)[seed % len(SMALL)]
+    return (name, small_profile(seed, SMALL[name])) if name in SMALL else (name, PROFILES[name])
 
 
 @dataclass
@@ -131,7 +193,7 @@ Scenario = Callable[["Simulation"], Coroutine[Any, Any, None]]
 class Simulation:
     """Everything that one run consists of. A `Scenario` is a coroutine over it, run as the world."""
 
-    def __init__(self, seed: int, profile: Profile) -> None:
+    def __init__(self, seed: int, profile: Profile, only: frozenset[str] | None = None) -> None:
         self.loop = SimLoop()  # type: ignore[abstract]
         self.trace = Trace(self.loop.time)
         self.history = History(self.trace)
@@ -141,10 +203,15 @@ class Simulation:
             self.loop, self.trace, str(seed), profile.bookies, client_settings=dict(profile.client_settings)
         )
         self.cluster.network.stall_probability = profile.stall_probability
+        self.cluster.network.stall_ms = profile.stall_ms
         self.history.witness = self.cluster.witness = Witness(self.cluster.store, self.history.violated)
         self.cluster.store.on_commit = self.history.committed
         self.workload = Workload(self.cluster, self.history, Random(f"{seed}/workload"), profile.plan)
-        self.faults = Faults(self.cluster, Random(f"{seed}/faults"), profile.faults)
+        self.injected = Injected(only)
+        self.faults = Faults(self.cluster, f"{seed}/faults", profile.faults, self.injected)
+        self.moments = Moments(
+            self.cluster, f"{seed}/moments", profile.moments or MomentPlan(), self.injected, self.workload.nudge
+        )
 
     def run(self, scenario: Scenario) -> None:
         """Run to the end and collect violations in `history`."""
@@ -175,6 +242,7 @@ class Simulation:
     async def heal_and_check(self) -> None:
         """End all faults; then everything under way ends, every ledger can be recovered, and all promises hold."""
         self.faults.stop()
+        self.moments.stop()
         self.workload.stop()
         await self.cluster.heal()
         try:
@@ -194,11 +262,17 @@ class Simulation:
 async def _mixed(simulation: Simulation) -> None:
     """The scenario of the sweeps."""
     await simulation.cluster.start()
+    if simulation.profile.moments is not None:
+        simulation.moments.start()
     simulation.workload.start()
     faults = asyncio.create_task(simulation.faults.run(), name="faults")
-    await asyncio.sleep(simulation.profile.duration_s)
+    if simulation.profile.plan.is_replaced:
+        await asyncio.sleep(simulation.profile.duration_s)
+    else:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(simulation.workload.finish(), simulation.profile.duration_s)
     simulation.faults.stop()
-    await faults
+    faults.cancel()
     await simulation.heal_and_check()
 
 
@@ -209,15 +283,16 @@ def simulate(
     scenario: Scenario = _mixed,
     duration_s: float | None = None,
     stops_at_first: bool = False,
+    only: frozenset[str] | None = None,
 ) -> Result:
     """Run one seed. Never raises for what the simulated code does wrong: that is in `violations`.
 
-    `stops_at_first`: at the first violation.
+    `stops_at_first`: at the first violation. `only`: the names of the faults that happen; None: all.
     """
-    chosen = PROFILES[profile]
+    profile, chosen = profile_of(profile, seed)
     if duration_s is not None:
         chosen = replace(chosen, duration_s=duration_s)
-    simulation = Simulation(seed, chosen)
+    simulation = Simulation(seed, chosen, only)
     if stops_at_first:
         simulation.history.on_violation = simulation.loop.halt
     simulation.run(scenario)

@@ -150,6 +150,8 @@ class Plan:
     """How much is asked. `quorums`: (ensemble, write quorum, ack quorum) to choose from.
 
     `digests`: without one ("dummy") nobody can tell a replica that a power failure tore from a good one.
+    `is_replaced`: a client that is killed, or has done its work, is followed by another in its role.
+    `ledgers_max`, `recoveries_max`, `reads_max`: how many each client does at most.
     """
 
     writers: int = 2
@@ -157,9 +159,17 @@ class Plan:
     readers: int = 2
     quorums: tuple[tuple[int, int, int], ...] = ((3, 3, 2), (3, 2, 2), (4, 3, 2), (3, 2, 1), (1, 1, 1), (2, 2, 2))
     digests: tuple[str, ...] = ("crc32c", "crc32", "hmac")
-    entries_max: int = 50  # per ledger
+    entries_min: int = 0  # per ledger
+    entries_max: int = 50
     pause_ms: float = 100.0  # mean, between two actions of a writer
+    spread_ms: float = 1.0  # mean, between appends that overlap
     recovery_ms: float = 400.0  # mean, before a recovery
+    read_ms: float = 200.0  # mean, before a read
+    in_flight_max: int = 8  # appends that a writer has begun and that are not done
+    ledgers_max: int = 3
+    recoveries_max: int = 4
+    reads_max: int = 4
+    is_replaced: bool = True
 
 
 class Workload:
@@ -172,6 +182,7 @@ class Workload:
         self._plan = plan
         self._is_stopping = False
         self._tasks: list[asyncio.Task[None]] = []
+        self._waiting: list[asyncio.Future[None]] = []  # of recoveries that have not begun
 
     def start(self) -> None:
         for role, count, act in (
@@ -188,10 +199,17 @@ class Workload:
         self._is_stopping = True
 
     async def finish(self) -> None:
-        """Wait until every client has finished."""
-        assert self._is_stopping
+        """Wait until every client has finished, which needs `stop` when they are replaced."""
+        assert self._is_stopping or not self._plan.is_replaced
         for task in self._tasks:
-            await task
+            await asyncio.shield(task)
+
+    def nudge(self) -> None:
+        """Let the recoveries that wait for their time begin now."""
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
 
     async def _keep_running(self, role: str, act: Callable[[SimClient], Coroutine[Any, Any, None]]) -> None:
         """One client after the other in a role: each until it has done its work, or is killed."""
@@ -209,6 +227,8 @@ class Workload:
             task = client.participant.create_task(self._live(client, act), name=f"{role}.{life}")
             task.add_done_callback(end, context=self._cluster.loop.world.copy())
             await over
+            if not self._plan.is_replaced:
+                return
             await self._sleep(20)
 
     async def _live(self, client: SimClient, act: Callable[[SimClient], Coroutine[Any, Any, None]]) -> None:
@@ -224,12 +244,23 @@ class Workload:
     async def _sleep(self, mean_ms: float) -> None:
         await asyncio.sleep(self._random.expovariate(1 / mean_ms) / 1000)
 
+    async def _sleep_or_nudge(self, mean_ms: float) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        try:
+            async with asyncio.timeout(self._random.expovariate(1 / mean_ms) / 1000):
+                await future
+        except TimeoutError:
+            return
+
     # -- writing -------------------------------------------------------------------------------------------------
     async def _write_ledgers(self, client: SimClient) -> None:
-        for _ in range(self._random.randint(1, 3)):
+        for _ in range(self._random.randint(1, self._plan.ledgers_max)):
             if self._is_stopping:
                 return
             await self._write_ledger(client)
+        if not self._plan.is_replaced:
+            self.nudge()
 
     async def _write_ledger(self, client: SimClient) -> None:
         random = self._random
@@ -243,7 +274,7 @@ class Workload:
         self._history.stories[ledger.ledger_id] = story
         self._history.count("ledgers")
         try:
-            goal = random.randint(0, self._plan.entries_max)
+            goal = random.randint(self._plan.entries_min, self._plan.entries_max)
             while story.started < goal and not story.is_over and not self._is_stopping:
                 await self._append_some(ledger, story)
                 await self._sleep(self._plan.pause_ms)
@@ -255,19 +286,15 @@ class Workload:
         await self._let_go(client, ledger, story)
 
     async def _append_some(self, ledger: LedgerWriter, story: Story) -> None:
-        """One append, a burst of appends that do not wait for each other, or a batch."""
-        kind = self._random.randrange(3)
+        """One append, many that overlap, or a batch."""
+        kind = self._random.choice((0, 1, 1, 2))
         if kind == 0:
             await self._append(ledger, story)
         elif kind == 1:
-            burst = [asyncio.create_task(self._append(ledger, story)) for _ in range(self._random.randint(2, 8))]
-            outcomes = await asyncio.gather(*burst, return_exceptions=True)
-            for outcome in outcomes:
-                if isinstance(outcome, BaseException):
-                    raise outcome
+            await self._append_overlapping(ledger, story, self._random.randint(2, 2 * self._plan.in_flight_max))
         else:
             first = story.started
-            story.started += self._random.randint(2, 12)
+            story.started += self._random.randint(2, self._plan.in_flight_max)
             last = story.started - 1
             payloads = [payload_of(story.ledger_id, number) for number in range(first, last + 1)]
             try:
@@ -276,6 +303,22 @@ class Workload:
                 story.is_over = True
                 raise
             self._history.confirmed(story, first, last, answered)
+
+    async def _append_overlapping(self, ledger: LedgerWriter, story: Story, count: int) -> None:
+        """Always as many under way as are allowed."""
+        appends: list[asyncio.Task[None]] = []
+        try:
+            for number in range(count):
+                if number >= self._plan.in_flight_max:
+                    await appends[number - self._plan.in_flight_max]
+                if self._random.random() < 0.5:
+                    await self._sleep(self._plan.spread_ms)
+                appends.append(asyncio.create_task(self._append(ledger, story)))
+        finally:
+            outcomes = await asyncio.gather(*appends, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def _append(self, ledger: LedgerWriter, story: Story) -> None:
         number = story.started
@@ -291,7 +334,9 @@ class Workload:
         """Seal, or only close; now and then with appends still under way."""
         under_way = []
         if self._random.random() < 0.3 and not story.is_over:
-            under_way = [asyncio.create_task(self._append(ledger, story)) for _ in range(3)]
+            under_way = [
+                asyncio.create_task(self._append(ledger, story)) for _ in range(min(3, self._plan.in_flight_max))
+            ]
             await asyncio.sleep(0)
         try:
             if self._random.random() < 0.6:
@@ -314,8 +359,8 @@ class Workload:
         return self._random.choice(stories[-6:]) if stories else None
 
     async def _recover(self, client: SimClient) -> None:
-        for _ in range(self._random.randint(1, 4)):
-            await self._sleep(self._plan.recovery_ms)
+        for _ in range(self._random.randint(1, self._plan.recoveries_max)):
+            await self._sleep_or_nudge(self._plan.recovery_ms)
             story = self._choose()
             if story is None or self._is_stopping:
                 continue
@@ -340,8 +385,8 @@ class Workload:
 
     # -- reading -------------------------------------------------------------------------------------------------
     async def _read(self, client: SimClient) -> None:
-        for _ in range(self._random.randint(1, 4)):
-            await self._sleep(200)
+        for _ in range(self._random.randint(1, self._plan.reads_max)):
+            await self._sleep(self._plan.read_ms)
             story = self._choose()
             if story is None or self._is_stopping:
                 continue
