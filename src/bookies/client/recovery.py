@@ -410,6 +410,7 @@ class _WriteBack:
 
     async def add(self, entries: _Entries) -> None:
         """Send the next entries, once there is memory for them. Raises what ended the write-back."""
+        self._check()
         if entries.first != self._pipeline.last_add_pushed + 1:
             raise LocalProtocolError("entries are written back out of order", entry_id=entries.first)
         for length, payloads in entries.chains():
