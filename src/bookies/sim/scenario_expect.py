@@ -8,6 +8,8 @@ from bookies.sim.scenario_messages import Message, Pattern
 from bookies.sim.scenario_stage import ScenarioFailure, Stage, host_of
 from bookies.sim.scenario_steps import texts_of
 
+LAC_OFFSET = 16  # in an entry
+
 
 def _compare(what: str, expected: str, found: int) -> None:
     least = expected.removeprefix(">= ")
@@ -79,6 +81,19 @@ async def entry_not_on(stage: Stage, given: Given) -> None:
 async def entry_on_some(stage: Stage, given: Given) -> None:
     having = [name for name in given["bookies"] if await _holds(stage, name, given["number"])]
     _compare(f"of {', '.join(given['bookies'])} with entry {given['number']}", given["count"], len(having))
+
+
+@step("expect lac NUMBER:lac in entry NUMBER on BOOKIES", "the last add confirmed in the header of each replica")
+async def lac_in(stage: Stage, given: Given) -> None:
+    for name in given["bookies"]:
+        bookie = stage.bookie(name)
+        if bookie.server is None or bookie.participant is None or not await _holds(stage, name, given["number"]):
+            raise ScenarioFailure(f"{name}: no entry {given['number']}")
+        reading = bookie.server.store.read(stage.ledger.ledger_id, given["number"])
+        body = await bookie.participant.create_task(reading, name="look")
+        found = int.from_bytes(body[LAC_OFFSET : LAC_OFFSET + 8], "big", signed=True)
+        if found != given["lac"]:
+            raise ScenarioFailure(f"{name}: {found}")
 
 
 async def _is_fenced(stage: Stage, name: str) -> bool:

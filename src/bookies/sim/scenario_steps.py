@@ -52,9 +52,15 @@ async def client(stage: Stage, given: Given) -> None:
     for name, text in given["options"].items():
         if name not in defaults:
             raise ScenarioFailure(f"there is no setting {name}; expected one of {', '.join(defaults)}")
-        kind = type(defaults[name])
-        settings[name] = text in ("True", "true", "1") if kind is bool else kind(text)
+        settings[name] = _setting(defaults[name], text)
     stage.settings[given["client"]] = settings
+
+
+def _setting(default: Any, text: str) -> object:
+    """The text as a value of the default's type."""
+    if isinstance(default, bool):
+        return text == "yes"
+    return int(text) if isinstance(default, int) else text
 
 
 @step("wait SECONDS s", "let virtual time pass")

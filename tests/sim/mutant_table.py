@@ -1,0 +1,400 @@
+"""The mutants of client-protocol 8.4, and the schedules that kill them: `python tests/sim/mutant_table.py [NAME ..]`.
+
+Each mutant is one wrong decision in otherwise correct production code. It is killed when a run of its schedule fails.
+The table shows for each whether it was, and by what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pathlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from bookies.client import keys, reader, recovery
+from bookies.client.writer import LedgerWriter
+from bookies.errors import BookKeeperError, DataUnknown, VersionConflict
+from bookies.metadata import memory
+from bookies.model import LedgerState
+from bookies.protocol import fence, recover
+from bookies.protocol.add import AddPipeline, ChangeEnsemble
+from bookies.protocol.ledger import change_needed, with_ensemble
+from bookies.protocol.placement import replace_failed
+from bookies.sim.scenario import ScenarioResult, read_scenario, run_scenario
+from bookies.storage.index_format import IndexHeader
+from bookies.storage.ledger_store import LedgerStore
+
+SCENARIOS = pathlib.Path(__file__).parent.parent / "scenarios"
+
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`what`: as 8.4 calls it; `schedules`: each of them has to kill it."""
+
+    what: str
+    schedules: tuple[str, ...]
+    apply: Callable[[Patch], None]
+
+
+MUTANTS: list[Mutant] = []
+
+
+def mutant(what: str, *schedules: str) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+    def declare(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
+        MUTANTS.append(Mutant(what, schedules, apply))
+        return apply
+
+    return declare
+
+
+# -- the writer ----------------------------------------------------------------------------------------------------
+@mutant("deliver while changing", "X-31")
+def _(patch: Patch) -> None:
+    original = AddPipeline._deliver
+
+    def deliver(self: AddPipeline):  # type: ignore[no-untyped-def]
+        is_changing, self.is_changing = self.is_changing, False
+        try:
+            return original(self)
+        finally:
+            self.is_changing = is_changing
+
+    patch.setattr(AddPipeline, "_deliver", deliver)
+
+
+@mutant("one-phase resend: deliver before everything is undone", "X-27")
+def _(patch: Patch) -> None:
+    original = AddPipeline._agreed
+    patch.setattr(AddPipeline, "_agreed", lambda self, ensemble: [*self._deliver(), *original(self, ensemble)])
+
+
+@mutant("acknowledgements of replaced bookies are kept", "X-27")
+def _(patch: Patch) -> None:
+    original = AddPipeline._agreed
+
+    def agreed(self: AddPipeline, ensemble):  # type: ignore[no-untyped-def]
+        acked = list(self._acked)
+        effects = original(self, ensemble)
+        self._acked[:] = acked
+        return [*effects, *self._deliver()]
+
+    patch.setattr(AddPipeline, "_agreed", agreed)
+
+
+@mutant("count acks by bookie instead of position and bookie", "X-43")
+def _(patch: Patch) -> None:
+    original = AddPipeline.acknowledged
+
+    def acknowledged(self: AddPipeline, position, bookie, entry_ids):  # type: ignore[no-untyped-def]
+        where = self.ensemble.index(bookie) if bookie in self.ensemble else position
+        return original(self, where, bookie, entry_ids)
+
+    patch.setattr(AddPipeline, "acknowledged", acknowledged)
+
+
+def _start_fragment_at(patch: Patch, first_of: Callable[[AddPipeline], int]) -> None:
+    original = AddPipeline._start_round
+
+    def start_round(self: AddPipeline, failed):  # type: ignore[no-untyped-def]
+        effects = original(self, failed)
+        first = first_of(self)
+        return [each._replace(first_entry_id=first) if isinstance(each, ChangeEnsemble) else each for each in effects]
+
+    patch.setattr(AddPipeline, "_start_round", start_round)
+
+
+@mutant("fragment start = last add pushed + 1", "X-28", "X-30")
+def _(patch: Patch) -> None:
+    _start_fragment_at(patch, lambda pipeline: pipeline.last_add_pushed + 1)
+
+
+@mutant("fragment start = last add confirmed", "X-28", "X-30")
+def _(patch: Patch) -> None:
+    _start_fragment_at(patch, lambda pipeline: max(0, pipeline.last_add_confirmed))
+
+
+@mutant("re-target before the store has agreed", "X-33", "X-32")
+def _(patch: Patch) -> None:
+    async def change(self: LedgerWriter, change: ChangeEnsemble) -> None:
+        candidates = self._candidates()
+
+        def transform(record):  # type: ignore[no-untyped-def]
+            ensemble = replace_failed(record.last_ensemble, change.failed, candidates, change.excluded)
+            return with_ensemble(record, change.first_entry_id, ensemble)
+
+        self._channel.metadata_changed(transform(self._record.current.metadata))
+        try:
+            await self._record.update(lambda record: change_needed(record, change.failed), transform)
+        except BookKeeperError as error:
+            self._channel.carry_out(self._pipeline.change_failed(error))
+
+    patch.setattr(LedgerWriter, "_change", change)
+
+
+@mutant("confirm out of order", "X-64", "X-27")
+def _(patch: Patch) -> None:
+    original = AddPipeline._quorum_bound
+
+    def quorum_bound(self: AddPipeline, first: int) -> int:
+        return max([original(self, each) for each in range(first, self._sent_bound)], default=first)
+
+    patch.setattr(AddPipeline, "_quorum_bound", quorum_bound)
+
+
+@mutant("late failures forgotten", "X-32")
+def _(patch: Patch) -> None:
+    original = AddPipeline.failed
+
+    def failed(self: AddPipeline, position, bookie, entry_ids, error):  # type: ignore[no-untyped-def]
+        effects = original(self, position, bookie, entry_ids, error)
+        self._late.clear()
+        return effects
+
+    patch.setattr(AddPipeline, "failed", failed)
+
+
+@mutant("blind overwrite instead of compare-and-swap", "X-17", "X-14", "X-15")
+def _(patch: Patch) -> None:
+    patch.setattr(memory, "check_version", lambda *_, **__: None)
+
+
+@mutant("an older record is installed after a conflict", "X-36")
+def _(patch: Patch) -> None:
+    from bookies.client.metadata_loop import MetadataLoop
+
+    async def update(self, needed, transform):  # type: ignore[no-untyped-def]
+        for _ in range(9):
+            if not needed(self.current.metadata):
+                break
+            try:
+                self.current = await self._driver.write_ledger(transform(self.current.metadata), self.current.version)
+            except VersionConflict:
+                self.current = await self._driver.read_ledger(self.current.metadata.ledger_id)
+                record = self.current.metadata  # Whatever it is, it is taken for the state of the world.
+                if record.state is LedgerState.OPEN:
+                    return self.current
+        return self.current
+
+    patch.setattr(MetadataLoop, "update", update)
+
+
+# -- recovery ------------------------------------------------------------------------------------------------------
+@mutant("recovery reads without fence", "X-11")
+def _(patch: Patch) -> None:
+    original = recovery._Recovery._ask
+
+    async def ask(self, *arguments):  # type: ignore[no-untyped-def]
+        self._key = None
+        return await original(self, *arguments)
+
+    patch.setattr(recovery._Recovery, "_ask", ask)
+
+
+def _fence_first(patch: Patch, *, is_announced_first: bool) -> None:
+    run, fence_all = recovery._Recovery.run, recovery._Recovery._fence
+
+    async def mutant_run(self):  # type: ignore[no-untyped-def]
+        stale = self._record.current.metadata
+        early = None if is_announced_first else await fence_all(self, stale)
+
+        async def mutant_fence(metadata):  # type: ignore[no-untyped-def]
+            return early or await fence_all(self, stale)
+
+        self._fence = mutant_fence
+        return await run(self)
+
+    patch.setattr(recovery._Recovery, "run", mutant_run)
+
+
+@mutant("fence before the announcement", "X-13")
+def _(patch: Patch) -> None:
+    _fence_first(patch, is_announced_first=False)
+
+
+@mutant("fence the stale ensemble", "X-14")
+def _(patch: Patch) -> None:
+    _fence_first(patch, is_announced_first=True)
+
+
+@mutant("coverage by total count", "X-21")
+def _(patch: Patch) -> None:
+    def covered(known, write_quorum, ack_quorum):  # type: ignore[no-untyped-def]
+        return sum(known) >= write_quorum - ack_quorum + 1
+
+    patch.setattr(fence, "covered", covered)
+
+
+@mutant("errors as negatives", "X-3", "X-47")
+def _(patch: Patch) -> None:
+    patch.setattr(recover, "NEGATIVE", (BookKeeperError,))
+
+
+@mutant("limbo as negative", "X-45")
+def _(patch: Patch) -> None:
+    patch.setattr(recover, "NEGATIVE", (*recover.NEGATIVE, DataUnknown))
+
+
+@mutant("absent on fewer than Qw - Qa + 1 negatives", "X-45")
+def _(patch: Patch) -> None:
+    patch.setattr(recover, "negatives_needed", lambda write_quorum, ack_quorum: write_quorum - ack_quorum)
+
+
+@mutant("recovery reads from the ensemble modified in memory", "X-4b")
+def _(patch: Patch) -> None:
+    original = recovery._Recovery._decide
+
+    async def decide(self, metadata, *arguments):  # type: ignore[no-untyped-def]
+        return await original(self, self._write_back._pipeline.metadata, *arguments)
+
+    patch.setattr(recovery._Recovery, "_decide", decide)
+
+
+@mutant("a recovery's fragments are persisted before the end", "X-4", "X-7")
+def _(patch: Patch) -> None:
+    run, choose = recovery._Recovery.run, recovery._WriteBack._choose
+    running = []
+
+    async def mutant_run(self):  # type: ignore[no-untyped-def]
+        running.append(self)
+        return await run(self)
+
+    def mutant_choose(self, change):  # type: ignore[no-untyped-def]
+        choose(self, change)
+        owner = running[-1]
+        ensemble = self._pipeline.ensemble
+
+        def needed(record):  # type: ignore[no-untyped-def]
+            return not record.is_closed and record.last_ensemble != ensemble
+
+        def transform(record):  # type: ignore[no-untyped-def]
+            return with_ensemble(record, change.first_entry_id, ensemble)
+
+        owner._start(owner._record.update(needed, transform))
+
+    patch.setattr(recovery._Recovery, "run", mutant_run)
+    patch.setattr(recovery._WriteBack, "_choose", mutant_choose)
+
+
+@mutant("close on a recovery's error", "X-3", "X-8")
+def _(patch: Patch) -> None:
+    read_tail, fence_all = recovery._Recovery._read_tail, recovery._Recovery._fence
+
+    async def mutant_read_tail(self, metadata, start, *arguments):  # type: ignore[no-untyped-def]
+        try:
+            return await read_tail(self, metadata, start, *arguments)
+        except BookKeeperError:
+            return start
+
+    async def mutant_fence(self, metadata):  # type: ignore[no-untyped-def]
+        try:
+            return await fence_all(self, metadata)
+        except BookKeeperError:
+            return fence.Fenced(-1, 0)
+
+    patch.setattr(recovery._Recovery, "_read_tail", mutant_read_tail)
+    patch.setattr(recovery._Recovery, "_fence", mutant_fence)
+
+
+@mutant("no write-back", "X-2", "X-1")
+def _(patch: Patch) -> None:
+    lengths: dict[int, int] = {}
+
+    async def add(self, entries):  # type: ignore[no-untyped-def]
+        lengths.update(enumerate(entries.lengths, entries.first))
+
+    patch.setattr(recovery._WriteBack, "add", add)
+    patch.setattr(recovery._WriteBack, "length_at", lambda self, entry_id: lengths[entry_id])
+
+
+@mutant("no floor under the start", "X-7", "X-6")
+def _(patch: Patch) -> None:
+    patch.setattr(recovery, "recovery_start", lambda metadata, last_add_confirmed: last_add_confirmed)
+
+
+@mutant("close ignoring an existing CLOSED", "X-24")
+def _(patch: Patch) -> None:
+    patch.setattr(recovery, "recovery_close_needed", lambda record: True)
+
+
+@mutant("advancing last add confirmed in what a recovery writes back", "X-24")
+def _(patch: Patch) -> None:
+    advancing = property(lambda self: self.last_add_confirmed)
+    patch.setattr(AddPipeline, "header_last_add_confirmed", advancing)
+
+
+# -- the reader ----------------------------------------------------------------------------------------------------
+@mutant("digests are not checked", "X-48")
+def _(patch: Patch) -> None:
+    from bookies.kernels import scan_records
+
+    def verify_records(data, start, end, *_):  # type: ignore[no-untyped-def]
+        return scan_records(data, start, end, end)[0], ""
+
+    patch.setattr(keys, "verify_records", verify_records)
+
+
+@mutant("no clamp at the end of a closed ledger", "X-55")
+def _(patch: Patch) -> None:
+    original = reader.LedgerReader.read_last_add_confirmed
+
+    async def read_last_add_confirmed(self, **options):  # type: ignore[no-untyped-def]
+        await original(self, **options)
+        await self._learn_last_add_confirmed()
+        return self._last_add_confirmed
+
+    patch.setattr(reader, "is_growth_trusted", lambda record: True)
+    patch.setattr(reader.LedgerReader, "read_last_add_confirmed", read_last_add_confirmed)
+
+
+# -- the bookie ----------------------------------------------------------------------------------------------------
+@mutant("a fenced bookie accepts adds", "X-5", "X-11", "X-67")
+def _(patch: Patch) -> None:
+    patch.setattr(IndexHeader, "is_fenced", property(lambda self: False))
+
+
+@mutant("answer to a fencing request before the fence is durable", "X-19")
+def _(patch: Patch) -> None:
+    original = LedgerStore._fence
+
+    def fence_early(self, ledger_id, done, master_key):  # type: ignore[no-untyped-def]
+        original(self, ledger_id, lambda error: None, master_key)
+        asyncio.get_running_loop().call_soon(done, None)
+
+    patch.setattr(LedgerStore, "_fence", fence_early)
+
+
+# -- the table -----------------------------------------------------------------------------------------------------
+def run_mutant(each: Mutant, schedule: str) -> ScenarioResult | None:
+    """The first failing run of a schedule with the mutant in place; None: it survives."""
+    scenario = read_scenario(SCENARIOS / f"{schedule}.txt")
+    for variant in scenario.variants:
+        with pytest.MonkeyPatch.context() as patch:
+            each.apply(patch)
+            result = run_scenario(scenario, variant)
+        if result.failures:
+            return result
+    return None
+
+
+def main(names: list[str]) -> int:
+    """Print the table, of all mutants or of those whose description contains one of `names`."""
+    survivors = 0
+    for each in MUTANTS:
+        if names and not any(name in each.what for name in names):
+            continue
+        for schedule in each.schedules:
+            result = run_mutant(each, schedule)
+            survivors += result is None
+            outcome = "killed" if result else "SURVIVES"
+            why = " ".join(result.failures[0].split())[:110] if result else ""
+            print(f"{each.what:60}  {schedule:6}  {outcome:8}  {why}")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
