@@ -139,23 +139,18 @@ def current_participant() -> Participant | None:
 class _Timer(asyncio.TimerHandle):
     """A callback that is ready or will be at `when()`. Cancelled ones are skipped when their turn comes."""
 
-    def __init__(
-        self, when: float, number: int, callback: Callable[..., object], args: Any, loop: SimLoop, context: Context
-    ) -> None:
-        super().__init__(when, callback, args, loop, context)
-        self.key = (when, number)
-        self.participant = context.get(_PARTICIPANT)
-        self._run_in = context
+    __slots__ = ("participant", "run_in")
 
-    def __lt__(self, other: object) -> bool:
-        assert isinstance(other, _Timer)
-        return self.key < other.key
+    def __init__(
+        self, when: float, callback: Callable[..., object], args: Any, loop: SimLoop, context: Context
+    ) -> None:
+        asyncio.Handle.__init__(self, callback, args, loop, context)  # past `TimerHandle`: many are made
+        self._when = when
+        self.participant = context.get(_PARTICIPANT)
+        self.run_in = context
 
     def cancel(self) -> None:
         asyncio.Handle.cancel(self)
-
-    def invoke(self) -> None:
-        self._run_in.run(self._callback, *self._args)  # type: ignore[attr-defined]
 
 
 class _Future(asyncio.Future[Any]):
@@ -187,7 +182,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.errors: list[str] = []
         self.steps = 0
         self._now = 0.0
-        self._timers: list[_Timer] = []
+        self._timers: list[tuple[float, int, _Timer]] = []  # a heap
         self._number = 0
         self._tasks: dict[asyncio.Task[Any], Participant | None] = {}  # all there ever were
         self._closed = False
@@ -239,7 +234,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             if steps_here > STEP_COUNT_MAX:
                 raise Livelock(f"{STEP_COUNT_MAX:,} callbacks at {self._now:.6f} s; the last: {handle!r}")
             try:
-                handle.invoke()
+                handle.run_in.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
             except (KeyboardInterrupt, SystemExit, SimulationError):
                 raise
             except Crashed:
@@ -252,15 +247,16 @@ class SimLoop(asyncio.AbstractEventLoop):
     def _advance(self, deadline: float) -> None:
         """Move the clock to the next timer and make all that are due ready."""
         timers = self._timers
-        while timers and timers[0].cancelled():
+        while timers and timers[0][2].cancelled():
             heapq.heappop(timers)
         if not timers:
             raise Deadlock(f"nothing is scheduled at {self._now:.6f} s, and these wait:\n" + self.describe_tasks())
-        if timers[0].when() > deadline:
+        now = timers[0][0]
+        if now > deadline:
             raise Overdue(f"not done after {deadline:.3f} s; waiting:\n" + self.describe_tasks())
-        self._now = max(self._now, timers[0].when())
-        while timers and timers[0].when() <= self._now:
-            self.ready.append(heapq.heappop(timers))
+        self._now = now = max(self._now, now)
+        while timers and timers[0][0] <= now:
+            self.ready.append(heapq.heappop(timers)[2])
 
     def halt(self) -> None:
         """Let `run` raise `Halted` before the next callback: what was looked for has been found."""
@@ -320,8 +316,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        self._number += 1
-        handle = _Timer(self._now, self._number, callback, args, self, context or contextvars.copy_context())
+        handle = _Timer(self._now, callback, args, self, context or contextvars.copy_context())
         if not self._closed:
             self.ready.append(handle)
         return handle
@@ -329,15 +324,15 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_later(
         self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(self._now + max(0.0, delay), callback, *args, context=context)
+        return self.call_at(self._now + delay if delay > 0 else self._now, callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         self._number += 1
-        handle = _Timer(when, self._number, callback, args, self, context or contextvars.copy_context())
+        handle = _Timer(when, callback, args, self, context or contextvars.copy_context())
         if not self._closed:
-            heapq.heappush(self._timers, handle)
+            heapq.heappush(self._timers, (when, self._number, handle))
         return handle
 
     def call_soon_threadsafe(

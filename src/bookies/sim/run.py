@@ -35,6 +35,7 @@ class Profile:
     moments: MomentPlan | None = None
     stall_probability: float = 0.0
     stall_ms: float = 300.0
+    lease_s: float = 2.0  # of a bookie's registration
     client_settings: dict[str, object] = field(
         default_factory=lambda: {"add_timeout_ms": 800, "read_timeout_ms": 800, "connect_timeout_ms": 1_000}
     )
@@ -140,6 +141,7 @@ def small_profile(seed: int, quorums: tuple[int, int, int]) -> Profile:
         moments=MomentPlan(random.choice((0.2, 0.6)), random.choice((0.1, 0.3, 0.7))),
         stall_probability=random.choice((0.0, 0.0, 0.05, 0.2)),
         stall_ms=random.choice((5.0, 50.0)),
+        lease_s=0.5,
         client_settings={"add_timeout_ms": 60, "read_timeout_ms": 60, "connect_timeout_ms": 100},
     )
 
@@ -200,7 +202,12 @@ class Simulation:
         self.profile = profile
         self.random = Random(f"{seed}/choices")
         self.cluster = SimCluster(
-            self.loop, self.trace, str(seed), profile.bookies, client_settings=dict(profile.client_settings)
+            self.loop,
+            self.trace,
+            str(seed),
+            profile.bookies,
+            client_settings=dict(profile.client_settings),
+            lease_s=profile.lease_s,
         )
         self.cluster.network.stall_probability = profile.stall_probability
         self.cluster.network.stall_ms = profile.stall_ms
