@@ -52,8 +52,12 @@ def _illegal(commit: Commit) -> str:
         return ""
     if commit.before is None:
         return malformation(commit.after)
-    author = Author.WRITER if commit.author.startswith("writer") else Author.RECOVERY
-    return illegality(commit.before, commit.after, author)
+    if commit.author.startswith("writer"):
+        return illegality(commit.before, commit.after, Author.WRITER)
+    problem = illegality(commit.before, commit.after, Author.RECOVERY)
+    if problem and commit.author.startswith("replicator"):  # which recovers ledgers before it replaces bookies
+        return illegality(commit.before, commit.after, Author.REPLICATOR)
+    return problem
 
 
 async def check_ledgers(cluster: SimCluster, history: History, workload: Workload) -> None:

@@ -7,6 +7,7 @@ the committed records, promises can be checked at the moment they are made, not 
     I-5    when a recovery commits the end, no write set could still confirm the entry behind it
     I-8    a fragment that the writer commits starts at or behind everything acknowledged
     I-9    an entry is acknowledged to the application only when an ack quorum of the bookies in the record holds it
+    I-18   a bookie that replaces another in a finished fragment holds all that its position stores
     I-28   no bookie acknowledges an ordinary add of a ledger that it has fenced
 
 Source: client-protocol 8.2.
@@ -19,7 +20,7 @@ from typing import Any
 
 from bookies.errors import LedgerUnknownToBookie
 from bookies.model import BookieId, LedgerMetadata, LedgerState
-from bookies.protocol.quorum import write_set
+from bookies.protocol.quorum import stored_ids, write_set
 from bookies.sim.metadata import Commit, SimStore
 from bookies.storage.ledger_store import LedgerStore
 
@@ -107,11 +108,12 @@ class Witness:
                 )
 
     def check_commit(self, commit: Commit, confirmed: int) -> None:
-        """I-5 and I-8; `confirmed`: entries of the ledger acknowledged so far."""
+        """I-5, I-8 and I-18; `confirmed`: entries of the ledger acknowledged so far."""
         before, after = commit.before, commit.after
         if before is None or after is None:
             return
-        if after.state is LedgerState.OPEN and confirmed > after.last_fragment_first_entry:
+        is_replicator = commit.author.startswith("replicator")
+        if after.state is LedgerState.OPEN and not is_replicator and confirmed > after.last_fragment_first_entry:
             self.report(
                 "I-8",
                 f"ledger {after.ledger_id}: a fragment begins at {after.last_fragment_first_entry}, but entry "
@@ -119,6 +121,25 @@ class Witness:
             )
         if after.is_closed and before.state is LedgerState.IN_RECOVERY and not commit.author.startswith("writer"):
             self._check_end(after)
+        if is_replicator and before.state is after.state:
+            self._check_replacements(before, after)
+
+    def _check_replacements(self, before: LedgerMetadata, after: LedgerMetadata) -> None:
+        """I-18: every entry is on the new bookie before the record says so."""
+        for (first, old), (_, new) in zip(before.ensembles, after.ensembles, strict=True):
+            later = [start for start, _ in after.ensembles if start > first]
+            last = later[0] - 1 if later else after.last_entry_id
+            for position, bookie in enumerate(new):
+                if bookie == old[position]:
+                    continue
+                ids = stored_ids(position, first, last, len(new), after.write_quorum)
+                lacking = [each for each in ids if not self._holds(bookie, after.ledger_id, each)]
+                if lacking or (not later and not after.is_closed):
+                    self.report(
+                        "I-18",
+                        f"ledger {after.ledger_id}: {bookie} takes the place of {old[position]} for entries {first} to "
+                        f"{last}, but lacks {lacking}",
+                    )
 
     def _check_end(self, closed: LedgerMetadata) -> None:
         """I-5: whoever still may acknowledge the next entry to the writer, or did already, is no ack quorum."""

@@ -1,0 +1,125 @@
+"""Bookies are recovered, by clients that are killed and among bookies that crash, while others write and recover.
+
+The checkers of every simulation run hold here too; I-18 is what this is about: no record names a bookie before that
+bookie has durably all that its position stores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from bookies.client import replication
+from bookies.client.ledger_access import LedgerAccess
+from bookies.client.metadata_loop import MetadataLoop
+from bookies.errors import BookKeeperError
+from bookies.model import BookieId
+from bookies.protocol.fragments import Fragment
+from bookies.sim.cluster import SimClient
+from bookies.sim.disk import NOTHING_SURVIVES
+from bookies.sim.run import Result, Simulation, simulate
+
+SEEDS = 2
+
+
+def run(seed: int, profile: str) -> Result:
+    """A sweep's run with replicators in it."""
+
+    async def scenario(simulation: Simulation) -> None:
+        cluster, workload, history = simulation.cluster, simulation.workload, simulation.history
+        random = Random(f"{seed}/replicators")
+        await cluster.start()
+
+        async def replicate(client: SimClient) -> None:
+            administration = client.client.administration()
+            for _ in range(random.randint(1, 3)):
+                await asyncio.sleep(random.expovariate(2.0))
+                bookie = BookieId(random.choice(list(cluster.bookies)))
+                try:
+                    report = await administration.recover_bookies([bookie], skip_open=random.random() < 0.7)
+                    history.count("fragments replicated", len(report.moves))
+                except BookKeeperError as error:
+                    cluster.trace.note(client.name, f"recovery of {bookie} failed: {type(error).__name__}: {error}")
+                    history.count("failed replications")
+
+        workload.start()
+        slots = [asyncio.create_task(workload._keep_running(f"replicator{n}", replicate)) for n in (1, 2)]
+        faults = asyncio.create_task(simulation.faults.run())
+        await asyncio.sleep(simulation.profile.duration_s)
+        simulation.faults.stop()
+        faults.cancel()
+        workload.stop()
+        await cluster.heal()
+        await asyncio.wait(slots)
+        await simulation.heal_and_check()
+
+    return simulate(seed, profile, scenario=scenario)
+
+
+@pytest.mark.parametrize("profile", ["calm", "crashes", "metadata"])
+def test_nothing_is_lost_by_replicating(profile: str) -> None:
+    replicated = 0
+    for seed in range(SEEDS):
+        result = run(seed, profile)
+        assert not result.violations, result.report()
+        replicated += result.history.counts.get("fragments replicated", 0)
+    assert replicated > 0
+
+
+def test_copies_survive_a_power_failure_of_all_bookies() -> None:
+    """A bookie is gone for good; then the others lose their power just when it has been replaced."""
+
+    async def scenario(simulation: Simulation) -> None:
+        cluster = simulation.cluster
+        await cluster.start()
+        client = cluster.new_client("replicator1")
+        await client.participant.create_task(cluster.open_client(client))
+
+        async def act() -> None:
+            store = client.client
+            ledgers = []
+            for size, write_quorum, ack_quorum in ((3, 3, 2), (4, 3, 2), (3, 2, 2), (2, 2, 2)):
+                async with store.create(ensemble=size, write_quorum=write_quorum, ack_quorum=ack_quorum) as ledger:
+                    await ledger.append_many([b"%d" % number for number in range(100)])
+                    ledgers.append(ledger.ledger_id)
+            cluster.crash_bookie("b1", NOTHING_SURVIVES)
+            administration = store.administration()
+            report = await administration.recover_bookies([BookieId("b1")])
+            assert report.moves
+            for name in ("b2", "b3", "b4", "b5"):
+                cluster.crash_bookie(name, NOTHING_SURVIVES, restart_after_s=0.1)
+            await asyncio.sleep(3)
+            assert await administration.ledgers_on([BookieId("b1")]) == {}
+            for ledger_id in ledgers:
+                check = await administration.check_ledger(ledger_id, percentage=100)
+                assert check.is_ok, check
+
+        await client.participant.create_task(act())
+        await cluster.stop()
+
+    result = simulate(1, "calm", scenario=scenario)
+    assert not result.violations, result.report()
+
+
+def test_the_checker_notices_a_swap_before_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutant: the record names the bookies at once, and the entries follow."""
+    copy_and_swap = replication.replicate
+
+    async def swap_first(
+        access: LedgerAccess,
+        fragment: Fragment,
+        replacements: replication.Sequence[replication.Replacement],
+        update: MetadataLoop,
+        account: replication.Account,
+    ) -> replication.Move:
+        swap = replication.FragmentCopy(fragment, replacements).swap
+        await update.update(swap.needed, swap.apply)
+        moved = replace(fragment, ensemble=update.current.metadata.ensemble_at(fragment.first))
+        in_place = [each._replace(old=each.new) for each in replacements]
+        return await copy_and_swap(access, moved, in_place, update, account)
+
+    monkeypatch.setattr(replication, "replicate", swap_first)
+    assert any(each.startswith("I-18") for seed in range(SEEDS) for each in run(seed, "calm").violations)
