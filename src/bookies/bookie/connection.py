@@ -24,7 +24,9 @@ from bookies.wire.server import RequestDecoder, encode_response
 JOIN_SIZE_MAX = 64 * 1024  # responses of up to so many bytes are joined into one buffer; larger ones go as they are
 UNSENT_SIZE_MAX = 1024 * 1024  # bytes that may wait in a socket's buffer in our memory before we stop reading from it
 LINGER_S = 2.0  # how long a closed connection may take to fetch its last answers
-STALL_S = 30.0  # a peer that takes no answers for so long is given up; what it asked for is memory that others need
+STALL_S = 30.0  # a peer that takes no answers for so long is given up; what it asked for is memory
+STALL_PRESSED_S = 2.0  # likewise, when others wait for that memory
+STALL_CHECK_S = 0.5
 
 
 class Service(Protocol):
@@ -38,6 +40,7 @@ class Connection(asyncio.Protocol):
     """One accepted connection.
 
     `answer_size`: bytes of read answers that wait for the peer to take them; `on_answers_sent` is told when they went.
+    `is_pressed`: whether other reads wait because too many such answers do.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Connection(asyncio.Protocol):
         events: Events,
         frame_size_max: int,
         on_answers_sent: Callable[[int], None],
+        is_pressed: Callable[[], bool] = lambda: False,
     ) -> None:
         self.is_closed = False
         self.peer = "?"
@@ -55,6 +59,7 @@ class Connection(asyncio.Protocol):
         self._events = events
         self._decoder = RequestDecoder(frame_size_max)
         self._on_answers_sent = on_answers_sent
+        self._is_pressed = is_pressed
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._output: list[Buffer] = []
@@ -65,6 +70,8 @@ class Connection(asyncio.Protocol):
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._linger: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
+        self._taken_at = 0.0  # when the peer was last seen to take something, while it is slow
+        self._unsent_size = 0  # what it had not taken then
 
     # -- what handlers use ---------------------------------------------------------------------------------------
     def respond(self, response: Response, answer_size: int = 0) -> None:
@@ -142,7 +149,8 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._is_writing_paused = True
-        self._stall = self._loop.call_later(STALL_S, self._stalled)
+        self._taken_at = self._loop.time()
+        self._watch_stall()
         self.update_reading()
 
     def resume_writing(self) -> None:
@@ -176,9 +184,22 @@ class Connection(asyncio.Protocol):
         if not self._is_writing_paused:
             self._answers_went()
 
-    def _stalled(self) -> None:
-        self._events.warning("connection.stalled", peer=self.peer, answer_size=self._answer_size, seconds=STALL_S)
-        self.abort()
+    def _watch_stall(self) -> None:
+        """Give the peer up when it takes nothing for too long."""
+        if self._transport is None:
+            return
+        now, unsent_size = self._loop.time(), self._transport.get_write_buffer_size()
+        if unsent_size < self._unsent_size:
+            self._taken_at = now
+        self._unsent_size = unsent_size
+        seconds = now - self._taken_at
+        if seconds >= (STALL_PRESSED_S if self._is_pressed() else STALL_S):
+            self._events.warning(
+                "connection.stalled", peer=self.peer, answer_size=self._answer_size, seconds=round(seconds, 1)
+            )
+            self.abort()
+        else:
+            self._stall = self._loop.call_later(STALL_CHECK_S, self._watch_stall)
 
     def _answers_went(self) -> None:
         if self._answer_size:

@@ -130,6 +130,11 @@ class ReadBudget:
         """So many reads wait that another one would only time out."""
         return len(self._waiting) >= READS_WAITING_MAX
 
+    @property
+    def is_pressed(self) -> bool:
+        """Reads wait for others to be sent."""
+        return bool(self._waiting)
+
     def take(self, size: int) -> None:
         """Count bytes that are there already."""
         self.size += size

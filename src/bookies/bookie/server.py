@@ -182,7 +182,14 @@ class BookieServer:
     def _accept(self) -> asyncio.BaseProtocol:
         if not self.state.may_serve():
             return RejectedConnection()
-        return Connection(self._handlers, self._intake, self._events, self.config.frame_size_max, self._budget.release)
+        return Connection(
+            self._handlers,
+            self._intake,
+            self._events,
+            self.config.frame_size_max,
+            self._budget.release,
+            lambda: self._budget.is_pressed,
+        )
 
     # -- registration --------------------------------------------------------------------------------------------
     async def _register(self, mode: BookieMode) -> None:

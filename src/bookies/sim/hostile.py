@@ -345,21 +345,22 @@ def _random_frame(connection: HostileConnection, response: Response) -> None:
     connection.send(_LENGTH.pack(len(body)) + body, *pack(response))
 
 
-def _strangers(random: Random, response: Response) -> Iterator[bytes]:
-    version = 3 if getattr(response, "version", 3) == 3 else 2
-    for _ in range(FLOOD):
-        ids = [random.choice((random.getrandbits(6), random.getrandbits(62)))]
+def strangers(random: Random, version: int, count: int) -> Iterator[bytes]:
+    """Frames of answers that nobody asked for, to adds and to reads."""
+    for _ in range(count):
+        ledger_id, entry_id = (1 << 50) + random.getrandbits(4), random.getrandbits(random.choice((6, 62)))
         if random.random() < 0.5:
             txn_ids = [random.getrandbits(20)] if version == 3 else None
-            yield from pack(AddResponses(version, Status.OK, (1 << 50) + random.getrandbits(4), ids, txn_ids))
+            yield from pack(AddResponses(version, Status.OK, ledger_id, [entry_id], txn_ids))
         else:
-            txn_id, body = random.getrandbits(20) + (1 << 40), random.randbytes(60)
-            yield from pack(ReadResponse(version, txn_id, Status.OK, (1 << 50) + ids[0], ids[0], body))
+            txn_id, body = (1 << 40) + random.getrandbits(20), random.randbytes(60)
+            yield from pack(ReadResponse(version, txn_id, Status.OK, ledger_id, entry_id, body))
 
 
 def _unsolicited(connection: HostileConnection, response: Response) -> None:
-    """Many answers that nobody asked for, and among them the one that somebody did."""
-    connection.send(*_strangers(connection.random, response), *pack(response))
+    """Many answers that nobody asked for, and then the one that somebody did."""
+    version = 3 if getattr(response, "version", 3) == 3 else 2
+    connection.send(*strangers(connection.random, version, FLOOD), *pack(response))
 
 
 def _duplicated(connection: HostileConnection, response: Response) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bookies.bookie.connection import LINGER_S, STALL_S, UNSENT_SIZE_MAX
+from bookies.bookie.connection import LINGER_S, STALL_CHECK_S, STALL_PRESSED_S, STALL_S, UNSENT_SIZE_MAX
 from bookies.errors import Status
 from bookies.wire.messages import AddResponses, BatchReadRequest, ReadRequest
 
@@ -119,6 +119,48 @@ def test_a_peer_that_takes_no_answers_is_not_read_from_and_then_given_up(
 
     world.run(body)
     assert "connection.stalled" in caplog.text
+
+
+def test_peers_that_take_no_answers_do_not_keep_others_waiting_for_long(world: World) -> None:
+    async def body(world: World) -> None:
+        server = await world.start(reads_in_progress_size_max=1 << 20)
+        writer = await world.connect(server)
+        for first in range(0, 100, 10):
+            await writer.add(adds(1, range(first, first + 10), size=10_000))
+        for _ in range(3):
+            greedy = await world.connect(server)
+            greedy.transport.pause_reading()
+            for txn_id in range(100):
+                greedy.send(BatchReadRequest(2, txn_id, 1, 0, 1000, 1 << 20))
+        await asyncio.sleep(0.5)
+        assert server._budget.is_pressed
+        begin = asyncio.get_running_loop().time()
+        assert (await writer.ask(BatchReadRequest(2, 1, 1, 0, 1000, 1 << 20))).status is Status.OK
+        # One after the other gets to the memory and is given up.
+        assert asyncio.get_running_loop().time() - begin < 3 * (STALL_PRESSED_S + 2 * STALL_CHECK_S)
+        assert server._budget.size <= 1 << 20
+
+    world.run(body)
+
+
+def test_a_peer_that_takes_little_by_little_is_not_given_up(world: World) -> None:
+    async def body(world: World) -> None:
+        server = await world.start(reads_in_progress_size_max=1 << 20)
+        client = await world.connect(server)
+        for first in range(0, 100, 10):
+            await client.add(adds(1, range(first, first + 10), size=10_000))
+        for txn_id in range(10):
+            client.send(BatchReadRequest(2, txn_id, 1, 0, 1000, 1 << 20))
+        client.transport.pause_reading()
+        for _ in range(150):
+            await asyncio.sleep(STALL_PRESSED_S / 2)
+            client.transport.resume_reading()
+            await asyncio.sleep(0.0001)
+            client.transport.pause_reading()
+        client.transport.resume_reading()
+        assert {(await client.response()).status for _ in range(10)} == {Status.OK}
+
+    world.run(body)
 
 
 def test_a_slow_peer_that_takes_its_answers_gets_all_of_them(world: World) -> None:

@@ -1,0 +1,79 @@
+"""`bk chaos` for some seconds: it breaks things, finds nothing, and leaves nothing behind, also when interrupted."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+from collections.abc import Iterator
+
+import pytest
+from tests.live.command import Done, Family, bk, finish, started
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture
+def family() -> Iterator[Family]:
+    """All that a test starts, none of which may be left at the end."""
+    family = Family()
+    yield family
+    family.wait_gone()
+
+
+def run_chaos(family: Family, directory: pathlib.Path, *words: object) -> Done:
+    with started("chaos", *words, cwd=directory, family=family) as process:
+        return finish(process, timeout_s=120)
+
+
+def test_every_promise_holds(tmp_path: pathlib.Path, family: Family) -> None:
+    data = tmp_path / "data"
+    done = run_chaos(family, tmp_path, "--minutes", 0.12, "--bookies", 3, "--json", "--directory", data)
+    report = done.json()
+    assert done.status == 0, done.out
+    assert report["violations"] == []
+    assert report["counts"]["entries acknowledged"] > 0
+    assert report["counts"]["entries"] >= report["counts"]["entries acknowledged"]
+    assert report["counts"]["ledgers"] > 0
+    assert report["operations"]["append"]["outcomes"]["ok"] > 0
+    assert {"p50_us", "p99_us", "max_us"} <= report["operations"]["append"].keys()
+    family.wait_gone()
+    assert (data / "bk-data" / "b1" / "bookie.log").exists()
+    assert list((data / "clients").glob("writer1.1.history"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_nothing(tmp_path: pathlib.Path, family: Family, number: signal.Signals) -> None:
+    environment = family.environment() | {"TMPDIR": str(tmp_path)}
+    family.environment = lambda: environment  # type: ignore[method-assign]
+    with started("chaos", "--bookies", 1, "--minutes", 5, cwd=tmp_path, family=family) as process:
+        assert process.stderr is not None
+        while "entries acknowledged" not in (line := process.stderr.readline()):
+            assert line, "it has ended"
+        assert len(family.members()) > 3
+        done = finish(process, number)
+    assert done.status == 130
+    family.wait_gone()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--minutes", 0), "--minutes 0: must be more than 0"),
+        (("--bookies", 0), "--bookies 0: must be 1 to 20"),
+        (("--bookies", 21), "--bookies 21: must be 1 to 20"),
+    ],
+)
+def test_wrong_use_is_said_before_anything_is_started(words: tuple[object, ...], sentence: str) -> None:
+    done = bk("chaos", *words)
+    assert done.status == 2
+    assert sentence in done.sentence
+
+
+def test_a_directory_that_is_not_empty_is_not_touched(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    done = bk("chaos", "--directory", tmp_path)
+    assert done.status == 2
+    assert "must be a new or an empty directory" in done.sentence
+    assert os.listdir(tmp_path) == ["mine"]
