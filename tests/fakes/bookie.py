@@ -49,7 +49,7 @@ class FakeLedger:
 
 class FakeBookie:
     """One bookie. `intercept` sees each request first: it returns a list of responses to send instead, an empty one
-    for silence, or None to let the bookie answer.
+    for silence, or None to let the bookie answer. `delay_s`: how long the answer to a request takes.
     """
 
     def __init__(self, frame_size_max: int = FRAME_SIZE_MAX) -> None:
@@ -58,6 +58,7 @@ class FakeBookie:
         self.connections: list[FakeConnection] = []
         self.connection_count = 0
         self.intercept: Callable[[Request], Sequence[Response] | None] = lambda request: None
+        self.delay_s: Callable[[Request], float] = lambda request: 0.0
         self.frame_size_max = frame_size_max
         self._polls: list[tuple[FakeConnection, ReadRequest]] = []
 
@@ -74,8 +75,12 @@ class FakeBookie:
                 self._hold(connection, request)
                 return
             responses = [self.answer(request)]
+        delay_s = self.delay_s(request)
         for response in responses:
-            connection.send(response)
+            if delay_s:
+                asyncio.get_running_loop().call_later(delay_s, connection.send, response)
+            else:
+                connection.send(response)
         self._answer_polls()
 
     def answer(self, request: Request) -> Response:

@@ -335,6 +335,8 @@ class RangeFetch:
             bookie = part.ensemble[position]
             try:
                 data = self._records(bookie, part.first, answer.result(), is_batch)
+                if part.asked:
+                    self._keys.verified(bookie, data, part.first, part.last)  # Before the others are given up.
             except ClientClosed:
                 raise
             except BookKeeperError as error:

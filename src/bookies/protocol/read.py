@@ -152,9 +152,8 @@ class BatchSupport:
 
     def knows(self, bookie: BookieId) -> bool:
         """Whether it may be asked."""
-        if bookie in self._suspects:
-            return False  # A single read will tell.
-        return self._drops.get(bookie, 0) < (DROPS_OF_A_BATCH_READER if bookie in self._known else 1)
+        drops = self._drops.get(bookie, 0) + (bookie in self._suspects)  # A single read will tell.
+        return drops < (DROPS_OF_A_BATCH_READER if bookie in self._known else 1)
 
     def answered_batch(self, bookie: BookieId) -> None:
         """Whatever it said: it understood the question."""
