@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 import traceback
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
@@ -159,15 +160,19 @@ def profile_of(name: str, seed: int) -> tuple[str, Profile]:
 
 @dataclass
 class Result:
-    """What came of a run. Empty `violations`: every promise held."""
+    """What came of a run. Empty `violations`: every promise held.
+
+    `faults`: those that happened, name -> what it was. `cpu_s`: processor time, which is not part of the run.
+    """
 
     seed: int
     profile: str
     digest: str
     lines: list[str]
-    history: History
     violations: list[str]
     statistics: dict[str, float]
+    faults: dict[str, str]
+    cpu_s: float = 0.0
 
     def report(self, line_count: int = 60) -> str:
         """For a person: what broke, how to see it again, and the last lines of the trace."""
@@ -296,6 +301,7 @@ def simulate(
 
     `stops_at_first`: at the first violation. `only`: the names of the faults that happen; None: all.
     """
+    begin_s = time.process_time()
     profile, chosen = profile_of(profile, seed)
     if duration_s is not None:
         chosen = replace(chosen, duration_s=duration_s)
@@ -312,5 +318,12 @@ def simulate(
     }
     simulation.trace.mix(repr(statistics).encode())
     return Result(
-        seed, profile, simulation.trace.digest(), simulation.trace.lines, history, history.violations, statistics
+        seed,
+        profile,
+        simulation.trace.digest(),
+        simulation.trace.lines,
+        history.violations,
+        statistics,
+        simulation.injected.happened,
+        time.process_time() - begin_s,
     )
