@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
+from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -15,6 +16,7 @@ from bookies.client.administration import Administration
 from bookies.client.announcer import Announcer
 from bookies.client.budget import MemoryBudget
 from bookies.client.keys import Keys, keys_of
+from bookies.client.metadata_loop import repeated
 from bookies.client.pool import BookiePool
 from bookies.client.reader import LedgerReader
 from bookies.client.recovery import recover_ledger
@@ -259,7 +261,7 @@ class Client:
         if ledger_id < 0:
             raise InvalidArgument(f"delete({ledger_id}): ledger ids are 0 or more")
         async with asyncio.timeout(timeout):
-            await self._driver.delete_ledger(ledger_id)
+            await repeated(self._runtime, partial(self._driver.delete_ledger, ledger_id))
 
     async def metadata(self, ledger_id: int, *, timeout: float | None = None) -> LedgerMetadata:
         """What the metadata store knows of a ledger; no bookie is asked. Raises `LedgerNotFound`."""
@@ -347,9 +349,9 @@ class Client:
     async def _create_record(self, record_of: Callable[[int], LedgerMetadata]) -> Versioned:
         """Store the record under a fresh id. Source: client-protocol 2.2."""
         for _ in range(CREATE_ATTEMPTS_MAX):
-            ledger_id = await self._driver.next_ledger_id()
+            record = record_of(await self._driver.next_ledger_id())
             try:
-                return await self._driver.create_ledger(record_of(ledger_id))
+                return await repeated(self._runtime, partial(self._driver.create_ledger, record))
             except LedgerExists:
                 continue  # Somebody chose this id by hand.
         raise LedgerExists(f"the last {CREATE_ATTEMPTS_MAX} ids that the metadata store handed out were taken")

@@ -14,13 +14,15 @@ Source: client-protocol 2.12; the pairs are in `protocol/ledger.py`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from bookies.errors import MetadataError, VersionConflict
 from bookies.metadata.driver import MetadataDriver, Versioned
 from bookies.model import LedgerMetadata
 from bookies.runtime.ports import Runtime
 
+T = TypeVar("T")
 PROMPT_CONFLICTS = 3  # retried at once; then with growing, jittered pauses
 BACKOFF_FIRST_S = 0.01
 BACKOFF_MAX_S = 1.0
@@ -31,7 +33,7 @@ class MetadataLoop:
     """The record of one ledger as one handle knows it. Updates of one handle follow each other."""
 
     def __init__(self, runtime: Runtime, driver: MetadataDriver, versioned: Versioned) -> None:
-        self._random = runtime.random
+        self._runtime = runtime
         self._driver = driver
         self._turn = asyncio.Lock()
         self.current = versioned
@@ -72,5 +74,26 @@ class MetadataLoop:
 
     async def _pause(self, count: int) -> None:
         if count > 0:
-            longest = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2**count)
-            await asyncio.sleep(self._random.uniform(longest / 2, longest))
+            await _back_off(self._runtime, count)
+
+
+async def repeated(runtime: Runtime, call: Callable[[], Awaitable[T]]) -> T:
+    """The result of `call`, which is made again while the store fails in a way that may pass.
+
+    For calls that find out by themselves whether an earlier one was done and only its reply lost: a creation by its
+    token, a deletion because there is nothing left. Source: client-protocol 2.2 and 2.19 (X-73).
+    """
+    failures = 0
+    while True:
+        try:
+            return await call()
+        except MetadataError as error:
+            failures += 1
+            if not error.retriable or failures >= FAILURES_MAX:
+                raise
+        await _back_off(runtime, failures)
+
+
+async def _back_off(runtime: Runtime, count: int) -> None:
+    longest = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2**count)
+    await asyncio.sleep(runtime.random.uniform(longest / 2, longest))
