@@ -85,6 +85,22 @@ class ClientConfig:
         200, "an idle writer tells readers its last entry after so long; 0: never", low=0
     )
     ensemble_changes_max: int = setting(1_000_000, "per ledger handle; then appends fail", low=0)
+    ensemble_changes_allowed: bool = setting(
+        True, "replace bookies that fail; false: send to them again and again (2.9)"
+    )
+    delay_ensemble_change: bool = setting(
+        False, "replace failed bookies only when an entry could not reach its ack quorum otherwise"
+    )
+    add_quorum_timeout_ms: int = setting(
+        120_000, "a writer whose oldest entry is not acknowledged by then ends with AckQuorumTimeout; 0: never", low=0
+    )
+    opportunistic_striping: bool = setting(
+        False, "create ledgers with fewer bookies than asked for, down to the write quorum, when there are no more"
+    )
+    fault_domains: str = setting("", "racks or zones of the bookies: bookie=domain pairs, separated by commas")
+    fault_domains_min: int = setting(
+        0, "an entry is confirmed only with replicas in so many fault domains (at most its write quorum)", low=0
+    )
 
 
 def validate(config: T) -> T:

@@ -152,6 +152,12 @@ class ReadFailed(EntryError):
     retriable = True
 
 
+class EntryExists(EntryError):
+    """The entry id was used before: the entry is pending or delivered. Nothing was sent."""
+
+    code = -22
+
+
 class WriteFailed(EntryError):
     """A bookie could not store the entry."""
 

@@ -18,6 +18,7 @@ from tests.fakes.world import LoopClock
 
 from bookies import errors
 from bookies.client.recovery import recover_ledger
+from bookies.client.stall import rules_of
 from bookies.client.writer import LedgerWriter
 from bookies.config import ClientConfig
 from bookies.errors import Status
@@ -116,11 +117,12 @@ class FakePool:
         sink: Any,
         *,
         timeout_ms: int | None = None,
+        is_deferred_sync: bool = False,
     ) -> None:
         if self.is_closed:
             raise errors.ClientClosed()
         peer = self.bookies[bookie]
-        kind = "recovery add" if frames[7] & 2 else "add"
+        kind = "recovery add" if frames[7] & 2 else "deferred add" if is_deferred_sync else "add"
         self.log.append((kind, bookie, list(entry_ids)))
         self.batches.setdefault((bookie, ledger_id), []).append(len(entry_ids))
         starts, need = scan_frames(frames, 0, 1 << 26)
@@ -159,6 +161,15 @@ class FakePool:
         if peer.on_request:
             peer.on_request(kind, entry_ids[0])
         self._loop.call_soon(serve)
+
+    async def force(self, bookie: BookieId, ledger_id: int, *, timeout_ms: int | None = None) -> None:
+        self.log.append(("force", bookie, []))
+        peer = self.bookies[bookie]
+        if peer.is_silent:
+            await asyncio.sleep(5)
+            raise errors.BookieTimeout("no answer", bookie=bookie)
+        if peer.is_down:
+            raise errors.BookieUnreachable("down", bookie=bookie)
 
     async def read_entry(
         self,
@@ -240,8 +251,10 @@ class Stage:
         self.config = ClientConfig(**settings)
         self.writable = [BookieId(name) for name in names]
 
-    async def create(self, quorums: str = "3/3/2", digest_type: DigestType = DigestType.CRC32C) -> LedgerWriter:
-        """A writer on the first bookies."""
+    async def create(
+        self, quorums: str = "3/3/2", digest_type: DigestType = DigestType.CRC32C, **how: Any
+    ) -> LedgerWriter:
+        """A writer on the first bookies. `how`: see `writer`."""
         size, write_quorum, ack_quorum = map(int, quorums.split("/"))
         metadata = new_ledger(
             await self.driver.next_ledger_id(),
@@ -251,10 +264,12 @@ class Stage:
             digest_type=digest_type,
             password=PASSWORD,
         )
-        return self.writer(await self.driver.create_ledger(metadata))
+        return self.writer(await self.driver.create_ledger(metadata), **how)
 
-    def writer(self, versioned: Versioned) -> LedgerWriter:
-        return LedgerWriter(
+    def writer(
+        self, versioned: Versioned, *, kind: type[LedgerWriter] = LedgerWriter, deferred_sync: bool = False
+    ) -> LedgerWriter:
+        return kind(
             self.runtime,
             self.config,
             self.pool,
@@ -262,6 +277,7 @@ class Stage:
             versioned,
             password=PASSWORD,
             candidates=lambda: self.writable,
+            rules=rules_of(self.config, is_deferred_sync=deferred_sync),
         )
 
     async def recover(self, ledger_id: int, *, password: bytes = PASSWORD) -> LedgerMetadata:

@@ -21,6 +21,7 @@ from bookies import errors
 from bookies.model import BookieId, Ensemble, LedgerMetadata, LedgerState
 from bookies.protocol.add import (
     AddPipeline,
+    AddRules,
     ChangeEnsemble,
     CloseLedger,
     Confirmed,
@@ -237,7 +238,7 @@ class World:
         state = LedgerState.IN_RECOVERY if self.is_recovery else LedgerState.OPEN
         self.record = LedgerMetadata(7, size, write, ack, ((0, ensemble),), state=state)
         changes_max = self.random.choice((0, 2, 1000))
-        self.pipeline = AddPipeline(self.record, changes_max=changes_max, recovery_start=start)
+        self.pipeline = AddPipeline(self.record, rules=AddRules(changes_max=changes_max), recovery_start=start)
         self.model = Model(self.record, changes_max, start)
         self.first = self.confirmed = -1 if start is None else start
         self.outstanding: list[tuple[int, BookieId, int]] = []  # position, bookie, id

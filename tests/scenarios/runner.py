@@ -86,8 +86,12 @@ class Session:
         metadata = metadata_of(quorums, ensemble, int(options.pop("first", 0)))
         if "recovery_start" in options:
             metadata = metadata.replace(state=LedgerState.IN_RECOVERY)
-        self.add = self.load("bookies.protocol.add").AddPipeline(
-            metadata, **{key: int(value) for key, value in options.items()}
+        start = options.pop("recovery_start", None)
+        module = self.load("bookies.protocol.add")
+        self.add = module.AddPipeline(
+            metadata,
+            rules=module.AddRules(**{key: int(value) for key, value in options.items()}),
+            recovery_start=None if start is None else int(start),
         )
         return ["ready"]
 

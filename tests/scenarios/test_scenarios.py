@@ -64,15 +64,15 @@ MUTANTS = [
     (
         "fragment start = last add pushed + 1",
         "add",
-        "return [ChangeEnsemble(self.last_add_confirmed + 1,",
+        "return [ChangeEnsemble(self.head + 1,",
         "return [ChangeEnsemble(self.last_add_pushed + 1,",
         "add/x28_second_failure_while_changing",
     ),
     (
         "fragment start = last add confirmed",
         "add",
-        "return [ChangeEnsemble(self.last_add_confirmed + 1,",
-        "return [ChangeEnsemble(self.last_add_confirmed,",
+        "return [ChangeEnsemble(self.head + 1,",
+        "return [ChangeEnsemble(self.head,",
         "add/x30_append_while_changing",
     ),
     (
@@ -107,15 +107,15 @@ MUTANTS = [
     (
         "late failures forgotten",
         "add",
-        "        if is_late:\n            self._late[position] = bookie\n",
-        "        if is_late:\n",
+        "        if not lacking:\n            self._late.update(failed)\n",
+        "        if not lacking:\n",
         "add/x32_late_failure",
     ),
     (
         "failures during a change forgotten",
         "add",
-        "                self._late[position] = bookie\n            return ()\n        if is_late",
-        "                pass\n            return ()\n        if is_late",
+        "            self._late.update((at, who) for at, who in failed.items() if self._replacing.get(at) != who)\n",
+        "            pass\n",
         "add/x28_second_failure_while_changing",
     ),
     (

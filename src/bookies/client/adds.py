@@ -30,12 +30,14 @@ from bookies.protocol.add import (
     Confirmed,
     Effects,
     Failed,
+    RetryLater,
     Send,
 )
 from bookies.wire.digest import mac_key, master_key
 from bookies.wire.v2 import add_head
 
 FRAME_OVERHEAD = 60  # bytes of a frame that are neither digest nor payload: length word, packet header, key, header
+RETRY_MIN_S, RETRY_MAX_S = 0.1, 5.0  # before entries go to a bookie again that may not be replaced; doubled each time
 _LENGTH_OFFSET = 52  # of the accumulated length in a frame
 _I64 = struct.Struct(">q")
 
@@ -52,7 +54,10 @@ class AddPool(Protocol):
         sink: AddReplica,
         *,
         timeout_ms: int | None = None,
+        is_deferred_sync: bool = False,
     ) -> None: ...
+
+    async def force(self, bookie: BookieId, ledger_id: int) -> None: ...
 
 
 class AddOwner(Protocol):
@@ -68,6 +73,20 @@ class AddOwner(Protocol):
 
     def on_released(self, size: int) -> None:
         """Frames of `size` bytes are no longer held."""
+
+
+class Window(Protocol):
+    """The frames of entries that somebody may still need."""
+
+    def push(self, first: int, frames: bytes, starts: Sequence[int]) -> None: ...
+
+    def frames(self, entry_ids: Sequence[int]) -> bytes: ...
+
+    def length_at(self, entry_id: int) -> int: ...
+
+    def may_release(self, last: int) -> bool: ...
+
+    def release(self, bound: int) -> int: ...
 
 
 class _Batch(NamedTuple):
@@ -87,7 +106,6 @@ class SendWindow:
 
     def __init__(self, first: int, length: int) -> None:
         self._batches: deque[_Batch] = deque()
-        self._next = first
         self._released = first - 1
         self._released_length = length
 
@@ -95,11 +113,9 @@ class SendWindow:
         """Whether the oldest batch ends at or before this id."""
         return bool(self._batches) and self._batches[0].last <= last
 
-    def push(self, frames: bytes, starts: Sequence[int]) -> None:
-        """Keep the frames of the ids that come next."""
-        count = len(starts) - 1
-        self._batches.append(_Batch(self._next, self._next + count - 1, frames, starts))
-        self._next += count
+    def push(self, first: int, frames: bytes, starts: Sequence[int]) -> None:
+        """Keep the frames of the ids that come next, from `first` on."""
+        self._batches.append(_Batch(first, first + len(starts) - 2, frames, starts))
 
     def frames(self, entry_ids: Sequence[int]) -> bytes:
         """The frames of these ids, ascending; the buffer of a batch itself when they are all of it."""
@@ -174,6 +190,8 @@ class AddChannel:
         password: bytes,
         length: int = 0,
         is_recovery: bool = False,
+        is_deferred_sync: bool = False,
+        window: Window | None = None,
     ) -> None:
         self._pool = pool
         self._owner = owner
@@ -183,7 +201,8 @@ class AddChannel:
         self._mac_key = mac_key(password)
         self._head = add_head(master_key(password), is_recovery=is_recovery, is_high_priority=is_recovery)
         self._replicas = [AddReplica(self, position, bookie) for position, bookie in enumerate(pipeline.ensemble)]
-        self._window = SendWindow(pipeline.last_add_pushed + 1, length)
+        self._is_deferred_sync = is_deferred_sync
+        self._window: Window = window or SendWindow(pipeline.last_add_pushed + 1, length)
         self._loop = asyncio.get_running_loop()
         self.pipeline = pipeline
         self.length = length  # payload bytes of everything added
@@ -207,7 +226,7 @@ class AddChannel:
             self._digest_type,
             self._mac_key,
         )
-        self._window.push(frames, starts)
+        self._window.push(pipeline.last_add_pushed + 1, frames, starts)
         self.carry_out(pipeline.add(len(payloads)))
 
     def length_at(self, entry_id: int) -> int:
@@ -228,7 +247,7 @@ class AddChannel:
         pipeline = self.pipeline
         if effects := pipeline.acknowledged(position, bookie, entry_ids):
             self.carry_out(effects)
-        if self._window.may_release(pipeline.last_add_confirmed) or not pipeline.is_open:
+        if self._window.may_release(pipeline.head) or not pipeline.is_open:
             self._release()
 
     def on_failed(self, position: int, bookie: BookieId, entry_ids: Sequence[int], error: BookKeeperError) -> None:
@@ -244,8 +263,12 @@ class AddChannel:
                 self._owner.on_confirmed(effect.first, effect.last)
             elif isinstance(effect, Failed):
                 self._owner.on_failed(effect.first, effect.last, effect.error)
+                self._release()  # what is answered is of no use any more, whatever it waited for
             elif isinstance(effect, ChangeEnsemble):
                 self._owner.on_change(effect)
+            elif isinstance(effect, RetryLater):
+                delay = min(RETRY_MAX_S, RETRY_MIN_S * 2 ** min(effect.attempt, 30))
+                self._loop.call_later(delay, self._retry, effect)
             else:
                 self._owner.on_close(effect)
 
@@ -256,10 +279,19 @@ class AddChannel:
         frames = self._window.frames(send.entry_ids)
         try:
             self._pool.send_adds(
-                send.bookie, self._ledger_id, send.entry_ids, frames, replica, timeout_ms=self._timeout_ms
+                send.bookie,
+                self._ledger_id,
+                send.entry_ids,
+                frames,
+                replica,
+                timeout_ms=self._timeout_ms,
+                is_deferred_sync=self._is_deferred_sync,
             )
         except ClientClosed as error:
             self._loop.call_soon(replica.on_failed, send.bookie, send.entry_ids, error)
+
+    def _retry(self, retry: RetryLater) -> None:
+        self.carry_out(self.pipeline.retry(retry.position, retry.bookie))
 
     def _release(self) -> None:
         if size := self._window.release(self.pipeline.answered_bound):

@@ -150,9 +150,20 @@ class LedgerWriter:
         """Append entries with consecutive ids; the last id, once all are durable."""
         return self._thread.call(self._writer.append_many(list(payloads), timeout=timeout))
 
-    def seal(self, *, timeout: float | None = None) -> int:
-        """End the ledger for ever; its last entry id."""
-        return self._thread.call(self._writer.seal(timeout=timeout))
+    def write(self, entry_id: int, payload: Payload, *, timeout: float | None = None) -> int:
+        """Append one entry under an id of one's own: on ledgers created with `advanced=True`.
+
+        It returns when the entry and all before it are durable: write smaller ids first, or from several threads.
+        """
+        return self._thread.call(self._writer.write(entry_id, payload, timeout=timeout))
+
+    def force(self, *, timeout: float | None = None) -> int:
+        """Make durable what was acknowledged before (`deferred_sync`); the last add confirmed."""
+        return self._thread.call(self._writer.force(timeout=timeout))
+
+    def seal(self, *, force: bool = True, timeout: float | None = None) -> int:
+        """End the ledger for ever; its last entry id. See `bookies.client.writer.LedgerWriter.seal`."""
+        return self._thread.call(self._writer.seal(force=force, timeout=timeout))
 
     def close(self) -> None:
         """Let go of the handle without ending the ledger."""
@@ -306,6 +317,9 @@ class Client:
         digest: str | DigestType = "crc32c",
         password: bytes = b"",
         labels: Mapping[str, str | bytes] | None = None,
+        ledger_id: int | None = None,
+        advanced: bool = False,
+        deferred_sync: bool = False,
         timeout: float | None = None,
     ) -> LedgerWriter:
         """Create a ledger and return its writer. Leaving its `with` block seals it; by an exception only lets go."""
@@ -316,6 +330,9 @@ class Client:
             digest=digest,
             password=password,
             labels=labels,
+            ledger_id=ledger_id,
+            advanced=advanced,
+            deferred_sync=deferred_sync,
             timeout=timeout,
         )
         return LedgerWriter(self._thread, self._thread.call(_awaited(opening)))
@@ -423,6 +440,12 @@ def connect(
     digest_autodetection: bool | None = None,
     explicit_lac_interval_ms: int | None = None,
     ensemble_changes_max: int | None = None,
+    ensemble_changes_allowed: bool | None = None,
+    delay_ensemble_change: bool | None = None,
+    add_quorum_timeout_ms: int | None = None,
+    opportunistic_striping: bool | None = None,
+    fault_domains: str | None = None,
+    fault_domains_min: int | None = None,
     timeout: float | None = None,
 ) -> Client:
     """Connect to a cluster: `with bookies.blocking.connect(uri) as store`. See `bookies.connect`."""

@@ -30,6 +30,10 @@ class MemoryBudget:
         self.used += size
         return True
 
+    def take(self, size: int) -> None:
+        """Take `size` bytes whether they are free or not: for what others who hold memory are waiting for."""
+        self.used += size
+
     async def acquire(self, size: int) -> None:
         """Take `size` bytes as soon as they are free. Raises `InvalidArgument` when they never will be."""
         if size > self.limit:

@@ -11,8 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mappi
 from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Generic, Self, TypeVar
+from weakref import WeakSet
 
 from bookies.client.administration import Administration
+from bookies.client.advanced import AdvancedLedgerWriter
 from bookies.client.announcer import Announcer
 from bookies.client.budget import MemoryBudget
 from bookies.client.keys import Keys, keys_of
@@ -20,6 +22,7 @@ from bookies.client.metadata_loop import repeated
 from bookies.client.pool import BookiePool
 from bookies.client.reader import LedgerReader
 from bookies.client.recovery import recover_ledger
+from bookies.client.stall import rules_of
 from bookies.client.turns import Turns
 from bookies.client.watcher import BookieStatus, BookieWatcher
 from bookies.client.writer import Announce, LedgerWriter
@@ -33,6 +36,7 @@ from bookies.errors import (
 from bookies.metadata.driver import MetadataDriver, Versioned
 from bookies.model import BookieId, DigestType, LedgerMetadata
 from bookies.protocol.ledger import check_quorums, new_ledger
+from bookies.protocol.placement import parse_fault_domains
 from bookies.runtime.ports import Runtime
 from bookies.wire.digest import master_key, package_lac
 
@@ -47,6 +51,7 @@ DIGESTS = {
     "none": DigestType.DUMMY,
 }
 CREATE_ATTEMPTS_MAX = 100  # ids handed out that turn out to be taken; more means that the id store is broken
+LEDGER_ID_MAX = (1 << 63) - 1
 TOKEN_BITS = 63
 LISTED_AT_ONCE = 32  # records that a listing reads at a time
 
@@ -90,11 +95,14 @@ class Client:
             raise InvalidArgument(f"wire={self.config.wire!r}: must be 'v2' or 'v3'")
         self._runtime = runtime
         self._driver = driver
-        self._watcher = BookieWatcher(runtime, driver, lambda bookies: self._pool.health.order(bookies))
+        domains = parse_fault_domains(self.config.fault_domains)
+        self._watcher = BookieWatcher(runtime, driver, lambda bookies: self._pool.health.order(bookies), domains)
         self._pool = BookiePool(runtime, self.config, self._watcher.resolve, on_suspect=self._watcher.failed)
         self._budget = MemoryBudget(self.config.memory_limit)
         self._announcer = Announcer(self.config.explicit_lac_interval_ms / 1000)
         self._turns = Turns()
+        self._writers: WeakSet[LedgerWriter] = WeakSet()
+        self._allows_changes = self.config.ensemble_changes_allowed
         self._is_open = False
         self._is_closed = False
 
@@ -139,6 +147,9 @@ class Client:
         digest: str | DigestType = "crc32c",
         password: bytes = b"",
         labels: Mapping[str, str | bytes] | None = None,
+        ledger_id: int | None = None,
+        advanced: bool = False,
+        deferred_sync: bool = False,
         timeout: float | None = None,
     ) -> Opening[LedgerWriter]:
         """Create a ledger and return its writer: `await store.create()` or `async with store.create() as ledger`.
@@ -147,8 +158,12 @@ class Client:
         ensemble); `ack_quorum`: replicas on disk before an append is confirmed (default: a majority of the write
         quorum). `digest`: crc32c, crc32, hmac or none. `labels`: stored with the ledger. `timeout`: seconds.
 
+        `ledger_id`: an id of one's own (default: the next one). `advanced`: entries get their ids from the caller, in
+        any order, with `write` (an `AdvancedLedgerWriter`). `deferred_sync`: appends are acknowledged before they are
+        on disk, and confirmed by `force`; a bookie that fails ends the writer.
+
         Leaving the block seals the ledger; leaving it by an exception only lets go of it. Raises `InvalidArgument`,
-        `NotEnoughBookies`.
+        `NotEnoughBookies`, `LedgerExists`.
         """
         write_quorum = ensemble if write_quorum is None else write_quorum
         ack_quorum = write_quorum // 2 + 1 if ack_quorum is None else ack_quorum
@@ -156,14 +171,17 @@ class Client:
         kind = _digest_type(digest)
         _check_password(password)
         custom = _packed_labels(labels)
+        if ledger_id is not None and not 0 <= ledger_id <= LEDGER_ID_MAX:
+            raise InvalidArgument(f"ledger_id={ledger_id}: must be 0 to {LEDGER_ID_MAX}")
 
         async def make() -> LedgerWriter:
             self._check_open()
-            chosen = await self._watcher.choose_ensemble(ensemble)
+            size_min = write_quorum if self.config.opportunistic_striping else None
+            chosen = await self._watcher.choose_ensemble(ensemble, size_min=size_min)
             token = self._runtime.random.getrandbits(TOKEN_BITS)
             record = await self._create_record(
-                lambda ledger_id: new_ledger(
-                    ledger_id,
+                lambda number: new_ledger(
+                    number,
                     chosen,
                     write_quorum,
                     ack_quorum,
@@ -172,9 +190,10 @@ class Client:
                     custom_metadata=custom,
                     ctime_ms=self._runtime.clock.wall_ms(),
                     creator_token=token,
-                ).replace(stores_ctime=True)
+                ).replace(stores_ctime=True),
+                ledger_id,
             )
-            return LedgerWriter(
+            writer = (AdvancedLedgerWriter if advanced else LedgerWriter)(
                 self._runtime,
                 self.config,
                 self._pool,
@@ -186,7 +205,11 @@ class Client:
                 announce=self._announcing(record.metadata, password),
                 announcer=self._announcer,
                 turns=self._turns,
+                rules=rules_of(self.config, is_deferred_sync=deferred_sync),
             )
+            writer.allow_ensemble_changes(self._allows_changes)
+            self._writers.add(writer)
+            return writer
 
         return Opening(make, timeout)
 
@@ -319,6 +342,16 @@ class Client:
             digest_type=_digest_type(digest),
         )
 
+    def allow_ensemble_changes(self, allowed: bool) -> None:
+        """Switch the replacement of failed bookies on or off, for every writer of this client (client-protocol 2.9).
+
+        While it is off, entries go to a bookie that fails again and again, and metadata does not change: for planned
+        work on many bookies. Starts as the setting `ensemble_changes_allowed`.
+        """
+        self._allows_changes = allowed
+        for writer in self._writers:
+            writer.allow_ensemble_changes(allowed)
+
     # -- parts ---------------------------------------------------------------------------------------------------
     def _announcing(self, metadata: LedgerMetadata, password: bytes) -> Announce:
         """How a writer of the ledger tells a bookie of its last add confirmed."""
@@ -346,8 +379,10 @@ class Client:
             raise LedgerNotFound("ledger ids are 0 or more", ledger_id=ledger_id)
         return await self._driver.read_ledger(ledger_id)
 
-    async def _create_record(self, record_of: Callable[[int], LedgerMetadata]) -> Versioned:
-        """Store the record under a fresh id. Source: client-protocol 2.2."""
+    async def _create_record(self, record_of: Callable[[int], LedgerMetadata], chosen: int | None) -> Versioned:
+        """Store the record under the chosen id or a fresh one. Source: client-protocol 2.2."""
+        if chosen is not None:
+            return await repeated(self._runtime, partial(self._driver.create_ledger, record_of(chosen)))
         for _ in range(CREATE_ATTEMPTS_MAX):
             record = record_of(await self._driver.next_ledger_id())
             try:

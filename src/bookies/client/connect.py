@@ -27,6 +27,12 @@ def connect(
     digest_autodetection: bool | None = None,
     explicit_lac_interval_ms: int | None = None,
     ensemble_changes_max: int | None = None,
+    ensemble_changes_allowed: bool | None = None,
+    delay_ensemble_change: bool | None = None,
+    add_quorum_timeout_ms: int | None = None,
+    opportunistic_striping: bool | None = None,
+    fault_domains: str | None = None,
+    fault_domains_min: int | None = None,
     timeout: float | None = None,
 ) -> Opening[Client]:
     """Connect to the cluster whose metadata store is at `uri`: `async with connect(uri) as store`, or await it.

@@ -114,20 +114,22 @@ class BookiePool:
         sink: AddSink,
         *,
         timeout_ms: int | None = None,
+        is_deferred_sync: bool = False,
     ) -> None:
         """Send v2 ADD frames, as from `kernels.pack_add_frames`, that add these entries. Never blocks.
 
-        `sink` hears of every entry exactly once, never before this call returns. Raises `ClientClosed`.
+        `sink` hears of every entry exactly once, never before this call returns. `is_deferred_sync`: the bookie may
+        answer before the entries are durable; only v3 can say so. Raises `ClientClosed`.
         """
         timeout_ms = self._config.add_timeout_ms if timeout_ms is None else timeout_ms
         is_recovery = bool(frames[7] & v2.FLAG_RECOVERY)
-        connection = self._connection(bookie, self._config.wire)
+        connection = self._connection(bookie, "v3" if is_deferred_sync else self._config.wire)
         if connection.wire == "v2":
             buffers: Sequence[bytes] = (frames,)
             txn_ids: range | None = None
         else:
             txn_ids = connection.next_txn_ids(len(entry_ids))
-            buffers = (adds_as_v3(frames, txn_ids[0])[0],)
+            buffers = (adds_as_v3(frames, txn_ids[0], is_deferred_sync=is_deferred_sync)[0],)
         size = len(frames)
         connection.send_adds(
             ledger_id, entry_ids, buffers, size, sink, timeout_ms, txn_ids=txn_ids, is_recovery=is_recovery

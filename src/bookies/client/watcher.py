@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from bookies.errors import BookieUnreachable, MetadataError, NotEnoughBookies
 from bookies.metadata.driver import BookieSet, MetadataDriver, Watch
 from bookies.model import BookieId, BookieMode, Ensemble
-from bookies.protocol.placement import choose_ensemble
+from bookies.protocol.placement import choose_ensemble, spread
 from bookies.runtime.ports import Runtime
 
 DOWN = "down"
@@ -40,10 +40,12 @@ class BookieWatcher:
         runtime: Runtime,
         driver: MetadataDriver,
         order: Callable[[Sequence[BookieId]], Sequence[BookieId]],
+        domains: Mapping[BookieId, str] | None = None,
     ) -> None:
         self._runtime = runtime
         self._driver = driver
         self._order = order
+        self._domains = domains or {}  # fault domains, for placement
         self._watch: Watch | None = None
         self._writable: BookieSet | None = None
         self._addresses: dict[BookieId, tuple[str, int]] = {}
@@ -72,12 +74,18 @@ class BookieWatcher:
         """Ask the store instead of trusting what was delivered last."""
         self._changed(await self._driver.bookies(BookieMode.WRITABLE))
 
-    async def choose_ensemble(self, size: int, exclude: Collection[BookieId] = ()) -> Ensemble:
-        """Distinct writable bookies. Raises `NotEnoughBookies`, which says how many there are."""
+    async def choose_ensemble(
+        self, size: int, exclude: Collection[BookieId] = (), *, size_min: int | None = None
+    ) -> Ensemble:
+        """Distinct writable bookies, spread over the fault domains; fewer than `size`, down to `size_min`, if there
+        are no more. Raises `NotEnoughBookies`, which says how many there are."""
         if self._writable is None or len(self._writable.bookies) < size + len(exclude):
             await self.refresh()
+        candidates = spread(self.candidates(), self._domains)
+        if size_min is not None:
+            size = max(size_min, min(size, len([bookie for bookie in candidates if bookie not in exclude])))
         try:
-            return choose_ensemble(size, self.candidates(), exclude)
+            return choose_ensemble(size, candidates, exclude)
         except NotEnoughBookies:
             names = self._writable.bookies if self._writable else ()
             known = f"only {len(names)} registered ({', '.join(names)})" if names else "none is registered"

@@ -37,6 +37,7 @@ from bookies.client.adds import AddChannel, AddPool
 from bookies.client.announcer import Announcer
 from bookies.client.budget import MemoryBudget
 from bookies.client.metadata_loop import MetadataLoop
+from bookies.client.stall import StallWatch, force_everywhere, rules_of
 from bookies.client.turns import Turns
 from bookies.config import ClientConfig
 from bookies.errors import (
@@ -53,9 +54,9 @@ from bookies.errors import (
 )
 from bookies.metadata.driver import MetadataDriver, Versioned
 from bookies.model import BookieId, DigestType, LedgerMetadata
-from bookies.protocol.add import AddPipeline, ChangeEnsemble, CloseLedger
+from bookies.protocol.add import AddPipeline, AddRules, ChangeEnsemble, CloseLedger
 from bookies.protocol.ledger import change_needed, close_needed, closed, with_ensemble
-from bookies.protocol.placement import replace_failed
+from bookies.protocol.placement import others_first, replace_failed
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import Tasks
 
@@ -84,14 +85,16 @@ class LedgerWriter:
         announce: Announce | None = None,
         announcer: Announcer | None = None,
         turns: Turns | None = None,
+        rules: AddRules | None = None,
     ) -> None:
         metadata = versioned.metadata
         self._record = MetadataLoop(runtime, driver, versioned)
         self._candidates = candidates
         self._budget = budget or MemoryBudget(config.memory_limit)
-        self._pipeline = AddPipeline(metadata, changes_max=config.ensemble_changes_max)
-        digest_type = metadata.digest_type or DigestType.CRC32C
-        self._channel = AddChannel(config, pool, self._pipeline, self, digest_type=digest_type, password=password)
+        self._rules = rules or rules_of(config)
+        self._pool = pool
+        self._make_pipeline(config, metadata, password)
+        self._pipeline.allows_changes = config.ensemble_changes_allowed
         self._overhead = self._channel.overhead
         v3_overhead = V3_OVERHEAD if config.wire == "v3" else 0
         self._payload_size_max = min(config.frame_size_max - v3_overhead, self._budget.limit) - self._overhead
@@ -113,6 +116,20 @@ class LedgerWriter:
         self._announcer = announcer or Announcer(config.explicit_lac_interval_ms / 1000)
         self._announced = -1  # the last add confirmed that readers were told of explicitly
         self._final_length: int | None = None  # of the confirmed prefix, once something pending has failed
+        self._forced_length = 0  # deferred sync: payload bytes up to the last add confirmed
+        self._stall = StallWatch(config.add_quorum_timeout_ms / 1000, self._pipeline, self._channel)
+
+    def _make_pipeline(self, config: ClientConfig, metadata: LedgerMetadata, password: bytes) -> None:
+        self._pipeline = AddPipeline(metadata, rules=self._rules)
+        self._channel = AddChannel(
+            config,
+            self._pool,
+            self._pipeline,
+            self,
+            digest_type=metadata.digest_type or DigestType.CRC32C,
+            password=password,
+            is_deferred_sync=self._rules.is_deferred_sync,
+        )
 
     # -- what it is ----------------------------------------------------------------------------------------------
 
@@ -135,6 +152,11 @@ class LedgerWriter:
         """Payload bytes of the confirmed entries."""
         if self._final_length is not None:
             return self._final_length
+        return self._confirmed_length()
+
+    def _confirmed_length(self) -> int:
+        if self._rules.is_deferred_sync:
+            return self._forced_length
         return self._channel.length_at(self._pipeline.last_add_confirmed)
 
     @property
@@ -224,13 +246,47 @@ class LedgerWriter:
         self._budget.release(size)
         self._check_open()
 
-    async def write(self, entry_id: int, payload: Payload) -> int:
-        """Not offered: ids chosen by the caller (advanced ledgers). Raises `NotSupported`."""
-        raise NotSupported("ids chosen by the caller are not offered; use append(), which returns the id")
+    async def write(self, entry_id: int, payload: Payload, *, timeout: float | None = None) -> int:
+        """Append with an id of one's own: see `AdvancedLedgerWriter`. Raises `NotSupported` on any other ledger."""
+        raise NotSupported(
+            "this ledger numbers its entries itself: use append(), or create it with advanced=True",
+            ledger_id=self.ledger_id,
+            entry_id=entry_id,
+        )
 
-    async def force(self) -> None:
-        """Not needed: every append waits for the disks of its ack quorum. Raises `NotSupported`."""
-        raise NotSupported("deferred sync is not offered, so there is nothing to force: append() returns durable ids")
+    async def force(self, *, timeout: float | None = None) -> int:
+        """Make durable what was acknowledged before the call; the last add confirmed, which readers may then see.
+
+        With `deferred_sync` an append is acknowledged before it is on disk, and only this confirms it. On any other
+        ledger it asks every bookie to sync, and proves what is true already. `timeout`: seconds.
+
+        Raises: `LedgerClosed`; the error of the first bookie that did not sync: nothing is confirmed then, and the
+        call may be repeated. Source: client-protocol 2.18.
+        """
+        self._check_open()
+        self._flush()
+        target = self._pipeline.head
+        if target < 0:
+            return self.last_add_confirmed
+        length = self._channel.length_at(target)
+        async with asyncio.timeout(timeout):
+            await force_everywhere(self._pool, self.ledger_id, list(dict.fromkeys(self._pipeline.ensemble)))
+        if self._rules.is_deferred_sync and target > self._pipeline.last_add_confirmed:
+            self._check_pipeline()
+            self._pipeline.forced(target)
+            self._forced_length = length
+            if self._tell is not None:
+                self._announcer.later(self)
+        return self.last_add_confirmed
+
+    def allow_ensemble_changes(self, allowed: bool) -> None:
+        """Switch the replacement of failed bookies on or off (client-protocol 2.9)."""
+        self._pipeline.allows_changes = allowed
+
+    def _check_pipeline(self) -> None:
+        error = self._pipeline.error
+        if error is not None:
+            raise LedgerClosed(f"the writer has ended: {error}", ledger_id=self.ledger_id) from error
 
     def _check_open(self) -> None:
         error = self._pipeline.error
@@ -238,6 +294,13 @@ class LedgerWriter:
             raise LedgerClosed(f"the writer has ended, nothing was sent: {error}", ledger_id=self.ledger_id) from error
         if self._is_sealing:
             raise LedgerClosed("the ledger is being sealed, nothing was sent", ledger_id=self.ledger_id)
+
+    def _accepted(self, payload: Payload) -> bytes:
+        """The payload as bytes. Raises `InvalidArgument` if it is too large."""
+        data = _as_bytes(payload)
+        if len(data) > self._payload_size_max:
+            self._check_size(len(data))
+        return data
 
     def _check_size(self, size: int) -> None:
         if size > self._payload_size_max:
@@ -285,6 +348,7 @@ class LedgerWriter:
                 if stop == len(batch):
                     self._waiting.append((self._pipeline.last_add_pushed + len(piece), [future]))
                 self._channel.add(piece)
+                self._stall.watch()
             return future
 
     def _pieces(self, batch: list[bytes]) -> list[tuple[int, int]]:
@@ -341,6 +405,7 @@ class LedgerWriter:
                 self._waiting.append((self._pipeline.last_add_pushed + 1, futures[start:stop]))
                 self._channel.add(payloads[start:stop])
             start = stop
+        self._stall.watch()
 
     def _refuse(self, futures: list[asyncio.Future[int]]) -> None:
         cause = self._pipeline.error
@@ -387,14 +452,14 @@ class LedgerWriter:
         for entry_id, future in self._take_waiting(last):
             if not future.done():
                 future.set_result(entry_id)
-        if (self._is_held or self._idle_waiters) and not self._pipeline.pending_count:
+        if (self._is_held or self._idle_waiters) and not self._pipeline.has_undelivered:
             self._wake_idle()
             self._resume()
         if self._tell is not None:
             self._announcer.later(self)
 
     def on_failed(self, first: int, last: int, error: BookKeeperError) -> None:
-        self._final_length = self._channel.length_at(first - 1)
+        self._final_length = self._confirmed_length()
         for entry_id, future in self._take_waiting(last):
             if not future.done():
                 _fail(future, _unknown(error, self.ledger_id, entry_id))
@@ -406,7 +471,7 @@ class LedgerWriter:
         self._tasks.start(self._change(change), f"change the ensemble of ledger {self.ledger_id}")
 
     def on_close(self, close: CloseLedger) -> None:
-        length = self._channel.length_at(close.last_entry_id)
+        length = self.length
         self._closing = self._loop.create_future()
         self._tasks.start(self._write_closed(close, length, self._closing), f"close ledger {self.ledger_id}")
 
@@ -438,7 +503,10 @@ class LedgerWriter:
             return self._pipeline.is_open and change_needed(record, change.failed)
 
         def transform(record: LedgerMetadata) -> LedgerMetadata:
-            ensemble = replace_failed(record.last_ensemble, change.failed, candidates, change.excluded)
+            gone = [bookie for _, bookie in change.failed]
+            staying = [bookie for bookie in record.last_ensemble if bookie not in gone]
+            order = others_first(candidates, staying, self._rules.domains)
+            ensemble = replace_failed(record.last_ensemble, change.failed, order, change.excluded)
             return with_ensemble(record, change.first_entry_id, ensemble)
 
         try:
@@ -499,8 +567,11 @@ class LedgerWriter:
 
     # -- ending --------------------------------------------------------------------------------------------------
 
-    async def seal(self, *, timeout: float | None = None) -> int:
+    async def seal(self, *, force: bool = True, timeout: float | None = None) -> int:
         """Wait until everything appended is confirmed, then end the ledger for ever; its last entry id.
+
+        With `deferred_sync` entries that were acknowledged are forced first; with `force=False` those that are not
+        forced yet are not in the sealed ledger.
 
         Raises the error of the first append that failed, if any did: the ledger then ends before that entry, or a
         recovery decides its end. `VersionConflict`: somebody else ended it elsewhere. On a timeout or cancellation
@@ -508,7 +579,7 @@ class LedgerWriter:
         """
         try:
             async with asyncio.timeout(timeout):
-                return await self._seal()
+                return await self._seal(force)
         except TimeoutError:
             if self._closing is None:
                 raise AckQuorumTimeout(
@@ -520,9 +591,13 @@ class LedgerWriter:
                 ledger_id=self.ledger_id,
             ) from None
 
-    async def _seal(self) -> int:
+    async def _seal(self, force: bool) -> int:
         async with self._turn:  # Appends that wait for memory came first.
             self._flush()
+            if force and self._rules.is_deferred_sync and self._pipeline.is_open and not self._is_sealing:
+                await self._wait_idle()
+                if self._pipeline.is_open:
+                    await self.force()
             self._is_sealing = True
         try:
             await self._wait_idle()
@@ -548,7 +623,7 @@ class LedgerWriter:
         return isinstance(outcome, MetadataError) and outcome.retriable and not isinstance(outcome, VersionConflict)
 
     async def _wait_idle(self) -> None:
-        while self._pipeline.is_open and self._pipeline.pending_count:
+        while self._pipeline.is_open and self._pipeline.has_undelivered:
             future: asyncio.Future[None] = self._loop.create_future()
             self._idle_waiters.append(future)
             await future
@@ -561,6 +636,7 @@ class LedgerWriter:
         self._is_closed = True
         error = LedgerClosed("the writer was closed", ledger_id=self.ledger_id)
         self._announcer.forget(self)
+        self._stall.stop()
         self._channel.carry_out(self._pipeline.abandon(error))
         self._flush()
         if self._closing is not None:

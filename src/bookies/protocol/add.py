@@ -37,20 +37,28 @@ metadata gone, closed or in recovery) fail everything pending with that error, i
 entries may or may not be in the ledger. The pipeline then asks to close the ledger at its confirmed prefix, unless a
 recovery is known to decide the end.
 
+Writers may ask for other treatment (`AddRules`). With *delayed changes* a bookie is replaced only when an entry could
+not reach its ack quorum otherwise, or when the bookie has become read-only. With changes *switched off* what a bookie
+failed is sent to it again, later and later. *Deferred sync* separates what is delivered (`head`) from what is
+confirmed: the last add confirmed moves only when every bookie was forced, and the first failure is the end, because
+entries that are acknowledged and not yet durable would be cut into a fragment that nobody extends any more.
+
 In *recovery* the same pipeline writes the tail back: ids go on after the recovery's starting point, the LAC in
 headers stays at that point (D-5: until the close commits the tail is provisional, I-14), a replacement ensemble is
 kept in memory (`fragments`) instead of the store, changes are not counted, and no error closes the ledger, because
 that would publish a prefix that stops before entries which may be confirmed.
 
-Source: client-protocol 2.3 to 2.7, 2.10, 2.11, 2.13, 4.6.
+Source: client-protocol 2.3 to 2.11, 2.13, 2.17, 2.18, 4.6.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bookies.errors import (
+    BookieReadOnly,
     BookKeeperError,
     ClientClosed,
     LedgerClosed,
@@ -116,8 +124,37 @@ class CloseLedger(NamedTuple):
     is_implicit: bool
 
 
-Effect = Send | Confirmed | ChangeEnsemble | Failed | CloseLedger
+class RetryLater(NamedTuple):
+    """Ensemble changes are switched off: wait (longer with each `attempt`, from 0 on), then call `retry`."""
+
+    position: int
+    bookie: BookieId
+    attempt: int
+
+
+Effect = Send | Confirmed | ChangeEnsemble | Failed | CloseLedger | RetryLater
 Effects = Sequence[Effect]
+
+
+@dataclass(frozen=True, slots=True)
+class AddRules:
+    """How a writer wants failures and acknowledgements to be treated.
+
+    `changes_max`: ensemble changes before the writer ends. `delays_changes`: replace bookies only when an entry could
+    not reach its ack quorum otherwise (2.8). `is_deferred_sync`: entries are acknowledged before they are durable,
+    nothing is confirmed until `forced`, and no bookie can be replaced (2.18). `domains`, `domains_min`: an entry also
+    needs acknowledgements from so many fault domains, or from as many as it has replicas (2.17); 0: it does not.
+    """
+
+    changes_max: int = 1_000_000
+    delays_changes: bool = False
+    is_deferred_sync: bool = False
+    domains: Mapping[BookieId, str] = field(default_factory=dict)
+    domains_min: int = 0
+
+    def domain(self, bookie: BookieId) -> str:
+        """Bookies nobody knows the domain of share one."""
+        return self.domains.get(bookie, "")
 
 
 class AddPipeline:
@@ -127,23 +164,27 @@ class AddPipeline:
     """
 
     def __init__(
-        self, metadata: LedgerMetadata, *, changes_max: int = 1_000_000, recovery_start: int | None = None
+        self, metadata: LedgerMetadata, *, rules: AddRules | None = None, recovery_start: int | None = None
     ) -> None:
         # The last record known (in recovery with the changes in memory). Its ensemble is not necessarily in use yet.
         self.metadata = metadata
         self.ensemble: Ensemble = metadata.last_ensemble  # in use; follows the record when a change is complete
         self.fragments: dict[int, Ensemble] = {}  # recovery: changes kept in memory, by first entry id
-        self.last_add_confirmed = -1 if recovery_start is None else recovery_start
-        self.last_add_pushed = self.last_add_confirmed
+        self.head = -1 if recovery_start is None else recovery_start  # the last entry delivered, as are all before
+        self.last_add_pushed = self.head
+        self.allows_changes = True  # may be switched at any time (2.9)
         self.error: BookKeeperError | None = None  # why the pipeline ended
         self.is_changing = False
+        self._rules = rules or AddRules()
+        self._forced = self.head  # deferred sync: the last entry known to be durable
         self._size = metadata.ensemble_size
         self._write_quorum = metadata.write_quorum
         self._ack_quorum = metadata.ack_quorum
         self._is_striped = metadata.write_quorum < metadata.ensemble_size
         self._is_recovery = recovery_start is not None
         self._recovery_start = recovery_start
-        self._changes_left = changes_max
+        self._domains_min = min(self._rules.domains_min, metadata.write_quorum)
+        self._changes_left = self._rules.changes_max
         self._sent_bound = self.last_add_pushed + 1
         self._acked = [IdSet(self._next_stored(position, self._sent_bound)) for position in range(self._size)]
         self._failed = [IdSet() for _ in range(self._size)]  # answered with an error, not sent again
@@ -151,6 +192,8 @@ class AddPipeline:
         self._late: dict[int, BookieId] = {}  # failures to handle with the next add, or the next round
         self._replacing: dict[int, BookieId] = {}  # failures the current round handles
         self._gone: list[BookieId] = []  # all bookies that failed in the current change
+        self._retrying: set[int] = set()  # positions with a `RetryLater` under way
+        self._attempts: dict[int, int] = {}  # retries in a row without an answer that is a success
 
     # -- what the shell may ask ----------------------------------------------------------------------------------
 
@@ -159,14 +202,24 @@ class AddPipeline:
         return self.error is None
 
     @property
+    def last_add_confirmed(self) -> int:
+        """The last entry that is durable on its ack quorum, as all before it are."""
+        return self._forced if self._rules.is_deferred_sync else self.head
+
+    @property
     def header_last_add_confirmed(self) -> int:
         """What goes into the header of the next entry: always true (I-13); in recovery the starting point (D-5)."""
         return self.last_add_confirmed if self._recovery_start is None else self._recovery_start
 
     @property
     def pending_count(self) -> int:
-        """Entries added, neither confirmed nor failed."""
-        return self.last_add_pushed - self.last_add_confirmed
+        """Entries added, neither delivered nor failed."""
+        return self.last_add_pushed - self.head
+
+    @property
+    def has_undelivered(self) -> bool:
+        """Entries wait for bookies."""
+        return self.last_add_pushed > self.head
 
     @property
     def answered_bound(self) -> int:
@@ -176,7 +229,7 @@ class AddPipeline:
         else:
             bound = min([acked.bound for acked in self._acked])
         if self.is_open:
-            bound = min(bound, self.last_add_confirmed + 1)
+            bound = min(bound, self.head + 1)
         return min(bound, self._sent_bound)
 
     # -- events --------------------------------------------------------------------------------------------------
@@ -188,24 +241,29 @@ class AddPipeline:
         first = self._sent_bound
         self.last_add_pushed += count
         self._sent_bound = first + count
+        return self._begin(first, first + count - 1)
+
+    def _begin(self, first: int, last: int) -> Effects:
+        """Send entries that are new, after handling what failed late."""
         effects: list[Effect] = []
-        if self._late:
+        if self._late and self.allows_changes:
             late, self._late = self._late, {}
             effects.extend(self._handle_failure(late))
             if self.error is not None:
                 self._has_failures = True
                 for position, failed in enumerate(self._failed):  # Nothing was sent, so nobody will answer.
-                    failed.add(self._next_stored(position, first), self._next_stored(position, first + count))
+                    failed.add(self._next_stored(position, first), self._next_stored(position, last + 1))
                 return effects
-        if self._is_striped:
-            for position in range(self._size):
-                ids = self._stored_ids(position, first, first + count - 1)
-                if ids:
-                    effects.append(Send(position, self.ensemble[position], ids))
-        else:
-            ids = range(first, first + count)
-            effects.extend([Send(position, bookie, ids) for position, bookie in enumerate(self.ensemble)])
+        effects.extend(self._sends(first, last))
         return effects
+
+    def _sends(self, first: int, last: int) -> Iterator[Send]:
+        ids: Sequence[int] = range(first, last + 1)
+        for position, bookie in enumerate(self.ensemble):
+            if self._is_striped:
+                ids = self._stored_ids(position, first, last)
+            if ids:
+                yield Send(position, bookie, ids)
 
     def acknowledged(self, position: int, bookie: BookieId, entry_ids: Sequence[int]) -> Effects:
         """The bookie holds these entries durably."""
@@ -217,7 +275,10 @@ class AddPipeline:
             if start <= acked.bound < stop <= self._sent_bound:
                 # Nearly always: the next ids in order. The same as below, without its cost per call.
                 acked.bound = stop
-                return self._deliver() if stop > self.last_add_confirmed + 1 else ()
+                if self._attempts:
+                    self._attempts.pop(position, None)
+                return self._deliver() if stop > self.head + 1 else ()
+        self._attempts.pop(position, None)
         for start, stop in self._runs(position, entry_ids):
             acked.add(start, stop)
         return self._deliver()
@@ -232,19 +293,80 @@ class AddPipeline:
             self._failed[position].add(start, stop)
         if self.error is not None:
             return ()
-        is_late = all(self._has_quorum(entry_id) for entry_id in self._pending_ids(position, runs))
-        if not is_late and isinstance(error, ClientClosed):
+        lacking = [entry_id for entry_id in self._pending_ids(position, runs) if not self._is_complete(entry_id)]
+        if lacking and isinstance(error, ClientClosed):
             return self.abandon(error)
-        if not is_late and isinstance(error, FATAL):
+        if lacking and isinstance(error, FATAL):
             return self._fatal(error)
+        if self._rules.is_deferred_sync:
+            return self._fatal(self._deferred_failure(bookie, error))
+        if not self.allows_changes and not self._is_recovery:
+            return self._retry_later(position, bookie) if lacking else ()
+        failed = {position: bookie}
+        if self._rules.delays_changes:
+            failed = self._undecidable(lacking, is_urgent=isinstance(error, BookieReadOnly))
+            if not failed:
+                return ()
         if self.is_changing:
-            if self._replacing.get(position) != bookie:
-                self._late[position] = bookie
+            self._late.update((at, who) for at, who in failed.items() if self._replacing.get(at) != who)
             return ()
-        if is_late:
-            self._late[position] = bookie
+        if not lacking:
+            self._late.update(failed)
             return ()
-        return self._handle_failure({position: bookie})
+        return self._handle_failure(failed)
+
+    def _undecidable(self, lacking: list[int], *, is_urgent: bool) -> dict[int, BookieId]:
+        """Delayed changes: every position that failed one of these entries, if it cannot reach its ack quorum any more.
+
+        A bookie that has become read-only will refuse everything: it is replaced at once. Source: client-protocol 2.8.
+        """
+        spare = self._write_quorum - self._ack_quorum
+        failed: dict[int, BookieId] = {}
+        for entry_id in lacking:
+            bad = [
+                at
+                for at in self._positions(entry_id)
+                if entry_id in self._failed[at] and entry_id not in self._acked[at]
+            ]
+            if is_urgent or len(bad) > spare:
+                failed.update((at, self.ensemble[at]) for at in bad)
+        return failed
+
+    def _deferred_failure(self, bookie: BookieId, error: BookKeeperError) -> WriteFailed:
+        """An entry acknowledged but not synced anywhere yet must not be cut into a fragment that nobody extends."""
+        failure = WriteFailed(
+            f"bookie {bookie} failed ({error.message}) and a ledger with deferred sync cannot replace it",
+            ledger_id=self.metadata.ledger_id,
+        )
+        failure.__cause__ = error
+        return failure
+
+    def _retry_later(self, position: int, bookie: BookieId) -> Effects:
+        if position in self._retrying:
+            return ()
+        self._retrying.add(position)
+        attempt = self._attempts.get(position, 0)
+        self._attempts[position] = attempt + 1
+        return (RetryLater(position, bookie, attempt),)
+
+    def retry(self, position: int, bookie: BookieId) -> Effects:
+        """The wait of a `RetryLater` is over: send again what the bookie failed, or replace it after all."""
+        self._retrying.discard(position)
+        if self.error is not None or self.is_changing or self.ensemble[position] != bookie:
+            return ()
+        if self.allows_changes:
+            return self._handle_failure({position: bookie})
+        return list(self._resend(position))
+
+    def forced(self, last_entry_id: int) -> Effects:
+        """Deferred sync: all bookies of the ensemble have made durable what they had accepted up to this entry."""
+        assert last_entry_id <= self.head
+        self._forced = max(self._forced, last_entry_id)
+        return ()
+
+    def fail(self, error: BookKeeperError) -> Effects:
+        """The writer cannot go on, for a reason that no bookie gave. Fatal."""
+        return self._fatal(error) if self.error is None else ()
 
     def metadata_changed(self, metadata: LedgerMetadata) -> Effects:
         """A writer's `ChangeEnsemble` has been committed, or found unnecessary; `metadata` is the record now."""
@@ -266,7 +388,7 @@ class AddPipeline:
         self.is_changing = False
         if self.error is not None:
             return ()
-        first = self.last_add_confirmed + 1
+        first = self.head + 1
         self.fragments[first] = ensemble
         self.metadata = with_ensemble(self.metadata, first, ensemble)
         return self._agreed(ensemble)
@@ -288,8 +410,8 @@ class AddPipeline:
         if self.error is not None:
             return ()
         self.error = error
-        first, last = self.last_add_confirmed + 1, self.last_add_pushed
-        self.last_add_pushed = self.last_add_confirmed
+        first, last = self.head + 1, self.last_add_pushed
+        self.last_add_pushed = self.head
         return [Failed(first, last, error)] if first <= last else []
 
     # -- confirming ----------------------------------------------------------------------------------------------
@@ -297,11 +419,11 @@ class AddPipeline:
     def _deliver(self) -> Effects:
         if self.is_changing or self.error is not None:
             return ()
-        first = self.last_add_confirmed + 1
+        first = self.head + 1
         bound = self._quorum_bound(first)
         if bound == first:
             return ()
-        self.last_add_confirmed = bound - 1
+        self.head = bound - 1
         return (Confirmed(first, bound - 1),)
 
     def _quorum_bound(self, first: int) -> int:
@@ -311,10 +433,27 @@ class AddPipeline:
                 bound = self._striped_bound(first)
             else:
                 bound = quorum_bound([acked.reach(first) for acked in self._acked], self._ack_quorum)
+            if self._domains_min > 1:
+                bound = self._domain_bound(first, bound)
             if bound <= first:
                 break
             first = bound
         return min(first, self._sent_bound)
+
+    def _domain_bound(self, first: int, bound: int) -> int:
+        """The first id of first..bound whose acknowledgements come from too few fault domains (D-23)."""
+        for entry_id in range(first, min(bound, self._sent_bound)):
+            if not self._spans_domains(entry_id):
+                return entry_id
+        return bound
+
+    def _spans_domains(self, entry_id: int) -> bool:
+        domains = {
+            self._rules.domain(self.ensemble[position])
+            for position in self._positions(entry_id)
+            if entry_id in self._acked[position]
+        }
+        return len(domains) >= self._domains_min
 
     def _striped_bound(self, first: int) -> int:
         """An id before which every id from `first` on has its quorum; greater than `first` if `first` has."""
@@ -329,9 +468,12 @@ class AddPipeline:
                 nearest = candidate
         return nearest
 
-    def _has_quorum(self, entry_id: int) -> bool:
-        holders = sum(entry_id in self._acked[(entry_id + offset) % self._size] for offset in range(self._write_quorum))
-        return holders >= self._ack_quorum
+    def _is_complete(self, entry_id: int) -> bool:
+        holders = sum(entry_id in self._acked[position] for position in self._positions(entry_id))
+        return holders >= self._ack_quorum and (self._domains_min < 2 or self._spans_domains(entry_id))
+
+    def _positions(self, entry_id: int) -> Iterator[int]:
+        return ((entry_id + offset) % self._size for offset in range(self._write_quorum))
 
     # -- changing the ensemble -----------------------------------------------------------------------------------
 
@@ -356,15 +498,15 @@ class AddPipeline:
         self._replacing = failed
         excluded = tuple(self._gone)
         self._gone.extend(bookie for bookie in failed.values() if bookie not in self._gone)
-        return [ChangeEnsemble(self.last_add_confirmed + 1, tuple(sorted(failed.items())), excluded)]
+        return [ChangeEnsemble(self.head + 1, tuple(sorted(failed.items())), excluded)]
 
     def _agreed(self, ensemble: Ensemble) -> Effects:
         """The ensemble for everything pending is known: another round if more has failed, else undo and send again."""
         late = {position: bookie for position, bookie in self._late.items() if ensemble[position] == bookie}
         self._late = {}
-        if late:
+        if late and (self.allows_changes or self._is_recovery):
             return self._start_round(late)
-        first, last = self.last_add_confirmed + 1, self.last_add_pushed
+        first, last = self.head + 1, self.last_add_pushed
         replaced = [position for position in range(self._size) if self.ensemble[position] != ensemble[position]]
         self.ensemble = ensemble
         for position in replaced:
@@ -382,15 +524,18 @@ class AddPipeline:
 
     def _resend_stranded(self) -> Iterator[Send]:
         """Entries without quorum whose failed bookie could not be replaced are sent to it once more."""
-        first = self.last_add_confirmed + 1
-        for position, failed in enumerate(self._failed):
-            acked, ids = self._acked[position], []
-            for start, stop in failed.cut(self._next_stored(position, first)):
-                last = min(stop, self._sent_bound) - 1
-                stored = self._stored_ids(position, start, last)
-                ids += [entry_id for entry_id in stored if entry_id not in acked]
-            if ids:
-                yield Send(position, self.ensemble[position], ids)
+        for position in range(self._size):
+            yield from self._resend(position)
+
+    def _resend(self, position: int) -> Iterator[Send]:
+        """Everything pending that the bookie at this position has failed."""
+        acked, ids = self._acked[position], []
+        for start, stop in self._failed[position].cut(self._next_stored(position, self.head + 1)):
+            last = min(stop, self._sent_bound) - 1
+            stored = self._stored_ids(position, start, last)
+            ids += [entry_id for entry_id in stored if entry_id not in acked]
+        if ids:
+            yield Send(position, self.ensemble[position], ids)
 
     # -- ending --------------------------------------------------------------------------------------------------
 
@@ -419,7 +564,8 @@ class AddPipeline:
                 yield entry_ids.start, min(entry_ids.stop, bound)
             return
         ids = list(entry_ids)
-        if ids and ids[-1] < bound and ids == self._stored_ids(position, ids[0], ids[-1]):  # the usual case: no gaps
+        stored = stored_ids(position, ids[0], ids[-1], self._size, self._write_quorum) if ids else ()
+        if ids and ids[-1] < bound and ids == list(stored):  # the usual case: no gaps
             yield ids[0], self._next_stored(position, ids[-1] + 1)
             return
         start = stop = -1
@@ -436,7 +582,7 @@ class AddPipeline:
 
     def _pending_ids(self, position: int, runs: list[tuple[int, int]]) -> Iterator[int]:
         for start, stop in runs:
-            first = max(start, self.last_add_confirmed + 1)
+            first = max(start, self.head + 1)
             yield from self._stored_ids(position, first, stop - 1)
 
     def _answered_bound(self, position: int) -> int:

@@ -54,6 +54,15 @@ class IdSet:
                 return self.runs[index][1]
         return entry_id
 
+    def next_in(self, entry_id: int) -> int | None:
+        """The first id from `entry_id` on that is in the set."""
+        if entry_id < self.bound:
+            return entry_id
+        for start, stop in self.runs:
+            if stop > entry_id:
+                return max(start, entry_id)
+        return None
+
     def __contains__(self, entry_id: int) -> bool:
         return self.reach(entry_id) > entry_id
 

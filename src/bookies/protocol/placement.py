@@ -7,10 +7,40 @@ only when nothing else is left. Members of an ensemble are always distinct. Sour
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from bookies.errors import NotEnoughBookies
+from bookies.errors import ConfigError, NotEnoughBookies
 from bookies.model import BookieId, Ensemble
+
+
+def parse_fault_domains(text: str) -> dict[BookieId, str]:
+    """Fault domains by bookie, from `bookie=domain` pairs separated by commas. Raises `ConfigError`."""
+    domains: dict[BookieId, str] = {}
+    for pair in filter(None, map(str.strip, text.split(","))):
+        bookie, _, domain = pair.rpartition("=")
+        if not bookie or not domain:
+            raise ConfigError(f"fault_domains: {pair!r}: must be bookie=domain pairs, separated by commas")
+        domains[BookieId(bookie.strip())] = domain.strip()
+    return domains
+
+
+def spread(candidates: Sequence[BookieId], domains: Mapping[BookieId, str]) -> list[BookieId]:
+    """The candidates so that neighbours are in different fault domains as far as possible; otherwise in their order.
+
+    Entries go to consecutive positions of an ensemble, so an ensemble taken from the front spreads every write set.
+    """
+    queues: dict[str, list[BookieId]] = {}
+    for bookie in candidates:
+        queues.setdefault(domains.get(bookie, ""), []).append(bookie)
+    return [queue[turn] for turn in range(len(candidates)) for queue in queues.values() if turn < len(queue)]
+
+
+def others_first(
+    candidates: Sequence[BookieId], staying: Sequence[BookieId], domains: Mapping[BookieId, str]
+) -> list[BookieId]:
+    """The candidates, those in a fault domain that none of the staying bookies is in first."""
+    taken = [domains.get(bookie, "") for bookie in staying]
+    return sorted(candidates, key=lambda bookie: domains.get(bookie, "") in taken)
 
 
 def choose_ensemble(size: int, candidates: Sequence[BookieId], exclude: Collection[BookieId] = ()) -> Ensemble:

@@ -25,6 +25,7 @@ from bookies.errors import (
     ClientClosed,
     ConfigError,
     InvalidArgument,
+    LedgerExists,
     LedgerFenced,
     LedgerNotFound,
     NotEnoughBookies,
@@ -345,14 +346,54 @@ def test_not_connected_yet() -> None:
     play(act)
 
 
-def test_refused_with_what_to_use_instead() -> None:
+def test_ids_of_the_caller_on_real_bookies() -> None:
     async def act(world: World) -> None:
         store = await world.client()
+        async with store.create(ledger_id=77, advanced=True) as ledger:
+            assert ledger.ledger_id == 77
+            writes = [asyncio.ensure_future(ledger.write(entry_id, b"%d" % entry_id)) for entry_id in (2, 0, 1)]
+            assert await asyncio.gather(*writes) == [2, 0, 1]
+        reader = await store.open(77)
+        assert [entry.payload async for entry in reader.read(0)] == [b"0", b"1", b"2"]
+        with pytest.raises(LedgerExists):
+            await store.create(ledger_id=77)
+        with pytest.raises(InvalidArgument, match="ledger_id=-1"):
+            await store.create(ledger_id=-1)
         async with store.create() as ledger:
-            with pytest.raises(NotSupported, match="append"):
+            with pytest.raises(NotSupported, match="advanced"):
                 await ledger.write(5, b"x")
-            with pytest.raises(NotSupported, match="append"):
-                await ledger.force()
+
+    play(act)
+
+
+@pytest.mark.parametrize("wire", ["v2", "v3"])
+def test_deferred_sync_on_real_bookies(wire: str) -> None:
+    """What is not forced is invisible to readers; a recovery keeps what it can read."""
+
+    async def act(world: World) -> None:
+        store = await world.client(wire=wire)
+        ledger = await store.create(deferred_sync=True)
+        await ledger.append_many([b"a", b"b"])
+        reader = await store.open(ledger.ledger_id)
+        assert await reader.read_last_add_confirmed() == -1
+        assert await ledger.force() == 1
+        await asyncio.sleep(1)
+        assert await reader.read_last_add_confirmed() == 1
+        await ledger.append(b"c")
+        await ledger.close()
+        assert (await store.recover(ledger.ledger_id)).last_add_confirmed == 2
+
+    play(act)
+
+
+def test_fewer_bookies_than_asked_for_when_that_is_allowed() -> None:
+    async def act(world: World) -> None:
+        store = await world.client(opportunistic_striping=True)
+        async with store.create(ensemble=5, write_quorum=2) as ledger:
+            await ledger.append_many([b"x"] * 10)
+            assert ledger.metadata.ensemble_size == 3
+        with pytest.raises(NotEnoughBookies):
+            await store.create(ensemble=5, write_quorum=4)
 
     play(act)
 
