@@ -14,7 +14,7 @@ from typing import Any
 from bookies import kernels
 from bookies.errors import LocalProtocolError, RemoteProtocolError, Status
 from bookies.kernels import Records
-from bookies.wire import protobuf, schema, v2
+from bookies.wire import protobuf, schema, v2, v3_reads
 from bookies.wire.messages import (
     AddBatch,
     AddResponses,
@@ -74,6 +74,10 @@ def parse_requests(buffer: bytes, starts: Sequence[int], index: int, requests: l
 
     Returns the index of the first frame not taken. Raises RemoteProtocolError for a message that is not a `Request`.
     """
+    read = v3_reads.maybe_parse_read(buffer, starts[index], starts[index + 1])
+    if read is not None:
+        requests.append(read)
+        return index + 1
     values = schema.REQUEST.parse(buffer, starts[index] + 4, starts[index + 1])
     header = values["header"]
     add = values.get("addRequest") if header["operation"] == _ADD else None
@@ -164,6 +168,8 @@ def pack_request(request: Request) -> list[Buffer]:
     """The frame of a request, or the frames of a batch of adds (which needs `txn_ids`)."""
     if isinstance(request, AddBatch):
         return _pack_add_batch(request)
+    if isinstance(request, ReadRequest) and v3_reads.is_plain(request):
+        return [v3_reads.pack_read(request)]
     operation, fields = _fields_of_request(request)
     header: Values = {"version": VERSION, "operation": CODE_OF_OPERATION[operation], "txnId": request.txn_id}
     if isinstance(request, ReadRequest) and request.is_high_priority:
@@ -247,6 +253,10 @@ def parse_responses(buffer: bytes, starts: Sequence[int], index: int, responses:
 
     Returns the index of the first frame not taken. Raises RemoteProtocolError for a message that is not a `Response`.
     """
+    read = v3_reads.maybe_parse_read_answer(buffer, starts[index], starts[index + 1])
+    if read is not None:
+        responses.append(read)
+        return index + 1
     values = schema.RESPONSE.parse(buffer, starts[index] + 4, starts[index + 1])
     operation = OPERATION_OF_CODE[values["header"]["operation"]]
     txn_id = values["header"]["txnId"]
@@ -314,6 +324,8 @@ def pack_response(response: Response) -> list[Buffer]:
     """The frame of a response, or the frames of a batch of answers to adds (which needs `txn_ids`)."""
     if isinstance(response, AddResponses):
         return [_pack_add_responses(response)]
+    if isinstance(response, ReadResponse) and v3_reads.is_plain_answer(response):
+        return v3_reads.pack_read_answer(response)
     operation, fields = _fields_of_response(response)
     code = CODE_OF_STATUS[response.status]
     header = {"version": VERSION, "operation": CODE_OF_OPERATION[operation], "txnId": response.txn_id}
