@@ -29,7 +29,7 @@ _BOOKIES = rf"{_BOOKIE}(?: {_BOOKIE})*"
 _HOST = rf"(?:{_CLIENT}|{_BOOKIE}|store)"
 # Placeholder -> (what matches, what it is).
 FRAGMENTS = {
-    "CLIENT": (_CLIENT, "W, W1.. writer; R.. recovery; T.. reader; A.. administrator"),
+    "CLIENT": (_CLIENT, "W, W1.. writer; R.. recovery; T.. reader; A.. administration"),
     "BOOKIE": (_BOOKIE, "b0, b1 .."),
     "BOOKIES": (_BOOKIES, "one or more bookies"),
     "HOST": (_HOST, "a client, a bookie or `store`, the metadata store"),

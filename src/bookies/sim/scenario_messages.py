@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from bookies.errors import LocalProtocolError, MetadataError, Status
+from bookies.kernels import Records
 from bookies.metadata.driver import Versioned
 from bookies.sim.loop import SimulationError
 from bookies.sim.network import SimListener, SimNetwork, SimTransport
@@ -131,13 +132,14 @@ class Pattern:
 class Rule:
     """What to do with messages that fit. `is_once`: with the first one of each peer only.
 
-    `status`: of `answer`; `then`: what `call` does when such a message has been sent.
+    `status` and, if it is OK, `body`: of `answer`; `then`: what `call` does when such a message has been sent.
     """
 
     action: str
     pattern: Pattern
     is_once: bool = False
     status: Status | None = None
+    body: bytes = b""
     then: Callable[[Message], None] | None = None
     caught: dict[str, int] = field(default_factory=dict)
 
@@ -281,7 +283,7 @@ class Interception:
             assert request is not None
             assert rule.status is not None
             self.seen.append(replace(message, is_answer=True, status=rule.status.value))
-            reverse.send(_refusal(request, rule.status))
+            reverse.send(_answer(request, rule.status, rule.body))
         else:
             assert rule.action == "lose"
 
@@ -422,15 +424,17 @@ def _key_of(message: Any) -> tuple[object, ...]:
     return ("other",)
 
 
-def _refusal(request: Request, status: Status) -> bytes:
-    """The frame with which a bookie would answer so."""
+def _answer(request: Request, status: Status, body: bytes) -> bytes:
+    """The frame with which a bookie would answer so; `body`: of a read that is answered OK."""
     response: Response
     if isinstance(request, AddBatch):
         response = AddResponses(request.version, status, request.ledger_id, request.entry_ids, request.txn_ids)
     elif isinstance(request, ReadRequest):
-        response = ReadResponse(request.version, request.txn_id, status, request.ledger_id, request.entry_id)
+        response = ReadResponse(request.version, request.txn_id, status, request.ledger_id, request.entry_id, body)
     elif isinstance(request, BatchReadRequest):
-        response = BatchReadResponse(request.version, request.txn_id, status, request.ledger_id, request.entry_id)
+        response = BatchReadResponse(
+            request.version, request.txn_id, status, request.ledger_id, request.entry_id, Records.of([body]).data
+        )
     elif isinstance(request, WriteLacRequest):
         response = WriteLacResponse(request.version, request.txn_id, status, request.ledger_id)
     elif isinstance(request, ReadLacRequest):

@@ -24,7 +24,7 @@ from bookies.sim.scenario_messages import STORE, Interception
 from bookies.sim.workers import SimWorkers
 from bookies.sim.workload import Story
 
-ROLES = {"W": "writer", "R": "recoverer", "T": "reader", "A": "administrator"}
+ROLES = {"W": "writer", "R": "recoverer", "T": "reader", "A": "replicator"}
 SETTLING_S = 0.02  # after every step: longer than any way that nobody has slowed down
 PATIENCE_S = 120.0  # what is waited for has to happen within that
 WORKER_MS = 0.1

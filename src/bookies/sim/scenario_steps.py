@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import struct
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from bookies.config import ClientConfig
@@ -17,7 +18,6 @@ from bookies.sim.scenario_grammar import Given, parse_step, range_of, step
 from bookies.sim.scenario_messages import Message, Rule
 from bookies.sim.scenario_stage import PATIENCE_S, SETTLING_S, ScenarioFailure, Stage, host_of
 from bookies.sim.workload import Story, payload_of
-from bookies.storage.ledger_store import LedgerStore
 from bookies.wire.digest import mac_key, master_key
 
 POWER_FAILS = Loss(survival=0.0)
@@ -177,6 +177,12 @@ async def answer(stage: Stage, given: Given) -> None:
 @step("answer all MESSAGES with STATUS", "each of them")
 async def answer_all(stage: Stage, given: Given) -> None:
     _answer(stage, given, is_once=False)
+
+
+@step("answer all MESSAGES with entry NUMBER", "each such read brings the valid bytes of another entry")
+async def answer_with_entry(stage: Stage, given: Given) -> None:
+    body = _body(stage, given["number"], given["number"] - 1)
+    stage.messages.rules.append(Rule("answer", given["messages"], status=Status.OK, body=body))
 
 
 # -- the network ---------------------------------------------------------------------------------------------------
@@ -444,37 +450,82 @@ async def ask(stage: Stage, given: Given) -> None:
 
 
 @step(
-    "plant entry NUMBER lac NUMBER:lac on BOOKIES", "a replica that some other client left, with this LAC in its header"
+    "plant entry NUMBER lac NUMBER:lac on BOOKIES", "a replica as another client left it, with this LAC in its header"
 )
 async def plant(stage: Stage, given: Given) -> None:
-    story, entry_id = stage.ledger, given["number"]
-    record = stage.record
-    assert record is not None
-    kind = record.digest_type or DigestType.CRC32C
-    payload = payload_of(story.ledger_id, entry_id)
-    head = struct.pack(">qqqq", story.ledger_id, entry_id, given["lac"], story.length_up_to(entry_id))
-    body = head + digest(kind, mac_key(story.password), head, payload) + payload
+    _plant(stage, given["bookies"], given["number"], given["lac"])
+
+
+def _plant(stage: Stage, bookies: list[str], entry_id: int, last_add_confirmed: int) -> None:
+    story = stage.ledger
+    body = _body(stage, entry_id, last_add_confirmed)
     story.started = max(story.started, entry_id + 1)
-    for name in given["bookies"]:
+    for name in bookies:
         bookie = stage.bookie(name)
         if bookie.server is None or bookie.participant is None:
             raise ScenarioFailure(f"{name} is down")
-        bookie.participant.call(_store, bookie.server.store, story, entry_id, given["lac"], body)
+        add = partial(bookie.server.store.add, is_recovery=True, is_deferred_sync=False, done=_ignore)
+        where = range(entry_id, entry_id + 1)
+        key = master_key(story.password)
+        bookie.participant.call(add, story.ledger_id, key, where, Records.of([body]), last_add_confirmed)
 
 
-def _store(store: LedgerStore, story: Story, entry_id: int, last_add_confirmed: int, body: bytes) -> None:
-    store.add(
-        story.ledger_id,
-        master_key(story.password),
-        range(entry_id, entry_id + 1),
-        Records.of([body]),
-        last_add_confirmed,
-        is_recovery=True,
-        is_deferred_sync=False,
-        done=lambda error: None,
-    )
+def _body(stage: Stage, entry_id: int, last_add_confirmed: int) -> bytes:
+    """An entry of the ledger as its writer would have packaged it."""
+    story, record = stage.ledger, stage.record
+    assert record is not None
+    payload = payload_of(story.ledger_id, entry_id)
+    head = struct.pack(">qqqq", story.ledger_id, entry_id, last_add_confirmed, story.length_up_to(entry_id))
+    kind = record.digest_type or DigestType.CRC32C
+    return b"".join((head, digest(kind, mac_key(story.password), head, payload), payload))
 
 
+def _ignore(error: BaseException | None) -> None:
+    """Whether a replica could be planted shows where it is looked for."""
+
+
+# -- administration ------------------------------------------------------------------------------------------------
+@step("CLIENT check [ENDING]", "look at every replica of the ledger; all have to be there")
+async def check(stage: Stage, given: Given) -> None:
+    name, story = given["client"], stage.ledger
+    client = await stage.connected(name)
+
+    async def work() -> None:
+        found = await client.client.administration().check_ledger(story.ledger_id, percentage=100)
+        if not found.is_ok:
+            raise ScenarioFailure(f"not all is there: {found.fragments}")
+
+    await stage.perform(client, f"{name} check", work(), given["ending"])
+
+
+@step(
+    "CLIENT replicate fragment NUMBER of BOOKIE [ENDING]", "copy what the bookie holds of the fragment to another one"
+)
+async def replicate_fragment(stage: Stage, given: Given) -> None:
+    name, story, bookie = given["client"], stage.ledger, given["bookie"]
+    client = await stage.connected(name)
+
+    async def work() -> None:
+        administration = client.client.administration()
+        found = await administration.check_ledger(story.ledger_id)
+        (fragment,) = [each.fragment for each in found.fragments if each.fragment.first == given["number"]]
+        await administration.replicate_fragment(fragment, [fragment.ensemble.index(bookie)], exclude=[bookie])
+
+    await stage.perform(client, f"{name} replicate fragment {given['number']} of {bookie}", work(), given["ending"])
+
+
+@step("CLIENT replace BOOKIES [ENDING]", "copy all that these bookies hold of the ledger to others")
+async def replace_bookies(stage: Stage, given: Given) -> None:
+    name, story, bookies = given["client"], stage.ledger, given["bookies"]
+    client = await stage.connected(name)
+
+    async def work() -> None:
+        await client.client.administration().recover_bookies(bookies, ledger_id=story.ledger_id)
+
+    await stage.perform(client, f"{name} replace {' '.join(bookies)}", work(), given["ending"])
+
+
+# -- what was begun ------------------------------------------------------------------------------------------------
 @step("await CLIENT OPERATION [ENDING]", "what was begun with `&` ends now, well or as `fails ERROR`")
 async def await_operation(stage: Stage, given: Given) -> None:
     operations = [stage.operations.get(text) for text in texts_of(given["client"], given["operation"])]
