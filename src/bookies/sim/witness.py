@@ -73,11 +73,12 @@ class Witness:
         for (name, ledger_id), entry_ids in list(self._held.items()):
             if name != bookie:
                 continue
+            promised = sorted(entry_ids)  # what this life acknowledges meanwhile may be missing in its answer
             try:
                 runs = await storage.list_entries(ledger_id)
             except LedgerUnknownToBookie:
                 runs = []
-            lost = [each for each in sorted(entry_ids) if not any(each in run for run in runs)]
+            lost = [each for each in promised if not any(each in run for run in runs)]
             if lost:
                 self.report("B-1", f"{bookie} acknowledged entries {lost} of ledger {ledger_id} and has forgotten them")
 
