@@ -1,4 +1,4 @@
-"""What `bk ledger verify` and `bk bookie recover` do: check every replica, and copy what a lost bookie held.
+"""What `bk ledger verify`, `bk ledger repair` and `bk bookie recover` do: check every replica, copy what is lost.
 
 Sizes and counts are of copies, so an entry that goes to two new bookies counts twice.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bookies.admin.common import Progress, print_json, print_table, size_text
 from bookies.admin.usage import UsageError
-from bookies.errors import LedgerNotFound
+from bookies.errors import LedgerNotFound, ReplicationFailed
 from bookies.model import BookieId
 
 if TYPE_CHECKING:
@@ -95,6 +95,34 @@ def _problem_line(verdict: FragmentVerdict) -> str:
     return f"  entries {fragment.first:,} to {fragment.last:,}  {worst}"
 
 
+async def repair_ledgers(
+    client: Client, ledger_ids: Sequence[int], percentage: float, *, bytes_per_s: float | None, as_json: bool
+) -> int:
+    """Check these ledgers, or all, and repair what is bad. Raises `ReplicationFailed` at the first that cannot be."""
+    administration = client.administration()
+    wanted = list(ledger_ids) or [record.ledger_id async for record in client.ledgers()]
+    progress = Progress("ledgers repaired", len(wanted), quiet=as_json)
+    moves: list[Move] = []
+    for count, ledger_id in enumerate(wanted, 1):
+        try:
+            moves += await administration.repair_ledger(ledger_id, percentage=percentage, bytes_per_s=bytes_per_s)
+        except LedgerNotFound:
+            if ledger_ids:
+                raise
+        except ReplicationFailed:
+            progress.clear()
+            raise
+        progress.update(count)
+    progress.clear()
+    if as_json:
+        print_json({"fragments": [_described_move(move) for move in moves]})
+        return 0
+    if moves:
+        print_table([_move_row(move) for move in moves], ("ledger", "entries", "bookies", ""), right=(0,))
+    print(f"repaired {_fragments(len(moves))} of {len(wanted):,} {'ledger' if len(wanted) == 1 else 'ledgers'}")
+    return 0
+
+
 async def recover_bookies(
     client: Client,
     bookies: Sequence[str],
@@ -148,13 +176,16 @@ async def recover_bookies(
         print_table([_move_row(move) for move in report.moves], ("ledger", "entries", "new bookies", ""), right=(0,))
     for skipped in report.skipped:
         print(f"ledger {skipped} was left alone")
-    count = len(report.moves)
-    fragments = f"{count:,} {'fragment' if count == 1 else 'fragments'}"
+    fragments = _fragments(len(report.moves))
     if dry_run:
         print(f"would copy {fragments}; nothing was changed")
     else:
         print(f"copied {fragments}: {report.entries:,} entries, {size_text(report.size)}")
     return 0
+
+
+def _fragments(count: int) -> str:
+    return f"{count:,} {'fragment' if count == 1 else 'fragments'}"
 
 
 def _described_move(move: Move) -> dict[str, object]:
@@ -170,5 +201,5 @@ def _described_move(move: Move) -> dict[str, object]:
 def _move_row(move: Move) -> tuple[object, ...]:
     """`entries` of a ledger that is not sealed are known only from where they start."""
     entries = f"{move.first:,} and later" if move.needs_sealing else f"{move.first:,} to {move.last:,}"
-    bookies = ", ".join(f"{old} -> {new}" for _, old, new in move.replacements)
+    bookies = ", ".join(f"{old} again" if old == new else f"{old} -> {new}" for _, old, new in move.replacements)
     return move.ledger_id, entries, bookies, "is sealed first" if move.needs_sealing else ""

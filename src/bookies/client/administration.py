@@ -22,6 +22,8 @@ from bookies.client.watcher import BookieWatcher
 from bookies.config import ClientConfig
 from bookies.errors import (
     BookieUnreachable,
+    BookKeeperError,
+    ClientClosed,
     EntryNotFound,
     InvalidArgument,
     LedgerNotFound,
@@ -41,7 +43,7 @@ from bookies.protocol.fragments import (
     missing_runs,
 )
 from bookies.protocol.quorum import write_set
-from bookies.protocol.replicate import check_finished, choose_targets, renewals
+from bookies.protocol.replicate import check_finished, choose_targets, renewals, repairs
 from bookies.runtime.ports import Runtime
 
 LISTED_AT_ONCE = 32  # records that a listing reads at a time
@@ -234,6 +236,45 @@ class Administration:
             update = MetadataLoop(self._access.runtime, self._driver, found)
             return await replicate(self._access, fragment, replacements, update, account)
 
+    async def repair_ledger(
+        self,
+        ledger_id: int,
+        *,
+        percentage: float = 0,
+        bytes_per_s: float | None = None,
+        progress: OnProgress | None = None,
+        timeout: float | None = None,
+    ) -> tuple[Move, ...]:
+        """Check a ledger and make whole what is bad: bookies that lost entries get them again, others are replaced.
+
+        `percentage`: as in `check_ledger`; what it does not look at is not repaired. Fragments that may still grow
+        are left to the ledger's writer. Raises `ReplicationFailed` after all that could be repaired was.
+        """
+        async with asyncio.timeout(timeout):
+            check = await self.check_ledger(ledger_id, percentage=percentage)
+            account = Account(1, bytes_per_s, progress)
+            update = MetadataLoop(self._access.runtime, self._driver, await self._access.read(ledger_id))
+            moves: list[Move] = []
+            failures: list[BookKeeperError] = []
+            for verdict in check.fragments:
+                if verdict.is_ok or not verdict.fragment.is_finished:
+                    continue
+                try:
+                    replacements = repairs(verdict, self._access.candidates())
+                    moves.append(await replicate(self._access, verdict.fragment, replacements, update, account))
+                except ClientClosed:
+                    raise
+                except BookKeeperError as error:
+                    failures.append(error)
+        if failures:
+            raise ReplicationFailed(
+                f"{len(moves)} fragments were repaired and {len(failures)} could not be; repeat it when the cause is "
+                f"mended. The first: {failures[0]}",
+                causes=failures,
+                ledger_id=ledger_id,
+            )
+        return tuple(moves)
+
     async def recover_bookies(
         self,
         bookies: Collection[BookieId],
@@ -271,7 +312,7 @@ class Administration:
                 account.report(each)
         if run.failures:
             raise ReplicationFailed(
-                f"of what {', '.join(wanted)} held {len(run.moves)} fragments were copied and {len(run.failures)} could "
+                f"{len(run.moves)} fragments of {', '.join(wanted)} were copied and {len(run.failures)} could "
                 f"not be; repeat it when the cause is mended. The first: {run.failures[0]}",
                 causes=run.failures,
             )

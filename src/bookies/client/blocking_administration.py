@@ -85,6 +85,22 @@ class Administration:
             )
         )
 
+    def repair_ledger(
+        self,
+        ledger_id: int,
+        *,
+        percentage: float = 0,
+        bytes_per_s: float | None = None,
+        progress: OnProgress | None = None,
+        timeout: float | None = None,
+    ) -> tuple[Move, ...]:
+        """Check a ledger and make whole what is bad: bookies that lost entries get them again, others are replaced."""
+        return self._thread.call(
+            self._administration.repair_ledger(
+                ledger_id, percentage=percentage, bytes_per_s=bytes_per_s, progress=progress, timeout=timeout
+            )
+        )
+
     def recover_bookies(
         self,
         bookies: Collection[BookieId],

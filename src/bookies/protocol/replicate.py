@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from bookies.errors import FragmentNotFinished, InvalidArgument, NotEnoughBookies, VersionConflict
 from bookies.model import BookieId, Ensemble, LedgerMetadata
-from bookies.protocol.fragments import Fragment
+from bookies.protocol.fragments import Fragment, FragmentVerdict, ReplicaState
 from bookies.protocol.placement import choose_replacement
 from bookies.protocol.quorum import next_stored, stores, write_set
 
@@ -45,8 +45,8 @@ def check_finished(fragment: Fragment) -> None:
     """Raises `FragmentNotFinished`."""
     if not fragment.is_finished:
         raise FragmentNotFinished(
-            f"entries {fragment.first} to {fragment.last} are in a fragment that can still receive entries: "
-            "seal or recover the ledger first",
+            f"the fragment of entries {fragment.first} to {fragment.last} can still receive entries, or is not known "
+            "to be finished yet: recover the ledger first",
             ledger_id=fragment.ledger_id,
         )
 
@@ -74,6 +74,16 @@ def renewals(fragment: Fragment, positions: Sequence[int]) -> tuple[Replacement,
     """Bookies that stay where they are, and get again what they have lost."""
     members = fragment.ensemble
     return tuple(Replacement(position, members[position], members[position]) for position in positions)
+
+
+def repairs(verdict: FragmentVerdict, candidates: Sequence[BookieId]) -> tuple[Replacement, ...]:
+    """What makes an under-replicated fragment whole: writable bookies that lost entries get them again, all other bad
+    positions get new bookies. Raises `NotEnoughBookies`.
+    """
+    fragment = verdict.fragment
+    lost = [each for each in verdict.positions(ReplicaState.MISSING) if fragment.ensemble[each] in candidates]
+    replaced = [each for each in verdict.bad_positions if each not in lost]
+    return (*renewals(fragment, lost), *choose_targets(fragment, replaced, candidates))
 
 
 class FragmentCopy:
@@ -110,12 +120,12 @@ class FragmentCopy:
         return ids
 
     def sources(self, entry_id: int) -> list[BookieId]:
-        """Whom to ask for an entry, those that stay before those that are replaced. Never who is to receive it."""
+        """Whom to ask for an entry: those that stay, then those that are replaced, then those that lost something,
+        though perhaps not this entry."""
         fragment, size = self.fragment, len(self.fragment.ensemble)
         holders = [fragment.ensemble[position] for position in write_set(entry_id, size, fragment.write_quorum)]
-        renewed = [each.old for each in self.replacements if each.old == each.new]
-        replaced = [each.old for each in self.replacements]
-        return sorted((each for each in holders if each not in renewed), key=lambda bookie: bookie in replaced)
+        distrust = {each.old: 2 if each.old == each.new else 1 for each in self.replacements}
+        return sorted(holders, key=lambda bookie: distrust.get(bookie, 0))
 
     def shares(self, ids: Sequence[int]) -> list[tuple[BookieId, Sequence[int]]]:
         """Which of these ids to write to whom; nobody with nothing."""

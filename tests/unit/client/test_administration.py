@@ -463,6 +463,43 @@ def test_cancelling_leaves_the_record_alone() -> None:
     play(act, 5)
 
 
+def test_a_ledger_is_repaired() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        writer = await store.create(ensemble=3, write_quorum=3, ack_quorum=2)
+        await writer.append_many([b"x"] * 20)
+        first = writer.metadata.last_ensemble
+        await remove(world, first[0])
+        await writer.append_many([b"y"] * 20)
+        await asyncio.sleep(1)
+        administration = store.administration()
+        entries = world.bookies[first[1]].ledgers[writer.ledger_id].entries
+        for entry_id in (0, 30):
+            del entries[entry_id]
+        [move] = await administration.repair_ledger(writer.ledger_id, percentage=100)
+        assert (move.first, [each.old == each.new for each in move.replacements]) == (0, [True, False])
+        assert 0 in entries
+        assert 30 not in entries, "its fragment may still grow"
+        await writer.seal()
+        [move] = await administration.repair_ledger(writer.ledger_id, percentage=100)
+        assert move.first > 0
+        assert_replicated(world, await store.metadata(writer.ledger_id), 39)
+        assert await administration.repair_ledger(writer.ledger_id, percentage=100) == ()
+        last = (await store.metadata(writer.ledger_id)).last_ensemble
+        for bookie, entry_id in zip(last, (25, 30, 35), strict=True):
+            del world.bookies[bookie].ledgers[writer.ledger_id].entries[entry_id]
+        [move] = await administration.repair_ledger(writer.ledger_id, percentage=100)
+        assert len(move.replacements) == 3, "each lacks another entry"
+        assert_replicated(world, await store.metadata(writer.ledger_id), 39)
+        for bookie in last:
+            del world.bookies[bookie].ledgers[writer.ledger_id].entries[39]
+        with pytest.raises(ReplicationFailed, match="1 could not be") as caught:
+            await administration.repair_ledger(writer.ledger_id)
+        assert [type(each) for each in caught.value.causes] == [EntryNotFound]
+
+    play(act, 5)
+
+
 # -- recovering bookies --------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from tests.unit.protocol.test_fragments import A, B, C, D, E, fragment, record_o
 
 from bookies.errors import FragmentNotFinished, InvalidArgument, NotEnoughBookies, VersionConflict
 from bookies.model import BookieId
-from bookies.protocol.fragments import Fragment
+from bookies.protocol.fragments import Fragment, FragmentVerdict, ReplicaState, ReplicaVerdict
 from bookies.protocol.ledger import Author, illegality
 from bookies.protocol.replicate import (
     ENTRIES_MAX,
@@ -24,6 +24,7 @@ from bookies.protocol.replicate import (
     check_finished,
     choose_targets,
     renewals,
+    repairs,
 )
 
 F = BookieId("f")
@@ -80,6 +81,20 @@ def test_replacements_that_do_not_fit(replacements: list[Replacement]) -> None:
         FragmentCopy(fragment(0, 9), replacements)
 
 
+def test_repairs_renew_what_can_be_and_replace_the_rest() -> None:
+    def bad(position: int, bookie: BookieId, state: ReplicaState) -> ReplicaVerdict:
+        return ReplicaVerdict(position, bookie, state)
+
+    verdict = FragmentVerdict(
+        fragment(0, 9),
+        (bad(0, A, ReplicaState.MISSING), bad(1, B, ReplicaState.UNAVAILABLE), bad(2, C, ReplicaState.OK)),
+    )
+    assert repairs(verdict, [A, B, C, D]) == (Replacement(0, A, A), Replacement(1, B, D))
+    assert repairs(verdict, [C, D, E]) == (Replacement(0, A, D), Replacement(1, B, E)), "a is read-only"
+    with pytest.raises(NotEnoughBookies):
+        repairs(verdict, [A, B, C])
+
+
 # -- copying -------------------------------------------------------------------------------------------------------
 
 
@@ -133,7 +148,9 @@ def test_sources() -> None:
     assert copy.sources(0) == [B, C, A], "who is replaced comes last, but may be the only one that has it"
     assert copy.sources(1) == [B, C, A]
     renewing = FragmentCopy(fragment(0, 9), renewals(fragment(0, 9), [1]))
-    assert renewing.sources(0) == [A, C], "not who has lost it"
+    assert renewing.sources(0) == [A, C, B], "who has lost something may still have this one"
+    both = FragmentCopy(fragment(0, 9), [*renewals(fragment(0, 9), [1]), Replacement(2, C, D)])
+    assert both.sources(1) == [A, C, B]
     striped = FragmentCopy(fragment(0, 9, (A, B, C, D), 2), [Replacement(1, B, E)])
     assert striped.sources(0) == [A, B]
     assert striped.sources(0) == [A, B]

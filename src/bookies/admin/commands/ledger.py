@@ -1,4 +1,4 @@
-"""`bk ledger`: create, append, read, tail, show, list, verify, recover, seal, delete.
+"""`bk ledger`: create, append, read, tail, show, list, verify, repair, recover, seal, delete.
 
 `append` takes one entry per line of stdin (or `--input FILE`), `read` and `tail` give one line per entry: the shell's
 view of a ledger. `--raw` on `read` writes the payloads without line ends.
@@ -68,13 +68,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     list_parser = verb("list", "all ledgers", "bk ledger list --label app=demo", ledger=False)
     list_parser.add_argument("--label", metavar="NAME=VALUE", default=None, help="only these")
     verify = verb("verify", "check every replica of ledgers", "bk ledger verify 7 8", ledger=False)
-    verify.add_argument("ledgers", type=_ledger_id, metavar="LEDGER", nargs="*", help="(default: all)")
-    verify.add_argument(
-        "--percentage",
-        type=_percentage,
-        default=100.0,
-        help="of the entries of each replica to read and check, beside its first and last (default 100: all)",
-    )
+    repair = verb("repair", "check ledgers and copy again what is lost", "bk ledger repair 7", ledger=False)
+    for each in (verify, repair):
+        each.add_argument("ledgers", type=_ledger_id, metavar="LEDGER", nargs="*", help="(default: all)")
+        each.add_argument(
+            "--percentage",
+            type=_percentage,
+            default=100.0,
+            help="of the entries of each replica to read and check, beside its first and last (default 100: all)",
+        )
+    repair.add_argument("--rate", type=float, default=None, metavar="BYTES", help="copy at most so many a second")
     delete = verb("delete", "delete a ledger for ever", "bk ledger delete 7 --yes")
     delete.add_argument("--yes", action="store_true", help="do not ask")
     delete.add_argument("--dry-run", action="store_true", help="say what would be deleted")
@@ -84,7 +87,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     handlers = {
         "create": _create, "read": _read, "tail": _tail, "show": _show,
-        "list": _list, "verify": _verify, "recover": _recover, "seal": _recover, "delete": _delete,
+        "list": _list, "verify": _verify, "repair": _repair, "recover": _recover, "seal": _recover, "delete": _delete,
     }  # fmt: skip
     if arguments.verb == "append":
         if arguments.ledger is not None or not arguments.new:
@@ -303,6 +306,14 @@ async def _verify(client: Client, arguments: argparse.Namespace) -> int:
     from bookies.admin.replication import verify_ledgers
 
     return await verify_ledgers(client, arguments.ledgers, arguments.percentage, as_json=arguments.json)
+
+
+async def _repair(client: Client, arguments: argparse.Namespace) -> int:
+    from bookies.admin.replication import repair_ledgers
+
+    return await repair_ledgers(
+        client, arguments.ledgers, arguments.percentage, bytes_per_s=arguments.rate, as_json=arguments.json
+    )
 
 
 async def _recover(client: Client, arguments: argparse.Namespace) -> int:
