@@ -140,6 +140,7 @@ class SimTransport(asyncio.Transport):
         self.number = number
         self.owner = current_participant()
         self.is_reading_paused = False
+        self.on_write: Callable[[Buffer], None] | None = None  # told of all that is sent
         self.outgoing: _Pipe
         self.incoming: _Pipe
         self._network = network
@@ -229,6 +230,8 @@ class SimTransport(asyncio.Transport):
         if self._is_closing or self._is_ended:
             return
         if data:
+            if self.on_write is not None:
+                self.on_write(data)
             self.outgoing.send(bytes(data))
             if not self._is_writing_paused and self.get_write_buffer_size() > self._high:
                 self._is_writing_paused = True
@@ -328,6 +331,7 @@ class SimNetwork:
         self.stall_probability = 0.0
         self.stall_ms = 300.0
         self.statistics = {"connections": 0, "refused": 0, "cut": 0, "bytes": 0}
+        self.on_join: Callable[[SimTransport, SimTransport], None] | None = None  # told of each new connection
         self.on_delivery: Callable[[str, str], None] | None = None  # told (source, target) after each
         self._trace = trace
         self._listeners: dict[tuple[str, int], SimListener] = {}
@@ -495,6 +499,8 @@ class SimNetwork:
         near.outgoing.held_until = self._held_new.get(client, 0.0)
         self._transports[near.number] = near
         self._transports[far.number] = far
+        if self.on_join is not None:
+            self.on_join(near, far)
         return near, far
 
 

@@ -17,6 +17,7 @@ from bookies.sim.cluster import SimCluster
 from bookies.sim.faults import FaultPlan, Faults, Injected
 from bookies.sim.loop import Deadlock, Halted, Livelock, Overdue, SimLoop, current_participant
 from bookies.sim.moments import MomentPlan, Moments
+from bookies.sim.tap import Tap
 from bookies.sim.trace import Trace
 from bookies.sim.witness import Witness
 from bookies.sim.workload import History, Plan, Workload
@@ -217,6 +218,7 @@ class Simulation:
         self.cluster.network.stall_probability = profile.stall_probability
         self.cluster.network.stall_ms = profile.stall_ms
         self.history.witness = self.cluster.witness = Witness(self.cluster.store, self.history.violated)
+        self.history.tap = Tap(self.cluster.network, self.cluster.store, self.history.witness, self.history.violated)
         self.cluster.store.on_commit = self.history.committed
         self.workload = Workload(self.cluster, self.history, Random(f"{seed}/workload"), profile.plan)
         self.injected = Injected(only)

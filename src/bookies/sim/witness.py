@@ -8,6 +8,7 @@ the committed records, promises can be checked at the moment they are made, not 
     I-8    a fragment that the writer commits starts at or behind everything acknowledged
     I-9    an entry is acknowledged to the application only when an ack quorum of the bookies in the record holds it
     I-18   a bookie that replaces another in a finished fragment holds all that its position stores
+    I-25   what a force confirmed, an ack quorum has synced
     I-28   no bookie acknowledges an ordinary add of a ledger that it has fenced
 
 Source: client-protocol 8.2.
@@ -35,11 +36,12 @@ class Witness:
         self.report = report
         self._held: dict[tuple[str, int], set[int]] = {}  # bookie, ledger -> entries acknowledged as durable
         self._promised: dict[tuple[str, int], set[int]] = {}  # the same, only those acknowledged to the writer
+        self._unsynced: dict[tuple[str, int], set[int]] = {}  # acknowledged with deferred sync, and not forced
         self._fenced: dict[tuple[str, int], None] = {}
 
     def watch(self, bookie: str, storage: LedgerStore) -> None:
         """Look at what this life of a bookie is asked and answers."""
-        add, fence = storage.add, storage.fence
+        add, fence, force = storage.add, storage.fence, storage.force
 
         def watched_add(
             ledger_id: int, master_key: bytes, entry_ids: Sequence[int], *rest: Any, done: Done, **flags: Any
@@ -48,7 +50,8 @@ class Witness:
 
             def watched_done(error: BaseException | None) -> None:
                 if error is None:
-                    self._held.setdefault((bookie, ledger_id), set()).update(entry_ids)
+                    known = self._unsynced if flags["is_deferred_sync"] else self._held
+                    known.setdefault((bookie, ledger_id), set()).update(entry_ids)
                     if not flags["is_recovery"]:
                         self._promised.setdefault((bookie, ledger_id), set()).update(entry_ids)
                     if was_fenced and not flags["is_recovery"]:
@@ -65,7 +68,18 @@ class Witness:
 
             fence(ledger_id, master_key, watched_done)
 
+        def watched_force(ledger_id: int, done: Done) -> None:
+            covered = set(self._unsynced.get((bookie, ledger_id), ()))
+
+            def watched_done(error: BaseException | None) -> None:
+                if error is None:
+                    self._held.setdefault((bookie, ledger_id), set()).update(covered)
+                done(error)
+
+            force(ledger_id, watched_done)
+
         storage.add = watched_add  # type: ignore[method-assign]
+        storage.force = watched_force  # type: ignore[method-assign]
         storage.fence = watched_fence  # type: ignore[method-assign]
 
     async def check_memory(self, bookie: str, storage: LedgerStore) -> None:
@@ -85,6 +99,19 @@ class Witness:
     def _holds(self, bookie: BookieId, ledger_id: int, entry_id: int) -> bool:
         return entry_id in self._held.get((bookie, ledger_id), ())
 
+    def has_fenced(self, bookie: BookieId, ledger_id: int) -> bool:
+        """Whether the bookie's storage has promised to take no ordinary adds of the ledger any more."""
+        return (bookie, ledger_id) in self._fenced
+
+    def is_on_quorum(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether an ack quorum of the bookies that the writer's record lists for an entry holds it."""
+        record = self._writers_record(ledger_id)
+        if record is None:
+            return False
+        ensemble = record.ensemble_at(entry_id)
+        positions = write_set(entry_id, record.ensemble_size, record.write_quorum)
+        return sum(self._holds(ensemble[each], ledger_id, entry_id) for each in positions) >= record.ack_quorum
+
     def _writers_record(self, ledger_id: int) -> LedgerMetadata | None:
         """The last record before any recovery."""
         for commit in reversed(self._store.commits.get(ledger_id, [])):
@@ -93,7 +120,7 @@ class Witness:
         return None
 
     def check_acknowledgement(self, ledger_id: int, first: int, last: int) -> None:
-        """I-9: entries first..last are about to be acknowledged to an application."""
+        """I-9 and I-25: entries first..last are about to be acknowledged to an application, as durable."""
         record = self._writers_record(ledger_id)
         if record is None:
             return  # The reply to its creation was lost.
