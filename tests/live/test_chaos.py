@@ -28,7 +28,7 @@ def run_chaos(family: Family, directory: pathlib.Path, *words: object) -> Done:
 
 def test_every_promise_holds(tmp_path: pathlib.Path, family: Family) -> None:
     data = tmp_path / "data"
-    done = run_chaos(family, tmp_path, "--minutes", 0.12, "--bookies", 3, "--json", "--directory", data)
+    done = run_chaos(family, tmp_path, "--minutes", 0.12, "--bookies", 3, "--hostile", "--json", "--directory", data)
     report = done.json()
     assert done.status == 0, done.out
     assert report["violations"] == []
@@ -63,6 +63,7 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: pathlib.Path, family: Famil
         (("--minutes", 0), "--minutes 0: must be more than 0"),
         (("--bookies", 0), "--bookies 0: must be 1 to 20"),
         (("--bookies", 21), "--bookies 21: must be 1 to 20"),
+        (("--bookies", 2, "--hostile"), "--bookies 2: must be 3 to 20"),
     ],
 )
 def test_wrong_use_is_said_before_anything_is_started(words: tuple[object, ...], sentence: str) -> None:

@@ -19,7 +19,7 @@ from bookies.sim.run import Profile, Simulation
 from bookies.sim.workload import Plan, Story
 
 TIMEOUT_MS = 300
-DURATION_S = 3.0
+DURATION_S = 1.5
 # Of everything under way when the work ends, with the hostile bookie as hostile as before. One request times out after
 # TIMEOUT_MS; an operation makes some dozens one after the other at most.
 FINISH_S = 30.0
@@ -115,7 +115,7 @@ class HostileRun:
 
 
 @pytest.mark.parametrize("wire", ["v2", "v3"])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_bookie_that_does_everything_wrong(seed: int, wire: str) -> None:
     run = HostileRun(seed, wire)
     run.run()
@@ -125,11 +125,11 @@ def test_a_bookie_that_does_everything_wrong(seed: int, wire: str) -> None:
 
 @pytest.mark.parametrize("misdeed", MISDEEDS)
 def test_a_bookie_that_always_does_the_same_thing_wrong(misdeed: str) -> None:
-    for seed, wire in ((1, "v2"), (2, "v3")):
-        run = HostileRun(seed, wire, (misdeed,), honesty=0.0)
-        run.run()
-        assert run.hostile.counts[misdeed] > 0
-        assert run.simulation.history.counts["entries acknowledged"] > 0
+    seed = list(MISDEEDS).index(misdeed)
+    run = HostileRun(seed, ("v2", "v3")[seed % 2], (misdeed,), honesty=0.0)
+    run.run()
+    assert run.hostile.counts[misdeed] > 0
+    assert run.simulation.history.counts["entries acknowledged"] > 0
 
 
 def test_the_same_seed_is_the_same_run() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from bookies.admin.chaos_checker import SLACK_S, Checker, LastCheck
 from bookies.admin.chaos_client import BOUND_S, CONFIG, LABEL
 from bookies.admin.chaos_history import payload_of
-from bookies.admin.chaos_processes import ClientProcess, ProxyProcess
+from bookies.admin.chaos_processes import ChaosProcess, ClientProcess, ProxyProcess
 from bookies.admin.common import run_async
 from bookies.admin.local_cluster import LocalCluster
 from bookies.errors import BookKeeperError
@@ -71,13 +71,17 @@ class Report:
 
 @dataclass
 class Chaos:
-    """One run in `directory`, which exists and is empty. `progress` is told a line every `progress_s`."""
+    """One run in `directory`, which exists and is empty. `progress` is told a line every `progress_s`.
+
+    `is_hostile`: there is one bookie more, which is hostile; every acknowledgement then takes a good one too.
+    """
 
     directory: pathlib.Path
     seed: int
     bookies: int
     seconds: float
     progress: Callable[[str], None]
+    is_hostile: bool = False
     progress_s: float = 5.0
     checker: Checker = field(default_factory=Checker)
     counts: Counter[str] = field(default_factory=Counter)
@@ -89,6 +93,7 @@ class Chaos:
         )
         self._clients: list[ClientProcess] = []
         self._proxy: ProxyProcess | None = None
+        self._hostile: ChaosProcess | None = None
         self._due: list[tuple[float, int, Callable[[], None]]] = []  # what ends a fault, by its time
         self._numbers = itertools.count()
         self._impaired: dict[str, None] = {}  # bookies that are dead or stopped
@@ -97,13 +102,14 @@ class Chaos:
 
     def run(self) -> Report:
         """Run to the end. Whatever happens, no process is left."""
-        last_check = LastCheck(self.checker, (LABEL, "1"))
+        last_check = LastCheck(self.checker, (LABEL, "1"), counts_copies=not self.is_hostile)
         try:
             self._start()
             self._break_things(self._begin + self.seconds)
             self._heal()
             self._conduct(time.monotonic() + CALM_S)
             self._end_clients()
+            self._end_hostile()
             self._show(f"checking {len(self.checker.stories):,} ledgers")
             run_async(lambda: self._check(last_check))
             assert self._proxy is not None
@@ -132,6 +138,10 @@ class Chaos:
         self._cluster.start()
         for bookie in self._cluster.bookies:
             self._proxy.tell("backend", bookie=bookie.id, port=bookie.port)
+        if self.is_hostile:
+            arguments = ["hostile", "--metadata", self._cluster.metadata_uri, "--seed", str(self.seed)]
+            arguments += ["--lease-ms", str(LEASE_MS)]
+            self._hostile = ChaosProcess("bookies.admin.chaos_hostile", arguments, self.directory / "hostile.log")
         for role, count in ROLES:
             for number in range(1, count + 1):
                 self._start_client(role, number, 1)
@@ -139,7 +149,10 @@ class Chaos:
 
     def _start_client(self, role: str, number: int, life: int) -> None:
         where, uri = self.directory / "clients", self._cluster.metadata_uri
-        self._clients.append(ClientProcess(role, number, life, where, uri, str(self.seed), self.bookies))
+        least_ack_quorum = 2 if self.is_hostile else 1
+        self._clients.append(
+            ClientProcess(role, number, life, where, uri, str(self.seed), self.bookies, least_ack_quorum)
+        )
 
     def _heal(self) -> None:
         """End all faults now; every bookie serves again."""
@@ -164,9 +177,17 @@ class Chaos:
                 self._note_bad_end(client)
             client.kill()
             self.checker.take(client.name, client.read_new())
-            self.checker.overdue()
             client.close()
             self._clients.remove(client)
+        self.checker.overdue()
+
+    def _end_hostile(self) -> None:
+        """Every entry is on a good bookie as well, so the last check does without it."""
+        if self._hostile is not None:
+            if self._hostile.has_ended():
+                self.checker.violated("bookies live", f"the hostile bookie ended: {self._hostile.last_words()}")
+            self._hostile.end_input()
+            self._hostile.wait(SLACK_S)
 
     async def _check(self, last_check: LastCheck) -> None:
         from bookies.client.connect import connect
@@ -187,8 +208,9 @@ class Chaos:
             client.close()
         self._clients.clear()
         self._cluster.stop()
-        if self._proxy is not None:
-            self._proxy.kill()
+        for process in (self._proxy, self._hostile):
+            if process is not None:
+                process.kill()
 
     # -- the time between ----------------------------------------------------------------------------------------
     def _break_things(self, deadline: float) -> None:

@@ -12,7 +12,7 @@ import asyncio
 import random
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from bookies.admin.chaos_history import History, payload_of
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from bookies.client.reader import Batches, LedgerReader
     from bookies.client.writer import LedgerWriter
 
+Sizes = tuple[int, int, int]  # ensemble, write quorum, ack quorum
 CONFIG = ClientConfig(add_timeout_ms=1_500, read_timeout_ms=1_500, connect_timeout_ms=1_500)
 CONNECT_S, CREATE_S, APPEND_S, SEAL_S, RECOVER_S, OPEN_S, LIST_S = 20.0, 15.0, 10.0, 20.0, 30.0, 15.0, 20.0
 BOUND_S = 40.0  # of an operation that was given no time-out
-QUORUMS = ((3, 3, 2), (3, 3, 2), (3, 2, 2), (3, 2, 1), (1, 1, 1), (4, 3, 2), (5, 3, 3), (2, 2, 2))
+QUORUMS: tuple[Sizes, ...] = ((3, 3, 2), (3, 3, 2), (3, 2, 2), (3, 2, 1), (1, 1, 1), (4, 3, 2), (5, 3, 3), (2, 2, 2))
 LABEL = "chaos"
 RECENT = 12  # ledgers that readers and recoverers mostly choose from
 
@@ -38,11 +39,11 @@ RECENT = 12  # ledgers that readers and recoverers mostly choose from
 class ChaosClient:
     """All that the roles do: each of `write`, `recover`, `read` and `tail` deals with one ledger."""
 
-    def __init__(self, client: Client, history: History, choices: random.Random, bookies: int) -> None:
+    def __init__(self, client: Client, history: History, choices: random.Random, sizes: Sequence[Sizes]) -> None:
         self.client = client
         self.history = history
         self.random = choices
-        self.bookies = bookies
+        self.sizes = sizes
         self.stopping = asyncio.Event()
 
     async def pause(self, mean_s: float) -> None:
@@ -67,8 +68,7 @@ class ChaosClient:
 
     # -- writing -------------------------------------------------------------------------------------------------
     async def write(self) -> None:
-        sizes = [each for each in QUORUMS if each[0] <= self.bookies]
-        ensemble, write_quorum, ack_quorum = self.random.choice(sizes)
+        ensemble, write_quorum, ack_quorum = self.random.choice(self.sizes)
         creation = self.client.create(
             ensemble=ensemble,
             write_quorum=write_quorum,
@@ -241,7 +241,8 @@ async def live(arguments: argparse.Namespace, history: History) -> int:
     client = None
     while client is None:
         client = await history.attempt("connect", CONNECT_S, opening)
-    chaos = ChaosClient(client, history, random.Random(arguments.seed), arguments.bookies)
+    sizes = [each for each in QUORUMS if each[0] <= arguments.bookies and each[2] >= arguments.least_ack_quorum]
+    chaos = ChaosClient(client, history, random.Random(arguments.seed), sizes)
     act = {"writer": chaos.write, "recoverer": chaos.recover, "reader": chaos.read, "tailer": chaos.tail}[
         arguments.role
     ]
@@ -266,6 +267,7 @@ def main() -> int:
     parser.add_argument("--history", required=True)
     parser.add_argument("--seed", required=True)
     parser.add_argument("--bookies", type=int, required=True)
+    parser.add_argument("--least-ack-quorum", type=int, required=True)
     arguments = parser.parse_args()
     history = History(arguments.history)
     return run_async(lambda: live(arguments, history))

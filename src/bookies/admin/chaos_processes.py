@@ -100,7 +100,15 @@ class ClientProcess(ChaosProcess):
     """See `chaos_client`. `name`: its role and number, and which of those that follow each other it is."""
 
     def __init__(
-        self, role: str, number: int, life: int, directory: pathlib.Path, metadata_uri: str, seed: str, bookies: int
+        self,
+        role: str,
+        number: int,
+        life: int,
+        directory: pathlib.Path,
+        metadata_uri: str,
+        seed: str,
+        bookies: int,
+        least_ack_quorum: int,
     ) -> None:
         self.role, self.number, self.life = role, number, life
         self.name = f"{role}{number}.{life}"
@@ -108,6 +116,7 @@ class ClientProcess(ChaosProcess):
         history = directory / f"{self.name}.history"
         arguments = [role, "--metadata", metadata_uri, "--history", str(history)]
         arguments += ["--seed", f"{seed}/{self.name}", "--bookies", str(bookies)]
+        arguments += ["--least-ack-quorum", str(least_ack_quorum)]
         super().__init__("bookies.admin.chaos_client", arguments, directory / f"{self.name}.log")
         self._history = HistoryReader(str(history))
 

@@ -56,7 +56,7 @@ from bookies.wire.server import RequestDecoder, encode_response
 FAILURES = (Status.IO_ERROR, Status.BAD_REQUEST, Status.BAD_VERSION, Status.TOO_MANY_REQUESTS, Status.READ_ONLY)
 HEAD_SIZE = 12  # bytes of a v2 response up to its error code, which stays as it is: it could become a lie
 DRIP_S = 0.02  # between two bytes
-FLOOD = 200  # answers at once that nobody asked for
+FLOOD = 50  # answers at once that nobody asked for
 _LENGTH = struct.Struct(">I")
 
 

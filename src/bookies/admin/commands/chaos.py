@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bookies.admin.chaos import Report
 
 BOOKIES_MIN, BOOKIES_MAX = 1, 20
+BOOKIES_MIN_HOSTILE = 3  # without it there has to be an ack quorum of two
 SHOWN_MAX = 50  # violations that the table shows
 
 
@@ -27,6 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, default=1.0, metavar="M", help="break things for so long (default 1)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the plan of faults (default 1)")
     parser.add_argument("--bookies", type=int, default=5, metavar="N", help="how many (default 5)")
+    parser.add_argument("--hostile", action="store_true", help="and one bookie more whose answers are garbled")
     parser.add_argument("--directory", metavar="DIR", help="of the data; new or empty, and kept (default: temporary)")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -37,12 +39,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     if not arguments.minutes > 0:
         raise UsageError(f"--minutes {arguments.minutes:g}: must be more than 0")
-    if not BOOKIES_MIN <= arguments.bookies <= BOOKIES_MAX:
-        raise UsageError(f"--bookies {arguments.bookies}: must be {BOOKIES_MIN} to {BOOKIES_MAX}")
+    bookies_min = BOOKIES_MIN_HOSTILE if arguments.hostile else BOOKIES_MIN
+    if not bookies_min <= arguments.bookies <= BOOKIES_MAX:
+        raise UsageError(f"--bookies {arguments.bookies}: must be {bookies_min} to {BOOKIES_MAX}")
     with _directory(arguments.directory) as (directory, keep), interruptible():
         seconds = 60 * arguments.minutes
         _say(f"{arguments.bookies} bookies, {seconds:g} s, seed {arguments.seed}; data and logs in {directory}")
-        chaos = Chaos(directory, arguments.seed, arguments.bookies, seconds, _say)
+        chaos = Chaos(directory, arguments.seed, arguments.bookies, seconds, _say, arguments.hostile)
         try:
             report = chaos.run()
         except BaseException:
