@@ -72,6 +72,7 @@ class Stage:
         self.readers: dict[str, LedgerReader] = {}
         self.operations: dict[str, Operation] = {}
         self.shown: dict[str, int] = {}  # the highest entry that each client was shown
+        self.deferred: list[int] = []  # ledgers whose appends are acknowledged before they are durable
         self.allowed: list[str] = []
         self.story: Story | None = None
         self._ended = 0

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import struct
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from functools import partial
 from typing import Any
 
+from bookies.client.advanced import AdvancedLedgerWriter
 from bookies.config import ClientConfig
-from bookies.errors import Status
+from bookies.errors import EntryExists, Status
 from bookies.kernels import Records, digest
 from bookies.model import DigestType
 from bookies.sim.disk import PROCESS_DIES, Loss
@@ -269,7 +270,10 @@ def _flag(options: dict[str, str], name: str) -> bool:
     return options.get(name, "no") == "yes"
 
 
-@step("CLIENT create QUORUMS on BOOKIES [OPTIONS] [ENDING]", "create the ledger; password, digest, advanced=yes ..")
+@step(
+    "CLIENT create QUORUMS on BOOKIES [OPTIONS] [ENDING]",
+    "create the ledger; password, digest, advanced=yes, deferred_sync=yes",
+)
 async def create(stage: Stage, given: Given) -> None:
     name, options = given["client"], given["options"]
     writing = await stage.connected(name)
@@ -288,8 +292,11 @@ async def create(stage: Stage, given: Given) -> None:
             **more,
         )
         story = Story(ledger.ledger_id, password, ack_quorum, writing.name)
+        story.is_advanced = "advanced" in more
         stage.history.stories[ledger.ledger_id] = stage.story = story
         stage.writers[name] = ledger
+        if "deferred_sync" in more:
+            stage.deferred.append(ledger.ledger_id)
 
     await stage.perform(writing, f"{name} create", work(), given["ending"])
 
@@ -308,17 +315,60 @@ async def append(stage: Stage, given: Given) -> None:
     name, story = given["client"], stage.ledger
     ledger, client = stage.writer(name), stage.client(given["client"])
 
-    async def work(entry_id: int) -> None:
-        story.started = max(story.started, entry_id + 1)
-        try:
-            answered = await ledger.append(payload_of(story.ledger_id, entry_id))
-        except BaseException:
-            story.is_over = True
-            raise
-        stage.history.confirmed(story, entry_id, entry_id, answered)
+    def work(entry_id: int) -> Coroutine[Any, Any, None]:
+        return _add(stage, story, ledger.append(payload_of(story.ledger_id, entry_id)), entry_id)
 
     for entry_id in given["entries"]:
         await stage.perform(client, f"{name} append {entry_id}", work(entry_id), given["ending"])
+
+
+async def _add(stage: Stage, story: Story, adding: Awaitable[int], entry_id: int) -> None:
+    """Wait for an entry. With deferred sync it counts as confirmed only once it was forced."""
+    story.started = max(story.started, entry_id + 1)
+    try:
+        answered = await adding
+    except EntryExists:
+        raise
+    except BaseException:
+        story.is_over = True
+        raise
+    if story.ledger_id not in stage.deferred:
+        stage.history.confirmed(story, entry_id, entry_id, answered)
+    elif answered != entry_id:
+        raise ScenarioFailure(f"the append of entry {entry_id} was acknowledged as {answered}")
+
+
+@step("CLIENT write ENTRIES [ENDING]", "add entries under these ids, to an advanced ledger")
+async def write(stage: Stage, given: Given) -> None:
+    await _write(stage, given, "write")
+
+
+@step("CLIENT write again ENTRIES [ENDING]", "the same, of ids that were written before")
+async def write_again(stage: Stage, given: Given) -> None:
+    await _write(stage, given, "write again")
+
+
+async def _write(stage: Stage, given: Given, verb: str) -> None:
+    name, story = given["client"], stage.ledger
+    ledger, client = stage.writer(name), stage.client(name)
+    if not isinstance(ledger, AdvancedLedgerWriter):
+        raise ScenarioFailure("the ledger was not created with advanced=yes")
+    for entry_id in given["entries"]:
+        adding = _add(stage, story, ledger.write(entry_id, payload_of(story.ledger_id, entry_id)), entry_id)
+        await stage.perform(client, f"{name} {verb} {entry_id}", adding, given["ending"])
+
+
+@step("CLIENT force [ENDING]", "make durable what was acknowledged with deferred sync")
+async def force(stage: Stage, given: Given) -> None:
+    name, story = given["client"], stage.ledger
+    ledger = stage.writer(name)
+
+    async def work() -> None:
+        last = await ledger.force()
+        if last >= story.confirmed:
+            stage.history.confirmed(story, story.confirmed, last, last)
+
+    await stage.perform(stage.client(name), f"{name} force", work(), given["ending"])
 
 
 @step("CLIENT seal [ENDING]", "end the ledger behind everything appended")
