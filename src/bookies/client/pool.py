@@ -56,7 +56,8 @@ R = TypeVar("R")
 BATCH_OVERHEAD = 36  # bytes of a batch-read answer that are not records
 BATCH_HEADROOM = 64
 ANSWER_SLACK = 1024  # bytes by which an answer may be longer than the add of its entry: batch reads, long polls
-OBSERVED_EVERY = 8  # single reads of a bookie are timed one in so many: a scan makes hundreds at once
+OBSERVED_EVERY = 8  # single reads, and short batches, are timed one in so many: a scan makes hundreds at once
+SHORT_BATCH = 8  # entries
 BOTH_CAPACITIES = 3  # of `GetBookieInfoRequest.requested`
 
 
@@ -233,7 +234,10 @@ class BookiePool:
         )
         timeout_ms = self._config.read_timeout_ms if timeout_ms is None else timeout_ms
         answer = connection.request(encode_request(request), timeout_ms, txn_id=txn_id)
-        self._observe(bookie, READ_BATCH, answer)
+        peer = self._peers[bookie]
+        peer.read_count += 1
+        if count_max > SHORT_BATCH or not peer.read_count % OBSERVED_EVERY:
+            self._observe(bookie, READ_BATCH, answer)
         return answer
 
     async def read_batch(

@@ -74,6 +74,8 @@ _OPCODE_OF_OPERATION = {operation: opcode for opcode, operation in _OPERATION_OF
 
 _IDS = struct.Struct(">qq")
 _BATCH_READ = struct.Struct(">qqqiq")  # ledger, first entry, request id, count max, size max
+_PLAIN_READ = struct.Struct(">IIqq")  # length, header, ids: the frame of a read without a key
+_PLAIN_BATCH_READ = struct.Struct(">IIqqqiq")  # length, header, and as `_BATCH_READ`
 _RESPONSE = struct.Struct(">iqq")  # error code, ledger, entry
 _I64 = struct.Struct(">q")
 
@@ -188,6 +190,8 @@ def pack_request(request: Request) -> list[Buffer]:
     if isinstance(request, ReadRequest) and request.previous_lac is not None:
         raise LocalProtocolError("long polls have no v2 encoding")
     flags = FLAG_FENCE * request.is_fencing | FLAG_HIGH_PRIORITY * request.is_high_priority
+    if not flags and request.version == VERSION:
+        return [_pack_plain_read(request)]
     key = b""
     if request.is_fencing and request.version == VERSION:
         key = request.master_key or b""
@@ -199,6 +203,16 @@ def pack_request(request: Request) -> list[Buffer]:
     limits = request.txn_id, request.count_max, request.size_max
     fields = _BATCH_READ.pack(request.ledger_id, request.entry_id, *limits)
     return protobuf.frame([pack_header(request.version, OPCODE_BATCH_READ, flags), fields, key])
+
+
+def _pack_plain_read(request: ReadRequest | BatchReadRequest) -> bytes:
+    """As the general way, in one go: striped ledgers are read in very many small requests."""
+    if isinstance(request, ReadRequest):
+        header = VERSION << 24 | OPCODE_READ << 16
+        return _PLAIN_READ.pack(_PLAIN_READ.size - 4, header, request.ledger_id, request.entry_id)
+    header = VERSION << 24 | OPCODE_BATCH_READ << 16
+    limits = request.txn_id, request.count_max, request.size_max
+    return _PLAIN_BATCH_READ.pack(_PLAIN_BATCH_READ.size - 4, header, request.ledger_id, request.entry_id, *limits)
 
 
 def _pack_adds(batch: AddBatch) -> list[Buffer]:

@@ -196,3 +196,15 @@ def test_long_bodies_are_passed_through() -> None:
     assert head[:4] == (10_024).to_bytes(4, "big")
     view = memoryview(body)
     assert v2.pack_response(BatchReadResponse(2, 3, Status.OK, 5, 9, view))[1] is view
+
+
+@pytest.mark.parametrize("entry_id", [0, -1, 1 << 40])
+def test_reads_without_a_key_are_packed_in_one_go_to_the_same_bytes(entry_id: int) -> None:
+    for plain, general in (
+        (ReadRequest(2, 0, 7, entry_id), ReadRequest(2, 0, 7, entry_id, is_high_priority=True)),
+        (BatchReadRequest(2, 9, 7, entry_id, 5, 600), BatchReadRequest(2, 9, 7, entry_id, 5, 600, None, False, True)),
+    ):
+        expected = bytearray(b"".join(v2.pack_request(general)))
+        assert expected[7] == v2.FLAG_HIGH_PRIORITY
+        expected[7] = 0
+        assert b"".join(v2.pack_request(plain)) == expected
