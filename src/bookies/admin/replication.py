@@ -12,6 +12,7 @@ from bookies.admin.common import Progress, print_json, print_table, size_text
 from bookies.admin.usage import UsageError
 from bookies.errors import LedgerNotFound, ReplicationFailed
 from bookies.model import BookieId
+from bookies.runtime.tasks import all_of
 
 if TYPE_CHECKING:
     from bookies.client.administration import LedgerCheck
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from bookies.client.replication import Move
     from bookies.client.replication import Progress as Copied
     from bookies.protocol.fragments import FragmentVerdict, ReplicaVerdict
+
+CHECKED_AT_ONCE = 8  # ledgers
 
 
 async def verify_ledgers(client: Client, ledger_ids: Sequence[int], percentage: float, *, as_json: bool) -> int:
@@ -28,21 +31,27 @@ async def verify_ledgers(client: Client, ledger_ids: Sequence[int], percentage: 
     progress = Progress("ledgers checked", len(wanted), quiet=as_json)
     checked = bad = 0
     fewest: int | None = None
-    for ledger_id in wanted:
+
+    async def check_one(ledger_id: int) -> LedgerCheck | None:
         try:
-            check = await administration.check_ledger(ledger_id, percentage=percentage)
+            return await administration.check_ledger(ledger_id, percentage=percentage)
         except LedgerNotFound:
             if ledger_ids:
                 raise
-            continue  # Deleted since it was listed.
-        checked += 1
-        bad += not check.is_ok
-        fewest = min((count for count in (fewest, check.fewest_replicas) if count is not None), default=None)
-        if as_json:
-            print_json(_described(check))
-        elif not check.is_ok:
-            progress.clear()
-            _print_problems(check)
+            return None  # Deleted since it was listed.
+
+    for start in range(0, len(wanted), CHECKED_AT_ONCE):
+        for check in await all_of(map(check_one, wanted[start : start + CHECKED_AT_ONCE])):
+            if check is None:
+                continue
+            checked += 1
+            bad += not check.is_ok
+            fewest = min((count for count in (fewest, check.fewest_replicas) if count is not None), default=None)
+            if as_json:
+                print_json(_described(check))
+            elif not check.is_ok:
+                progress.clear()
+                _print_problems(check)
         progress.update(checked)
     progress.clear()
     if not as_json:

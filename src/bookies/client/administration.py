@@ -45,8 +45,10 @@ from bookies.protocol.fragments import (
 from bookies.protocol.quorum import write_set
 from bookies.protocol.replicate import check_finished, choose_targets, renewals, repairs
 from bookies.runtime.ports import Runtime
+from bookies.runtime.tasks import all_of
 
 LISTED_AT_ONCE = 32  # records that a listing reads at a time
+COPIED_AT_ONCE = 8  # ledgers; most are small, so that each is mostly waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ class Administration:
         self, fragment: Fragment, known: Collection[BookieId], percentage: float, replicas: LedgerReplicas
     ) -> FragmentVerdict:
         check = FragmentCheck(fragment, known, percentage, self._random.randrange)
-        found = await asyncio.gather(*(replicas.first_bad(ask.bookie, ask.entry_ids) for ask in check.asks))
+        found = await all_of(replicas.first_bad(ask.bookie, ask.entry_ids) for ask in check.asks)
         for ask, bad in zip(check.asks, found, strict=True):
             if bad is None:
                 check.held(ask.position)
@@ -305,18 +307,23 @@ class Administration:
                 ledger_ids = [(await self._access.read(ledger_id)).metadata.ledger_id]
             account = Account(len(ledger_ids), bytes_per_s, progress)
             run = BookieRecovery(self._access, wanted, account, dry_run, skip_open, skip_unrecoverable)
-            for each in ledger_ids:
-                account.report(each)
-                await run.ledger(each)
-                account.ledgers_done += 1
-                account.report(each)
+            waiting = iter(ledger_ids)
+
+            async def work() -> None:
+                for each in waiting:
+                    await run.ledger(each)
+                    account.ledgers_done += 1
+                    account.report(each)
+
+            await all_of(work() for _ in range(COPIED_AT_ONCE))
         if run.failures:
             raise ReplicationFailed(
                 f"{len(run.moves)} fragments of {', '.join(wanted)} were copied and {len(run.failures)} could "
                 f"not be; repeat it when the cause is mended. The first: {run.failures[0]}",
                 causes=run.failures,
             )
-        return RecoveryReport(tuple(run.moves), tuple(run.skipped), account.entries, account.size)
+        moves = sorted(run.moves, key=lambda move: (move.ledger_id, move.first))
+        return RecoveryReport(tuple(moves), tuple(sorted(run.skipped)), account.entries, account.size)
 
     async def decommission(
         self, bookie: BookieId, *, bytes_per_s: float | None = None, progress: OnProgress | None = None

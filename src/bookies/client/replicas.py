@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, TypeVar
 
 from bookies.client.keys import Keys
 from bookies.client.pool import BookiePool
@@ -18,10 +17,10 @@ from bookies.errors import BookieTimeout, BookieUnreachable, BookKeeperError, Cl
 from bookies.kernels import Records
 from bookies.model import BookieId
 from bookies.protocol.read import ErrorChoice
+from bookies.runtime.tasks import all_of
 from bookies.wire.digest import master_key
 from bookies.wire.v2 import add_head
 
-T = TypeVar("T")
 BATCH_SIZE = 1 << 20  # bytes asked for at once
 WINDOW = 64  # single reads under way at once
 _U32 = struct.Struct(">I")
@@ -73,7 +72,7 @@ class LedgerReplicas:
 
     async def read_each(self, asks: Sequence[tuple[Sequence[BookieId], int]]) -> list[bytes]:
         """The bodies of entries of a striped ledger: (whom to ask, id) of each, all asked for at once."""
-        return await _all([self._read_one(bookies, entry_id) for bookies, entry_id in asks])
+        return await all_of([self._read_one(bookies, entry_id) for bookies, entry_id in asks])
 
     async def _read_one(self, bookies: Sequence[BookieId], entry_id: int) -> bytes:
         return (await self.read_from_any(bookies, [entry_id]))[0]
@@ -91,7 +90,7 @@ class LedgerReplicas:
                     return ids[at], error
                 continue
             window = ids[at : at + WINDOW]
-            problems = await _all([self._error_of(bookie, entry_id) for entry_id in window])
+            problems = await all_of([self._error_of(bookie, entry_id) for entry_id in window])
             for entry_id, problem in zip(window, problems, strict=True):
                 if problem is not None:
                     return entry_id, problem
@@ -139,14 +138,3 @@ class _Copy:
     def on_failed(self, bookie: BookieId, entry_ids: Sequence[int], error: BookKeeperError) -> None:
         if not self.stored.done():
             self.stored.set_exception(error)
-
-
-async def _all(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run them at once; their results in order. The first failure ends the others, and is raised when they have."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,10 +1,12 @@
-"""Supervised tasks: background work of one owner, which goes down with its cause when a task dies."""
+"""Tasks: background work of one owner, which goes down with its cause when a task dies; several at once."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class Tasks:
@@ -50,3 +52,14 @@ class Tasks:
         self._has_died = True
         cause.add_note(f"in task {task.get_name()!r}")
         self._on_death(cause)
+
+
+async def all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run them at once; their results in order. The first failure ends the others, and is raised when they have."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,10 +1,12 @@
-"""Supervised tasks: a death is its owner's, an end is not."""
+"""Supervised tasks: a death is its owner's, an end is not. Several at once: all or none."""
 
 from __future__ import annotations
 
 import asyncio
 
-from bookies.runtime.tasks import Tasks
+import pytest
+
+from bookies.runtime.tasks import Tasks, all_of
 
 
 async def wait_forever() -> None:
@@ -82,5 +84,33 @@ def test_a_task_may_stop_its_own_group() -> None:
         other = tasks.start(wait_forever(), "other")
         await tasks.start(tasks.stop(), "stopper")
         assert other.cancelled()
+
+    asyncio.run(main())
+
+
+def test_all_of_them_or_none() -> None:
+    async def main() -> None:
+        async def give(value: int) -> int:
+            await asyncio.sleep(0)
+            return value
+
+        assert await all_of(map(give, (3, 1, 2))) == [3, 1, 2]
+        assert await all_of(iter(())) == []
+        ended: list[str] = []
+
+        async def note_the_end(name: str) -> None:
+            try:
+                await wait_forever()
+            finally:
+                await asyncio.sleep(0)
+                ended.append(name)
+
+        with pytest.raises(ValueError, match="first"):
+            await all_of([note_the_end("a"), fail(ValueError("first")), note_the_end("b"), fail(ValueError("next"))])
+        assert ended == ["a", "b"], "nothing goes on behind the caller's back"
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.001):
+                await all_of([note_the_end("c")])
+        assert ended[-1] == "c"
 
     asyncio.run(main())
