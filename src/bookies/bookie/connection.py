@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, cast
 
-from bookies.bookie.pressure import Intake
+from bookies.bookie.pressure import PARTIAL_SIZE_MIN, Intake
 from bookies.errors import RemoteProtocolError
 from bookies.runtime.events import Events
 from bookies.wire.messages import Buffer, Request, Response
@@ -66,6 +66,7 @@ class Connection(asyncio.Protocol):
         self._is_flush_scheduled = False
         self._is_writing_paused = False
         self._is_reading_paused = False
+        self._holds_partial_frame = False
         self._answer_size = 0
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._linger: asyncio.TimerHandle | None = None
@@ -145,6 +146,11 @@ class Connection(asyncio.Protocol):
             self._events.warning("connection.refused", peer=self.peer, error=error)
             self.close()
             return
+        held_size = self._decoder.held_size
+        if held_size > PARTIAL_SIZE_MIN or self._holds_partial_frame:
+            self._holds_partial_frame = held_size > PARTIAL_SIZE_MIN
+            size = held_size if self._holds_partial_frame else 0
+            self._intake.partial_frames.changed(self, size, is_new=bool(requests))
         self._service.handle(self, requests)
 
     def pause_writing(self) -> None:

@@ -2,6 +2,8 @@
 
 Both bound memory in bytes by making the outside wait, not by refusing: adds by leaving them in the senders' sockets,
 reads by starting them later. Only a queue of reads that has become absurd is refused. Source: wire-protocol 5.11.
+
+`PartialFrames` bounds what nobody can wait for: requests whose end may never come.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 READS_WAITING_MAX = 10_000
+PARTIAL_SIZE_MIN = 64 * 1024  # bytes of an incomplete request that are worth counting
 
 
 class Reader(Protocol):
@@ -23,6 +26,32 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
     def abort(self) -> None: ...
+
+
+class PartialFrames:
+    """Requests of which a large part is here and the rest is not: above `size_max` bytes the oldest are given up.
+
+    A client that means it sends the rest at once, so one that has taken longest hardly does.
+    """
+
+    def __init__(self, size_max: int) -> None:
+        self.size = 0
+        self.size_max = size_max
+        self._held: dict[Reader, int] = {}  # in the order in which the requests began
+
+    def changed(self, connection: Reader, size: int, *, is_new: bool) -> None:
+        """The connection holds `size` bytes of an incomplete request; `is_new`: another one than before."""
+        before = self._held.pop(connection, 0) if is_new or size == 0 else self._held.get(connection, 0)
+        self.size += size - before
+        if size == 0:
+            return
+        self._held[connection] = size
+        while self.size > self.size_max:
+            oldest = next(iter(self._held))
+            if oldest is connection:
+                return  # It is the one that makes progress.
+            self.size -= self._held.pop(oldest)
+            oldest.abort()
 
 
 class Intake:
@@ -38,10 +67,12 @@ class Intake:
         adds_size_max: int,
         is_congested: Callable[[], bool],
         when_uncongested: Callable[[Callable[[], None]], object],
+        partial_size_max: int | None = None,
     ) -> None:
         self.adds_size = 0
         self.adds_size_max = adds_size_max
         self.is_paused = False
+        self.partial_frames = PartialFrames(adds_size_max if partial_size_max is None else partial_size_max)
         self._connections: dict[Reader, None] = {}
         self._is_congested = is_congested
         self._when_uncongested = when_uncongested
@@ -54,6 +85,7 @@ class Intake:
 
     def left(self, connection: Reader) -> None:
         self._connections.pop(connection, None)
+        self.partial_frames.changed(connection, 0, is_new=True)
         if not self._connections and self._empty is not None and not self._empty.done():
             self._empty.set_result(None)
 

@@ -36,6 +36,7 @@ REGISTER_RETRY_S = 0.5  # first pause after a failed registration; doubles
 REGISTER_RETRY_S_MAX = 10.0
 UNREGISTER_S = 2.0  # of a stop; then the lease has to run out
 ANSWER_S = 5.0  # of a stop; then accepted adds go unanswered
+PARTIAL_FRAMES = 4  # of the largest size, that may arrive at the same time whatever the settings are
 FETCH_S = 1.0  # of a stop, after the last checkpoint; then peers that have not fetched their answers lose them
 
 _ANY_HOST = ("", "0.0.0.0", "::")
@@ -58,7 +59,10 @@ class BookieServer:
         self._driver = driver
         self._events = Events("bookie", runtime.clock)
         self._intake = Intake(
-            config.adds_in_progress_size_max, lambda: self.store.is_congested, self.store.when_uncongested
+            config.adds_in_progress_size_max,
+            lambda: self.store.is_congested,
+            self.store.when_uncongested,
+            partial_size_max=max(config.adds_in_progress_size_max, PARTIAL_FRAMES * config.frame_size_max),
         )
         self._budget = ReadBudget(config.reads_in_progress_size_max)
         reads = Reads(self.store, self._budget, config, runtime.clock, self._events)

@@ -61,6 +61,11 @@ class FrameReader:
             self.error = RemoteProtocolError(f"frame with a length of 0 or above {self._frame_size_max:,} bytes")
         return buffer, starts
 
+    @property
+    def held_size(self) -> int:
+        """Bytes of the incomplete frame that are here."""
+        return self._held
+
     def forget_rest(self) -> None:
         """Drop the bytes behind the complete frames: they are in the buffer, and not framed (START_TLS)."""
         self._pieces, self._held, self._need, self.error = [], 0, PREFIX_SIZE, None

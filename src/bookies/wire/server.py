@@ -52,6 +52,11 @@ class RequestDecoder:
             raise self._frames.error
         return requests
 
+    @property
+    def held_size(self) -> int:
+        """Bytes of the request that has not arrived whole."""
+        return self._frames.held_size
+
     def take_rest(self) -> bytes:
         """The bytes behind a START_TLS request, once."""
         rest, self._rest = self._rest, b""

@@ -143,6 +143,7 @@ def check_nothing_is_left(server: BookieServer) -> None:
     assert server._intake.adds_size == 0
     assert server._budget.size == 0
     assert not server._budget.is_overrun
+    assert server._intake.partial_frames.size == 0
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -196,6 +197,37 @@ def test_a_client_that_asks_and_never_listens_is_made_to_wait(world: World, floo
         asking.cancel()
         assert largest <= limit + (1 << 20)
         greedy.transport.abort()
+        honest.transport.close()
+        await left_by(server, 0)
+        check_nothing_is_left(server)
+
+    world.run(body)
+
+
+def test_clients_that_never_end_what_they_begin_are_given_up(world: World) -> None:
+    """Many connections, each with almost all of a request of the largest size."""
+
+    async def body(world: World) -> None:
+        server = await world.start(adds_in_progress_size_max=16 << 20)
+        honest = await world.connect(server)
+        partial_frames = server._intake.partial_frames
+        head = encode_request(adds(THEIR_LEDGER, [0], size=100))[0]
+        waiting = []
+        for _ in range(20):
+            client = await world.connect(server)
+            client.transport.write(_LENGTH.pack((4 << 20) + 1000) + bytes(head[4:]) + bytes(4 << 20))
+            waiting.append(client)
+            await asyncio.sleep(0.1)
+            assert partial_frames.size <= partial_frames.size_max == 4 * (5 << 20)
+        assert len(server._intake.connections()) == 1 + 4
+        large = adds(HONEST_LEDGER, [1000], size=1 << 20)
+        for _ in range(5):
+            (added,) = await honest.add(large)
+            assert isinstance(added, AddResponses)
+            assert added.status is Status.OK
+        await be_honest(honest, 2)
+        for client in waiting:
+            client.transport.abort()
         honest.transport.close()
         await left_by(server, 0)
         check_nothing_is_left(server)
