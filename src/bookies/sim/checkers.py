@@ -29,6 +29,7 @@ from bookies.protocol.ledger import Author, illegality, malformation
 from bookies.protocol.quorum import write_set
 from bookies.sim.cluster import BOOKIE_PORT, SimClient, SimCluster
 from bookies.sim.metadata import Commit
+from bookies.sim.order import disorder
 from bookies.sim.workload import History, Story, Workload, payload_of
 from bookies.wire.digest import mac_key, verify_entry
 
@@ -45,6 +46,15 @@ def check_commits(cluster: SimCluster, history: History) -> None:
         for record in closed[1:]:
             if (record.last_entry_id, record.length) != (closed[0].last_entry_id, closed[0].length):
                 history.violated("I-4", f"ledger {ledger_id}: the end moved from {closed[0]!r} to {record!r}")
+
+
+def check_order(history: History) -> None:
+    """One order explains what everybody saw of a ledger that the workload wrote."""
+    for story in history.stories.values():
+        if not story.seen.begun:
+            continue
+        for problem in disorder(story.seen):
+            history.violated("order", f"ledger {story.ledger_id}: {problem}")
 
 
 def _illegal(commit: Commit) -> str:

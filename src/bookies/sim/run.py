@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from bookies.sim.checkers import check_commits, check_ledgers
+from bookies.sim.checkers import check_commits, check_ledgers, check_order
 from bookies.sim.cluster import SimCluster
 from bookies.sim.faults import FaultPlan, Faults, Injected
 from bookies.sim.loop import Deadlock, Halted, Livelock, Overdue, SimLoop, current_participant
@@ -270,6 +270,7 @@ class Simulation:
             )
             return
         check_commits(self.cluster, self.history)
+        check_order(self.history)
         await self.cluster.stop()
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from bookies.errors import BookKeeperError
 from bookies.sim.cluster import SimClient, SimCluster
 from bookies.sim.metadata import Commit
+from bookies.sim.order import Observations
 from bookies.sim.tap import Tap
 from bookies.sim.trace import Trace
 from bookies.sim.witness import Witness
@@ -52,6 +53,7 @@ class Story:
     shown: int = -1  # the highest entry that any read returned
     ends: list[tuple[str, int, int]] = field(default_factory=list)  # who, last entry, length
     lengths: list[int] = field(default_factory=list)
+    seen: Observations = field(default_factory=Observations)
     is_advanced: bool = False  # the writer chose the ids, so the lengths do not ascend with them
 
     def length_up_to(self, entry_id: int) -> int:
@@ -74,6 +76,7 @@ class History:
         self.tap: Tap | None = None
         self.on_violation: Callable[[], None] | None = None
         self._trace = trace
+        self._instant = 0
 
     def committed(self, commit: Commit) -> None:
         """A record was committed, this very moment."""
@@ -92,6 +95,19 @@ class History:
     def count(self, what: str, number: int = 1) -> None:
         self.counts[what] = self.counts.get(what, 0) + number
 
+    def instant(self) -> int:
+        """A time of its own for each thing that is seen: the order of events."""
+        self._instant += 1
+        return self._instant
+
+    def begins(self, story: Story, count: int) -> int:
+        """The next `count` entries are about to be appended; the first one."""
+        first = story.started
+        story.started += count
+        for entry_id in range(first, story.started):
+            story.seen.begun[entry_id] = self.instant()
+        return first
+
     def confirmed(self, story: Story, first: int, last: int, answered: int) -> None:
         """Entries first..last were acknowledged; `answered`: the id that the client returned."""
         name = f"ledger {story.ledger_id}"
@@ -105,12 +121,15 @@ class History:
             self.violated("I-5", f"{name}: entry {last} was acknowledged beyond the end {story.ends[0][1]}")
         if self.witness is not None:
             self.witness.check_acknowledgement(story.ledger_id, first, last)
+        for entry_id in range(first, last + 1):
+            story.seen.acknowledged[entry_id] = self.instant()
         story.confirmed = max(story.confirmed, last + 1)
         self.count("entries acknowledged", last - first + 1)
 
     def ended(self, story: Story, who: str, last_entry_id: int, length: int) -> None:
         """`who` was told that the ledger is closed at this end."""
         story.ends.append((who, last_entry_id, length))
+        story.seen.ends.append((last_entry_id, self.instant(), who))
         first_who, first_last, first_length = story.ends[0]
         if (first_last, first_length) != (last_entry_id, length):
             self.violated(
@@ -131,6 +150,7 @@ class History:
     def read(self, story: Story, who: str, entry: Entry) -> None:
         """`who` was shown an entry as a confirmed one."""
         story.shown = max(story.shown, entry.id)
+        story.seen.reads.append((entry.id, self.instant(), who))
         name = f"entry {entry.id} of ledger {story.ledger_id}, read by {who},"
         if story.ends and entry.id > story.ends[0][1]:
             self.violated("I-12", f"{name} lies beyond the end {story.ends[0][1]}")
@@ -296,8 +316,7 @@ class Workload:
         elif kind == 1:
             await self._append_overlapping(ledger, story, self._random.randint(2, 2 * self._plan.in_flight_max))
         else:
-            first = story.started
-            story.started += self._random.randint(2, self._plan.in_flight_max)
+            first = self._history.begins(story, self._random.randint(2, self._plan.in_flight_max))
             last = story.started - 1
             payloads = [payload_of(story.ledger_id, number) for number in range(first, last + 1)]
             try:
@@ -324,8 +343,7 @@ class Workload:
                 raise outcome
 
     async def _append(self, ledger: LedgerWriter, story: Story) -> None:
-        number = story.started
-        story.started += 1
+        number = self._history.begins(story, 1)
         try:
             answered = await ledger.append(payload_of(story.ledger_id, number))
         except BaseException:
