@@ -58,7 +58,7 @@ class Model:
         self.rules = rules
         self.allows = True
         self.forced = -1 if start is None else start
-        self.retrying: set[int] = set()
+        self.retrying: set[tuple[int, BookieId]] = set()
         self.attempts: dict[int, int] = {}
         self.size, self.write, self.ack = metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum
         self.ensemble = metadata.last_ensemble
@@ -134,8 +134,8 @@ class Model:
         elif self.rules.is_deferred_sync:
             self.fatal(errors.WriteFailed())
         elif not self.allows and not self.is_recovery:
-            if incomplete and position not in self.retrying:
-                self.retrying.add(position)
+            if incomplete and (position, bookie) not in self.retrying:
+                self.retrying.add((position, bookie))
                 self.out.append(("retry", position, bookie, self.attempts.get(position, 0)))
                 self.attempts[position] = self.attempts.get(position, 0) + 1
         elif self.rules.delays_changes:
@@ -160,7 +160,7 @@ class Model:
             self.handle_failure(failed)
 
     def retry(self, position: int, bookie: BookieId) -> None:
-        self.retrying.discard(position)
+        self.retrying.discard((position, bookie))
         if self.ended or self.changing or self.ensemble[position] != bookie:
             return
         if self.allows:
