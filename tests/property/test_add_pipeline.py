@@ -12,6 +12,7 @@ refuses. After each event both must have had the same effects, and the invariant
 
 from __future__ import annotations
 
+import dataclasses
 from random import Random
 from typing import Any
 
@@ -27,8 +28,10 @@ from bookies.protocol.add import (
     Confirmed,
     Effects,
     Failed,
+    RetryLater,
     Send,
 )
+from bookies.protocol.add_advanced import AdvancedAddPipeline
 from bookies.protocol.ledger import with_ensemble
 from bookies.protocol.quorum import write_set
 
@@ -47,11 +50,16 @@ class Op:
 
 
 class Model:
-    """Client-protocol 2.3 to 2.13 as written, plus: a bookie just being replaced does not fail again, and entries
-    that a partial replacement would leave without a chance are sent again.
+    """Client-protocol 2.3 to 2.13, 2.17 and 2.18 as written, plus: a bookie just being replaced does not fail again,
+    and entries that a partial replacement would leave without a chance are sent again.
     """
 
-    def __init__(self, metadata: LedgerMetadata, changes_max: int, start: int | None) -> None:
+    def __init__(self, metadata: LedgerMetadata, rules: AddRules, start: int | None) -> None:
+        self.rules = rules
+        self.allows = True
+        self.forced = -1 if start is None else start
+        self.retrying: set[tuple[int, BookieId]] = set()
+        self.attempts: dict[int, int] = {}
         self.size, self.write, self.ack = metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum
         self.ensemble = metadata.last_ensemble
         self.state = metadata.state
@@ -62,7 +70,7 @@ class Model:
         self.replacing: dict[int, BookieId] = {}
         self.gone: list[BookieId] = []
         self.changing = False
-        self.changes_left = changes_max
+        self.changes_left = rules.changes_max
         self.ended = False
         self.out: list[tuple[Any, ...]] = []
 
@@ -70,22 +78,33 @@ class Model:
         return [(entry_id + k) % self.size for k in range(self.write)]
 
     def complete(self, op: Op) -> bool:
-        return len(op.acks) >= self.ack
+        domains = {self.rules.domains.get(self.ensemble[i], "") for i in op.acks}
+        return len(op.acks) >= self.ack and len(domains) >= min(self.rules.domains_min, self.write)
+
+    @property
+    def last_add_confirmed(self) -> int:
+        return self.forced if self.rules.is_deferred_sync else self.head
 
     def deliver(self) -> None:
-        while self.pending and not self.changing and self.complete(self.pending[0]):
+        while self.pending and not self.changing and self.is_next(self.pending[0]):
             self.head = self.pending.pop(0).id
             self.out.append(("confirmed", self.head))
+
+    def is_next(self, op: Op) -> bool:
+        return op.id == self.head + 1 and self.complete(op)
 
     def send(self, op: Op, position: int) -> None:
         op.failures.discard(position)
         self.out.append(("send", position, self.ensemble[position], op.id))
 
     def add(self, count: int) -> None:
-        new = [Op(self.lap + 1 + k) for k in range(count)]
-        self.lap += count
-        self.pending += new
-        if self.late:
+        self.write_ids(list(range(self.lap + 1, self.lap + 1 + count)))
+
+    def write_ids(self, ids: list[int]) -> None:
+        new = [Op(entry_id) for entry_id in ids]
+        self.lap = max(self.lap, *ids)
+        self.pending = sorted([*self.pending, *new], key=lambda op: op.id)
+        if self.late and self.allows:
             late, self.late = self.late, {}
             self.handle_failure(late)
         for op in new:
@@ -94,6 +113,8 @@ class Model:
                     self.send(op, position)
 
     def ack_one(self, position: int, bookie: BookieId, ids: list[int]) -> None:
+        if self.ensemble[position] == bookie:
+            self.attempts.pop(position, None)
         for op in self.pending:
             if op.id in ids and self.ensemble[position] == bookie and not self.ended:
                 op.acks.add(position)
@@ -110,6 +131,15 @@ class Model:
                 incomplete = incomplete or not self.complete(op)
         if incomplete and isinstance(error, FATAL):
             self.fatal(error)
+        elif self.rules.is_deferred_sync:
+            self.fatal(errors.WriteFailed())
+        elif not self.allows and not self.is_recovery:
+            if incomplete and (position, bookie) not in self.retrying:
+                self.retrying.add((position, bookie))
+                self.out.append(("retry", position, bookie, self.attempts.get(position, 0)))
+                self.attempts[position] = self.attempts.get(position, 0) + 1
+        elif self.rules.delays_changes:
+            self.fail_delayed(ids, isinstance(error, errors.BookieReadOnly))
         elif self.changing:
             if self.replacing.get(position) != bookie:
                 self.late[position] = bookie
@@ -117,6 +147,28 @@ class Model:
             self.handle_failure({position: bookie})
         else:
             self.late[position] = bookie
+
+    def fail_delayed(self, ids: list[int], is_urgent: bool) -> None:
+        failed: dict[int, BookieId] = {}
+        for op in self.pending:
+            bad = op.failures - op.acks
+            if op.id in ids and not self.complete(op) and (is_urgent or len(bad) > self.write - self.ack):
+                failed.update((i, self.ensemble[i]) for i in bad)
+        if self.changing:
+            self.late.update((i, b) for i, b in failed.items() if self.replacing.get(i) != b)
+        elif failed:
+            self.handle_failure(failed)
+
+    def retry(self, position: int, bookie: BookieId) -> None:
+        self.retrying.discard((position, bookie))
+        if self.ended or self.changing or self.ensemble[position] != bookie:
+            return
+        if self.allows:
+            self.handle_failure({position: bookie})
+            return
+        for op in self.pending:
+            if position in op.failures - op.acks:
+                self.send(op, position)
 
     def handle_failure(self, failed: dict[int, BookieId]) -> None:
         failed = {i: b for i, b in failed.items() if self.ensemble[i] == b}
@@ -153,7 +205,7 @@ class Model:
             self.fatal(errors.LedgerClosed() if state is LedgerState.CLOSED else errors.LedgerFenced())
             return
         late, self.late = {i: b for i, b in self.late.items() if ensemble[i] == b}, {}
-        if late:
+        if late and (self.allows or self.is_recovery):
             self.change_loop(late)
             return
         replaced = [i for i in range(self.size) if self.ensemble[i] != ensemble[i]]
@@ -182,19 +234,19 @@ class Model:
     def drain(self, error: errors.BookKeeperError) -> None:
         self.ended = True
         if self.pending:
-            self.out.append(("failed", self.pending[0].id, self.pending[-1].id, type(error)))
+            self.out.append(("failed", self.head + 1, self.lap, type(error)))
         self.pending = []
         self.lap = self.head
 
     def fatal(self, error: errors.BookKeeperError) -> None:
         self.drain(error)
         if not self.is_recovery and self.state is not LedgerState.IN_RECOVERY:
-            self.out.append(("close", self.head, True))
+            self.out.append(("close", self.last_add_confirmed, True))
 
     def close(self) -> None:
         if not self.ended:
             self.drain(errors.LedgerClosed())
-            self.out.append(("close", self.head, False))
+            self.out.append(("close", self.last_add_confirmed, False))
 
     def take(self) -> list[tuple[Any, ...]]:
         out, self.out = self.out, []
@@ -215,6 +267,8 @@ def flatten(effects: Effects) -> list[tuple[Any, ...]]:
                 out.append(("failed", first, last, type(error)))
             case ChangeEnsemble(first, failed, excluded):
                 out.append(("change", first, failed, sorted(excluded)))
+            case RetryLater(position, bookie, attempt):
+                out.append(("retry", position, bookie, attempt))
             case CloseLedger(last, is_implicit):
                 out.append(("close", last, is_implicit))
     return out
@@ -237,9 +291,26 @@ class World:
         start = self.random.randrange(-1, 8) if self.is_recovery else None
         state = LedgerState.IN_RECOVERY if self.is_recovery else LedgerState.OPEN
         self.record = LedgerMetadata(7, size, write, ack, ((0, ensemble),), state=state)
-        changes_max = self.random.choice((0, 2, 1000))
-        self.pipeline = AddPipeline(self.record, rules=AddRules(changes_max=changes_max), recovery_start=start)
-        self.model = Model(self.record, changes_max, start)
+        rules = AddRules(changes_max=self.random.choice((0, 2, 1000)))
+        self.is_switched = False
+        if not self.is_recovery:
+            choice = self.random.random()
+            self.is_switched = choice > 0.8
+            rules = dataclasses.replace(
+                rules,
+                delays_changes=choice < 0.25,
+                is_deferred_sync=0.25 < choice < 0.35,
+                domains={BookieId(f"b{n}"): f"rack{n % 2}" for n in range(1000)} if 0.35 < choice < 0.5 else {},
+                domains_min=2 if 0.35 < choice < 0.5 else 0,
+            )
+        self.is_advanced = not self.is_recovery and self.random.random() < 0.2
+        self.written: set[int] = set()
+        if self.is_advanced:
+            self.pipeline: AddPipeline = AdvancedAddPipeline(self.record, rules=rules)
+        else:
+            self.pipeline = AddPipeline(self.record, rules=rules, recovery_start=start)
+        self.model = Model(self.record, rules, start)
+        self.retries: list[tuple[int, BookieId]] = []
         self.first = self.confirmed = -1 if start is None else start
         self.outstanding: list[tuple[int, BookieId, int]] = []  # position, bookie, id
         self.answered: dict[tuple[int, BookieId, int], None] = {}
@@ -254,6 +325,9 @@ class World:
         choice = self.random.random()
         if self.change is not None and choice < 0.25:
             self.end_change()
+        elif choice < 0.3 and self.pipeline.is_open and self.is_advanced:
+            free = [e for e in range(self.model.head + 1, self.model.lap + 6) if e not in self.written]
+            self.write(self.random.choice(free))
         elif choice < 0.3 and self.pipeline.is_open:
             count = self.random.randrange(1, 6)
             self.compare(f"add {count}", self.pipeline.add(count), lambda: self.model.add(count))
@@ -263,8 +337,24 @@ class World:
             self.answer(self.outstanding, is_failure=True)
         elif choice < 0.95:
             self.answer(list(self.answered), is_failure=self.random.random() < 0.2)  # duplicates
-        elif choice < 0.955:
+        elif choice < 0.96 and self.retries:
+            self.retry()
+        elif choice < 0.97 and self.is_switched:
+            self.model.allows = self.pipeline.allows_changes = not self.pipeline.allows_changes
+        elif choice < 0.98 and self.model.rules.is_deferred_sync and self.pipeline.is_open:
+            self.model.forced = self.model.head
+            self.compare("force", self.pipeline.forced(self.model.head), lambda: None)
+        elif choice < 0.985:
             self.compare("close", self.pipeline.close(), self.model.close)
+
+    def write(self, entry_id: int) -> None:
+        assert isinstance(self.pipeline, AdvancedAddPipeline)
+        self.pipeline.check(entry_id)
+        self.written.add(entry_id)
+        self.compare(f"write {entry_id}", self.pipeline.write(entry_id), lambda: self.model.write_ids([entry_id]))
+        for used in (entry_id, self.random.choice(sorted(self.written)), -1):
+            with pytest.raises(errors.EntryExists):
+                self.pipeline.check(used)
 
     def answer(self, among: list[tuple[int, BookieId, int]], *, is_failure: bool) -> None:
         if not among:
@@ -293,6 +383,14 @@ class World:
             f"fail {position}:{bookie} {ids} {kind.__name__}",
             self.pipeline.failed(position, bookie, shaped, kind()),
             lambda: self.model.fail_one(position, bookie, ids, kind()),
+        )
+
+    def retry(self) -> None:
+        position, bookie = self.retries.pop(self.random.randrange(len(self.retries)))
+        self.compare(
+            f"retry {position}:{bookie}",
+            self.pipeline.retry(position, bookie),
+            lambda: self.model.retry(position, bookie),
         )
 
     def end_change(self) -> None:
@@ -343,13 +441,16 @@ class World:
         got, expected = flatten(effects), self.model.take()
         self.log.append(f"{event} -> {got}")
         assert same(got) == same(expected)
-        assert self.pipeline.last_add_confirmed == self.model.head
+        assert self.pipeline.head == self.model.head
+        assert self.pipeline.last_add_confirmed == self.model.last_add_confirmed
         assert self.pipeline.last_add_pushed == self.model.lap
         assert self.pipeline.is_changing == self.model.changing
         for effect in got:
             if effect[0] == "send":
                 self.outstanding.append(effect[1:])
                 self.answered.pop(effect[1:], None)
+            elif effect[0] == "retry":
+                self.retries.append(effect[1:3])
             elif effect[0] == "change":
                 assert self.change is None, "one change at a time"
                 assert effect[1] == self.confirmed + 1, "I-8"
@@ -386,20 +487,25 @@ class World:
         ]
         assert all(entry_id >= bound for entry_id in owed)
         if self.pipeline.is_open:
-            assert bound <= self.pipeline.last_add_confirmed + 1
+            assert bound <= self.pipeline.head + 1
 
     def finish(self) -> None:
         """Heal: every bookie answers, every change succeeds. Then everything has an outcome and no bytes are held."""
+        holes = [e for e in range(self.model.lap) if self.is_advanced and e not in self.written]
         for _ in range(1000):
-            if self.change is not None:
+            if holes and self.pipeline.is_open:
+                self.write(holes.pop())
+            elif self.change is not None:
                 self.end_change()
             elif self.outstanding:
                 self.answer(self.outstanding, is_failure=False)
+            elif self.retries:
+                self.retry()
             else:
                 break
-        if self.pipeline.is_open:
-            assert self.pipeline.pending_count == 0, "nothing is stranded"
-        assert self.pipeline.answered_bound == self.pipeline._sent_bound
+        if not self.pipeline.is_open or not self.model.rules.domains_min:  # an ensemble may span too few domains
+            assert not self.pipeline.has_undelivered, "nothing is stranded"
+            assert self.pipeline.answered_bound == self.pipeline._sent_bound
         self.compare("close", self.pipeline.close(), self.model.close)
 
 

@@ -192,7 +192,7 @@ class AddPipeline:
         self._late: dict[int, BookieId] = {}  # failures to handle with the next add, or the next round
         self._replacing: dict[int, BookieId] = {}  # failures the current round handles
         self._gone: list[BookieId] = []  # all bookies that failed in the current change
-        self._retrying: set[int] = set()  # positions with a `RetryLater` under way
+        self._retrying: set[tuple[int, BookieId]] = set()  # with a `RetryLater` under way
         self._attempts: dict[int, int] = {}  # retries in a row without an answer that is a success
 
     # -- what the shell may ask ----------------------------------------------------------------------------------
@@ -342,16 +342,16 @@ class AddPipeline:
         return failure
 
     def _retry_later(self, position: int, bookie: BookieId) -> Effects:
-        if position in self._retrying:
+        if (position, bookie) in self._retrying:
             return ()
-        self._retrying.add(position)
+        self._retrying.add((position, bookie))
         attempt = self._attempts.get(position, 0)
         self._attempts[position] = attempt + 1
         return (RetryLater(position, bookie, attempt),)
 
     def retry(self, position: int, bookie: BookieId) -> Effects:
         """The wait of a `RetryLater` is over: send again what the bookie failed, or replace it after all."""
-        self._retrying.discard(position)
+        self._retrying.discard((position, bookie))
         if self.error is not None or self.is_changing or self.ensemble[position] != bookie:
             return ()
         if self.allows_changes:
