@@ -15,11 +15,11 @@ import enum
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from bookies.errors import BookieUnreachable, BookKeeperError, DigestMismatch
 from bookies.model import INVALID_ENTRY_ID, BookieId, Ensemble, LedgerMetadata
-from bookies.protocol.quorum import next_stored, stored_ids, stores, write_set
+from bookies.protocol.quorum import next_stored, stores, write_set
 from bookies.protocol.read import NEGATIVE
 
 
@@ -44,8 +44,13 @@ class Fragment:
         return self.write_quorum < len(self.ensemble)
 
     def stored(self, position: int) -> Sequence[int]:
-        """The ids that the bookie at this position must hold; a `range` where they are consecutive."""
-        return stored_ids(position, self.first, self.last, len(self.ensemble), self.write_quorum)
+        """The ids that the bookie at this position must hold, ascending; a `range` where they are consecutive.
+
+        Takes no memory, however many there are.
+        """
+        if not self.is_striped:
+            return range(self.first, self.last + 1)
+        return _StripedIds(self.first_stored(position), self.last_stored(position), position, self)
 
     def first_stored(self, position: int) -> int:
         """The first id that the position must hold, -1: none."""
@@ -58,6 +63,31 @@ class Fragment:
         ahead = (position - self.last) % size
         found = self.last if ahead < self.write_quorum else self.last - (size - ahead)
         return found if found >= self.first else INVALID_ENTRY_ID
+
+
+class _StripedIds(Sequence[int]):
+    """Ids first..last that a position of a striped fragment stores: runs of `write_quorum`, one per turn of the
+    ensemble, of which the first may have begun before. `first` -1: none."""
+
+    def __init__(self, first: int, last: int, position: int, fragment: Fragment) -> None:
+        self._period, self._size = len(fragment.ensemble), fragment.write_quorum
+        self._skipped = (first - position - 1 + self._size) % self._period  # ids of the first run before `first`
+        self._origin = first - self._skipped
+        turns, rest = divmod(last - self._origin, self._period)
+        self._count = 0 if first == INVALID_ENTRY_ID else turns * self._size + rest + 1 - self._skipped
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(self._count))]
+        turn, offset = divmod(range(self._count)[index] + self._skipped, self._size)
+        return self._origin + turn * self._period + offset
 
 
 def fragments_to_check(record: LedgerMetadata, last_add_confirmed: int) -> list[Fragment]:

@@ -94,7 +94,14 @@ def test_bounds_agree_with_the_definition(quorums: tuple[int, int], first: int, 
     assert each.is_striped == (write_quorum < size)
     for position in range(size):
         ids = [e for e in range(first, first + count + 1) if (position - e) % size < write_quorum]
-        assert list(each.stored(position)) == ids
+        stored = each.stored(position)
+        assert list(stored) == ids
+        assert len(stored) == len(ids)
+        assert list(stored[1:7]) == ids[1:7]
+        if ids:
+            assert (stored[0], stored[-1]) == (ids[0], ids[-1])
+        with pytest.raises(IndexError):
+            stored[len(ids)]
         assert each.first_stored(position) == (ids[0] if ids else -1)
         assert each.last_stored(position) == (ids[-1] if ids else -1)
         sample = sample_of(each, position, 100, lambda n: 0)
