@@ -1,28 +1,32 @@
 """The mutants of client-protocol 8.4, and the schedules that kill them: `python tests/sim/mutant_table.py [NAME ..]`.
 
 Each mutant is one wrong decision in otherwise correct production code. It is killed when a run of its schedule fails.
-The table shows for each whether it was, and by what.
+The table shows for each whether it was, and by what. One of 8.4 is not here: no read can raise the last add confirmed
+of a writer, because writers do not read.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import pathlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
-from bookies.client import keys, reader, recovery
+from bookies.client import administration, client, keys, reader, recovery, replication, writer
 from bookies.client.writer import LedgerWriter
 from bookies.errors import BookKeeperError, DataUnknown, VersionConflict
 from bookies.metadata import memory
 from bookies.model import LedgerState
 from bookies.protocol import fence, recover
 from bookies.protocol.add import AddPipeline, ChangeEnsemble
+from bookies.protocol.add_advanced import AdvancedAddPipeline
 from bookies.protocol.ledger import change_needed, with_ensemble
 from bookies.protocol.placement import replace_failed
+from bookies.sim.run import simulate
 from bookies.sim.scenario import ScenarioResult, read_scenario, run_scenario
 from bookies.storage.index_format import IndexHeader
 from bookies.storage.ledger_store import LedgerStore
@@ -183,6 +187,64 @@ def _(patch: Patch) -> None:
     patch.setattr(MetadataLoop, "update", update)
 
 
+@mutant("force on an ack quorum instead of the ensemble", "X-54")
+def _(patch: Patch) -> None:
+    async def force_some(pool, ledger_id, bookies):  # type: ignore[no-untyped-def]
+        tasks = [asyncio.ensure_future(pool.force(bookie, ledger_id)) for bookie in bookies]
+        answers = asyncio.as_completed(tasks)
+        for _ in range(2):
+            await next(answers)
+        answers.close()
+
+    patch.setattr(writer, "force_everywhere", force_some)
+
+
+@mutant("the target of a force is taken after it", "X-54")
+def _(patch: Patch) -> None:
+    original = LedgerWriter.force
+
+    async def force_newest(self, **options):  # type: ignore[no-untyped-def]
+        last = await original(self, **options)
+        if self._pipeline.head > last:
+            self._pipeline.forced(self._pipeline.head)
+        return self.last_add_confirmed
+
+    patch.setattr(LedgerWriter, "force", force_newest)
+
+
+@mutant("a deferred-sync writer changes its ensemble", "X-53")
+def _(patch: Patch) -> None:
+    original = AddPipeline.failed
+
+    def failed(self: AddPipeline, position, bookie, entry_ids, error):  # type: ignore[no-untyped-def]
+        rules, self._rules = self._rules, replace(self._rules, is_deferred_sync=False)
+        try:
+            return original(self, position, bookie, entry_ids, error)
+        finally:
+            self._rules = rules
+
+    patch.setattr(AddPipeline, "failed", failed)
+
+
+@mutant("an id is refused by the last add confirmed only", "X-74")
+def _(patch: Patch) -> None:
+    original = AdvancedAddPipeline.check
+
+    def check(self, entry_id):  # type: ignore[no-untyped-def]
+        if entry_id <= self.last_add_confirmed:
+            original(self, entry_id)
+
+    patch.setattr(AdvancedAddPipeline, "check", check)
+
+
+@mutant("a change is not delayed until the quorum breaks", "X-39")
+def _(patch: Patch) -> None:
+    original = client.rules_of
+    patch.setattr(
+        client, "rules_of", lambda config, **options: replace(original(config, **options), delays_changes=False)
+    )
+
+
 # -- recovery ------------------------------------------------------------------------------------------------------
 @mutant("recovery reads without fence", "X-11")
 def _(patch: Patch) -> None:
@@ -327,6 +389,29 @@ def _(patch: Patch) -> None:
     patch.setattr(AddPipeline, "header_last_add_confirmed", advancing)
 
 
+# -- re-replication ------------------------------------------------------------------------------------------------
+@mutant("swap before copy", "X-72", "X-70")
+def _(patch: Patch) -> None:
+    original = replication.replicate
+
+    async def swap_first(access, fragment, replacements, update, account):  # type: ignore[no-untyped-def]
+        swap = replication.FragmentCopy(fragment, replacements).swap
+        await update.update(swap.needed, swap.apply)
+        return await original(access, fragment, replacements, update, account)
+
+    patch.setattr(administration, "replicate", swap_first)
+
+
+@mutant("a fragment that may still receive entries is copied", "X-70")
+def _(patch: Patch) -> None:
+    original = administration.fragments_to_check
+
+    def fragments_to_check(*arguments):  # type: ignore[no-untyped-def]
+        return [replace(each, is_finished=True) for each in original(*arguments)]
+
+    patch.setattr(administration, "fragments_to_check", fragments_to_check)
+
+
 # -- the reader ----------------------------------------------------------------------------------------------------
 @mutant("digests are not checked", "X-48")
 def _(patch: Patch) -> None:
@@ -381,20 +466,38 @@ def run_mutant(each: Mutant, schedule: str) -> ScenarioResult | None:
     return None
 
 
-def main(names: list[str]) -> int:
-    """Print the table, of all mutants or of those whose description contains one of `names`."""
+def first_seed(each: Mutant, seeds: range, profile: str) -> int | None:
+    """The first of these seeds whose run notices the mutant; None: it survives them all."""
+    for seed in seeds:
+        with pytest.MonkeyPatch.context() as patch:
+            each.apply(patch)
+            if simulate(seed, profile, stops_at_first=True).violations:
+                return seed
+    return None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the table: of all mutants, or of those whose description contains one of the names."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--seeds", metavar="A-B", help="also look for the first seed that notices the mutant")
+    parser.add_argument("--profile", default="races", help="of those seeds (default races)")
+    given = parser.parse_args(arguments)
+    first, _, last = (given.seeds or "").partition("-")
     survivors = 0
     for each in MUTANTS:
-        if names and not any(name in each.what for name in names):
+        if given.names and not any(name in each.what for name in given.names):
             continue
         for schedule in each.schedules:
             result = run_mutant(each, schedule)
             survivors += result is None
-            outcome = "killed" if result else "SURVIVES"
-            why = " ".join(result.failures[0].split())[:110] if result else ""
-            print(f"{each.what:60}  {schedule:6}  {outcome:8}  {why}")
+            why = " ".join(result.failures[0].split())[:100] if result else ""
+            print(f"{each.what:60}  {schedule:6}  {'killed' if result else 'SURVIVES':8}  {why}")
+        if first:
+            seed = first_seed(each, range(int(first), int(last or first) + 1), given.profile)
+            print(f"{each.what:60}  {given.profile:6}  {'survives' if seed is None else f'seed {seed}'}")
     return 1 if survivors else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

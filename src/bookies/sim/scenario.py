@@ -17,12 +17,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bookies.sim import scenario_expect
+from bookies.sim import scenario_expect, scenario_ledgers, scenario_steps
 from bookies.sim.run import Profile, Simulation
 from bookies.sim.scenario_grammar import Given, Sentence, StepSyntaxError, parse_step
 from bookies.sim.scenario_stage import SETTLING_S, ScenarioFailure, Stage
 
-STEPS_OF = scenario_expect.__name__  # Importing it declares every step.
+VOCABULARY = (scenario_steps, scenario_ledgers, scenario_expect)  # Importing them declares every step.
 _SECTION = re.compile(r"\((\w)\) (.+)")
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bookies.errors import LedgerUnknownToBookie
 from bookies.sim.scenario_grammar import Given, step
+from bookies.sim.scenario_ledgers import texts_of
 from bookies.sim.scenario_messages import Message, Pattern
 from bookies.sim.scenario_stage import ScenarioFailure, Stage, host_of
-from bookies.sim.scenario_steps import texts_of
 
 LAC_OFFSET = 16  # in an entry
 

@@ -16,7 +16,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bookies.sim.scenario_messages import KINDS, Pattern
+from bookies.sim.scenario_messages import Pattern
+from bookies.sim.scenario_wire import KINDS
 
 if TYPE_CHECKING:
     from bookies.sim.scenario_stage import Stage

@@ -17,35 +17,18 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from bookies.errors import LocalProtocolError, MetadataError, Status
-from bookies.kernels import Records
+from bookies.errors import MetadataError, Status
 from bookies.metadata.driver import Versioned
 from bookies.sim.loop import SimulationError
 from bookies.sim.network import SimListener, SimNetwork, SimTransport
+from bookies.sim.scenario_wire import key_of, kinds_of, pack_answer
 from bookies.sim.trace import Trace
 from bookies.wire.client import ResponseDecoder
 from bookies.wire.framing import FrameReader
 from bookies.wire.messages import (
-    AddBatch,
-    AddResponses,
-    BareResponse,
-    BatchReadRequest,
-    BatchReadResponse,
-    ForceLedgerRequest,
-    ForceLedgerResponse,
-    GetBookieInfoRequest,
-    ListEntriesRequest,
-    ListEntriesResponse,
-    ReadLacRequest,
-    ReadLacResponse,
-    ReadRequest,
-    ReadResponse,
     Request,
-    Response,
-    WriteLacRequest,
-    WriteLacResponse,
 )
-from bookies.wire.server import RequestDecoder, encode_response
+from bookies.wire.server import RequestDecoder
 
 if TYPE_CHECKING:
     from bookies.sim.cluster import SimClient
@@ -53,31 +36,6 @@ if TYPE_CHECKING:
 
 STORE = "store"
 FRAME_SIZE_MAX = 1 << 24
-V3 = 3
-CODE_OFFSET_V2 = 8  # of the error code in a v2 answer, from its length word
-LIMBO_V2 = (107).to_bytes(4, "big")  # which our own bookies never send over v2
-
-# What a message may be called, by what it asks.
-KINDS = (
-    "add",
-    "recovery-add",
-    "read",
-    "single-read",
-    "batch-read",
-    "recovery-read",
-    "fence",
-    "last-read",
-    "long-poll",
-    "read-lac",
-    "write-lac",
-    "force",
-    "list",
-    "info",
-    "create",
-    "write",
-    "delete",
-    "any",
-)
 
 
 @dataclass(frozen=True)
@@ -173,16 +131,16 @@ class _Conversation:
 
     def decode_request(self, frame: bytes) -> tuple[Message, Request]:
         (request,) = self.requests.feed(frame)
-        kinds, entry_id = _kinds_of(request)
+        kinds, entry_id = kinds_of(request)
         message = Message(self.client, self.bookie, kinds, entry_id, is_answer=False)
-        self.asked[_key_of(request)] = _Asked(message, request)
+        self.asked[key_of(request)] = _Asked(message, request)
         return message, request
 
     def decode_answer(self, frame: bytes) -> Message:
         if self.answers is None:
             self.answers = ResponseDecoder("v2" if self.requests.is_v2 else "v3", FRAME_SIZE_MAX)
         (response,) = self.answers.feed(frame)
-        asked = self.asked.get(_key_of(response))
+        asked = self.asked.get(key_of(response))
         kinds, entry_id = (asked.message.kinds, asked.message.entry_id) if asked else (("unasked",), -1)
         status: Status = response.status
         return Message(self.client, self.bookie, kinds, entry_id, is_answer=True, status=status.value)
@@ -283,7 +241,7 @@ class Interception:
             assert request is not None
             assert rule.status is not None
             self.seen.append(replace(message, is_answer=True, status=rule.status.value))
-            reverse.send(_answer(request, rule.status, rule.body))
+            reverse.send(pack_answer(request, rule.status, rule.body))
         else:
             assert rule.action == "lose"
 
@@ -381,71 +339,3 @@ class _Stream:
             self._endings.append((error, delay_s))
         else:
             self._end(error, delay_s)
-
-
-def _kinds_of(request: Request) -> tuple[tuple[str, ...], int]:
-    """Names of a request, the most precise first, and its entry."""
-    if isinstance(request, AddBatch):
-        return (("recovery-add",) if request.is_recovery else ("add",)), request.entry_ids[0]
-    if isinstance(request, BatchReadRequest):
-        return (("recovery-read", "batch-read") if request.is_fencing else ("batch-read", "read")), request.entry_id
-    if isinstance(request, ReadRequest):
-        if request.previous_lac is not None:
-            return ("long-poll",), request.previous_lac + 1
-        if request.is_fencing:
-            return (("fence",) if request.entry_id < 0 else ("recovery-read", "single-read")), request.entry_id
-        return (("last-read",) if request.entry_id < 0 else ("single-read", "read")), request.entry_id
-    for kind, name in (
-        (WriteLacRequest, "write-lac"),
-        (ReadLacRequest, "read-lac"),
-        (ForceLedgerRequest, "force"),
-        (ListEntriesRequest, "list"),
-        (GetBookieInfoRequest, "info"),
-    ):
-        if isinstance(request, kind):
-            return (name,), request.last_add_confirmed if isinstance(request, WriteLacRequest) else -1
-    return ("other",), -1
-
-
-def _key_of(message: Any) -> tuple[object, ...]:
-    """What an answer has in common with its request."""
-    if isinstance(message, AddBatch | AddResponses):
-        if message.txn_ids is not None:
-            return V3, message.txn_ids[0]
-        return "add", message.ledger_id, message.entry_ids[0]
-    if message.version == V3:
-        return V3, message.txn_id
-    if isinstance(message, BatchReadRequest | BatchReadResponse):
-        return "batch", message.txn_id
-    if isinstance(message, ReadRequest | ReadResponse):
-        return "read", message.ledger_id, message.entry_id
-    if isinstance(message, BareResponse):
-        return message.operation.value, message.ledger_id, message.entry_id
-    return ("other",)
-
-
-def _answer(request: Request, status: Status, body: bytes) -> bytes:
-    """The frame with which a bookie would answer so; `body`: of a read that is answered OK."""
-    response: Response
-    if isinstance(request, AddBatch):
-        response = AddResponses(request.version, status, request.ledger_id, request.entry_ids, request.txn_ids)
-    elif isinstance(request, ReadRequest):
-        response = ReadResponse(request.version, request.txn_id, status, request.ledger_id, request.entry_id, body)
-    elif isinstance(request, BatchReadRequest):
-        response = BatchReadResponse(
-            request.version, request.txn_id, status, request.ledger_id, request.entry_id, Records.of([body]).data
-        )
-    elif isinstance(request, WriteLacRequest):
-        response = WriteLacResponse(request.version, request.txn_id, status, request.ledger_id)
-    elif isinstance(request, ReadLacRequest):
-        response = ReadLacResponse(request.version, request.txn_id, status, request.ledger_id)
-    elif isinstance(request, ForceLedgerRequest):
-        response = ForceLedgerResponse(request.version, request.txn_id, status, request.ledger_id)
-    elif isinstance(request, ListEntriesRequest):
-        response = ListEntriesResponse(request.version, request.txn_id, status, request.ledger_id)
-    else:
-        raise LocalProtocolError(f"a scenario cannot answer a {type(request).__name__}")
-    frame = b"".join(bytes(part) for part in encode_response(response))
-    if status is Status.UNKNOWN_LEDGER_STATE and response.version != V3:
-        frame = frame[:CODE_OFFSET_V2] + LIMBO_V2 + frame[CODE_OFFSET_V2 + 4 :]
-    return frame

@@ -18,6 +18,7 @@ from bookies.client.writer import LedgerWriter
 from bookies.errors import BookKeeperError
 from bookies.model import LedgerMetadata
 from bookies.sim.cluster import SimBookie, SimClient
+from bookies.sim.disk import SimDisk
 from bookies.sim.metadata import STORE_HOST
 from bookies.sim.run import Simulation
 from bookies.sim.scenario_messages import STORE, Interception
@@ -72,6 +73,7 @@ class Stage:
         self.readers: dict[str, LedgerReader] = {}
         self.operations: dict[str, Operation] = {}
         self.shown: dict[str, int] = {}  # the highest entry that each client was shown
+        self.old_disks: dict[str, SimDisk] = {}  # of bookies that were wiped
         self.deferred: list[int] = []  # ledgers whose appends are acknowledged before they are durable
         self.allowed: list[str] = []
         self.story: Story | None = None
@@ -103,6 +105,12 @@ class Stage:
         if name not in self.cluster.bookies:
             raise ScenarioFailure(f"there is no bookie {name}; `cluster` names {', '.join(self.cluster.bookies)}")
         return self.cluster.bookies[name]
+
+    def wipe(self, name: str) -> None:
+        """Give a bookie that is down an empty disk."""
+        bookie = self.bookie(name)
+        self.old_disks[name] = bookie.disk
+        bookie.disk = SimDisk(Random(f"{self.cluster.seed}/{name}/new disk"), capacity=bookie.disk.capacity)
 
     def client(self, name: str) -> SimClient:
         """The client, which has to live."""

@@ -1,0 +1,123 @@
+"""What scenarios know of single messages: their names, which answer belongs to which request, and forged answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bookies.errors import LocalProtocolError, Status
+from bookies.kernels import Records
+from bookies.wire.messages import (
+    AddBatch,
+    AddResponses,
+    BareResponse,
+    BatchReadRequest,
+    BatchReadResponse,
+    ForceLedgerRequest,
+    ForceLedgerResponse,
+    GetBookieInfoRequest,
+    ListEntriesRequest,
+    ListEntriesResponse,
+    ReadLacRequest,
+    ReadLacResponse,
+    ReadRequest,
+    ReadResponse,
+    Request,
+    Response,
+    WriteLacRequest,
+    WriteLacResponse,
+)
+from bookies.wire.server import encode_response
+
+V3 = 3
+CODE_OFFSET_V2 = 8  # of the error code in a v2 answer, from its length word
+LIMBO_V2 = (107).to_bytes(4, "big")  # which our own bookies never send over v2
+
+# What a message may be called, by what it asks.
+KINDS = (
+    "add",
+    "recovery-add",
+    "read",
+    "single-read",
+    "batch-read",
+    "recovery-read",
+    "fence",
+    "last-read",
+    "long-poll",
+    "read-lac",
+    "write-lac",
+    "force",
+    "list",
+    "info",
+    "create",
+    "write",
+    "delete",
+    "any",
+)
+
+
+def kinds_of(request: Request) -> tuple[tuple[str, ...], int]:
+    """Names of a request, the most precise first, and its entry."""
+    if isinstance(request, AddBatch):
+        return (("recovery-add",) if request.is_recovery else ("add",)), request.entry_ids[0]
+    if isinstance(request, BatchReadRequest):
+        return (("recovery-read", "batch-read") if request.is_fencing else ("batch-read", "read")), request.entry_id
+    if isinstance(request, ReadRequest):
+        if request.previous_lac is not None:
+            return ("long-poll",), request.previous_lac + 1
+        if request.is_fencing:
+            return (("fence",) if request.entry_id < 0 else ("recovery-read", "single-read")), request.entry_id
+        return (("last-read",) if request.entry_id < 0 else ("single-read", "read")), request.entry_id
+    for kind, name in (
+        (WriteLacRequest, "write-lac"),
+        (ReadLacRequest, "read-lac"),
+        (ForceLedgerRequest, "force"),
+        (ListEntriesRequest, "list"),
+        (GetBookieInfoRequest, "info"),
+    ):
+        if isinstance(request, kind):
+            return (name,), request.last_add_confirmed if isinstance(request, WriteLacRequest) else -1
+    return ("other",), -1
+
+
+def key_of(message: Any) -> tuple[object, ...]:
+    """What an answer has in common with its request."""
+    if isinstance(message, AddBatch | AddResponses):
+        if message.txn_ids is not None:
+            return V3, message.txn_ids[0]
+        return "add", message.ledger_id, message.entry_ids[0]
+    if message.version == V3:
+        return V3, message.txn_id
+    if isinstance(message, BatchReadRequest | BatchReadResponse):
+        return "batch", message.txn_id
+    if isinstance(message, ReadRequest | ReadResponse):
+        return "read", message.ledger_id, message.entry_id
+    if isinstance(message, BareResponse):
+        return message.operation.value, message.ledger_id, message.entry_id
+    return ("other",)
+
+
+def pack_answer(request: Request, status: Status, body: bytes) -> bytes:
+    """The frame with which a bookie would answer so; `body`: of a read that is answered OK."""
+    response: Response
+    if isinstance(request, AddBatch):
+        response = AddResponses(request.version, status, request.ledger_id, request.entry_ids, request.txn_ids)
+    elif isinstance(request, ReadRequest):
+        response = ReadResponse(request.version, request.txn_id, status, request.ledger_id, request.entry_id, body)
+    elif isinstance(request, BatchReadRequest):
+        response = BatchReadResponse(
+            request.version, request.txn_id, status, request.ledger_id, request.entry_id, Records.of([body]).data
+        )
+    elif isinstance(request, WriteLacRequest):
+        response = WriteLacResponse(request.version, request.txn_id, status, request.ledger_id)
+    elif isinstance(request, ReadLacRequest):
+        response = ReadLacResponse(request.version, request.txn_id, status, request.ledger_id)
+    elif isinstance(request, ForceLedgerRequest):
+        response = ForceLedgerResponse(request.version, request.txn_id, status, request.ledger_id)
+    elif isinstance(request, ListEntriesRequest):
+        response = ListEntriesResponse(request.version, request.txn_id, status, request.ledger_id)
+    else:
+        raise LocalProtocolError(f"a scenario cannot answer a {type(request).__name__}")
+    frame = b"".join(bytes(part) for part in encode_response(response))
+    if status is Status.UNKNOWN_LEDGER_STATE and response.version != V3:
+        frame = frame[:CODE_OFFSET_V2] + LIMBO_V2 + frame[CODE_OFFSET_V2 + 4 :]
+    return frame
