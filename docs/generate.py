@@ -1,4 +1,5 @@
-"""Write the pages that come from the code: docs/cli.md (from --help) and docs/settings.md (from the dataclasses).
+"""Write the pages that come from the code: docs/cli.md (from --help), docs/settings.md (from the dataclasses) and
+docs/api.md (from the docstrings).
 
 `python docs/generate.py --check` only says whether they are current (tests/unit/test_docs.py does).
 """
@@ -6,12 +7,15 @@
 from __future__ import annotations
 
 import argparse
+import enum
 import importlib
+import inspect
 import os
 import pathlib
 import sys
 from dataclasses import fields
 
+WIDTH = 100  # of a signature on one line
 HERE = pathlib.Path(__file__).parent
 
 
@@ -56,7 +60,85 @@ def settings_page() -> str:
     return "\n".join(parts)
 
 
-PAGES = {"cli.md": cli_page, "settings.md": settings_page}
+def api_page() -> str:
+    """Every public name with its signature and docstring."""
+    import bookies
+
+    parts = [
+        "# Python interface\n\nMade from the docstrings by `make docs`. Everything here is in `import bookies`. Methods "
+        "are coroutines where they say `async`; `bookies.blocking` has the same words without `await`.\n"
+    ]
+    found = {name: getattr(bookies, name) for name in bookies.__all__}
+    kinds = [each for each in found.values() if inspect.isclass(each)]
+    errors = [each for each in kinds if issubclass(each, BaseException)]
+    enums = [each for each in kinds if issubclass(each, enum.Enum)]
+    parts += ["## Functions\n", *(_function(name, found[name], "###") for name in ("connect", "local"))]
+    parts.append(_function("blocking.connect", bookies.blocking.connect, "###"))
+    for kind in kinds:
+        if (
+            kind not in errors
+            and kind not in enums
+            and kind.__name__ not in ("BookieConfig", "ClientConfig", "BookieId")
+        ):
+            parts.append(_class(kind))
+    parts.append("## Enumerations\n")
+    parts += [f"* `{kind.__name__}`: {', '.join(each.name for each in kind)}. {_doc(kind)}" for kind in enums]
+    parts.append("\n## Errors\n\n| error | is a | code | retriable | meaning |\n|---|---|---:|---|---|")
+    for kind in sorted(errors, key=lambda each: ([base.__name__ for base in each.__mro__[::-1]])):
+        code = kind.__dict__.get("code", "")
+        parts.append(
+            f"| `{kind.__name__}` | `{kind.__mro__[1].__name__}` | {code} | {'yes' if kind.retriable else ''} | "
+            f"{' '.join((kind.__doc__ or '').split())} |"
+        )
+    return "\n".join(parts) + "\n"
+
+
+def _doc(thing: object) -> str:
+    return inspect.getdoc(thing) or ""
+
+
+def _function(name: str, function: object, level: str) -> str:
+    word = "async " if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function) else ""
+    signature = str(inspect.signature(function)).replace("'", "")  # type: ignore[arg-type]
+    if len(signature) > WIDTH:
+        signature = _one_per_line(signature)
+    return f"{level} {name}\n\n```python\n{word}{name}{signature}\n```\n\n{_doc(function)}\n"
+
+
+def _one_per_line(signature: str) -> str:
+    """A signature with each parameter on a line of its own."""
+    depth, out = 0, ""
+    for letter in signature:
+        depth += (letter in "([") - (letter in ")]")
+        out += "\n    " if letter == " " and depth == 1 and out.endswith(",") else letter
+        if letter == "(" and depth == 1:
+            out += "\n    "
+    head, _, result = out.rpartition(") ->")
+    return f"{head},\n) ->{result}"
+
+
+def public_members(kind: type) -> dict[str, object]:
+    """What is there for users, in the order of the source: neither private nor for the other parts of the client."""
+    from bookies.client.adds import AddOwner
+    from bookies.client.announcer import Announcing
+    from bookies.client.turns import Sending
+
+    inner = {name for port in (AddOwner, Announcing, Sending) for name in port.__dict__}
+    return {name: each for name, each in kind.__dict__.items() if not name.startswith("_") and name not in inner}
+
+
+def _class(kind: type) -> str:
+    parts = [f"## {kind.__name__}\n\n{_doc(kind)}\n"]
+    for name, member in public_members(kind).items():
+        if isinstance(member, property):
+            result = str(inspect.signature(member.fget).return_annotation).replace("'", "")  # type: ignore[arg-type]
+            parts.append(f"* `{name}`: `{result}`. {' '.join(_doc(member).split())}".rstrip())
+        elif inspect.isfunction(member):
+            parts.append("\n" + _function(name, member, "###"))
+    return "\n".join(parts) + "\n"
+
+
+PAGES = {"api.md": api_page, "cli.md": cli_page, "settings.md": settings_page}
 
 
 def main() -> int:

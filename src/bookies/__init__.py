@@ -58,6 +58,8 @@ TYPE_CHECKING = False  # As typing's, which type checkers know by name; importin
 if TYPE_CHECKING:
     from bookies.admin.local_cluster import local as local
     from bookies.client import blocking as blocking
+    from bookies.client.administration import Administration as Administration
+    from bookies.client.advanced import AdvancedLedgerWriter as AdvancedLedgerWriter
     from bookies.client.client import Client as Client
     from bookies.client.connect import connect as connect
     from bookies.client.entries import Entry as Entry
@@ -75,6 +77,8 @@ if TYPE_CHECKING:
 
 # Public name -> module that defines it.
 _LAZY = {
+    "Administration": "bookies.client.administration",
+    "AdvancedLedgerWriter": "bookies.client.advanced",
     "BookieConfig": "bookies.config",
     "BookieId": "bookies.model",
     "BookieMode": "bookies.model",
@@ -95,6 +99,8 @@ _LAZY = {
 
 __all__ = [
     "AckQuorumTimeout",
+    "Administration",
+    "AdvancedLedgerWriter",
     "BookKeeperError",
     "BookieBusy",
     "BookieConfig",

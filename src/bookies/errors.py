@@ -189,6 +189,8 @@ class QuorumError(BookKeeperError):
 
 
 class NotEnoughBookies(QuorumError):
+    """Fewer writable bookies than the ensemble needs, or none to replace one that failed."""
+
     code = -6
     retriable = True
 
@@ -219,10 +221,14 @@ class BookieTimeout(BookieUnreachable):
 
 
 class BookieReadOnly(BookieError):
+    """The bookie takes no new entries, for want of room; it serves reads."""
+
     code = -104
 
 
 class BookieBusy(BookieError):
+    """A limit in bytes is reached, the bookie's or the client's; nothing was stored. Wait and repeat."""
+
     code = -105
     retriable = True
 
@@ -247,23 +253,33 @@ class VersionConflict(MetadataError):
 
 
 class SessionExpired(MetadataError):
+    """The session with the metadata store was lost; what was under way may or may not have happened."""
+
     code = -9
 
 
 class MetadataCorrupt(MetadataError):
+    """A record of the metadata store cannot be read."""
+
     code = -107
     retriable = False
 
 
 class CookieNotFound(MetadataError):
+    """The metadata store has no cookie of this bookie."""
+
     retriable = False
 
 
 class CookieExists(MetadataError):
+    """The metadata store has a cookie of this bookie already."""
+
     retriable = False
 
 
 class ProtocolError(BookKeeperError):
+    """Somebody does not keep to the protocol."""
+
     code = -16
 
 
@@ -297,10 +313,12 @@ class DirectoryInUse(StorageError):
 
 
 class DiskFull(StorageError):
-    pass
+    """No room; nothing of the write counts."""
 
 
 class ConfigError(BookKeeperError):
+    """A setting that cannot be; the message names it, its value and what would do."""
+
     code = -14
 
 
@@ -311,6 +329,8 @@ class InvalidArgument(BookKeeperError, ValueError):
 
 
 class ClientClosed(BookKeeperError):
+    """The client was closed; nothing was sent."""
+
     code = -19
 
 

@@ -41,6 +41,8 @@ _DIGEST_SIZES = {DigestType.CRC32: 8, DigestType.HMAC: 20, DigestType.CRC32C: 4,
 
 
 class LedgerState(enum.IntEnum):
+    """OPEN: being written; IN_RECOVERY: a recovery decides its end; CLOSED: sealed, its end will never change."""
+
     OPEN = 1
     IN_RECOVERY = 2
     CLOSED = 3
@@ -87,9 +89,11 @@ class LedgerMetadata:
         return max(0, bisect_right(self.ensembles, entry_id, key=lambda fragment: fragment[0]) - 1)
 
     def ensemble_at(self, entry_id: int) -> Ensemble:
+        """The bookies of the fragment that the entry belongs to."""
         return self.ensembles[self.fragment_index(entry_id)][1]
 
     def replace(self, **changes: object) -> LedgerMetadata:
+        """A copy with these fields changed."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
@@ -104,6 +108,8 @@ class LedgerMetadata:
 
 
 class BookieMode(enum.Enum):
+    """How a bookie is registered."""
+
     WRITABLE = "writable"
     READ_ONLY = "read-only"
 

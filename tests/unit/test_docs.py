@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import os
 import pathlib
 import re
@@ -9,6 +11,8 @@ import subprocess
 import sys
 
 import pytest
+
+import bookies
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
@@ -18,6 +22,21 @@ def test_generated_pages_are_current() -> None:
         [sys.executable, "docs/generate.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_public_method_is_documented() -> None:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    kinds = [each for name in bookies.__all__ if inspect.isclass(each := getattr(bookies, name))]
+    assert not [
+        f"{kind.__name__}.{name}"
+        for kind in kinds
+        for name, member in generate.public_members(kind).items()
+        if inspect.isfunction(member) and not inspect.getdoc(member)
+    ]
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/status.md"])

@@ -61,6 +61,7 @@ class EntryBatch:
         return self.starts[-1] - self.starts[0]
 
     def payloads(self) -> list[bytes]:
+        """The payload of each entry."""
         data, skip = self.data, 4 + self.header_size
         return [data[start + skip : end] for start, end in pairwise(self.starts)]
 
