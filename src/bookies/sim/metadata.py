@@ -46,17 +46,43 @@ class SimStore:
         self.trace = trace
         self.lost_request_probability = 0.0
         self.lost_reply_probability = 0.0
+        self.stale_read_probability = 0.0  # of a record: what it was before the last change
+        self.news_delay_s = 0.0  # of watches, besides the way
+        self._versions: dict[int, list[Versioned]] = {}  # of each record, the last two
         self.commits: dict[int, list[Commit]] = {}
         self.on_commit: Callable[[Commit], None] | None = None
         # Told who is about to change a ledger's record; says how long the request and the reply take besides, seconds.
         self.on_update: Callable[[str], tuple[float, float]] | None = None
 
+    def heal(self) -> None:
+        """Be reliable, up to date and quick."""
+        self.lost_request_probability = self.lost_reply_probability = self.stale_read_probability = 0.0
+        self.news_delay_s = 0.0
+
+    def record(self, ledger_id: int) -> LedgerMetadata | None:
+        """What is committed now; None: nothing, or deleted."""
+        commits = self.commits.get(ledger_id)
+        return commits[-1].after if commits else None
+
+    def remember(self, found: Versioned) -> None:
+        """A version that a replica of the store may still show."""
+        versions = self._versions.setdefault(found.metadata.ledger_id, [])
+        if not versions or versions[-1].version < found.version:
+            versions.append(found)
+            del versions[:-2]
+
+    def maybe_stale(self, found: Versioned) -> Versioned:
+        """What a replica answers that may lag behind by one change."""
+        self.remember(found)
+        is_stale = self.stale_read_probability > 0 and self.network.random.random() < self.stale_read_probability
+        return self._versions[found.metadata.ledger_id][0] if is_stale else found
+
     def note(self, author: str, ledger_id: int, after: LedgerMetadata | None) -> None:
         """A record was committed."""
         history = self.commits.setdefault(ledger_id, [])
         before = history[-1].after if history else None
-        if after is not None and after == before:
-            return  # A retried create that met its own record.
+        if after == before:
+            return  # A retried creation that met its own record, or a deletion that found none.
         history.append(Commit(self.loop.time(), author, before, after))
         if self.on_commit is not None:
             self.on_commit(history[-1])
@@ -130,9 +156,8 @@ class SimDriver(MetadataDriver):
     def _tell(self, context: contextvars.Context, callback: Callable[..., None], *arguments: object) -> None:
         """Bring news from the store to a watch of this session, in order, as its participant."""
         network = self._store.network
-        self._news.append(
-            (network.arrival_time(STORE_HOST, self._host), context, lambda: callback(*arguments)),
-        )
+        arrival = network.arrival_time(STORE_HOST, self._host) + self._store.news_delay_s
+        self._news.append((arrival, context, lambda: callback(*arguments)))
         self._pump()
 
     def _pump(self) -> None:
@@ -183,7 +208,7 @@ class SimDriver(MetadataDriver):
         return await self._call(lambda: self.inner.create_ledger(metadata), self._note_commit)
 
     async def read_ledger(self, ledger_id: int) -> Versioned:
-        return await self._call(lambda: self.inner.read_ledger(ledger_id))
+        return self._store.maybe_stale(await self._call(lambda: self.inner.read_ledger(ledger_id)))
 
     async def write_ledger(self, metadata: LedgerMetadata, expected_version: int) -> Versioned:
         delays_s = self._store.on_update(self._host) if self._store.on_update is not None else (0.0, 0.0)
@@ -192,6 +217,7 @@ class SimDriver(MetadataDriver):
         )
 
     def _note_commit(self, written: Versioned) -> None:
+        self._store.remember(written)
         self._store.note(self._host, written.metadata.ledger_id, written.metadata)
 
     async def delete_ledger(self, ledger_id: int, expected_version: int | None = None) -> None:
