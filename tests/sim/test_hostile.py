@@ -49,8 +49,9 @@ class HostileRun:
 
     def __init__(self, seed: int, wire: str = "v2", misdeeds: tuple[str, ...] = (), honesty: float = 0.5) -> None:
         self.simulation = Simulation(seed, profile(wire))
-        # What a bookie acknowledged can only be looked up at honest ones.
+        # What a bookie holds can only be looked up at honest ones, and what is said can only be read from those.
         self.simulation.history.witness = self.simulation.cluster.witness = None
+        self.simulation.history.tap = self.simulation.cluster.network.on_join = None
         cluster = self.simulation.cluster
         self.participant = Participant(self.simulation.loop, "h1")
         self.driver = SimDriver(cluster.store, MemoryDriver(cluster.memory), "h1")
