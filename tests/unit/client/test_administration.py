@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from bookies.client.client import Client
 from bookies.client.replication import Progress
 from bookies.errors import (
     BookieUnreachable,
+    ClientClosed,
     DigestMismatch,
     EntryNotFound,
     FragmentNotFinished,
@@ -634,5 +636,91 @@ def test_decommissioning() -> None:
         assert len(report.moves) == 1
         assert not await administration.are_entries_stored(ledger_id, leaving)
         assert (await administration.decommission(leaving)).moves == ()
+
+    play(act, 4)
+
+
+# -- what happens meanwhile ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quorums", ["3/3/2", "4/2/2"])
+@pytest.mark.parametrize("delay_s", [0.0005, 0.002, 0.005])
+def test_a_client_that_is_closed_ends_everything(quorums: str, delay_s: float) -> None:
+    """Nothing goes on, and it is not taken for a bookie's failure."""
+
+    async def act(world: World) -> None:
+        first = await world.client()
+        ledger_id = await written(first, 2000, quorums, size=1000)
+        lost = (await first.metadata(ledger_id)).last_ensemble[0]
+        operations: list[Callable[[Administration], Coroutine[Any, Any, Any]]] = [
+            lambda administration: administration.recover_bookies([lost], bytes_per_s=100_000),
+            lambda administration: administration.recover_bookies([lost]),
+            lambda administration: administration.check_ledger(ledger_id, percentage=100),
+            lambda administration: administration.repair_ledger(ledger_id, bytes_per_s=100_000),
+        ]
+        del world.bookies[lost].ledgers[ledger_id].entries[0]
+        for operation in operations:
+            store = await world.client()
+            task = asyncio.create_task(operation(store.administration()))
+            await asyncio.sleep(delay_s)
+            assert not task.done()
+            await store.close()
+            with pytest.raises(ClientClosed):
+                await task
+
+    play(act, 6)
+
+
+def test_ledgers_that_are_deleted_meanwhile() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        ledgers = [await written(store, 1000, size=1000) for _ in range(3)]
+        lost = (await store.metadata(ledgers[0])).last_ensemble[0]
+        await remove(world, lost)
+        administration = store.administration()
+        touched = list(await administration.ledgers_on([lost]))
+        deleting: list[asyncio.Task[None]] = []
+
+        def delete(news: Progress) -> None:
+            if news.entries and not deleting:
+                deleting.extend(asyncio.create_task(store.delete(each)) for each in touched)
+
+        report = await administration.recover_bookies([lost], progress=delete, bytes_per_s=1_000_000)
+        assert report.moves == ()
+        assert deleting
+        listed = administration._driver.ledger_ids
+
+        async def list_one_more() -> AsyncIterator[Sequence[int]]:
+            async for ids in listed():
+                yield ids
+            yield [touched[0]]
+
+        administration._driver.ledger_ids = list_one_more  # type: ignore[method-assign]
+        assert touched[0] not in await administration.ledgers_on(list(world.bookies))
+
+    play(act, 4)
+
+
+def test_a_bookie_that_is_named_again_is_not_decommissioned() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        ledger_id = await written(store, 20)
+        record = await store.metadata(ledger_id)
+        leaving = record.last_ensemble[0]
+        await remove(world, leaving)
+        administration = store.administration()
+
+        async def create() -> None:
+            await administration._driver.create_ledger(record.replace(ledger_id=99))
+
+        creating: list[asyncio.Task[None]] = []
+
+        def name_again(news: Progress) -> None:
+            if not creating:
+                creating.append(asyncio.create_task(create()))
+
+        with pytest.raises(ReplicationFailed, match="names the bookie again") as caught:
+            await administration.decommission(leaving, progress=name_again, bytes_per_s=1000)
+        assert (caught.value.ledger_id, caught.value.bookie) == (99, leaving)
 
     play(act, 4)
