@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import pathlib
@@ -21,6 +22,7 @@ from bookies.wire import digest
 
 pytestmark = pytest.mark.live
 
+PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1  # of linux/prctl.h and linux/capability.h
 KEY = digest.master_key(b"")
 FAST = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20, "write_cache_size": 4 << 20}
 
@@ -178,8 +180,40 @@ def run_bookie(directory: pathlib.Path, *options: str, **environment: str) -> su
     command = [sys.executable, "-m", "bookies.admin.cli", "bookie", "run", "--bookie-id", "b1", "--port", "0"]
     command += ["--metadata", f"file:{directory}/metadata", "--journal-dir", "b1/journal", "--ledger-dir", "b1/ledgers"]
     return subprocess.run(
-        [*command, *options], cwd=directory, capture_output=True, text=True, timeout=30, env=os.environ | environment
+        [*command, *options],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env=os.environ | environment,
+        preexec_fn=obey_permissions,
     )
+
+
+def obey_permissions() -> None:
+    """In a child: permission bits count for root too (without the capability DAC_OVERRIDE)."""
+    ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE)
+
+
+@pytest.mark.parametrize("which", ["--journal-dir", "--ledger-dir"])
+def test_a_directory_that_cannot_be_written_is_named(which: str, tmp_path: pathlib.Path) -> None:
+    locked = tmp_path / "locked"
+    (locked / "old").mkdir(parents=True)
+    for path in (locked / "old", locked):
+        path.chmod(0o555)
+    try:
+        for place in ("locked/new", "locked/old"):
+            result = run_bookie(tmp_path, which, place)
+            assert result.returncode == 5
+            assert result.stdout == ""
+            assert f"cannot start bookie b1: cannot use {place}" in result.stderr
+            assert "permission denied" in result.stderr
+            assert "this user can write" in result.stderr
+            assert "Traceback" not in result.stderr
+            assert not list((locked / "old").iterdir())
+    finally:
+        for path in (locked, locked / "old"):
+            path.chmod(0o755)
 
 
 def test_start_failures_are_one_sentence(cluster: LocalCluster, tmp_path: pathlib.Path) -> None:
