@@ -234,7 +234,9 @@ class Administration:
             if in_place:
                 replacements = renewals(fragment, positions)
             else:
-                replacements = choose_targets(fragment, positions, self._access.candidates(), exclude)
+                replacements = choose_targets(
+                    fragment, positions, self._access.candidates(), self._access.domains, exclude
+                )
             update = MetadataLoop(self._access.runtime, self._driver, found)
             return await replicate(self._access, fragment, replacements, update, account)
 
@@ -262,7 +264,7 @@ class Administration:
                 if verdict.is_ok or not verdict.fragment.is_finished:
                     continue
                 try:
-                    replacements = repairs(verdict, self._access.candidates())
+                    replacements = repairs(verdict, self._access.candidates(), self._access.domains)
                     moves.append(await replicate(self._access, verdict.fragment, replacements, update, account))
                 except ClientClosed:
                     raise

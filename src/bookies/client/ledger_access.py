@@ -12,6 +12,7 @@ from bookies.client.replicas import LedgerReplicas
 from bookies.config import ClientConfig
 from bookies.metadata.driver import MetadataDriver, Versioned
 from bookies.model import BookieId, DigestType, LedgerMetadata
+from bookies.protocol.placement import parse_fault_domains
 from bookies.runtime.ports import Runtime
 
 
@@ -34,6 +35,7 @@ class LedgerAccess:
         self.pool = pool
         self.driver = driver
         self.candidates = candidates
+        self.domains = parse_fault_domains(config.fault_domains)
         self._config = config
         self._password = password
         self._digest_type = digest_type

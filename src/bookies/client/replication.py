@@ -170,7 +170,9 @@ class BookieRecovery:
 
     async def _fragment(self, fragment: Fragment, positions: Sequence[int], update: MetadataLoop) -> None:
         try:
-            replacements = choose_targets(fragment, positions, self._access.candidates(), self._bookies)
+            replacements = choose_targets(
+                fragment, positions, self._access.candidates(), self._access.domains, self._bookies
+            )
             if self._is_dry:
                 needs_sealing = self._needs_sealing(update.current.metadata)
                 move = Move(fragment.ledger_id, fragment.first, fragment.last, replacements, needs_sealing)

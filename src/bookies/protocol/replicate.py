@@ -16,14 +16,14 @@ what the writer sent. Adds carry the recovery flag, since the ledger is usually 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from bookies.errors import FragmentNotFinished, InvalidArgument, NotEnoughBookies, VersionConflict
 from bookies.model import BookieId, Ensemble, LedgerMetadata
 from bookies.protocol.fragments import Fragment, FragmentVerdict, ReplicaState
-from bookies.protocol.placement import choose_replacement
+from bookies.protocol.placement import choose_replacement, others_first
 from bookies.protocol.quorum import next_stored, stores, write_set
 
 ENTRIES_MAX = 1000  # copied at a time
@@ -52,13 +52,22 @@ def check_finished(fragment: Fragment) -> None:
 
 
 def choose_targets(
-    fragment: Fragment, positions: Sequence[int], candidates: Sequence[BookieId], exclude: Collection[BookieId] = ()
+    fragment: Fragment,
+    positions: Sequence[int],
+    candidates: Sequence[BookieId],
+    domains: Mapping[BookieId, str],
+    exclude: Collection[BookieId] = (),
 ) -> tuple[Replacement, ...]:
-    """One new bookie for each position, none of them a member already. Raises `NotEnoughBookies`."""
+    """One new bookie for each position, none of them a member already, if possible in a fault domain of its own.
+
+    `candidates`: in order of preference. Raises `NotEnoughBookies`.
+    """
     chosen: list[Replacement] = []
+    staying = [bookie for position, bookie in enumerate(fragment.ensemble) if position not in positions]
     for position in positions:
-        taken = [*fragment.ensemble, *(each.new for each in chosen)]
-        target = choose_replacement(taken, candidates, exclude)
+        targets = [each.new for each in chosen]
+        order = others_first(candidates, [*staying, *targets], domains) if domains else candidates
+        target = choose_replacement([*fragment.ensemble, *targets], order, exclude)
         if target is None:
             raise NotEnoughBookies(
                 f"none of the {len(candidates)} writable bookies can take the place of {fragment.ensemble[position]} "
@@ -76,14 +85,16 @@ def renewals(fragment: Fragment, positions: Sequence[int]) -> tuple[Replacement,
     return tuple(Replacement(position, members[position], members[position]) for position in positions)
 
 
-def repairs(verdict: FragmentVerdict, candidates: Sequence[BookieId]) -> tuple[Replacement, ...]:
+def repairs(
+    verdict: FragmentVerdict, candidates: Sequence[BookieId], domains: Mapping[BookieId, str]
+) -> tuple[Replacement, ...]:
     """What makes an under-replicated fragment whole: writable bookies that lost entries get them again, all other bad
     positions get new bookies. Raises `NotEnoughBookies`.
     """
     fragment = verdict.fragment
     lost = [each for each in verdict.positions(ReplicaState.MISSING) if fragment.ensemble[each] in candidates]
     replaced = [each for each in verdict.bad_positions if each not in lost]
-    return (*renewals(fragment, lost), *choose_targets(fragment, replaced, candidates))
+    return (*renewals(fragment, lost), *choose_targets(fragment, replaced, candidates, domains))
 
 
 class FragmentCopy:
