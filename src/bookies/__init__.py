@@ -59,12 +59,16 @@ if TYPE_CHECKING:
     from bookies.admin.local_cluster import local as local
     from bookies.client import blocking as blocking
     from bookies.client.administration import Administration as Administration
+    from bookies.client.administration import LedgerCheck as LedgerCheck
     from bookies.client.advanced import AdvancedLedgerWriter as AdvancedLedgerWriter
     from bookies.client.client import Client as Client
     from bookies.client.connect import connect as connect
     from bookies.client.entries import Entry as Entry
     from bookies.client.entries import EntryBatch as EntryBatch
     from bookies.client.reader import LedgerReader as LedgerReader
+    from bookies.client.replication import CopyProgress as CopyProgress
+    from bookies.client.replication import Move as Move
+    from bookies.client.replication import RecoveryReport as RecoveryReport
     from bookies.client.watcher import BookieStatus as BookieStatus
     from bookies.client.writer import LedgerWriter as LedgerWriter
     from bookies.config import BookieConfig as BookieConfig
@@ -74,6 +78,11 @@ if TYPE_CHECKING:
     from bookies.model import DigestType as DigestType
     from bookies.model import LedgerMetadata as LedgerMetadata
     from bookies.model import LedgerState as LedgerState
+    from bookies.protocol.fragments import Fragment as Fragment
+    from bookies.protocol.fragments import FragmentVerdict as FragmentVerdict
+    from bookies.protocol.fragments import ReplicaState as ReplicaState
+    from bookies.protocol.fragments import ReplicaVerdict as ReplicaVerdict
+    from bookies.protocol.replicate import Replacement as Replacement
 
 # Public name -> module that defines it.
 _LAZY = {
@@ -85,13 +94,22 @@ _LAZY = {
     "BookieStatus": "bookies.client.watcher",
     "Client": "bookies.client.client",
     "ClientConfig": "bookies.config",
+    "CopyProgress": "bookies.client.replication",
     "DigestType": "bookies.model",
     "Entry": "bookies.client.entries",
     "EntryBatch": "bookies.client.entries",
+    "Fragment": "bookies.protocol.fragments",
+    "FragmentVerdict": "bookies.protocol.fragments",
+    "LedgerCheck": "bookies.client.administration",
     "LedgerMetadata": "bookies.model",
     "LedgerReader": "bookies.client.reader",
     "LedgerState": "bookies.model",
     "LedgerWriter": "bookies.client.writer",
+    "Move": "bookies.client.replication",
+    "RecoveryReport": "bookies.client.replication",
+    "Replacement": "bookies.protocol.replicate",
+    "ReplicaState": "bookies.protocol.fragments",
+    "ReplicaVerdict": "bookies.protocol.fragments",
     "blocking": "bookies.client",
     "connect": "bookies.client.connect",
     "local": "bookies.admin.local_cluster",
@@ -118,6 +136,7 @@ __all__ = [
     "CookieExists",
     "CookieMismatch",
     "CookieNotFound",
+    "CopyProgress",
     "CorruptRecord",
     "DataUnknown",
     "DigestMismatch",
@@ -129,8 +148,11 @@ __all__ = [
     "EntryError",
     "EntryExists",
     "EntryNotFound",
+    "Fragment",
     "FragmentNotFinished",
+    "FragmentVerdict",
     "InvalidArgument",
+    "LedgerCheck",
     "LedgerClosed",
     "LedgerError",
     "LedgerExists",
@@ -144,13 +166,18 @@ __all__ = [
     "LocalProtocolError",
     "MetadataCorrupt",
     "MetadataError",
+    "Move",
     "NotEnoughBookies",
     "NotSupported",
     "ProtocolError",
     "QuorumError",
     "ReadFailed",
     "RecoveryFailed",
+    "RecoveryReport",
     "RemoteProtocolError",
+    "Replacement",
+    "ReplicaState",
+    "ReplicaVerdict",
     "ReplicationFailed",
     "SessionExpired",
     "StorageError",

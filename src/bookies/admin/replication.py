@@ -17,8 +17,7 @@ from bookies.runtime.tasks import all_of
 if TYPE_CHECKING:
     from bookies.client.administration import LedgerCheck
     from bookies.client.client import Client
-    from bookies.client.replication import Move
-    from bookies.client.replication import Progress as Copied
+    from bookies.client.replication import CopyProgress, Move
     from bookies.protocol.fragments import FragmentVerdict, ReplicaVerdict
 
 CHECKED_AT_ONCE = 8  # ledgers
@@ -153,7 +152,7 @@ async def recover_bookies(
             )
     progress = Progress("ledgers", None, quiet=as_json)
 
-    def copied(news: Copied) -> None:
+    def copied(news: CopyProgress) -> None:
         progress.update(
             news.ledgers_done, f"of {news.ledgers:,}  {news.entries:,} entries, {size_text(news.size)} copied"
         )

@@ -60,6 +60,7 @@ class LedgerCheck:
 
     @property
     def is_ok(self) -> bool:
+        """Whether every replica of every fragment is known to be good."""
         return all(fragment.is_ok for fragment in self.fragments)
 
     @property

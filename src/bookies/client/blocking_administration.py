@@ -1,6 +1,6 @@
 """`Administration` for callers without asyncio: the same words, without await. See `client/administration.py`.
 
-Progress is reported on the client's own thread: a callback must be quick, and must not call the client.
+CopyProgress is reported on the client's own thread: a callback must be quick, and must not call the client.
 """
 
 from __future__ import annotations

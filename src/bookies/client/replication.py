@@ -20,7 +20,7 @@ from bookies.protocol.replicate import FragmentCopy, Pace, Replacement, choose_t
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class CopyProgress:
     """How far a long operation is. `entries`, `size`: copied so far, in entries and in bytes of all copies."""
 
     ledger_id: int
@@ -52,7 +52,7 @@ class RecoveryReport:
     size: int
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[CopyProgress], None]
 
 
 class Account:
@@ -73,7 +73,7 @@ class Account:
 
     def report(self, ledger_id: int) -> None:
         if self._progress is not None:
-            self._progress(Progress(ledger_id, self.ledgers_done, self.ledgers, self.entries, self.size))
+            self._progress(CopyProgress(ledger_id, self.ledgers_done, self.ledgers, self.entries, self.size))
 
 
 async def replicate(

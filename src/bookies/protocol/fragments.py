@@ -213,6 +213,7 @@ class FragmentVerdict(NamedTuple):
 
     @property
     def is_ok(self) -> bool:
+        """Whether every replica is known to be good."""
         return not self.bad_positions
 
     @property
@@ -221,6 +222,7 @@ class FragmentVerdict(NamedTuple):
         return self.positions(ReplicaState.MISSING, ReplicaState.UNAVAILABLE, ReplicaState.CANNOT_TELL)
 
     def positions(self, *states: ReplicaState) -> list[int]:
+        """The positions whose replicas are in any of these states."""
         return [replica.position for replica in self.replicas if replica.state in states]
 
     @property

@@ -11,7 +11,7 @@ from tests.fakes.world import World, play
 
 from bookies.client.administration import Administration
 from bookies.client.client import Client
-from bookies.client.replication import Progress
+from bookies.client.replication import CopyProgress
 from bookies.errors import (
     BookieUnreachable,
     ClientClosed,
@@ -294,7 +294,7 @@ def test_a_fragment_is_copied_and_then_the_record_says_so(quorums: str, wire: st
         administration = store.administration()
         fragment, bad = await checked_fragment(administration, ledger_id)
         assert bad == [1]
-        news: list[Progress] = []
+        news: list[CopyProgress] = []
         move = await administration.replicate_fragment(fragment, bad, progress=news.append)
         assert move.replacements == ((1, lost, spare),)
         record = await store.metadata(ledger_id)
@@ -521,7 +521,7 @@ def test_all_ledgers_of_a_lost_bookie() -> None:
         assert {move.ledger_id for move in plan.moves} == set(touched)
         assert [move.ledger_id for move in plan.moves if move.needs_sealing] == [open_one]
         assert {each: await store.metadata(each) for each in touched} == touched, "nothing was done"
-        news: list[Progress] = []
+        news: list[CopyProgress] = []
         report = await administration.recover_bookies([lost], progress=news.append)
         # The recovery of the open one may have replaced the bookie by writing its entries back.
         assert set(touched) - {open_one} <= {move.ledger_id for move in report.moves} <= set(touched)
@@ -681,7 +681,7 @@ def test_ledgers_that_are_deleted_meanwhile() -> None:
         touched = list(await administration.ledgers_on([lost]))
         deleting: list[asyncio.Task[None]] = []
 
-        def delete(news: Progress) -> None:
+        def delete(news: CopyProgress) -> None:
             if news.entries and not deleting:
                 deleting.extend(asyncio.create_task(store.delete(each)) for each in touched)
 
@@ -715,7 +715,7 @@ def test_a_bookie_that_is_named_again_is_not_decommissioned() -> None:
 
         creating: list[asyncio.Task[None]] = []
 
-        def name_again(news: Progress) -> None:
+        def name_again(news: CopyProgress) -> None:
             if not creating:
                 creating.append(asyncio.create_task(create()))
 
