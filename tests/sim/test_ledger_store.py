@@ -634,6 +634,26 @@ def test_checkpoints_come_by_themselves(machine: Any, body: Body) -> None:
     assert made.live(by_volume)
 
 
+def test_checkpoints_happen_under_a_load_that_never_ends(machine: Any, body: Body) -> None:
+    """Entries arrive faster than they are flushed, so that a full generation always waits behind the one on its way."""
+    made = machine(checkpoint_journal_size=1 << 20, write_cache_size=256 << 10, checkpoint_interval_ms=3_600_000)
+    seen: list[tuple[int, int]] = []
+
+    async def write(store: LedgerStore, promises: Any) -> None:
+        async def one(first: int) -> None:
+            for entry_id in range(first, 400, 25):
+                await promises.add(store, 1, {entry_id: body(1, entry_id, size=30_000)})
+                await room(store)
+                seen.append((entry_id, store.stats()["checkpoints"]))
+
+        await asyncio.gather(*map(one, range(25)))
+
+    assert made.live(write)
+    assert seen[-1][1] >= 4, "12 MB, a checkpoint after each of the first"
+    files = [name for name in made.disk.files() if name.endswith(".txn")]
+    assert len(files) <= 4
+
+
 def test_an_orderly_stop_leaves_nothing_to_replay_and_no_dirty_mark(machine: Any, body: Body) -> None:
     made = machine(is_logging=True)
 

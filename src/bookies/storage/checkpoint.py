@@ -142,10 +142,10 @@ class Checkpointer:
         """To be called after every insertion into the cache."""
         if self._cache.is_due and self._cache.snapshot is None:
             self._rotate()
-            if sum(journal.size for journal in self._journals) - self._checkpointed_size >= self._journal_size_max:
-                self._checkpoint_wanted.set()
 
     def _rotate(self) -> Generation:
+        if sum(journal.size for journal in self._journals) - self._checkpointed_size >= self._journal_size_max:
+            self._checkpoint_wanted.set()
         self._flush_wanted.set()
         self._flushed_runs = 0
         return self._cache.rotate(self._marks())
@@ -226,19 +226,24 @@ class Checkpointer:
             self._index.forget_idle(lambda ledger_id: not self._cache.holds(ledger_id))
 
     async def _flush_all(self) -> Marks:
-        """Flush everything inserted before now; the marks of now."""
-        while self._cache.snapshot is not None:
-            await self._wait_flush()
-        if not self._cache.current.ledgers:
-            return self._marks()
-        older = self._rotate()
-        marks = self._cache.current.marks
-        while self._is_flushing(older):
+        """Flush everything inserted before now; marks before which nothing is left.
+
+        Waits for what is in the cache now and for nothing else: under a load that fills the next generation faster
+        than the last one is flushed there is always another, and a checkpoint that waited for the last would starve.
+        """
+        marks, last = self._marks(), self._cache.current
+        if last.ledgers:
+            while self._cache.current is last:
+                if self._cache.snapshot is None:
+                    self._rotate()
+                else:
+                    await self._wait_flush()
+            marks = last.end
+        else:
+            last = self._cache.snapshot or last
+        while self._cache.snapshot is last:
             await self._wait_flush()
         return marks
-
-    def _is_flushing(self, generation: Generation) -> bool:
-        return self._cache.snapshot is generation
 
     async def _write_index(self) -> None:
         """Make dirty pages and headers durable; first the logs that they name."""

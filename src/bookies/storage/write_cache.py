@@ -130,12 +130,13 @@ class LedgerRuns:
 
 
 class Generation:
-    """A half of the cache. `marks`: see the invariants; one for each journal."""
+    """A half of the cache. `marks`: see the invariants; one for each journal. `end`: those of the generation after it."""
 
-    __slots__ = ("ledgers", "marks", "size")
+    __slots__ = ("end", "ledgers", "marks", "size")
 
     def __init__(self, marks: tuple[LogMark, ...]) -> None:
         self.marks = marks
+        self.end: tuple[LogMark, ...] = ()
         self.size = 0
         self.ledgers: dict[int, LedgerRuns] = {}
 
@@ -188,6 +189,7 @@ class WriteCache:
         """Make the current generation the snapshot; `marks` belong to the new one."""
         assert self.snapshot is None
         self.snapshot = self.current
+        self.snapshot.end = marks
         self.current = Generation(marks)
         return self.snapshot
 
