@@ -20,6 +20,7 @@ from bookies.client import connect as connecting
 from bookies.client.blocking_administration import Administration
 from bookies.client.entries import Entry, EntryBatch, LastConfirmedAndEntry
 from bookies.client.iteration import Batches
+from bookies.client.opening import Opening
 from bookies.client.reader import LedgerReader as AsyncLedgerReader
 from bookies.client.watcher import BookieStatus
 from bookies.client.writer import LedgerWriter as AsyncLedgerWriter
@@ -408,7 +409,7 @@ class Client:
         self.close()
 
 
-async def _awaited(opening: asynchronous.Opening[Any]) -> Any:
+async def _awaited(opening: Opening[Any]) -> Any:
     return await opening
 
 
