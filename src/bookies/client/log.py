@@ -107,8 +107,7 @@ class Log:
 
         async def make() -> LogWriter:
             parts = await self._parts()
-            taken = await take_over(parts, is_candidate=is_candidate)
-            return LogWriter(parts, taken.ledger, roll_size, roll_age)
+            return LogWriter(parts, await take_over(parts, is_candidate=is_candidate), roll_size, roll_age)
 
         return Opening(make, timeout)
 

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from bookies.client.takeover import LogParts, discard, new_ledger, sweep, take_over, truncate
+from bookies.client.metadata_loop import back_off
+from bookies.client.takeover import PATIENCE_S, LogParts, discard, new_ledger, sweep, take_over, truncate
 from bookies.client.writer import BATCH_SIZE_MAX, LedgerWriter, Payload
 from bookies.errors import (
     AckQuorumTimeout,
@@ -73,6 +74,8 @@ class LogWriter:
         self._is_rolling = self._is_recovering = False
         self._roll_not_before = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._futile_count = 0  # ledgers one after the other that failed before anything was confirmed
+        self._futile_since = 0.0
         self._install(ledger)
         if self._records.current.deleting:
             self._tasks.start(self._sweep(), f"sweep up after log {self.name}")
@@ -184,7 +187,12 @@ class LogWriter:
             raise LogError(text) from error
         if error.entry_id is None:
             return batch
-        stored = self._ends[ledger.ledger_id].last_entry_id - (error.entry_id - len(batch))
+        end = self._ends.get(ledger.ledger_id)
+        if end is None:
+            raise LogError(
+                f"the entry may or may not have been in log {self.name}, which was truncated there"
+            ) from error
+        stored = end.last_entry_id - (error.entry_id - len(batch))
         return batch[max(0, stored) :]
 
     def _is_one_piece(self, batch: list[Payload]) -> bool:
@@ -212,17 +220,32 @@ class LogWriter:
                     if _is_fenced(cause):
                         raise LogFenced(f"another process is taking log {self.name} over") from cause
                     await ledger.close()
-                    taken = await take_over(self._parts, leader=self._epoch)
+                    await self._pause(ledger, cause)
+                    following = await take_over(self._parts, leader=self._epoch)
                 except BookKeeperError as error:
                     self._end(error)
                     raise
-                self._ends.update(taken.ends)
+                # Somebody who truncates may have noted ends before we took over.
+                self._ends.update((each.ledger_id, each.end) for each in self.manifest.extents if each.end is not None)
                 self._epoch = self._records.current.epoch
                 if self._next is not None:
                     await self._put_away(self._next)
-                self._install(taken.ledger)
+                self._install(following)
             self._wake_failed()
             await asyncio.sleep(0)  # They go first, in their old order; then those at the gate, or the end.
+
+    async def _pause(self, ledger: LedgerWriter, cause: BookKeeperError) -> None:
+        """Do not fill the list with ledgers that hold nothing. Raises why they do when they have for too long."""
+        now = self._loop.time()
+        if ledger.last_add_confirmed >= 0:
+            self._futile_count = 0
+            return
+        if self._futile_count == 0:
+            self._futile_since = now
+        if now - self._futile_since >= PATIENCE_S:
+            raise cause.__cause__ if isinstance(cause.__cause__, BookKeeperError) else cause
+        self._futile_count += 1
+        await back_off(self._parts.runtime, self._futile_count)
 
     async def _put_away(self, ledger: LedgerWriter) -> None:
         """The next ledger of a roll that did not end."""

@@ -30,14 +30,15 @@ class Opening(Generic[H]):
         self._handle: H | None = None
 
     def __await__(self) -> Generator[object, None, H]:
-        return self._begin().__await__()
+        return self.begin().__await__()
 
-    async def _begin(self) -> H:
+    async def begin(self) -> H:
+        """The handle. As awaiting this object, for those who need a coroutine."""
         async with asyncio.timeout(self._timeout):
             return await self._make()
 
     async def __aenter__(self) -> H:
-        self._handle = handle = await self._begin()
+        self._handle = handle = await self.begin()
         await handle.__aenter__()
         return handle
 

@@ -33,17 +33,10 @@ class LogParts(NamedTuple):
     password: bytes
 
 
-class TakenOver(NamedTuple):
-    """`ledger`: the last of the list now, empty, and ours. `ends`: of the ledgers that were open before."""
-
-    ledger: LedgerWriter
-    ends: Mapping[int, LedgerEnd]
-
-
 async def take_over(
     parts: LogParts, *, leader: int | None = None, is_candidate: Callable[[], bool] | None = None
-) -> TakenOver:
-    """Decide the ends of what is open, and put a ledger of our own behind it.
+) -> LedgerWriter:
+    """Decide the ends of what is open, and put a ledger of our own behind it; that ledger, still empty.
 
     `leader`: the epoch of a leader who lost its ledger, and goes on only while nobody else took over. `is_candidate`:
     asked before every attempt. Raises `LogFenced` if either says no, `LogNotFound`, `LedgerNotFound` (a listed ledger
@@ -64,7 +57,7 @@ async def take_over(
         await back_off(parts.runtime, DUEL_PAUSE + lost)
 
 
-async def _attempt(parts: LogParts, leader: int | None) -> TakenOver | None:
+async def _attempt(parts: LogParts, leader: int | None) -> LedgerWriter | None:
     """None: somebody else changed the list meanwhile. The numbers are those of client-protocol 5.2."""
     basis = await parts.records.refresh()  # (1)
     if leader is not None:
@@ -86,7 +79,7 @@ async def _attempt(parts: LogParts, leader: int | None) -> TakenOver | None:
     except BaseException:
         await ledger.close()  # It may or may not be in the list: whoever takes over next ends it.
         raise
-    return TakenOver(ledger, ends)
+    return ledger
 
 
 async def end_of(parts: LogParts, ledger_id: int) -> LedgerEnd:

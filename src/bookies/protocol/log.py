@@ -89,6 +89,11 @@ class Extent:
     txn: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def end(self) -> LedgerEnd | None:
+        """Of its ledger, if the list says it."""
+        return None if self.last is None else LedgerEnd(self.last, self.bytes or 0)
+
     def closed(self, end: LedgerEnd) -> Extent:
         rows = end.last_entry_id - self.first + 1
         return replace(self, last=end.last_entry_id, rows=max(0, rows), bytes=end.length)
@@ -323,7 +328,21 @@ _EXTENT_FIELDS = {"seq": "seq", "ledger": "ledger_id", "first": "first", "last":
     name: name for name in ("rows", "bytes", "txn")
 }
 _FIELDS = frozenset(
-    "format token created_ms ensemble write_quorum ack_quorum digest epoch next_seq extents deleting state txns".split()
+    (
+        "format",
+        "token",
+        "created_ms",
+        "ensemble",
+        "write_quorum",
+        "ack_quorum",
+        "digest",
+        "epoch",
+        "next_seq",
+        "extents",
+        "deleting",
+        "state",
+        "txns",
+    )
 )
 
 
