@@ -248,7 +248,8 @@ async def _truncate(client: Client, arguments: argparse.Namespace) -> int:
         if target is None:
             raise LogTruncated(f"position {before} is not in log {log.name}")
         gone = [each.ledger_id for each in manifest.extents[:-2] if each.seq < target.seq]
-        print(f"would let log {log.name} begin at {before}, and delete {len(gone)} ledgers {gone or ''}".rstrip())
+        what = f"delete ledgers {', '.join(map(str, gone))}" if gone else "delete no ledger yet"
+        print(f"would let log {log.name} begin at {before}, and {what}")
         return 0
     await log.truncate(before)
     if arguments.json:
@@ -261,7 +262,7 @@ async def _delete(client: Client, arguments: argparse.Namespace) -> int:
     if log.name not in await client.logs(log.name):
         await log.manifest()  # It says what is wrong.
     manifests = [] if arguments.yes else [await log.manifest()]
-    what = f"log {log.name}" + "".join(f" and its {len(each.extents)} ledgers" for each in manifests)
+    what = f"log {log.name}" + "".join(f" (ledgers: {len(each.extents)})" for each in manifests)
     if arguments.dry_run:
         print(f"would delete {what}")
         return 0
