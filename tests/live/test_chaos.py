@@ -42,7 +42,7 @@ def test_every_promise_holds(tmp_path: pathlib.Path, family: Family) -> None:
     assert list((data / "clients").glob("writer1.1.history"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_run_leaves_nothing(tmp_path: pathlib.Path, family: Family, number: signal.Signals) -> None:
     environment = family.environment() | {"TMPDIR": str(tmp_path)}
     family.environment = lambda: environment  # type: ignore[method-assign]
@@ -52,8 +52,10 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: pathlib.Path, family: Famil
             assert line, "it has ended"
         assert len(family.members()) > 3
         done = finish(process, number)
-    assert done.status == 130
     family.wait_gone()
+    if number == signal.SIGKILL:
+        return  # Nobody was left to remove the data.
+    assert done.status == 130
     assert os.listdir(tmp_path) == []
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import random
 import signal
 import sys
@@ -237,12 +238,14 @@ async def live(arguments: argparse.Namespace, history: History) -> int:
     from bookies.client.connect import connect
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _print_tasks)
-    opening = connect(arguments.metadata, config=CONFIG, timeout=CONNECT_S)
+    choices = random.Random(arguments.seed)
+    config = dataclasses.replace(CONFIG, wire=choices.choice(("v2", "v2", "v3")))
+    opening = connect(arguments.metadata, config=config, timeout=CONNECT_S)
     client = None
     while client is None:
         client = await history.attempt("connect", CONNECT_S, opening)
     sizes = [each for each in QUORUMS if each[0] <= arguments.bookies and each[2] >= arguments.least_ack_quorum]
-    chaos = ChaosClient(client, history, random.Random(arguments.seed), sizes)
+    chaos = ChaosClient(client, history, choices, sizes)
     act = {"writer": chaos.write, "recoverer": chaos.recover, "reader": chaos.read, "tailer": chaos.tail}[
         arguments.role
     ]

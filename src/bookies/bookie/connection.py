@@ -4,7 +4,8 @@ Requests go to the service in the order of their arrival. Responses gather in a 
 the event loop, so a group commit that answers twenty batches costs one system call per connection.
 
 Pressure: a connection reads nothing while the bookie as a whole has too much in hand (`pressure.Intake`), nor while
-its peer does not take the answers it asked for. TCP then makes the peer wait; nothing is refused and nothing grows.
+its peer does not take the answers it asked for or has too many requests that wait. TCP then makes the peer wait;
+nothing is refused and nothing grows.
 
 Source: wire-protocol 1.1, 1.2, 5.11.
 """
@@ -23,6 +24,7 @@ from bookies.wire.server import RequestDecoder, encode_response
 
 JOIN_SIZE_MAX = 64 * 1024  # responses of up to so many bytes are joined into one buffer; larger ones go as they are
 UNSENT_SIZE_MAX = 1024 * 1024  # bytes that may wait in a socket's buffer in our memory before we stop reading from it
+TASKS_MAX = 10_000  # requests of one connection that wait before we stop reading from it, until half are answered
 LINGER_S = 2.0  # how long a closed connection may take to fetch its last answers
 STALL_S = 30.0  # a peer that takes no answers for so long is given up; what it asked for is memory
 STALL_PRESSED_S = 2.0  # likewise, when others wait for that memory
@@ -69,6 +71,7 @@ class Connection(asyncio.Protocol):
         self._holds_partial_frame = False
         self._answer_size = 0
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._has_many_tasks = False
         self._linger: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._taken_at = 0.0  # when the peer was last seen to take something, while it is slow
@@ -92,6 +95,9 @@ class Connection(asyncio.Protocol):
         task = self._loop.create_task(work)
         self._tasks[task] = None
         task.add_done_callback(self._task_ended)
+        if len(self._tasks) == TASKS_MAX:
+            self._has_many_tasks = True
+            self.update_reading()
 
     def close(self) -> None:
         """Flush, then end our direction; the peer gets `LINGER_S` to fetch what is under way. Idempotent.
@@ -118,7 +124,8 @@ class Connection(asyncio.Protocol):
 
     def update_reading(self) -> None:
         """Pause or resume reading, after one of its reasons changed."""
-        should_pause = (self._intake.is_paused or self._is_writing_paused) and not self.is_closed
+        is_full = self._intake.is_paused or self._is_writing_paused or self._has_many_tasks
+        should_pause = is_full and not self.is_closed
         if should_pause is self._is_reading_paused or self._transport is None or self._transport.is_closing():
             return
         self._is_reading_paused = should_pause
@@ -223,6 +230,9 @@ class Connection(asyncio.Protocol):
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
+        if self._has_many_tasks and len(self._tasks) <= TASKS_MAX // 2:
+            self._has_many_tasks = False
+            self.update_reading()
         if not task.cancelled() and (error := task.exception()) is not None:
             # Handlers answer every error, so this is our own mistake; the client must not wait for its answer.
             self._events.error("request.broken", peer=self.peer, error=error)

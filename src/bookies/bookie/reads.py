@@ -17,7 +17,7 @@ from typing import Any
 from bookies.bookie.connection import Connection
 from bookies.bookie.pressure import ReadBudget
 from bookies.config import BookieConfig
-from bookies.errors import BookKeeperError, EntryNotFound, LedgerUnknownToBookie, Status, status_of_error
+from bookies.errors import BookieBusy, BookKeeperError, EntryNotFound, LedgerUnknownToBookie, Status, status_of_error
 from bookies.model import LAST_ENTRY
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Clock
@@ -36,6 +36,7 @@ from bookies.wire.messages import (
 )
 
 LONG_POLL_MS_MAX = 24 * 60 * 60 * 1000
+LONG_POLLS_MAX = 20_000  # that wait, of all clients; each takes some kilobytes
 READ_SIZE_GUESS = 64 * 1024  # what a single read is taken for until its entry is there
 BATCH_RESPONSE_OVERHEAD = 36  # length word, header, ids, request id: part of the size a batch read asks for
 
@@ -53,6 +54,7 @@ class Reads:
         self._clock = clock
         self._events = events
         self._batch_read_size_max = min(config.batch_read_size_max, config.frame_size_max)
+        self._long_polls = 0  # that wait
 
     def read(self, connection: Connection, request: ReadRequest) -> None:
         """A single entry, plain, fencing or long poll. Source: wire-protocol 5.5 to 5.7."""
@@ -170,7 +172,13 @@ class Reads:
         updated_ms: int | None = None
         last_add_confirmed = await self._store.last_add_confirmed(request.ledger_id)
         if request.timeout_ms is not None and last_add_confirmed <= previous_lac:
-            woken_ms = await self._wait_lac(request.ledger_id, previous_lac, request.timeout_ms)
+            if self._long_polls >= LONG_POLLS_MAX:
+                raise BookieBusy("too many clients wait for news", ledger_id=request.ledger_id)
+            self._long_polls += 1
+            try:
+                woken_ms = await self._wait_lac(request.ledger_id, previous_lac, request.timeout_ms)
+            finally:
+                self._long_polls -= 1
             last_add_confirmed = await self._store.last_add_confirmed(request.ledger_id)
             if last_add_confirmed > previous_lac:
                 updated_ms = woken_ms

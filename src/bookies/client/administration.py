@@ -72,7 +72,7 @@ class LedgerCheck:
 class Administration:
     """See the module. `password` and `digest_type` count only for ledgers whose record has none.
 
-    Methods raise `ClientClosed` and `MetadataError` beside what they name.
+    Methods raise `ClientClosed` and `MetadataError` beside what they name. `timeout`: seconds, then TimeoutError.
     """
 
     def __init__(
@@ -94,14 +94,15 @@ class Administration:
         )
 
     # -- ledgers -------------------------------------------------------------------------------------------------
-    async def open(self, ledger_id: int) -> LedgerReader:
+    async def open(self, ledger_id: int, *, timeout: float | None = None) -> LedgerReader:
         """Open a ledger for reading, whatever its password; never disturbs its writer. Raises as `Client.open`."""
-        found = await self._access.read(ledger_id)
-        return await self._access.reader(found)
+        async with asyncio.timeout(timeout):
+            return await self._access.reader(await self._access.read(ledger_id))
 
-    async def recover(self, ledger_id: int) -> LedgerMetadata:
+    async def recover(self, ledger_id: int, *, timeout: float | None = None) -> LedgerMetadata:
         """Fence a ledger's writer, find its last entry, seal it, whatever its password. Raises as `Client.recover`."""
-        return (await self._access.sealed(ledger_id)).metadata
+        async with asyncio.timeout(timeout):
+            return (await self._access.sealed(ledger_id)).metadata
 
     async def read_stored(self, ledger_id: int, first: int = 0, last: int = -1) -> AsyncIterator[tuple[int, bytes]]:
         """(id, body) of entries first..last as they are stored: header, digest, payload; verified.
@@ -129,15 +130,17 @@ class Administration:
         if last > confirmed:
             raise EntryNotFound(f"behind the last add confirmed, {confirmed}", ledger_id=ledger_id, entry_id=entry_id)
 
-    async def ledgers_on(self, bookies: Collection[BookieId]) -> dict[int, LedgerMetadata]:
+    async def ledgers_on(
+        self, bookies: Collection[BookieId], *, timeout: float | None = None
+    ) -> dict[int, LedgerMetadata]:
         """The ledgers, in any state, that have any of these bookies in any fragment, by ascending id."""
         found = {}
-        async for ids in self._driver.ledger_ids():
-            for start in range(0, len(ids), LISTED_AT_ONCE):
-                part = ids[start : start + LISTED_AT_ONCE]
-                for record in await asyncio.gather(*map(self._record_or_none, part)):
-                    if record and any(bookie in ensemble for _, ensemble in record.ensembles for bookie in bookies):
-                        found[record.ledger_id] = record
+        async with asyncio.timeout(timeout):
+            async for ids in self._driver.ledger_ids():
+                for start in range(0, len(ids), LISTED_AT_ONCE):
+                    for record in await all_of(map(self._record_or_none, ids[start : start + LISTED_AT_ONCE])):
+                        if record and any(each in ensemble for _, ensemble in record.ensembles for each in bookies):
+                            found[record.ledger_id] = record
         return found
 
     async def _record_or_none(self, ledger_id: int) -> LedgerMetadata | None:
@@ -186,17 +189,18 @@ class Administration:
         """Which entries of a ledger a bookie holds, as ranges. Raises `LedgerUnknownToBookie`, `BookieUnreachable`."""
         return await self._pool.list_entries(bookie, ledger_id)
 
-    async def missing_entries(self, bookie: BookieId, ledger_id: int) -> list[range]:
+    async def missing_entries(self, bookie: BookieId, ledger_id: int, *, timeout: float | None = None) -> list[range]:
         """Which entries a bookie ought to hold of a ledger and does not, by its own list: one request, nothing is read.
 
         Raises `LedgerNotFound`, `BookieUnreachable`.
         """
-        found = await self._access.read(ledger_id)
-        fragments = fragments_to_check(found.metadata, await self._access.last_add_confirmed(found))
-        try:
-            held = await self._pool.list_entries(bookie, ledger_id)
-        except LedgerUnknownToBookie:
-            held = []
+        async with asyncio.timeout(timeout):
+            found = await self._access.read(ledger_id)
+            fragments = fragments_to_check(found.metadata, await self._access.last_add_confirmed(found))
+            try:
+                held = await self._pool.list_entries(bookie, ledger_id)
+            except LedgerUnknownToBookie:
+                held = []
         missing: list[range] = []
         for fragment, positions in fragments_on([each for each in fragments if not each.is_doubtful], [bookie]):
             missing += missing_runs(fragment.stored(positions[0]), held)
@@ -329,16 +333,23 @@ class Administration:
         return RecoveryReport(tuple(moves), tuple(sorted(run.skipped)), account.entries, account.size)
 
     async def decommission(
-        self, bookie: BookieId, *, bytes_per_s: float | None = None, progress: OnProgress | None = None
+        self,
+        bookie: BookieId,
+        *,
+        bytes_per_s: float | None = None,
+        progress: OnProgress | None = None,
+        timeout: float | None = None,
     ) -> RecoveryReport:
         """Copy all that a stopped bookie holds to others, and make sure that no record names it for an entry.
 
         Raises `InvalidArgument` while it is still registered, `ReplicationFailed`.
         """
-        if bookie in await self._registered():
-            raise InvalidArgument(f"bookie {bookie} is still registered: stop it first")
-        report = await self.recover_bookies([bookie], bytes_per_s=bytes_per_s, progress=progress)
-        for ledger_id, record in (await self.ledgers_on([bookie])).items():
+        async with asyncio.timeout(timeout):
+            if bookie in await self._registered():
+                raise InvalidArgument(f"bookie {bookie} is still registered: stop it first")
+            report = await self.recover_bookies([bookie], bytes_per_s=bytes_per_s, progress=progress)
+            still = await self.ledgers_on([bookie])
+        for ledger_id, record in still.items():
             if is_stored_on(record, bookie):
                 raise ReplicationFailed(
                     "the ledger names the bookie again: its writer has not noticed yet; repeat it",

@@ -31,9 +31,9 @@ class Administration:
         self._thread = thread
         self._administration = administration
 
-    def recover(self, ledger_id: int) -> LedgerMetadata:
+    def recover(self, ledger_id: int, *, timeout: float | None = None) -> LedgerMetadata:
         """Fence the ledger's writer, find its last entry, seal it, whatever its password."""
-        return self._thread.call(self._administration.recover(ledger_id))
+        return self._thread.call(self._administration.recover(ledger_id, timeout=timeout))
 
     def read_stored(self, ledger_id: int, first: int = 0, last: int = -1) -> Iterator[tuple[int, bytes]]:
         """(id, body) of entries as they are stored; `last` -1: to the end."""
@@ -41,9 +41,9 @@ class Administration:
         while (entry := self._thread.call(_next(found))) is not None:
             yield entry
 
-    def ledgers_on(self, bookies: Collection[BookieId]) -> dict[int, LedgerMetadata]:
+    def ledgers_on(self, bookies: Collection[BookieId], *, timeout: float | None = None) -> dict[int, LedgerMetadata]:
         """The ledgers that have any of these bookies in any fragment, by ascending id."""
-        return self._thread.call(self._administration.ledgers_on(bookies))
+        return self._thread.call(self._administration.ledgers_on(bookies, timeout=timeout))
 
     def check_ledger(self, ledger_id: int, *, percentage: float = 0, timeout: float | None = None) -> LedgerCheck:
         """Look whether every replica of a ledger is there. `percentage`: of entries to read, 100: all."""
@@ -53,9 +53,9 @@ class Administration:
         """Which entries of a ledger a bookie holds, as ranges."""
         return self._thread.call(self._administration.list_entries(bookie, ledger_id))
 
-    def missing_entries(self, bookie: BookieId, ledger_id: int) -> list[range]:
+    def missing_entries(self, bookie: BookieId, ledger_id: int, *, timeout: float | None = None) -> list[range]:
         """Which entries a bookie ought to hold of a ledger and does not, by its own list."""
-        return self._thread.call(self._administration.missing_entries(bookie, ledger_id))
+        return self._thread.call(self._administration.missing_entries(bookie, ledger_id, timeout=timeout))
 
     def are_entries_stored(self, ledger_id: int, bookie: BookieId) -> bool:
         """Whether, by its record, the bookie holds entries of a ledger or may get some."""
@@ -128,10 +128,17 @@ class Administration:
         )
 
     def decommission(
-        self, bookie: BookieId, *, bytes_per_s: float | None = None, progress: OnProgress | None = None
+        self,
+        bookie: BookieId,
+        *,
+        bytes_per_s: float | None = None,
+        progress: OnProgress | None = None,
+        timeout: float | None = None,
     ) -> RecoveryReport:
         """Copy all that a stopped bookie holds to others, and make sure that no record names it for an entry."""
-        return self._thread.call(self._administration.decommission(bookie, bytes_per_s=bytes_per_s, progress=progress))
+        return self._thread.call(
+            self._administration.decommission(bookie, bytes_per_s=bytes_per_s, progress=progress, timeout=timeout)
+        )
 
     def bookies(self, mode: BookieMode | None = None) -> BookieSet:
         """The registered bookies in a mode; None: all with a cookie, whether they run or not."""

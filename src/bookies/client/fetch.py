@@ -7,7 +7,7 @@ ledger a bookie holds a few consecutive entries, which is what a part then asks 
 requests.
 
 A part whose bookie fails, or is late by that bookie's own standard, is asked for at its next replica; the first good
-answer counts and the others are given up. Only the ask that the caller waits for is treated so, because an answer
+answer counts and the others are forgotten. Only the ask that the caller waits for is treated so, because an answer
 that nobody waits for is not late. Nothing runs in the background: what is asked ahead are answers on their way, so an
 iteration that is dropped half-way leaves nothing behind. Source: client-protocol 3.3, 3.4, 3.7 and 3.8.
 """
@@ -242,9 +242,8 @@ class RangeFetch:
             if progress == before:
                 break  # The bookies that are asked have not answered anything else either.
             delay = self._patience(ask) if self._is_hedging else None
-            await asyncio.wait(
-                unanswered, timeout=delay
-            )  # Unlike awaiting them, being cancelled does not give them up.
+            # Unlike awaiting them, being cancelled here does not give them up.
+            await asyncio.wait(unanswered, timeout=delay)
         for part in ask.parts:
             if part.data is None:
                 self._take_answers(part)
@@ -326,7 +325,10 @@ class RangeFetch:
 
     # -- answers -------------------------------------------------------------------------------------------------
     def _take_answers(self, part: _Part) -> None:
-        """Look at the answers that have come; with a good one the others are given up."""
+        """Look at the answers that have come; with a good one nobody waits for the others.
+
+        They are not cancelled: how late they come, or that they do not, says something about their bookies.
+        """
         for position in list(part.asked):
             answer, is_batch = part.asked[position]
             if not answer.done():
@@ -336,7 +338,7 @@ class RangeFetch:
             try:
                 data = self._records(bookie, part.first, answer.result(), is_batch)
                 if part.asked:
-                    self._keys.verified(bookie, data, part.first, part.last)  # Before the others are given up.
+                    self._keys.verified(bookie, data, part.first, part.last)  # Before the others are forgotten.
             except ClientClosed:
                 raise
             except BookKeeperError as error:
@@ -344,8 +346,6 @@ class RangeFetch:
                 continue
             self._late_until.pop(bookie, None)
             part.data, part.position = data, position
-            for given_up, _ in part.asked.values():
-                given_up.cancel()
             part.asked.clear()
             return
 

@@ -15,6 +15,7 @@ from random import Random
 
 import pytest
 
+from bookies.bookie import connection, reads
 from bookies.bookie.server import BookieServer
 from bookies.errors import Status
 from bookies.wire.client import encode_request
@@ -231,5 +232,58 @@ def test_clients_that_never_end_what_they_begin_are_given_up(world: World) -> No
         honest.transport.close()
         await left_by(server, 0)
         check_nothing_is_left(server)
+
+    world.run(body)
+
+
+def long_polls(first: int, count: int) -> list[Request]:
+    """For news that never come."""
+    return [
+        ReadRequest(3, txn_id, THEIR_LEDGER, -1, previous_lac=1 << 40, timeout_ms=1 << 30, wants_piggyback=True)
+        for txn_id in range(first, first + count)
+    ]
+
+
+def test_long_polls_have_a_bound_over_all_clients(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reads, "LONG_POLLS_MAX", 20)
+
+    async def body(world: World) -> None:
+        server = await world.start()
+        honest, greedy = await world.connect(server), await world.connect(server)
+        await honest.add(adds(THEIR_LEDGER, [0], version=3))
+        greedy.send(*long_polls(0, 30))
+        refused = [await greedy.response("v3") for _ in range(10)]
+        assert {each.status for each in refused} == {Status.TOO_MANY_REQUESTS}
+        greedy.transport.abort()
+        await left_by(server, 1)
+        honest.send(*long_polls(0, 20))
+        await be_honest(honest, 3)
+        honest.transport.close()
+
+    world.run(body)
+
+
+def test_a_client_with_too_many_requests_waiting_is_not_read_from(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "TASKS_MAX", 20)
+
+    async def body(world: World) -> None:
+        server = await world.start()
+        honest, greedy = await world.connect(server), await world.connect(server)
+        await greedy.add(adds(THEIR_LEDGER, [0], version=3, lac=-1))
+        greedy.send(*long_polls(0, 25))
+        await asyncio.sleep(1)
+        greedy.send(adds(THEIR_LEDGER, [2], version=3))
+        await asyncio.sleep(1)
+        assert not greedy.frames, "not even read"
+        await be_honest(honest, 2)
+        # News for all who wait: the client is read from again.
+        (added,) = await honest.add(adds(THEIR_LEDGER, [1], lac=(1 << 40) + 1))
+        assert isinstance(added, AddResponses)
+        answers = [await greedy.response("v3") for _ in range(26)]
+        assert {each.status for each in answers} == {Status.OK}
+        greedy.transport.close()
+        honest.transport.close()
 
     world.run(body)

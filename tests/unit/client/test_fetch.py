@@ -567,18 +567,38 @@ def test_answers_over_v3_tell_the_last_add_confirmed() -> None:
     play(act)
 
 
-def test_reads_after_the_client_was_closed() -> None:
+@pytest.mark.parametrize("write_quorum", [3, 2])
+def test_reads_after_the_client_was_closed(write_quorum: int) -> None:
     async def act(world: World) -> None:
-        store = await world.client()
-        ledger: LedgerReader = await store.open((await write(store, 10)).ledger_id)
+        store = await world.client(hedge_delay_max_ms=100)
+        writer = await write(store, 10, write_quorum=write_quorum, ack_quorum=2)
+        ledger: LedgerReader = await store.open(writer.ledger_id)
         for bookie in world.bookies.values():
             bookie.delay_s = slow_reads(1.0)
-        reading = asyncio.ensure_future(ledger.read_entry(3))
+        readings = [asyncio.ensure_future(anext(ledger.read(first))) for first in (0, 9)]
         await asyncio.sleep(0.5)
         await store.close()
-        with pytest.raises(ClientClosed):
-            await reading
+        for reading in readings:
+            with pytest.raises(ClientClosed):
+                await reading
         with pytest.raises(ClientClosed):
             await ledger.read_entry(3)
+
+    play(act)
+
+
+def test_a_silent_bookie_is_found_out_although_nobody_waits_for_it() -> None:
+    """What it was asked first goes on until its time-out; then it is asked last, without another delay."""
+
+    async def act(world: World) -> None:
+        store = await world.client(read_timeout_ms=1000, hedge_delay_max_ms=20)
+        ledger = await store.open((await write(store, 10)).ledger_id)
+        silent = world.bookies[BookieId("b2")]
+        silent.intercept = lambda request: []
+        for entry_id in range(10):
+            check([await ledger.read_entry(entry_id)], entry_id, entry_id)
+        assert len(reads_of(silent)) >= 1
+        await asyncio.sleep(1.5)
+        assert store._pool.is_suspect(BookieId("b2"))
 
     play(act)

@@ -16,11 +16,13 @@ from bookies.errors import (
     BookieTimeout,
     BookieUnreachable,
     BookKeeperError,
+    ClientClosed,
     DigestMismatch,
     EntryNotFound,
     InvalidArgument,
     LedgerClosed,
     LedgerNotFound,
+    MetadataError,
     RecoveryFailed,
     Status,
     Unauthorized,
@@ -396,6 +398,9 @@ def test_a_tail_whose_session_was_lost_reaches_the_end() -> None:
         await asyncio.sleep(1)
         driver = other._driver
         assert isinstance(driver, MemoryDriver)
+        await driver._require_session()
+        for watch in [watch for watch in driver._ledger_watches if watch.key == writer.ledger_id]:
+            watch.cancel()  # The session takes its watches with it, as ZooKeeper's do.
         driver.expire()
         await world.take_down(writer.metadata.last_ensemble[0])
         for number in range(5, 10):
@@ -406,6 +411,88 @@ def test_a_tail_whose_session_was_lost_reaches_the_end() -> None:
         assert reader.is_sealed
 
     play(act, 4)
+
+
+def test_a_tail_waits_for_replicas_and_fails_with_damage() -> None:
+    """What was confirmed but cannot be read: bookies may come back, damage does not go away."""
+
+    async def act(world: World) -> None:
+        store = await world.client(read_timeout_ms=300, explicit_lac_interval_ms=0)
+        writer, _ = await written(store, 12)
+        reader = await store.open(writer.ledger_id)
+        for name in world.bookies:
+            await world.take_down(name)
+            world.bookies[name].corrupt(writer.ledger_id, 7)
+        entries = reader.tail(0)
+        first = asyncio.ensure_future(anext(entries))
+        await asyncio.sleep(5)
+        assert not first.done()
+        for name in world.bookies:
+            await world.listen(name)
+        assert [(await first).id, *[(await anext(entries)).id for _ in range(6)]] == list(range(7))
+        with pytest.raises(DigestMismatch) as raised:
+            await anext(entries)
+        assert raised.value.entry_id == 7
+        await store.close()
+        with pytest.raises(ClientClosed):
+            await anext(entries)
+
+    play(act)
+
+
+def test_a_tail_and_a_wait_end_with_the_client() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        writer, reader = await written(store, 3)
+        other = await world.client()
+        for reader in (await other.open(writer.ledger_id), await other.open(writer.ledger_id)):
+            assert reader.last_add_confirmed >= 1
+        tail = asyncio.ensure_future(anext(reader.tail(3)))
+        wait = asyncio.ensure_future(reader.read_last_add_confirmed_and_entry(3, wait=30))
+        await asyncio.sleep(1)
+        await other.close()
+        for waiting in (tail, wait):
+            with pytest.raises(ClientClosed):
+                await waiting
+        with pytest.raises(ClientClosed):
+            await reader.try_read_last_add_confirmed()
+        await writer.close()
+
+    play(act)
+
+
+def test_metadata_that_cannot_be_read_is_asked_for_again() -> None:
+    async def act(world: World) -> None:
+        store = await world.client(explicit_lac_interval_ms=0)
+        writer, reader = await written(store, 5)
+        driver = store._driver
+        assert isinstance(driver, MemoryDriver)
+
+        class Down:
+            async def before(self, operation: str, driver: MemoryDriver) -> None:
+                raise MetadataError("the store is down")
+
+            async def after(self, operation: str, driver: MemoryDriver) -> None: ...
+
+        driver._faults = Down()
+        reader.mark_stale()
+        for _ in range(2):
+            with pytest.raises(MetadataError):
+                await reader.read_last_add_confirmed()
+        for bookie in world.bookies.values():
+            bookie.corrupt(writer.ledger_id, 2)
+        reader.learn(3)
+        with pytest.raises(DigestMismatch, match="no replica could deliver"):
+            await reader.read_entry(2)  # Whether they have moved cannot be known: the damage is what is reported.
+        tail = asyncio.ensure_future(anext(reader.tail(4)))
+        await asyncio.sleep(3)
+        assert not tail.done()
+        driver._faults = None
+        await writer.append(b"5")
+        assert (await tail).id == 4
+        await writer.close()
+
+    play(act)
 
 
 def test_a_tail_reads_the_metadata_now_and_then_without_being_told() -> None:
