@@ -39,7 +39,9 @@ RECOVERY_TRIES = 8
 def check_commits(cluster: SimCluster, history: History) -> None:
     """I-7: every committed record follows legally from the one before. The author's role is in its name."""
     for ledger_id, commits in cluster.store.commits.items():
-        for commit in commits:
+        for index, commit in enumerate(commits):
+            if index > 0 and commit.before is None and commit.after is not None:
+                history.violated("I-7", f"ledger {ledger_id}: {commit.author} creates it again after its deletion")
             if problem := _illegal(commit):
                 history.violated("I-7", f"ledger {ledger_id}: {commit.author} commits {commit.after!r}: {problem}")
         closed = [commit.after for commit in commits if commit.after is not None and commit.after.is_closed]
@@ -79,6 +81,8 @@ async def check_ledgers(cluster: SimCluster, history: History, workload: Workloa
 async def _check_ledgers(cluster: SimCluster, client: SimClient, history: History, workload: Workload) -> None:
     await cluster.open_client(client)
     for story in list(history.stories.values()):
+        if cluster.store.record(story.ledger_id) is None:
+            continue  # deleted
         try:
             if (metadata := await _recover(client, history, story)) is not None:
                 await _read_back(client, history, workload, story, metadata)

@@ -289,7 +289,7 @@ class SimCluster:
     async def heal(self) -> None:
         """End every fault and wait until every bookie serves."""
         self.trace.note("world", "heals everything")
-        self.store.lost_request_probability = self.store.lost_reply_probability = 0.0
+        self.store.heal()
         self.network.heal()
         for client in self.clients.values():
             client.participant.defuse()

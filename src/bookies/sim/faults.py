@@ -227,12 +227,11 @@ class Faults:
     def _metadata_trouble(self) -> None:
         store = self._cluster.store
         store.lost_request_probability = self._random.choice((0.0, 0.3))
-        store.lost_reply_probability = self._random.choice((0.3, 0.6))
-        self._cluster.trace.note("metadata", "loses requests and replies")
-
-        def end() -> None:
-            store.lost_request_probability = store.lost_reply_probability = 0.0
-
+        store.lost_reply_probability = self._random.choice((0.0, 0.3, 0.6))
+        store.stale_read_probability = self._random.choice((0.0, 0.5))
+        store.news_delay_s = self._random.choice((0.0, 0.0, self._duration_s()))
+        self._cluster.trace.note("metadata", "loses requests and replies, answers with old records, news is late")
+        end = store.heal
         self._later(self._duration_s(), end)
 
     def _expire_session(self) -> None:

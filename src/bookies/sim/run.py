@@ -32,7 +32,7 @@ class Profile:
 
     bookies: int = 5
     duration_s: float = 6.0
-    plan: Plan = field(default_factory=Plan)
+    plan: Plan = field(default_factory=lambda: Plan(deleters=1))
     faults: FaultPlan = field(default_factory=FaultPlan)
     moments: MomentPlan | None = None
     stall_probability: float = 0.0
@@ -116,6 +116,8 @@ def small_profile(seed: int, quorums: tuple[int, int, int]) -> Profile:
             writers=1,
             recoverers=random.randint(1, 2),
             readers=random.randint(0, 1),
+            deleters=int(random.random() < 0.1),
+            delete_ms=60,
             quorums=(quorums,),
             entries_min=random.choice((0, 12)),
             entries_max=20,
@@ -219,6 +221,7 @@ class Simulation:
         self.cluster.network.stall_ms = profile.stall_ms
         self.history.witness = self.cluster.witness = Witness(self.cluster.store, self.history.violated)
         self.history.tap = Tap(self.cluster.network, self.cluster.store, self.history.witness, self.history.violated)
+        self.history.record_of = self.cluster.store.record
         self.cluster.store.on_commit = self.history.committed
         self.workload = Workload(self.cluster, self.history, Random(f"{seed}/workload"), profile.plan)
         self.injected = Injected(only)

@@ -144,8 +144,8 @@ class Tap:
             sound += 1
         self._sound[ledger_id] = sound
         if sound < last_add_confirmed:
-            now = self._record(ledger_id)
-            if now is None or not now.is_closed or now.last_entry_id < last_add_confirmed:
+            now = self._store.record(ledger_id)
+            if now is not None and (not now.is_closed or now.last_entry_id < last_add_confirmed):
                 self._report(
                     "I-13",
                     f"{line.client} says that ledger {ledger_id} is confirmed up to {last_add_confirmed}, but entry "
@@ -220,10 +220,6 @@ class Tap:
 
     def _open_records(self, ledger_id: int) -> list[LedgerMetadata]:
         return [record for record in self._records(ledger_id) if record.state is LedgerState.OPEN]
-
-    def _record(self, ledger_id: int) -> LedgerMetadata | None:
-        commits = self._store.commits.get(ledger_id)
-        return commits[-1].after if commits else None
 
     def is_denied_by_all(self, client: str, ledger_id: int, entry_id: int) -> bool:
         """I-32: whether every bookie that some record lists for an entry denied it to this client."""
