@@ -89,6 +89,38 @@ def test_sections_share_the_steps_before_them() -> None:
     ]
 
 
+TAIL = """
+W append 0..1
+hold W add 2 -> b0 b2
+hold W add 3 -> b0 b1
+W append 2..3 &
+"""
+ANY_MESSAGE = {
+    "a recovery dies": TAIL + "crash W\ncrash R after {n} messages\nR recover &\nwait 8 s\nR2 recover\nR2 read 0..1",
+    "a recovery loses its connections": TAIL + "crash W\nbreak R after {n} messages\nR recover &\nwait 8 s\nR2 recover",
+    "a writer dies": "start b3\ncrash W after {n} messages\nW append 0..3 &\nwait 0.1 s\nR recover\nR read all",
+    "a writer dies that replaces a bookie": (
+        "start b3\nW append 0..1\nhold W add 2 -> b0\ncrash b2\n"
+        "crash W after {n} messages\nW append 2..3 &\nwait 1 s\nR recover"
+    ),
+    "a bookie fails while recovered": TAIL
+    + "start b3\npower fails at b1 after {n} messages\nR recover &\nwait 8 s\nR2 recover",
+}
+
+
+@pytest.mark.parametrize("steps", ANY_MESSAGE.values(), ids=ANY_MESSAGE)
+def test_after_any_message(steps: str) -> None:
+    """What is on its way and what is not, is decided at every message in turn (X-4, X-6); every promise holds."""
+    for number in range(1, 200):
+        failures = failures_of(steps.format(n=number))
+        if "more messages`: no such message was sent" in failures:
+            assert number > 4, failures
+            return
+        unjudged = [line for line in failures.splitlines() if "is never awaited" not in line]
+        assert not unjudged, f"after message {number}: {failures}"
+    raise AssertionError("it never ends")
+
+
 def test_the_page_has_every_step() -> None:
     page = (ROOT / "docs" / "scenarios.md").read_text()
     lacking = [sentence.template for sentence in SENTENCES if f"`{sentence.template}`" not in page]

@@ -14,7 +14,7 @@ from bookies.kernels import Records, digest
 from bookies.model import DigestType
 from bookies.sim.disk import PROCESS_DIES, Loss
 from bookies.sim.scenario_grammar import Given, parse_step, step
-from bookies.sim.scenario_messages import Message, Rule
+from bookies.sim.scenario_messages import Countdown, Message, Rule
 from bookies.sim.scenario_stage import PATIENCE_S, SETTLING_S, ScenarioFailure, Stage, host_of
 from bookies.sim.workload import payload_of
 from bookies.wire.digest import mac_key, master_key
@@ -265,6 +265,37 @@ async def refuse_to_start(stage: Stage, given: Given) -> None:
             bookie.restart = None
         bookie.is_lost = False
         del stage.cluster.problems[problems:]
+
+
+@step("crash CLIENT after NUMBER messages", "its process dies when it has sent or got so many; that one still passes")
+async def crash_after(stage: Stage, given: Given) -> None:
+    name = given["client"]
+
+    def crash() -> None:
+        stage.cluster.kill_client(host_of(name))
+
+    stage.messages.countdowns.append(Countdown(name, given["number"], crash))
+
+
+@step("break CLIENT after NUMBER messages", "then all its connections break")
+async def break_after(stage: Stage, given: Given) -> None:
+    network, host = stage.cluster.network, host_of(given["client"])
+
+    def cut_all() -> None:
+        for transport in network.connections(host):
+            network.cut(transport)
+
+    stage.messages.countdowns.append(Countdown(given["client"], given["number"], cut_all))
+
+
+@step("power fails at BOOKIE after NUMBER messages", "when it has sent or got so many")
+async def power_fails_after(stage: Stage, given: Given) -> None:
+    name = given["bookie"]
+
+    def fail() -> None:
+        stage.cluster.crash_bookie(name, POWER_FAILS, is_silent=False, restart_after_s=1.0)
+
+    stage.messages.countdowns.append(Countdown(name, given["number"], fail))
 
 
 @step("pause HOSTS", "their processes stop where they are; what arrives waits")

@@ -119,6 +119,8 @@ class Tap:
         elif isinstance(request, BatchReadRequest) and request.is_fencing:
             line.batches[request.txn_id] = request.ledger_id, request.entry_id
             self._check_fencing(line, request.ledger_id, request.entry_id)
+        elif isinstance(request, ReadRequest | BatchReadRequest):
+            self._check_plain_read(line, request.ledger_id, request.entry_id)
 
     def _check_adds(self, line: _Line, batch: AddBatch) -> None:
         ledger_id = batch.ledger_id
@@ -144,8 +146,8 @@ class Tap:
             sound += 1
         self._sound[ledger_id] = sound
         if sound < last_add_confirmed:
-            now = self._record(ledger_id)
-            if now is None or not now.is_closed or now.last_entry_id < last_add_confirmed:
+            now = self._store.record(ledger_id)
+            if now is not None and (not now.is_closed or now.last_entry_id < last_add_confirmed):
                 self._report(
                     "I-13",
                     f"{line.client} says that ledger {ledger_id} is confirmed up to {last_add_confirmed}, but entry "
@@ -168,6 +170,14 @@ class Tap:
         if (line.client, ledger_id) not in self._recovering:
             self._recovering[line.client, ledger_id] = None
             self._check_coverage(line, record)
+
+    def _check_plain_read(self, line: _Line, ledger_id: int, entry_id: int) -> None:
+        """I-6: a recovery decides about the tail by reads that fence; only the length may come from another one."""
+        if line.role not in ("recoverer", "checker") or (line.client, ledger_id) in self._recovering or entry_id < 0:
+            return
+        record = self._store.record(ledger_id)
+        if record is not None and record.state is LedgerState.IN_RECOVERY:
+            self._report("I-6", f"{line.client} reads entry {entry_id} of ledger {ledger_id} without fencing")
 
     def _check_coverage(self, line: _Line, record: LedgerMetadata) -> None:
         ensemble = record.last_ensemble
@@ -220,10 +230,6 @@ class Tap:
 
     def _open_records(self, ledger_id: int) -> list[LedgerMetadata]:
         return [record for record in self._records(ledger_id) if record.state is LedgerState.OPEN]
-
-    def _record(self, ledger_id: int) -> LedgerMetadata | None:
-        commits = self._store.commits.get(ledger_id)
-        return commits[-1].after if commits else None
 
     def is_denied_by_all(self, client: str, ledger_id: int, entry_id: int) -> bool:
         """I-32: whether every bookie that some record lists for an entry denied it to this client."""
