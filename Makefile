@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SEED ?= 7
 JOBS ?= 2
 
-.PHONY: run test check sim bench docs clean
+.PHONY: run test check sim chaos bench docs clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -21,6 +21,9 @@ check: $(VENV)/.dev
 
 sim: $(VENV)/.dev
 	@$(BIN)/bk sim --seed $(SEED) $(ARGS)
+
+chaos: $(VENV)/.dev
+	@$(BIN)/bk chaos $(ARGS)
 
 bench: $(VENV)/.dev
 	@$(BIN)/python benchmarks/compare.py $(ARGS)
