@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+from itertools import combinations
 
 import pytest
 
@@ -87,6 +88,19 @@ def test_sections_share_the_steps_before_them() -> None:
         ("a", "one", 3),
         ("b", "two", 3),
     ]
+
+
+STRIPED = "A title\n\ncluster b0 b1 b2 b3 b4\nW create 5/3/2 on b0 b1 b2 b3 b4\nW append 0..3\n"
+
+
+@pytest.mark.parametrize("silent", list(combinations("01234", 2)), ids="".join)
+def test_no_three_answers_cover_five_bookies(silent: tuple[str, str]) -> None:
+    """X-21 for every subset: with two silent a recovery waits, whichever they are; with one it goes on."""
+    first, second = silent
+    steps = f"hold R fence -> b{first} b{second}\nR recover &\nwait 1 s\nexpect pending R recover\n"
+    steps += f"expect 0 R recovery-read -> b0 b1 b2 b3 b4\nrelease R fence -> b{second}\nwait 1 s\nawait R recover"
+    scenario = parse_scenario("test", STRIPED + steps)
+    assert not run_scenario(scenario, scenario.variants[0]).failures
 
 
 TAIL = """

@@ -238,7 +238,9 @@ class Interception:
         rule = self._rule_for(message)
         if rule is None:
             stream.send(frame)
-        elif rule.action == "hold":
+        elif rule.action in ("hold", "copy"):
+            if rule.action == "copy":
+                stream.send(frame)
             stream.hold()
             self._held.append(_Held(message, lambda is_kept: stream.let_go(frame if is_kept else b"")))
         elif rule.action == "repeat":

@@ -129,6 +129,11 @@ async def repeat(stage: Stage, given: Given) -> None:
     _add_rule(stage, "repeat", given)
 
 
+@step("copy MESSAGES", "deliver the next one of each peer, and hold a second copy until `release`")
+async def copy(stage: Stage, given: Given) -> None:
+    _add_rule(stage, "copy", given)
+
+
 @step("spoil MESSAGES", "flip a bit at the end of the next one of each peer: of the payload, of a digest")
 async def spoil(stage: Stage, given: Given) -> None:
     _add_rule(stage, "spoil", given)
