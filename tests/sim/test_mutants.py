@@ -7,12 +7,13 @@ mutant of client-protocol 8.4 are in `mutant_table.py`; here nothing but random 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from bookies.client import recovery
+from bookies.client import keys, recovery
 from bookies.errors import BookKeeperError
+from bookies.kernels import scan_records
 from bookies.metadata import memory
 from bookies.protocol import fence, recover
 from bookies.protocol.add import AddPipeline, ChangeEnsemble
@@ -121,6 +122,13 @@ def end_at_the_first_negative(patch: Patch) -> None:  # I-5, I-1; X-45
     patch.setattr(recover, "negatives_needed", lambda write_quorum, ack_quorum: 1)
 
 
+def believe_every_digest(patch: Patch) -> None:  # I-15; X-48
+    def verify_records(data: bytes, start: int, end: int, *_: object) -> tuple[Sequence[int], str]:
+        return scan_records(data, start, end, end)[0], ""
+
+    patch.setattr(keys, "verify_records", verify_records)
+
+
 # -- the bookie ----------------------------------------------------------------------------------------------------
 
 
@@ -158,6 +166,7 @@ MUTANTS: list[tuple[Mutant, str, int]] = [  # what, profile, first seed: one tha
     (take_errors_for_negatives, "races", 3),
     (end_at_the_first_negative, "races", 1),
     (accept_adds_when_fenced, "races", 1),
+    (believe_every_digest, "rot", 1),
     (answer_before_the_journal, "crashes", 1),
     (sync_nothing, "crashes", 1),
     (sync_no_directory, "crashes", 1),

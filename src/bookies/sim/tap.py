@@ -156,7 +156,7 @@ class Tap:
 
     def _check_fencing(self, line: _Line, ledger_id: int, entry_id: int) -> None:
         record = next((each for each in self._records(ledger_id) if each.state is LedgerState.IN_RECOVERY), None)
-        if line.role in ("reader", "writer") or record is None:
+        if line.role == "reader" or record is None:
             self._report("I-30", f"{line.client} fences ledger {ledger_id}, whose recovery nobody has announced")
             return
         if entry_id < 0:
