@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from bookies.client import administration, client, keys, reader, recovery, replication, writer
+from bookies.client import administration, client, keys, recovery, replication, view, writer
 from bookies.client.writer import LedgerWriter
 from bookies.errors import BookKeeperError, DataUnknown, VersionConflict
 from bookies.metadata import memory
@@ -425,15 +425,15 @@ def _(patch: Patch) -> None:
 
 @mutant("no clamp at the end of a closed ledger", "X-55")
 def _(patch: Patch) -> None:
-    original = reader.LedgerReader.read_last_add_confirmed
+    original = view.LedgerView.refresh_last_add_confirmed
 
-    async def read_last_add_confirmed(self, **options):  # type: ignore[no-untyped-def]
-        await original(self, **options)
-        await self._learn_last_add_confirmed()
-        return self._last_add_confirmed
+    async def refresh_last_add_confirmed(self):  # type: ignore[no-untyped-def]
+        await original(self)
+        await self._learn_first()
+        return self.last_add_confirmed
 
-    patch.setattr(reader, "is_growth_trusted", lambda record: True)
-    patch.setattr(reader.LedgerReader, "read_last_add_confirmed", read_last_add_confirmed)
+    patch.setattr(view, "is_growth_trusted", lambda record: True)
+    patch.setattr(view.LedgerView, "refresh_last_add_confirmed", refresh_last_add_confirmed)
 
 
 # -- the bookie ----------------------------------------------------------------------------------------------------
