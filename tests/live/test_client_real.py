@@ -7,6 +7,7 @@ import gc
 import threading
 import tracemalloc
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -205,6 +206,24 @@ def test_blocking_twin(uri: str) -> None:
     with pytest.raises(bk.ClientClosed, match="connect again"):
         store.bookies()
     store.close()
+
+
+def test_a_blocking_iteration_goes_on_after_a_time_out(uri: str) -> None:
+    with bk.blocking.connect(uri) as store, store.create() as ledger, store.open(ledger.ledger_id) as reader:
+        entries = reader.tail(0, timeout=0.5)
+        found: list[int] = []
+        id_of = attrgetter("id")
+        for count in (2, 1, 3):
+            ledger.append_many([b"x"] * count)
+            with pytest.raises(TimeoutError):
+                found.extend(map(id_of, entries))
+        assert found == list(range(6))
+        ledger.append_many([b"x"] * 3)
+        ledger.seal()
+        assert next(entries).id == 6
+        assert next(entries).id == 7
+        assert [entry.id for entry in entries] == [8]
+        assert list(entries) == []
 
 
 def test_blocking_inside_a_running_loop(uri: str) -> None:
