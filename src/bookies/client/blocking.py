@@ -228,8 +228,9 @@ class LedgerReader:
         """As `read`, as a pyarrow.Table: ledger_id, entry_id, value."""
         return self._thread.call(self._reader.read_arrow(first, last, timeout=timeout))
 
-    def read_entry(self, entry_id: int, *, timeout: float | None = None) -> Entry:
-        return self._thread.call(self._reader.read_entry(entry_id, timeout=timeout))
+    def read_entry(self, entry_id: int, *, parallel: bool = False, timeout: float | None = None) -> Entry:
+        """One entry. `parallel`: ask all its replicas at once."""
+        return self._thread.call(self._reader.read_entry(entry_id, parallel=parallel, timeout=timeout))
 
     def read_batch(
         self,

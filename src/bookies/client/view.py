@@ -138,7 +138,9 @@ class LedgerView:
             )
         return batch.slice(batch.first_entry_id, end)
 
-    def range_fetch(self, first: int, last: int, size_max: int | None = None) -> RangeFetch:
+    def range_fetch(
+        self, first: int, last: int, *, size_max: int | None = None, is_parallel: bool = False
+    ) -> RangeFetch:
         """The reads of entries first..last. `size_max`: of only one batch, as large as possible, bytes."""
         return RangeFetch(
             self.pool,
@@ -152,6 +154,7 @@ class LedgerView:
             learn=self.learn,
             sticky=self._sticky,
             size_max=size_max,
+            is_parallel=is_parallel,
         )
 
     def check_open(self) -> None:
