@@ -67,7 +67,8 @@ class Tap:
         self._store = store
         self._witness = witness
         self._report = report
-        self._sound: dict[int, int] = {}  # ledger -> entries up to this one were seen on ack quorums
+        # (ledger, is a recovery's) -> entries up to this one were seen on ack quorums
+        self._sound: dict[tuple[int, bool], int] = {}
         self._denied: dict[tuple[str, int, int], None] = {}  # bookie, ledger, entry, to fencing reads
         self._recovering: dict[tuple[str, int], None] = {}  # client, ledger whose tail is being read
         self.denials: dict[tuple[str, int, int], dict[str, None]] = {}  # client, ledger, entry -> bookies
@@ -112,7 +113,7 @@ class Tap:
         elif isinstance(request, WriteLacRequest):
             if line.role != "writer":
                 self._report("I-30", f"{line.client} announces an end of ledger {request.ledger_id}")
-            self._check_lac(line, request.ledger_id, request.last_add_confirmed)
+            self._check_lac(line, request.ledger_id, request.last_add_confirmed, is_recovery=False)
         elif isinstance(request, ReadRequest) and request.is_fencing:
             line.fencing[request.ledger_id, request.entry_id] = None
             self._check_fencing(line, request.ledger_id, request.entry_id)
@@ -127,7 +128,7 @@ class Tap:
         if line.role == "reader" or (line.role != "writer" and not batch.is_recovery):
             kind = "a recovery add" if batch.is_recovery else "an add"
             self._report("I-30", f"{line.client} sends {kind} of ledger {ledger_id}")
-        self._check_lac(line, ledger_id, batch.last_add_confirmed)
+        self._check_lac(line, ledger_id, batch.last_add_confirmed, is_recovery=batch.is_recovery)
         if batch.is_recovery:
             return
         for index, entry_id in enumerate(batch.entry_ids):
@@ -140,11 +141,12 @@ class Tap:
                     f"record lists for it",
                 )
 
-    def _check_lac(self, line: _Line, ledger_id: int, last_add_confirmed: int) -> None:
-        sound = self._sound.get(ledger_id, -1)
-        while sound < last_add_confirmed and self._witness.is_on_quorum(ledger_id, sound + 1):
+    def _check_lac(self, line: _Line, ledger_id: int, last_add_confirmed: int, *, is_recovery: bool) -> None:
+        """What a recovery writes back is provisional until the close, so it proves no entry confirmed (D-5)."""
+        sound = self._sound.get((ledger_id, is_recovery), -1)
+        while sound < last_add_confirmed and self._witness.is_on_quorum(ledger_id, sound + 1, by_writer=is_recovery):
             sound += 1
-        self._sound[ledger_id] = sound
+        self._sound[ledger_id, is_recovery] = sound
         if sound < last_add_confirmed:
             now = self._store.record(ledger_id)
             if now is not None and (not now.is_closed or now.last_entry_id < last_add_confirmed):
