@@ -245,6 +245,11 @@ def _(patch: Patch) -> None:
     )
 
 
+@mutant("what waits behind a hole outlives its client", "leaving")
+def _(patch: Patch) -> None:
+    patch.setattr(LedgerWriter, "client_closed", lambda self: None)
+
+
 # -- recovery ------------------------------------------------------------------------------------------------------
 @mutant("recovery reads without fence", "X-11")
 def _(patch: Patch) -> None:
@@ -492,10 +497,10 @@ def main(arguments: list[str] | None = None) -> int:
             result = run_mutant(each, schedule)
             survivors += result is None
             why = " ".join(result.failures[0].split())[:100] if result else ""
-            print(f"{each.what:60}  {schedule:6}  {'killed' if result else 'SURVIVES':8}  {why}")
+            print(f"{each.what:60}  {schedule:8}  {'killed' if result else 'SURVIVES':8}  {why}")
         if first:
             seed = first_seed(each, range(int(first), int(last or first) + 1), given.profile)
-            print(f"{each.what:60}  {given.profile:6}  {'survives' if seed is None else f'seed {seed}'}")
+            print(f"{each.what:60}  {given.profile:8}  {'survives' if seed is None else f'seed {seed}'}")
     return 1 if survivors else 0
 
 

@@ -157,6 +157,12 @@ async def close(stage: Stage, given: Given) -> None:
     await stage.perform(client, f"{given['client']} close", work(), given["ending"])
 
 
+@step("CLIENT leave", "end the client in the orderly way; whatever it was doing ends with it")
+async def leave(stage: Stage, given: Given) -> None:
+    client = stage.client(given["client"])
+    await stage.perform(client, f"{given['client']} leave", client.client.close(), None)
+
+
 @step("CLIENT delete [ENDING]", "delete the ledger's record; no entry of it is promised any more")
 async def delete(stage: Stage, given: Given) -> None:
     client, story = await stage.connected(given["client"]), stage.ledger
