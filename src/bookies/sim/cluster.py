@@ -121,6 +121,7 @@ class SimCluster:
         }
         config = BookieConfig(**(settings | self.bookie_settings))  # type: ignore[arg-type]
         disk = SimDisk(Random(f"{self.seed}/{name}/disk"), capacity=DISK_CAPACITY)
+        disk.forgets_failed_syncs = True
         workers = SimWorkers(Random(f"{self.seed}/{name}/workers"), mean_ms=random.choice((0.05, 0.2, 2.0)))
         clock = SimClock(self.loop, random.randint(-30_000, 30_000))
         self.bookies[name] = SimBookie(name, config, disk, workers, clock)

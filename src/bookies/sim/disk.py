@@ -214,11 +214,19 @@ class SimFile:
         self._inode.write(data, offset)
 
     def fdatasync(self) -> None:
-        self._enter("fdatasync")
-        self._inode.sync()
+        self._sync("fdatasync")
 
     def fsync(self) -> None:
-        self._enter("fsync")
+        self._sync("fsync")
+
+    def _sync(self, operation: str) -> None:
+        """A sync that fails may leave pages that count as clean and are not durable, as Linux does."""
+        try:
+            self._enter(operation)
+        except OSError:
+            if self._disk.forgets_failed_syncs and self._disk.random.random() < 0.5:
+                self._inode.dirty.clear()
+            raise
         self._inode.sync()
 
     def truncate(self, size: int) -> None:
@@ -278,6 +286,7 @@ class SimDisk:
         self.capacity = capacity
         self.faults: list[Fault] = []
         self.log: list[Call] | None = [] if is_logging else None
+        self.forgets_failed_syncs = False
         self.call_count = 0
         self.failure_count = 0  # calls that failed by a fault, or for want of room
         self.crash_at: int | None = None

@@ -190,7 +190,9 @@ class Faults:
     def _fail_disk_calls(self) -> None:
         """The next calls of a kind fail, a write perhaps half-way."""
         bookie = self._cluster.bookies[self._bookie()]
-        operation = self._random.choice(("pread", "pwrite", "pwritev", "fdatasync", "truncate", "open", ""))
+        operation = self._random.choice(
+            ("pread", "pwrite", "pwritev", "fdatasync", "fdatasync", "truncate", "open", "")
+        )
         self._cluster.trace.note(bookie.name, f"disk fails: {operation or 'anything'}")
         bookie.disk.fail(
             operation,
