@@ -513,14 +513,19 @@ class Workload:
     async def _read_end(self, story: Story, ledger: LedgerReader) -> None:
         """I-27: who asks after an entry was acknowledged learns at least what that entry carries.
 
-        Not once a recovery writes entries back: they then carry what it began with (D-5).
+        That is, when the entry is in the last fragment, which is all that is asked; and not once a recovery writes
+        entries back: they then carry what it began with (D-5).
         """
         tap, acknowledged, known = self._history.tap, story.confirmed - 1, ledger.last_add_confirmed
         record = self._history.record_of(story.ledger_id)
-        is_current = record is not None and record.ensembles == ledger.metadata.ensembles
+        is_current = (
+            record is not None
+            and record.ensembles == ledger.metadata.ensembles
+            and acknowledged >= record.last_fragment_first_entry
+        )
         last = await ledger.read_last_add_confirmed()
         now = self._history.record_of(story.ledger_id)
-        is_current = is_current and now is not None and now.state is LedgerState.OPEN
+        is_current = is_current and now is not None and now == record and now.state is LedgerState.OPEN
         if tap is not None and is_current and last < (least := tap.headers.get((story.ledger_id, acknowledged), -1)):
             self._history.violated("I-27", f"the end of {ledger!r} was read as {last}, but {least} was announced")
         if last < known:
