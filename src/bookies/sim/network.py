@@ -90,6 +90,13 @@ class _Pipe:
                 size += len(data[: keep - size])
             self.chunks, self.size = kept, size
 
+    def let_go(self) -> None:
+        """Hold nothing back any more."""
+        if self.held_until > self._network.loop.time():
+            self._is_scheduled = False  # what is scheduled would come too late, and then does nothing
+            self.held_until = 0.0
+            self.schedule()
+
     def schedule(self) -> None:
         if self._is_scheduled or self._network.is_blocked(self.source.host, self.target.host):
             return
@@ -368,7 +375,8 @@ class SimNetwork:
         """No partition, no slow host, no stalls, and no half-open connection any more."""
         self.stall_probability = self.repeat_probability = 0.0
         for transport in self._transports.values():
-            transport.incoming.held_until = transport.outgoing.held_until = 0.0
+            transport.incoming.let_go()
+            transport.outgoing.let_go()
         self._blocked.clear()
         self._slow.clear()
         self._held_new.clear()
