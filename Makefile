@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SEED ?= 7
+SEED ?=
+MINUTES ?= 1
 JOBS ?= 2
 
-.PHONY: run test check sim bench docs clean
+.PHONY: run test check sim chaos bench docs clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -20,7 +21,10 @@ check: $(VENV)/.dev
 	@$(BIN)/python -m pytest -q tests/test_tidy.py
 
 sim: $(VENV)/.dev
-	@$(BIN)/bk sim --seed $(SEED) $(ARGS)
+	@$(BIN)/bk sim $(if $(SEED),--seed $(SEED),--profile small --minutes $(MINUTES) --jobs $(JOBS)) $(ARGS)
+
+chaos: $(VENV)/.dev
+	@$(BIN)/bk chaos $(ARGS)
 
 bench: $(VENV)/.dev
 	@$(BIN)/python benchmarks/compare.py $(ARGS)

@@ -65,8 +65,8 @@ def api_page() -> str:
     import bookies
 
     parts = [
-        "# Python interface\n\nMade from the docstrings by `make docs`. Everything here is in `import bookies`. Methods "
-        "are coroutines where they say `async`; `bookies.blocking` has the same words without `await`.\n"
+        "# Python interface\n\nMade from the docstrings by `make docs`. Everything here is in `import bookies`. "
+        "Methods are coroutines where they say `async`; `bookies.blocking` has the same words without `await`.\n"
     ]
     found = {name: getattr(bookies, name) for name in bookies.__all__}
     kinds = [each for each in found.values() if inspect.isclass(each)]

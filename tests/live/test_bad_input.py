@@ -159,7 +159,8 @@ def test_a_wrong_digest_type_is_a_mismatch_that_names_ledger_and_entry(uri: str)
 
 def assert_mismatch(sentence: str, ledger_id: int, entry_id: int, replicas: int = 3) -> None:
     assert sentence.count("does not verify (digest)") == replicas
-    assert sentence.endswith(f"(ledger {ledger_id}, entry {entry_id})")
+    assert f"(ledger {ledger_id}, entry {entry_id}" in sentence
+    assert "bk ledger verify" in sentence
 
 
 # -- damage --------------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def test_every_promise_holds(tmp_path: pathlib.Path, family: Family) -> None:
     assert list((data / "clients").glob("writer1.1.history"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_leaves_nothing(tmp_path: pathlib.Path, family: Family, number: signal.Signals) -> None:
     environment = family.environment() | {"TMPDIR": str(tmp_path)}
     family.environment = lambda: environment  # type: ignore[method-assign]

@@ -7,6 +7,7 @@ import gc
 import threading
 import tracemalloc
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,24 @@ def test_memory_of_a_long_read_is_bounded(uri: str) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("wire", ["v2", "v3"])
+@pytest.mark.parametrize("options", [{}, {"write_quorum": 2, "ack_quorum": 2}, {"digest": "hmac", "password": b"pw"}])
+def test_reads_over_both_protocols_of_replicated_and_striped_ledgers(
+    uri: str, wire: str, options: dict[str, object]
+) -> None:
+    password = options.get("password", b"")
+    assert isinstance(password, bytes)
+    with bk.blocking.connect(uri, wire=wire, sticky_reads=True) as store:
+        with store.create(**options) as ledger:  # type: ignore[arg-type]
+            ledger.append_many(payloads(1500))
+        with store.open(ledger.ledger_id, password=password) as reader:
+            for _ in range(2):
+                assert [entry.payload for entry in reader.read(timeout=20)] == payloads(1500)
+            assert [entry.payload for entry in reader.read(700, 702)] == payloads(1500)[700:703]
+            batch = reader.read_batch(100, size_max=4096)
+            assert batch.payloads() == payloads(1500)[100 : 100 + len(batch)]
+
+
 # -- blocking ------------------------------------------------------------------------------------------------------
 
 
@@ -164,11 +183,19 @@ def test_blocking_twin(uri: str) -> None:
             assert reader.read_entry(0).payload == b"first"
             assert reader.labels == {"app": "twin"}
             assert reader.is_sealed
+            assert reader.length == reader.metadata.length
+            assert reader.read_batch(7, count_max=3).payloads() == payloads(2000)[6:9]
+            assert [entry.payload for entry in reader.read_unconfirmed(1999, 2000, timeout=20)] == payloads(2000)[1998:]
+            assert reader.try_read_last_add_confirmed() == 2000
+            assert reader.read_last_add_confirmed_and_entry(2001) == (2000, None)
+            found = reader.read_last_add_confirmed_and_entry(0, parallel=True)
+            assert (found.last_add_confirmed, found.entry) == (2000, reader.read_entry(0))
             with pytest.raises(bk.ReadFailed):
                 list(reader.read(0, 9999))
         found = [record.ledger_id for record in store.ledgers(label=("app", "twin"))]
         assert found == [ledger.ledger_id]
         assert store.metadata(ledger.ledger_id) == reader.metadata
+        assert store.is_sealed(ledger.ledger_id)
         assert [each.mode for each in store.bookies()] == ["writable"] * 3
         store.delete(ledger.ledger_id)
         with pytest.raises(bk.LedgerNotFound):
@@ -179,6 +206,24 @@ def test_blocking_twin(uri: str) -> None:
     with pytest.raises(bk.ClientClosed, match="connect again"):
         store.bookies()
     store.close()
+
+
+def test_a_blocking_iteration_goes_on_after_a_time_out(uri: str) -> None:
+    with bk.blocking.connect(uri) as store, store.create() as ledger, store.open(ledger.ledger_id) as reader:
+        entries = reader.tail(0, timeout=0.5)
+        found: list[int] = []
+        id_of = attrgetter("id")
+        for count in (2, 1, 3):
+            ledger.append_many([b"x"] * count)
+            with pytest.raises(TimeoutError):
+                found.extend(map(id_of, entries))
+        assert found == list(range(6))
+        ledger.append_many([b"x"] * 3)
+        ledger.seal()
+        assert next(entries).id == 6
+        assert next(entries).id == 7
+        assert [entry.id for entry in entries] == [8]
+        assert list(entries) == []
 
 
 def test_blocking_inside_a_running_loop(uri: str) -> None:

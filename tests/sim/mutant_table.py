@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from bookies.client import administration, client, keys, reader, recovery, replication, writer
+from bookies.client import administration, client, keys, recovery, replication, view, writer
 from bookies.client.writer import LedgerWriter
 from bookies.errors import BookKeeperError, DataUnknown, VersionConflict
 from bookies.metadata import memory
@@ -245,6 +245,11 @@ def _(patch: Patch) -> None:
     )
 
 
+@mutant("what waits behind a hole outlives its client", "leaving")
+def _(patch: Patch) -> None:
+    patch.setattr(LedgerWriter, "client_closed", lambda self: None)
+
+
 # -- recovery ------------------------------------------------------------------------------------------------------
 @mutant("recovery reads without fence", "X-11")
 def _(patch: Patch) -> None:
@@ -425,15 +430,15 @@ def _(patch: Patch) -> None:
 
 @mutant("no clamp at the end of a closed ledger", "X-55")
 def _(patch: Patch) -> None:
-    original = reader.LedgerReader.read_last_add_confirmed
+    original = view.LedgerView.refresh_last_add_confirmed
 
-    async def read_last_add_confirmed(self, **options):  # type: ignore[no-untyped-def]
-        await original(self, **options)
-        await self._learn_last_add_confirmed()
-        return self._last_add_confirmed
+    async def refresh_last_add_confirmed(self):  # type: ignore[no-untyped-def]
+        await original(self)
+        await self._learn_first()
+        return self.last_add_confirmed
 
-    patch.setattr(reader, "is_growth_trusted", lambda record: True)
-    patch.setattr(reader.LedgerReader, "read_last_add_confirmed", read_last_add_confirmed)
+    patch.setattr(view, "is_growth_trusted", lambda record: True)
+    patch.setattr(view.LedgerView, "refresh_last_add_confirmed", refresh_last_add_confirmed)
 
 
 # -- the bookie ----------------------------------------------------------------------------------------------------
@@ -492,10 +497,10 @@ def main(arguments: list[str] | None = None) -> int:
             result = run_mutant(each, schedule)
             survivors += result is None
             why = " ".join(result.failures[0].split())[:100] if result else ""
-            print(f"{each.what:60}  {schedule:6}  {'killed' if result else 'SURVIVES':8}  {why}")
+            print(f"{each.what:60}  {schedule:8}  {'killed' if result else 'SURVIVES':8}  {why}")
         if first:
             seed = first_seed(each, range(int(first), int(last or first) + 1), given.profile)
-            print(f"{each.what:60}  {given.profile:6}  {'survives' if seed is None else f'seed {seed}'}")
+            print(f"{each.what:60}  {given.profile:8}  {'survives' if seed is None else f'seed {seed}'}")
     return 1 if survivors else 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+from itertools import combinations
 
 import pytest
 
@@ -87,6 +88,51 @@ def test_sections_share_the_steps_before_them() -> None:
         ("a", "one", 3),
         ("b", "two", 3),
     ]
+
+
+STRIPED = "A title\n\ncluster b0 b1 b2 b3 b4\nW create 5/3/2 on b0 b1 b2 b3 b4\nW append 0..3\n"
+
+
+@pytest.mark.parametrize("silent", list(combinations("01234", 2)), ids="".join)
+def test_no_three_answers_cover_five_bookies(silent: tuple[str, str]) -> None:
+    """X-21 for every subset: with two silent a recovery waits, whichever they are; with one it goes on."""
+    first, second = silent
+    steps = f"hold R fence -> b{first} b{second}\nR recover &\nwait 1 s\nexpect pending R recover\n"
+    steps += f"expect 0 R recovery-read -> b0 b1 b2 b3 b4\nrelease R fence -> b{second}\nwait 1 s\nawait R recover"
+    scenario = parse_scenario("test", STRIPED + steps)
+    assert not run_scenario(scenario, scenario.variants[0]).failures
+
+
+TAIL = """
+W append 0..1
+hold W add 2 -> b0 b2
+hold W add 3 -> b0 b1
+W append 2..3 &
+"""
+ANY_MESSAGE = {
+    "a recovery dies": TAIL + "crash W\ncrash R after {n} messages\nR recover &\nwait 8 s\nR2 recover\nR2 read 0..1",
+    "a recovery loses its connections": TAIL + "crash W\nbreak R after {n} messages\nR recover &\nwait 8 s\nR2 recover",
+    "a writer dies": "start b3\ncrash W after {n} messages\nW append 0..3 &\nwait 0.1 s\nR recover\nR read all",
+    "a writer dies that replaces a bookie": (
+        "start b3\nW append 0..1\nhold W add 2 -> b0\ncrash b2\n"
+        "crash W after {n} messages\nW append 2..3 &\nwait 1 s\nR recover"
+    ),
+    "a bookie fails while recovered": TAIL
+    + "start b3\npower fails at b1 after {n} messages\nR recover &\nwait 8 s\nR2 recover",
+}
+
+
+@pytest.mark.parametrize("steps", ANY_MESSAGE.values(), ids=ANY_MESSAGE)
+def test_after_any_message(steps: str) -> None:
+    """What is on its way and what is not, is decided at every message in turn (X-4, X-6); every promise holds."""
+    for number in range(1, 200):
+        failures = failures_of(steps.format(n=number))
+        if "more messages`: no such message was sent" in failures:
+            assert number > 4, failures
+            return
+        unjudged = [line for line in failures.splitlines() if "is never awaited" not in line]
+        assert not unjudged, f"after message {number}: {failures}"
+    raise AssertionError("it never ends")
 
 
 def test_the_page_has_every_step() -> None:

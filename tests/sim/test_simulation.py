@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import functools
+import importlib.util
 import os
 import subprocess
 import sys
@@ -11,15 +12,20 @@ import time
 
 import pytest
 
+from bookies import kernels
 from bookies.errors import BookKeeperError, LedgerFenced
 from bookies.sim.cluster import SimClient, SimCluster
 from bookies.sim.disk import NOTHING_SURVIVES
 from bookies.sim.run import PROFILES, Scenario, Simulation, simulate
 from bookies.sim.workload import payload_of
 
-SWEEP_S = 12.0  # wall time for each profile; at least SWEEP_COUNT_MIN seeds run whatever they take
-SWEEP_COUNT_MIN = 5
-SWEPT_PROFILES = ("mixed", "crashes", "network", "metadata", "races", "tight")
+SWEEP_S = 8.0  # wall time for each profile; at least SWEEP_COUNT_MIN seeds run whatever they take
+SWEEP_COUNT_MIN = 3
+SWEPT_PROFILES = ("mixed", "crashes", "network", "metadata", "races", "tight", "disks", "rot", "small")
+
+
+NEEDS_NATIVE = pytest.mark.skipif(not kernels.NATIVE, reason="the compiled kernels are not there")
+NEEDS_UVLOOP = pytest.mark.skipif(importlib.util.find_spec("uvloop") is None, reason="uvloop is not installed")
 
 
 # -- determinism ---------------------------------------------------------------------------------------------------
@@ -33,18 +39,37 @@ def test_a_seed_is_one_run() -> None:
     assert first.digest != other.digest
 
 
-def test_a_seed_is_one_run_in_every_process() -> None:
-    digests = {simulate(5).digest}
-    for hash_seed in ("1", "4242"):
-        process = subprocess.run(
-            [sys.executable, "-m", "bookies.admin.cli", "sim", "--seed", "5", "--json"],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        digests.add(json.loads(process.stdout)["digest"])
-    assert len(digests) == 1
+WITHOUT_UVLOOP = "import sys; sys.modules['uvloop'] = None; "
+WITH_UVLOOP = "import asyncio, uvloop; asyncio.set_event_loop_policy(uvloop.EventLoopPolicy()); "
+DIGESTS = "from bookies.sim.run import simulate; print(simulate(5).digest, simulate(9, 'small').digest)"
+
+
+@pytest.mark.parametrize(
+    ("prelude", "environment"),
+    [
+        ("", {"PYTHONHASHSEED": "1"}),
+        ("", {"PYTHONHASHSEED": "4242", "TZ": "Asia/Tokyo"}),
+        (WITHOUT_UVLOOP, {"BOOKIES_KERNELS": "python"}),
+        pytest.param(WITHOUT_UVLOOP, {"BOOKIES_KERNELS": "native"}, marks=NEEDS_NATIVE),
+        pytest.param(WITH_UVLOOP, {"BOOKIES_KERNELS": "python"}, marks=NEEDS_UVLOOP),
+    ],
+    ids=["hash seed 1", "hash seed 4242", "no uvloop, python", "no uvloop, native", "uvloop, python"],
+)
+def test_a_seed_is_one_run_in_every_process(prelude: str, environment: dict[str, str]) -> None:
+    """Whatever the hash seed and the zone are, whichever kernels run, with uvloop or without."""
+    process = subprocess.run(
+        [sys.executable, "-c", prelude + DIGESTS],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert process.stdout.split() == _digests()
+
+
+@functools.cache
+def _digests() -> list[str]:
+    return [simulate(5).digest, simulate(9, "small").digest]
 
 
 # -- scenarios -----------------------------------------------------------------------------------------------------
@@ -205,4 +230,4 @@ def test_sweep(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_profiles_are_swept() -> None:
-    assert set(SWEPT_PROFILES) | {"calm"} == set(PROFILES)
+    assert set(SWEPT_PROFILES) == set(PROFILES) - {"calm"} | {"small"}

@@ -21,9 +21,10 @@ from typing import Any
 from bookies.admin.chaos_checker import SLACK_S, Checker, LastCheck
 from bookies.admin.chaos_client import BOUND_S, CONFIG, LABEL
 from bookies.admin.chaos_history import payload_of
-from bookies.admin.chaos_processes import ChaosProcess, ClientProcess, ProxyProcess
+from bookies.admin.chaos_processes import ChaosProcess, ClientProcess, ProxyProcess, last_line
 from bookies.admin.common import run_async
-from bookies.admin.local_cluster import LocalCluster
+from bookies.admin.local_cluster import START_S, LocalCluster
+from bookies.bookie.main import EXIT_METADATA
 from bookies.errors import BookKeeperError
 
 LEASE_MS = 2_000
@@ -56,6 +57,7 @@ GAP_S = 0.5  # mean time between two faults
 SHORT_S, LONG_S = (0.05, 1.0), (2.5, 7.0)  # below and above the clients' time-outs and the bookies' leases
 TICK_S = 0.05
 PAUSE_S = 1.0  # before what has ended by itself is started again
+HEAL_S = 180.0  # then a bookie that has not started again is left alone
 CALM_S = 2.0  # between the healing and the end of the clients
 
 
@@ -97,6 +99,7 @@ class Chaos:
         self._due: list[tuple[float, int, Callable[[], None]]] = []  # what ends a fault, by its time
         self._numbers = itertools.count()
         self._impaired: dict[str, None] = {}  # bookies that are dead or stopped
+        self._starting: dict[str, float] = {}  # of these, since when
         self._broken_links: dict[str, None] = {}
         self._begin = self._shown = time.monotonic()
 
@@ -157,8 +160,11 @@ class Chaos:
     def _heal(self) -> None:
         """End all faults now; every bookie serves again."""
         self._show("healing")
-        while self._due:
-            heapq.heappop(self._due)[2]()
+        deadline = time.monotonic() + HEAL_S
+        while (self._due or self._starting) and time.monotonic() < deadline:
+            while self._due:
+                heapq.heappop(self._due)[2]()
+            self._conduct(time.monotonic() + TICK_S)
         assert self._proxy is not None
         for bookie in self._cluster.bookies:
             self._proxy.tell("heal", bookie=bookie.id)
@@ -230,6 +236,7 @@ class Chaos:
                 heapq.heappop(self._due)[2]()
             self._look_after_clients()
             self._look_after_bookies()
+            self._look_after_starts()
             if now - self._shown >= self.progress_s:
                 self._show("")
             if now >= until:
@@ -266,9 +273,9 @@ class Chaos:
     def _look_after_bookies(self) -> None:
         for bookie in self._cluster.bookies:
             if bookie.id not in self._impaired and bookie.process is not None and bookie.process.poll() is not None:
-                lines = bookie.log.read_text(errors="replace").splitlines()
-                text = f"{bookie.id} ended by itself, status {bookie.process.returncode}: {lines[-1:]}"
+                text = f"{bookie.id} ended by itself, status {bookie.process.returncode}: {last_line(bookie.log)}"
                 self.checker.violated("bookies live", text)
+                self._impaired[bookie.id] = None
                 self._restart(bookie.id)
 
     def _show(self, doing: str) -> None:
@@ -339,7 +346,7 @@ class Chaos:
 
     def _continue_bookie(self, name: str) -> None:
         bookie = next(each for each in self._cluster.bookies if each.id == name)
-        if not bookie.is_running() or name not in self._impaired:
+        if not bookie.is_running() or name not in self._impaired or name in self._starting:
             return  # It was killed meanwhile, and is restarted by whoever killed it.
         assert self._proxy is not None
         bookie.send(signal.SIGCONT)
@@ -350,6 +357,7 @@ class Chaos:
         self.counts["kill all bookies"] += 1
         for bookie in self._cluster.bookies:
             self._impaired[bookie.id] = None
+            self._starting.pop(bookie.id, None)
             bookie.send(signal.SIGKILL)
         for bookie in self._cluster.bookies:
             self._cluster.kill(bookie.id)
@@ -359,15 +367,31 @@ class Chaos:
         bookie = next(each for each in self._cluster.bookies if each.id == name)
         if bookie.process is not None and bookie.is_running():
             return
-        try:
-            self._cluster.restart(name)
-        except BookKeeperError as error:
-            self.checker.violated("bookies live", f"{name} does not start again: {error}")
-            self._later(PAUSE_S, lambda: self._restart(name))
-            return
-        assert self._proxy is not None
-        self._proxy.tell("backend", bookie=name, port=bookie.port)
-        self._impaired.pop(name, None)
+        self._cluster.begin_restart(name)
+        self._starting[name] = time.monotonic()
+
+    def _look_after_starts(self) -> None:
+        """Bookies that are starting serve sooner or later."""
+        for bookie in self._cluster.bookies:
+            if bookie.id not in self._starting:
+                continue
+            assert bookie.process is not None
+            if bookie.process.poll() is not None:
+                del self._starting[bookie.id]
+                if bookie.process.returncode == EXIT_METADATA:
+                    # A process that is stopped in the middle of a change of the embedded store keeps all others out.
+                    self.counts["starts without metadata"] += 1
+                else:
+                    self.checker.violated("bookies live", f"{bookie.id} does not start again: {last_line(bookie.log)}")
+                self._later(PAUSE_S, lambda name=bookie.id: self._restart(name))  # type: ignore[misc]
+            elif bookie.serves():
+                del self._starting[bookie.id]
+                assert self._proxy is not None
+                self._proxy.tell("backend", bookie=bookie.id, port=bookie.port)
+                self._impaired.pop(bookie.id, None)
+            elif time.monotonic() - self._starting[bookie.id] > START_S:
+                self.checker.violated("bookies live", f"{bookie.id} does not serve {START_S:g} s after its start")
+                self._starting[bookie.id] = time.monotonic()
 
     def _hit_link(self, fault: str) -> None:
         assert self._proxy is not None

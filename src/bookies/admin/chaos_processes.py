@@ -65,8 +65,7 @@ class ChaosProcess:
             self.process.stdout.close()
 
     def last_words(self) -> str:
-        lines = self.log.read_text(errors="replace").split("\n")
-        return next((line for line in reversed(lines) if line.strip()), "nothing")
+        return last_line(self.log)
 
 
 class ProxyProcess(ChaosProcess):
@@ -130,3 +129,9 @@ class ClientProcess(ChaosProcess):
     def print_tasks(self) -> None:
         """Into its log: what it waits for."""
         self.process.send_signal(signal.SIGUSR1)
+
+
+def last_line(log: pathlib.Path) -> str:
+    """What a process said last."""
+    lines = log.read_text(errors="replace").split("\n")
+    return next((line for line in reversed(lines) if line.strip()), "nothing")

@@ -248,6 +248,14 @@ class LocalCluster:
             self._ended(bookie)
             self._save()
 
+    def begin_restart(self, bookie_id: str | int) -> LocalBookie:
+        """As `restart`, without waiting: whether it serves, or has ended, the bookie says. Raises OSError."""
+        bookie = self._bookie(bookie_id)
+        assert not bookie.is_running(), f"{bookie.id} runs"
+        self._spawn(bookie)
+        self._save()
+        return bookie
+
     def restart(self, bookie_id: str | int, timeout_s: float = START_S) -> None:
         """Start one bookie that does not run, by id or index, and wait until it serves. Raises as `start`."""
         bookie = self._bookie(bookie_id)

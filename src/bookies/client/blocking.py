@@ -217,7 +217,7 @@ class LedgerReader:
 
     def read(self, first: int = 0, last: int | None = None, *, timeout: float | None = None) -> Iterator[Entry]:
         """The entries first..last in order; `last` None: up to the last add confirmed."""
-        return _entries_of(self.read_batches(first, last, timeout=timeout))
+        return BlockingEntries(self.read_batches(first, last, timeout=timeout))
 
     def read_batches(
         self, first: int = 0, last: int | None = None, *, timeout: float | None = None
@@ -229,8 +229,9 @@ class LedgerReader:
         """As `read`, as a pyarrow.Table: ledger_id, entry_id, value."""
         return self._thread.call(self._reader.read_arrow(first, last, timeout=timeout))
 
-    def read_entry(self, entry_id: int, *, timeout: float | None = None) -> Entry:
-        return self._thread.call(self._reader.read_entry(entry_id, timeout=timeout))
+    def read_entry(self, entry_id: int, *, parallel: bool = False, timeout: float | None = None) -> Entry:
+        """One entry. `parallel`: ask all its replicas at once."""
+        return self._thread.call(self._reader.read_entry(entry_id, parallel=parallel, timeout=timeout))
 
     def read_batch(
         self,
@@ -250,7 +251,7 @@ class LedgerReader:
 
     def read_unconfirmed(self, first: int, last: int, *, timeout: float | None = None) -> Iterator[Entry]:
         """The entries first..last, also those that may turn out not to be in the ledger."""
-        return _entries_of(self._batches(self._reader.read_unconfirmed(first, last, timeout=timeout).batches()))
+        return BlockingEntries(self._batches(self._reader.read_unconfirmed(first, last, timeout=timeout).batches()))
 
     def read_last(self, *, timeout: float | None = None) -> Entry:
         """The entry at the last add confirmed, which is refreshed first."""
@@ -274,7 +275,7 @@ class LedgerReader:
 
     def tail(self, first: int | None = None, *, timeout: float | None = None) -> Iterator[Entry]:
         """Entries from `first` on (None: new ones only), waiting until the ledger is sealed."""
-        return _entries_of(self._batches(self._reader.tail(first, timeout=timeout).batches()))
+        return BlockingEntries(self._batches(self._reader.tail(first, timeout=timeout).batches()))
 
     def close(self) -> None:
         """Let go of the handle; nothing happens to the ledger."""
@@ -289,13 +290,39 @@ class LedgerReader:
         self.close()
 
     def _batches(self, batches: Batches) -> Iterator[EntryBatch]:
-        while (batch := self._thread.call(_next(batches))) is not None:
-            yield batch
+        return BlockingBatches(self._thread, batches)
 
 
-def _entries_of(batches: Iterable[EntryBatch]) -> Iterator[Entry]:
-    for batch in batches:
-        yield from batch.entries()
+class BlockingBatches(Iterator[EntryBatch]):
+    """Batches, each waited for. After a `TimeoutError` it may be asked again."""
+
+    def __init__(self, thread: LoopThread, batches: Batches) -> None:
+        self._thread = thread
+        self._batches = batches
+
+    def __next__(self) -> EntryBatch:
+        batch = self._thread.call(_next(self._batches))
+        if batch is None:
+            raise StopIteration
+        return batch
+
+
+class BlockingEntries(Iterator[Entry]):
+    """The entries of batches. After a `TimeoutError` it may be asked, or iterated over, again."""
+
+    def __init__(self, batches: Iterator[EntryBatch]) -> None:
+        self._batches = batches
+        self._entries: Iterator[Entry] = iter(())
+
+    def __next__(self) -> Entry:
+        return next(iter(self))
+
+    def __iter__(self) -> Iterator[Entry]:
+        # A loop runs over this generator instead of `__next__`: three times as fast.
+        yield from self._entries
+        for batch in self._batches:
+            self._entries = batch.entries()
+            yield from self._entries
 
 
 class Client:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Self
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from bookies.client.administration import Administration
 from bookies.client.advanced import AdvancedLedgerWriter
@@ -66,7 +66,7 @@ class Client:
         self._budget = MemoryBudget(self.config.memory_limit)
         self._announcer = Announcer(self.config.explicit_lac_interval_ms / 1000)
         self._turns = Turns()
-        self._writers: WeakSet[LedgerWriter] = WeakSet()
+        self._writers: WeakValueDictionary[int, LedgerWriter] = WeakValueDictionary()
         self._allows_changes = self.config.ensemble_changes_allowed
         self._is_open = False
         self._is_closed = False
@@ -90,6 +90,8 @@ class Client:
         self._is_closed = True
         self._watcher.stop()
         self._announcer.stop()
+        for writer in list(self._writers.values()):
+            writer.client_closed()
         await self._pool.close()
         await self._driver.close()
 
@@ -173,7 +175,7 @@ class Client:
                 rules=rules_of(self.config, is_deferred_sync=deferred_sync),
             )
             writer.allow_ensemble_changes(self._allows_changes)
-            self._writers.add(writer)
+            self._writers[writer.ledger_id] = writer
             return writer
 
         return Opening(make, timeout)
@@ -330,7 +332,7 @@ class Client:
         work on many bookies. Starts as the setting `ensemble_changes_allowed`.
         """
         self._allows_changes = allowed
-        for writer in self._writers:
+        for writer in list(self._writers.values()):
             writer.allow_ensemble_changes(allowed)
 
     # -- parts ---------------------------------------------------------------------------------------------------

@@ -86,6 +86,7 @@ class RangeFetch:
     `refresh`: reads the ledger's metadata anew, for when no replica delivers (they may have been replaced).
     `entry_size`: payload bytes of a typical entry, as far as known. `learn`: is told of the last add confirmed that
     bookies mention. `sticky`: the position to prefer, where any has every entry. `size_max`: bytes per batch.
+    `is_parallel`: ask all replicas at once.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class RangeFetch:
         learn: Callable[[int], object] | None = None,
         sticky: StickyPosition | None = None,
         size_max: int | None = None,
+        is_parallel: bool = False,
     ) -> None:
         self._pool = pool
         self._keys = keys
@@ -111,6 +113,7 @@ class RangeFetch:
         self._learn = learn
         self._sticky = sticky if metadata.ensemble_size == metadata.write_quorum else None
         self._is_hedging = config.hedged_reads
+        self._is_parallel = is_parallel
         self._batch_size = size_max or min(BATCH_SIZE, config.read_ahead_size // 2)
         self._depth = 1 if size_max else config.read_ahead_size // self._batch_size
         self._fill = 1.0 if size_max else FILL
@@ -200,7 +203,7 @@ class RangeFetch:
             if is_striped and is_batch and at == first:
                 run = min(run, turn % write_quorum + 1)  # Else runs that divide the ensemble spare half the bookies.
             end = min(last, at + run - 1) if run else last
-            part = _Part(at, end, ensemble, order, ReplicaReads(order), is_batch)
+            part = _Part(at, end, ensemble, order, ReplicaReads(order, is_parallel=self._is_parallel), is_batch)
             for position in part.reads.due():
                 self._start(part, position)
             self._in_flight += 1
@@ -237,7 +240,7 @@ class RangeFetch:
     async def _answered(self, ask: _Ask) -> None:
         """Until every part has an answer, or has failed at every replica; late ones are asked for elsewhere too."""
         progress = -1
-        while unanswered := self._unanswered(ask):
+        while not self._is_parallel and (unanswered := self._unanswered(ask)):
             before, progress = progress, self._progress(ask)
             if progress == before:
                 break  # The bookies that are asked have not answered anything else either.
@@ -319,7 +322,7 @@ class RangeFetch:
         error = part.reads.error
         if part.is_batch and is_connection_failure(error):
             part.is_batch = False  # Old bookies drop the connection when they meet a batch read. Source: 3.8 (X-63).
-            part.reads = ReplicaReads(part.order)
+            part.reads = ReplicaReads(part.order, is_parallel=self._is_parallel)
         else:
             part.error = error
 
@@ -412,13 +415,16 @@ class RangeFetch:
                 for answer, _ in part.asked.values():
                     answer.cancel()
                 part.asked.clear()
-                part.reads = ReplicaReads(part.order)
+                part.reads = ReplicaReads(part.order, is_parallel=self._is_parallel)
 
     async def _look_for_moved(self, part: _Part) -> None:
         """Start again where the replicas are now; raises the part's error when they are where they were."""
         failure, causes = part.error, part.reads.causes
         assert failure is not None
-        part.error, part.reads = None, ReplicaReads(part.order)  # Whoever calls again tries again.
+        part.error, part.reads = (
+            None,
+            ReplicaReads(part.order, is_parallel=self._is_parallel),
+        )  # Whoever calls again tries again.
         error = why_unreadable(failure, causes, self._metadata.ledger_id, part.first)
         try:
             metadata = await self._refresh()

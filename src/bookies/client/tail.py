@@ -7,19 +7,13 @@ single entry comes with the answer.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from bookies.client.entries import EntryBatch
 from bookies.client.fetch import RangeFetch
-from bookies.client.keys import Keys
-from bookies.client.longpoll import wait_for_entry
-from bookies.client.pool import BookiePool
+from bookies.client.view import LedgerView
 from bookies.errors import BookKeeperError, ClientClosed, LedgerNotFound, Unauthorized
 from bookies.protocol.lac import is_growth_trusted
 from bookies.protocol.read import NEGATIVE
-
-if TYPE_CHECKING:
-    from bookies.client.reader import LedgerReader
 
 LONG_POLL_S = 2.0  # how long bookies hold an answer back when there is nothing new
 IDLE_ROUND_S = 0.1  # a round of long polls without news is not repeated sooner
@@ -32,10 +26,8 @@ PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # between rounds in which every book
 class TailSource:
     """The batches of one `LedgerReader.tail`, from entry `first` on."""
 
-    def __init__(self, reader: LedgerReader, pool: BookiePool, keys: Keys, first: int) -> None:
-        self._reader = reader
-        self._pool = pool
-        self._keys = keys
+    def __init__(self, view: LedgerView, first: int) -> None:
+        self._view = view
         self._next = first
         self._fetch: RangeFetch | None = None
         self._failures = 0
@@ -43,9 +35,9 @@ class TailSource:
         self._followed_at: float | None = None
 
     async def next_batch(self) -> EntryBatch | None:
-        reader = self._reader
+        view = self._view
         while True:
-            reader.check_open()
+            view.check_open()
             try:
                 await self._follow()
                 batch = await self._readable()
@@ -56,7 +48,7 @@ class TailSource:
                     raise
                 await self._pause(error)
                 continue
-            if batch is None and reader.is_sealed:
+            if batch is None and view.is_sealed:
                 return None
             if batch is None:
                 try:
@@ -77,33 +69,25 @@ class TailSource:
         if self._followed_at is None:
             self._followed_at = now
         if now - self._followed_at >= METADATA_POLL_S:
-            self._reader.mark_stale()
+            self._view.mark_stale()
             self._followed_at = now
-        await self._reader.follow_metadata()
+        await self._view.follow_metadata()
 
     async def _awaited(self) -> EntryBatch | None:
         """Wait for news of the next entry, without haste when the bookies have none to give."""
-        reader, now = self._reader, asyncio.get_running_loop().time
-        if not is_growth_trusted(reader.metadata):
-            await reader.wait_for_change(RECOVERY_POLL_S)
-            reader.mark_stale()
-            return None
+        view, now = self._view, asyncio.get_running_loop().time
         begun = now()
-        change = asyncio.ensure_future(reader.wait_for_change(None))
-        try:
-            batch = await wait_for_entry(
-                self._pool, self._keys, reader.metadata, self._next, LONG_POLL_S, learn=reader.learn, change=change
-            )
-        finally:
-            change.cancel()
-        if batch is None and reader.last_add_confirmed < self._next and now() - begun < IDLE_ROUND_S:
-            await reader.wait_for_change(IDLE_ROUND_S)  # They did not hold their answers back: fenced, for example.
+        batch = await view.wait_for_news(
+            self._next, LONG_POLL_S if is_growth_trusted(view.metadata) else RECOVERY_POLL_S
+        )
+        if batch is None and view.last_add_confirmed < self._next and now() - begun < IDLE_ROUND_S:
+            await view.wait_for_change(IDLE_ROUND_S)  # They did not hold their answers back: fenced, for example.
         return batch
 
     async def _readable(self) -> EntryBatch | None:
         """The next entries that are confirmed already."""
-        if self._fetch is None and self._next <= self._reader.last_add_confirmed:
-            self._fetch = self._reader.range_fetch(self._next, self._reader.last_add_confirmed)
+        if self._fetch is None and self._next <= self._view.last_add_confirmed:
+            self._fetch = self._view.range_fetch(self._next, self._view.last_add_confirmed)
         if self._fetch is None:
             return None
         try:
@@ -126,5 +110,5 @@ class TailSource:
             raise error
         pause = PAUSES_S[min(self._failures, len(PAUSES_S) - 1)]
         self._failures += 1
-        self._reader.mark_stale()  # The ensemble may have been replaced, or the watch lost.
-        await self._reader.wait_for_change(pause)
+        self._view.mark_stale()  # The ensemble may have been replaced, or the watch lost.
+        await self._view.wait_for_change(pause)

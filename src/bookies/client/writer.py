@@ -44,6 +44,7 @@ from bookies.errors import (
     AckQuorumTimeout,
     BookieBusy,
     BookKeeperError,
+    ClientClosed,
     InvalidArgument,
     LedgerClosed,
     LedgerFenced,
@@ -642,6 +643,12 @@ class LedgerWriter:
         if self._closing is not None:
             await asyncio.shield(self._closing)
         await self._tasks.stop()
+
+    def client_closed(self) -> None:
+        """The client goes: what is pending becomes unknown, also what waits behind an id that nobody has written."""
+        self._stall.stop()
+        self._channel.carry_out(self._pipeline.abandon(ClientClosed("the client was closed", ledger_id=self.ledger_id)))
+        self._flush()
 
     async def __aenter__(self) -> Self:
         return self

@@ -20,6 +20,7 @@ Source: client-protocol 8.2.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from bookies.client.pool import BookiePool
 from bookies.errors import BookKeeperError, DigestMismatch, LedgerUnknownToBookie
@@ -39,7 +40,9 @@ RECOVERY_TRIES = 8
 def check_commits(cluster: SimCluster, history: History) -> None:
     """I-7: every committed record follows legally from the one before. The author's role is in its name."""
     for ledger_id, commits in cluster.store.commits.items():
-        for commit in commits:
+        for index, commit in enumerate(commits):
+            if index > 0 and commit.before is None and commit.after is not None:
+                history.violated("I-7", f"ledger {ledger_id}: {commit.author} creates it again after its deletion")
             if problem := _illegal(commit):
                 history.violated("I-7", f"ledger {ledger_id}: {commit.author} commits {commit.after!r}: {problem}")
         closed = [commit.after for commit in commits if commit.after is not None and commit.after.is_closed]
@@ -79,10 +82,12 @@ async def check_ledgers(cluster: SimCluster, history: History, workload: Workloa
 async def _check_ledgers(cluster: SimCluster, client: SimClient, history: History, workload: Workload) -> None:
     await cluster.open_client(client)
     for story in list(history.stories.values()):
+        if cluster.store.record(story.ledger_id) is None:
+            continue  # deleted
         try:
             if (metadata := await _recover(client, history, story)) is not None:
                 await _read_back(client, history, workload, story, metadata)
-                await _check_replicas(client, history, story, metadata)
+                await _check_replicas(client, history, story, metadata, cluster.rotten)
         except BookKeeperError as error:
             history.violated("I-1", f"ledger {story.ledger_id}: reading it back: {type(error).__name__}: {error}")
 
@@ -124,17 +129,20 @@ async def _resolve(bookie: BookieId) -> tuple[str, int]:
     return bookie, BOOKIE_PORT
 
 
-async def _check_replicas(client: SimClient, history: History, story: Story, metadata: LedgerMetadata) -> None:
-    """I-2 and I-15 on every bookie that the record lists."""
+async def _check_replicas(
+    client: SimClient, history: History, story: Story, metadata: LedgerMetadata, rotten: Mapping[str, None]
+) -> None:
+    """I-2 and I-15 on every bookie that the record lists. `rotten`: those whose replicas may be damaged."""
     pool = BookiePool(client.runtime, client.client.config, _resolve)
     bookies = {bookie: None for _, ensemble in metadata.ensembles for bookie in ensemble}
-    held = {bookie: await _held(pool, history, story, metadata, bookie) for bookie in bookies}
+    held = {bookie: await _held(pool, history, story, metadata, bookie, bookie in rotten) for bookie in bookies}
     await pool.close()
     for first, last, ensemble in fragments_of(metadata, metadata.last_entry_id):
         for entry_id in range(first, last + 1):
             positions = write_set(entry_id, metadata.ensemble_size, metadata.write_quorum)
             copies = [ensemble[position] for position in positions if entry_id in held[ensemble[position]]]
-            if len(copies) < metadata.ack_quorum:
+            hits = sum(ensemble[position] in rotten for position in positions)
+            if len(copies) < metadata.ack_quorum - hits:
                 history.violated(
                     "I-2",
                     f"entry {entry_id} of ledger {story.ledger_id} is on {copies or 'no bookie'}, of the ensemble "
@@ -143,9 +151,11 @@ async def _check_replicas(client: SimClient, history: History, story: Story, met
 
 
 async def _held(
-    pool: BookiePool, history: History, story: Story, metadata: LedgerMetadata, bookie: BookieId
+    pool: BookiePool, history: History, story: Story, metadata: LedgerMetadata, bookie: BookieId, is_rotten: bool
 ) -> set[int]:
     """Entries of which the bookie has a replica whose digest verifies; each has to be what was written.
+
+    A rotten bookie may be unable to read some.
 
     One that does not verify is none: what a power failure tore while it was written was never acknowledged.
     """
@@ -159,7 +169,13 @@ async def _held(
     for run in runs:
         at = run.start
         while at < run.stop:
-            data = await pool.read_batch(bookie, story.ledger_id, at, run.stop - at, 1 << 20)
+            try:
+                data = await pool.read_batch(bookie, story.ledger_id, at, run.stop - at, 1 << 20)
+            except BookKeeperError:
+                if not is_rotten:
+                    raise
+                at += 1
+                continue
             records = Records(data, scan_records(data, 0, len(data), len(data))[0])
             for index in range(len(records)):
                 body = records.body(index)

@@ -27,6 +27,7 @@ from bookies.sim.witness import Witness
 from bookies.sim.workers import SimWorkers
 
 BOOKIE_PORT = 3181
+DISK_CAPACITY = 64 << 20  # bytes
 WALL_START_MS = 1_700_000_000_000
 
 
@@ -95,6 +96,7 @@ class SimCluster:
         self.bookies: dict[str, SimBookie] = {}
         self.clients: dict[str, SimClient] = {}
         self.problems: list[str] = []
+        self.rotten: dict[str, None] = {}  # bookies whose durable data was damaged
         self.witness: Witness | None = None
         for number in range(1, self.bookie_count + 1):
             self.add_bookie(f"b{number}")
@@ -118,7 +120,8 @@ class SimCluster:
             "lease_ms": int(self.lease_s * 1000),
         }
         config = BookieConfig(**(settings | self.bookie_settings))  # type: ignore[arg-type]
-        disk = SimDisk(Random(f"{self.seed}/{name}/disk"), capacity=64 << 20)
+        disk = SimDisk(Random(f"{self.seed}/{name}/disk"), capacity=DISK_CAPACITY)
+        disk.forgets_failed_syncs = True
         workers = SimWorkers(Random(f"{self.seed}/{name}/workers"), mean_ms=random.choice((0.05, 0.2, 2.0)))
         clock = SimClock(self.loop, random.randint(-30_000, 30_000))
         self.bookies[name] = SimBookie(name, config, disk, workers, clock)
@@ -152,6 +155,7 @@ class SimCluster:
         bookie.driver = driver
         self.trace.note(name, f"starts (life {bookie.lives})")
         started: asyncio.Future[bool] = self.loop.create_future()
+        failures = bookie.disk.failure_count
 
         async def live() -> None:
             try:
@@ -166,7 +170,7 @@ class SimCluster:
             except Exception as error:  # noqa: BLE001
                 # A process that cannot start ends; its supervisor starts it again, as `_life_ended` arranges.
                 self.trace.note(name, f"could not start: {type(error).__name__}: {error}")
-                if not isinstance(error, MetadataError):
+                if not isinstance(error, MetadataError) and bookie.disk.failure_count == failures:
                     bookie.is_lost = True
                     text = f"{name} does not start after its crash: {type(error).__name__}: {error}"
                     self.problems.append(text)
@@ -289,7 +293,7 @@ class SimCluster:
     async def heal(self) -> None:
         """End every fault and wait until every bookie serves."""
         self.trace.note("world", "heals everything")
-        self.store.lost_request_probability = self.store.lost_reply_probability = 0.0
+        self.store.heal()
         self.network.heal()
         for client in self.clients.values():
             client.participant.defuse()
@@ -298,6 +302,7 @@ class SimCluster:
             bookie.workers.slowness = 1.0
             bookie.disk.crash_at = None
             bookie.disk.faults.clear()
+            bookie.disk.grow(DISK_CAPACITY)
             if bookie.participant is not None:
                 bookie.participant.defuse()
                 bookie.participant.resume()

@@ -214,11 +214,19 @@ class SimFile:
         self._inode.write(data, offset)
 
     def fdatasync(self) -> None:
-        self._enter("fdatasync")
-        self._inode.sync()
+        self._sync("fdatasync")
 
     def fsync(self) -> None:
-        self._enter("fsync")
+        self._sync("fsync")
+
+    def _sync(self, operation: str) -> None:
+        """A sync that fails may leave pages that count as clean and are not durable, as Linux does."""
+        try:
+            self._enter(operation)
+        except OSError:
+            if self._disk.forgets_failed_syncs and self._disk.random.random() < 0.5:
+                self._inode.dirty.clear()
+            raise
         self._inode.sync()
 
     def truncate(self, size: int) -> None:
@@ -278,7 +286,9 @@ class SimDisk:
         self.capacity = capacity
         self.faults: list[Fault] = []
         self.log: list[Call] | None = [] if is_logging else None
+        self.forgets_failed_syncs = False
         self.call_count = 0
+        self.failure_count = 0  # calls that failed by a fault, or for want of room
         self.crash_at: int | None = None
         self.on_crash: Callable[[], None] | None = None
         self.is_down = False
@@ -315,6 +325,10 @@ class SimDisk:
         fault = Fault(operation, path, error, count, skip, is_partial)
         self.faults.append(fault)
         return fault
+
+    def grow(self, capacity: int) -> None:
+        """There is room again."""
+        self.capacity = max(self.capacity, capacity)
 
     def flip_bit(self, path: str, offset: int, bit: int = 0) -> None:
         """Change one bit of a file, durably."""
@@ -357,11 +371,13 @@ class SimDisk:
                     self.faults.remove(fault)
                 if fault.is_partial and partly is not None:
                     partly(self.random.random())
+                self.failure_count += 1
                 raise fault.error()
 
     def reserve(self, path: str, growth: int) -> None:
         """Raises `DiskFull` when files would grow beyond the capacity."""
         if self.capacity < UNLIMITED and growth > 0 and self.used() + growth > self.capacity:
+            self.failure_count += 1
             raise DiskFull(f"{path}: no space left on device")
 
     def used(self) -> int:

@@ -1,7 +1,8 @@
 """What goes wrong, and when: a seeded schedule over the cluster.
 
-No fault here destroys a durable replica: a power failure loses only what was not synced, so the number of faults at
+All but one leave durable replicas alone: a power failure loses only what was not synced, so the number of faults at
 once needs no limit for safety, and every promise must hold in every run (`hit(l, e)` of client-protocol 8.1 is 0).
+Rot damages what was durable, on one bookie of a run only: there one replica of each entry is excused.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from random import Random
 from bookies.sim.cluster import SimCluster
 from bookies.sim.disk import LOSSES, PROCESS_DIES, Loss
 from bookies.sim.metadata import STORE_HOST
+
+LOG_HEADER_SIZE = 1024  # bytes; a bookie refuses an entry log whose header is damaged
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class FaultPlan:
             "partition": 2,
             "isolate": 1,
             "slow host": 1.5,
+            "repeat messages": 1,
             "slow disk": 1.5,
             "metadata trouble": 1.5,
             "expire session": 0.7,
@@ -86,6 +90,11 @@ class Faults:
             "partition": self._partition,
             "isolate": self._isolate,
             "slow host": self._slow_host,
+            "repeat messages": self._repeat_messages,
+            "isolate from the store": self._isolate_from_store,
+            "fail disk calls": self._fail_disk_calls,
+            "fill disk": self._fill_disk,
+            "rot": self._rot,
             "slow disk": self._slow_disk,
             "metadata trouble": self._metadata_trouble,
             "expire session": self._expire_session,
@@ -178,6 +187,42 @@ class Faults:
 
         self._later(self._duration_s(), end)
 
+    def _fail_disk_calls(self) -> None:
+        """The next calls of a kind fail, a write perhaps half-way."""
+        bookie = self._cluster.bookies[self._bookie()]
+        operation = self._random.choice(
+            ("pread", "pwrite", "pwritev", "fdatasync", "fdatasync", "truncate", "open", "")
+        )
+        self._cluster.trace.note(bookie.name, f"disk fails: {operation or 'anything'}")
+        bookie.disk.fail(
+            operation,
+            self._random.choice(("/journal", "/ledgers", "")),
+            lambda: OSError(5, "Input/output error"),
+            count=self._random.choice((1, 1, 3)),
+            skip=self._random.randrange(5),
+            is_partial=self._random.random() < 0.5,
+        )
+
+    def _fill_disk(self) -> None:
+        """Hardly any room is left for a while."""
+        disk = self._cluster.bookies[self._bookie()].disk
+        capacity, disk.capacity = disk.capacity, disk.used() + self._random.choice((0, 4 << 10, 64 << 10))
+        self._later(self._duration_s(), lambda: disk.grow(capacity))
+
+    def _rot(self) -> None:
+        """A bit of an entry log of one bookie, always the same one, changes."""
+        cluster = self._cluster
+        if not cluster.rotten:
+            cluster.rotten[self._bookie()] = None
+        (name,) = cluster.rotten
+        disk = cluster.bookies[name].disk
+        logs = [(path, data) for path, data in disk.files(f"/{name}/ledgers").items() if path.endswith(".log")]
+        logs = [(path, data) for path, data in logs if len(data) > LOG_HEADER_SIZE]
+        if logs:
+            path, data = self._random.choice(logs)
+            disk.flip_bit(path, self._random.randrange(LOG_HEADER_SIZE, len(data)), self._random.randrange(8))
+            cluster.trace.note(name, f"a bit of {path} rots")
+
     def _turn_clock(self) -> None:
         bookie = self._cluster.bookies[self._bookie()]
         bookie.clock.skew_ms += self._random.choice((-86_400_000, -5_000, 5_000, 86_400_000))
@@ -223,16 +268,33 @@ class Faults:
         self._cluster.network.slow_down(host, self._random.choice((10.0, 100.0, 2_000.0)))
         self._later(self._duration_s(), lambda: self._cluster.network.slow_down(host, 1))
 
+    def _isolate_from_store(self) -> None:
+        """One client or bookie, one way or both."""
+        host = self._random.choice([*self._cluster.bookies, *self._cluster.clients])
+        pairs = self._random.choice(
+            [[(host, STORE_HOST)], [(STORE_HOST, host)], [(host, STORE_HOST), (STORE_HOST, host)]]
+        )
+        self._cluster.trace.note("network", f"isolates {host} from the metadata store")
+        self._block(pairs)
+
+    def _repeat_messages(self) -> None:
+        network = self._cluster.network
+        network.repeat_probability = self._random.choice((0.05, 0.3))
+
+        def end() -> None:
+            network.repeat_probability = 0.0
+
+        self._later(self._duration_s(), end)
+
     # -- metadata ------------------------------------------------------------------------------------------------
     def _metadata_trouble(self) -> None:
         store = self._cluster.store
         store.lost_request_probability = self._random.choice((0.0, 0.3))
-        store.lost_reply_probability = self._random.choice((0.3, 0.6))
-        self._cluster.trace.note("metadata", "loses requests and replies")
-
-        def end() -> None:
-            store.lost_request_probability = store.lost_reply_probability = 0.0
-
+        store.lost_reply_probability = self._random.choice((0.0, 0.3, 0.6))
+        store.stale_read_probability = self._random.choice((0.0, 0.5))
+        store.news_delay_s = self._random.choice((0.0, 0.0, self._duration_s()))
+        self._cluster.trace.note("metadata", "loses requests and replies, answers with old records, news is late")
+        end = store.heal
         self._later(self._duration_s(), end)
 
     def _expire_session(self) -> None:

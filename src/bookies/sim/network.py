@@ -90,6 +90,13 @@ class _Pipe:
                 size += len(data[: keep - size])
             self.chunks, self.size = kept, size
 
+    def let_go(self) -> None:
+        """Hold nothing back any more."""
+        if self.held_until > self._network.loop.time():
+            self._is_scheduled = False  # what is scheduled would come too late, and then does nothing
+            self.held_until = 0.0
+            self.schedule()
+
     def schedule(self) -> None:
         if self._is_scheduled or self._network.is_blocked(self.source.host, self.target.host):
             return
@@ -233,6 +240,9 @@ class SimTransport(asyncio.Transport):
             if self.on_write is not None:
                 self.on_write(data)
             self.outgoing.send(bytes(data))
+            network = self._network
+            if network.repeat_probability > 0 and network.random.random() < network.repeat_probability:
+                network.repeat_later(self, bytes(data))
             if not self._is_writing_paused and self.get_write_buffer_size() > self._high:
                 self._is_writing_paused = True
                 self._protocol.pause_writing()
@@ -330,6 +340,7 @@ class SimNetwork:
         self.split_probability = 0.1
         self.stall_probability = 0.0
         self.stall_ms = 300.0
+        self.repeat_probability = 0.0  # of messages that come a second time, perhaps much later
         self.statistics = {"connections": 0, "refused": 0, "cut": 0, "bytes": 0}
         self.on_join: Callable[[SimTransport, SimTransport], None] | None = None  # told of each new connection
         self.on_delivery: Callable[[str, str], None] | None = None  # told (source, target) after each
@@ -362,9 +373,10 @@ class SimNetwork:
 
     def heal(self) -> None:
         """No partition, no slow host, no stalls, and no half-open connection any more."""
-        self.stall_probability = 0.0
+        self.stall_probability = self.repeat_probability = 0.0
         for transport in self._transports.values():
-            transport.incoming.held_until = transport.outgoing.held_until = 0.0
+            transport.incoming.let_go()
+            transport.outgoing.let_go()
         self._blocked.clear()
         self._slow.clear()
         self._held_new.clear()
@@ -389,6 +401,15 @@ class SimNetwork:
             self._slow.pop(host, None)
         else:
             self._slow[host] = factor
+
+    def repeat_later(self, transport: SimTransport, data: bytes) -> None:
+        """Send whole frames a second time, behind or between later ones; nothing when `data` is no whole frames."""
+        at = 0
+        while at + 4 <= len(data):
+            at += 4 + int.from_bytes(data[at : at + 4], "big")
+        if at == len(data):
+            delay_s = self.random.choice((0.0, 0.01, 0.5)) * self.random.random()
+            self.loop.call_later(delay_s, transport.outgoing.send, data, context=self.loop.world)
 
     def hold(self, pipe: _Pipe, duration_s: float) -> None:
         """Let nothing arrive through one direction of one connection for a while."""

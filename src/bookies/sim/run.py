@@ -32,7 +32,7 @@ class Profile:
 
     bookies: int = 5
     duration_s: float = 6.0
-    plan: Plan = field(default_factory=Plan)
+    plan: Plan = field(default_factory=lambda: Plan(deleters=1))
     faults: FaultPlan = field(default_factory=FaultPlan)
     moments: MomentPlan | None = None
     stall_probability: float = 0.0
@@ -62,7 +62,14 @@ PROFILES = {
         plan=Plan(digests=("crc32c", "dummy")),
         faults=FaultPlan(
             gap_ms=150,
-            weights={"cut connection": 5, "partition": 3, "isolate": 2, "slow host": 2, "kill client at an await": 2},
+            weights={
+                "cut connection": 5,
+                "partition": 3,
+                "isolate": 2,
+                "slow host": 2,
+                "repeat messages": 2,
+                "kill client at an await": 2,
+            },
         ),
     ),
     "metadata": Profile(
@@ -70,6 +77,7 @@ PROFILES = {
             gap_ms=150,
             weights={
                 "metadata trouble": 4,
+                "isolate from the store": 3,
                 "expire session": 3,
                 "crash bookie": 2,
                 "cut connection": 2,
@@ -98,6 +106,14 @@ PROFILES = {
         client_settings={"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 1_000},
     ),
     "tight": Profile(bookies=3),
+    # Disks that fail, fill up, and forget.
+    "disks": Profile(
+        faults=FaultPlan(gap_ms=150, weights={"fail disk calls": 5, "fill disk": 1, "slow disk": 1, "crash bookie": 2})
+    ),
+    "rot": Profile(
+        plan=Plan(quorums=((3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2))),
+        faults=FaultPlan(gap_ms=150, weights={"rot": 5, "crash bookie": 2, "kill client": 1, "cut connection": 1}),
+    ),
 }
 
 CONFIGURATIONS = ((3, 3, 2), (3, 2, 2), (6, 2, 2), (5, 3, 2), (4, 3, 2), (1, 1, 1))  # of the profile "small"
@@ -116,6 +132,8 @@ def small_profile(seed: int, quorums: tuple[int, int, int]) -> Profile:
             writers=1,
             recoverers=random.randint(1, 2),
             readers=random.randint(0, 1),
+            deleters=int(random.random() < 0.1),
+            delete_ms=60,
             quorums=(quorums,),
             entries_min=random.choice((0, 12)),
             entries_max=20,
@@ -219,6 +237,7 @@ class Simulation:
         self.cluster.network.stall_ms = profile.stall_ms
         self.history.witness = self.cluster.witness = Witness(self.cluster.store, self.history.violated)
         self.history.tap = Tap(self.cluster.network, self.cluster.store, self.history.witness, self.history.violated)
+        self.history.record_of = self.cluster.store.record
         self.cluster.store.on_commit = self.history.committed
         self.workload = Workload(self.cluster, self.history, Random(f"{seed}/workload"), profile.plan)
         self.injected = Injected(only)

@@ -107,7 +107,7 @@ def parse_scenario(name: str, text: str) -> Scenario:
     if not any(step.text.startswith("cluster ") for step in common[:1]):
         raise ScenarioError(f"{name}: expected the first step to be `cluster BOOKIES`")
     variants = [Variant(letter, its_title, [*common, *steps]) for letter, its_title, steps in sections]
-    return Scenario(name, title, "\n".join(about), variants or [Variant("", title, common)])
+    return Scenario(name, title, "\n".join(about), variants or [Variant("", title.partition("  ")[2] or title, common)])
 
 
 def run_scenario(scenario: Scenario, variant: Variant, seed: int = 1) -> ScenarioResult:

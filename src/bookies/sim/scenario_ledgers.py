@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from bookies.client.advanced import AdvancedLedgerWriter
@@ -64,17 +64,19 @@ async def append(stage: Stage, given: Given) -> None:
     ledger, client = stage.writer(name), stage.client(given["client"])
 
     def work(entry_id: int) -> Coroutine[Any, Any, None]:
-        return _add(stage, story, ledger.append(payload_of(story.ledger_id, entry_id)), entry_id)
+        return _add(stage, story, ledger.append, (payload_of(story.ledger_id, entry_id),), entry_id)
 
     for entry_id in given["entries"]:
         await stage.perform(client, f"{name} append {entry_id}", work(entry_id), given["ending"])
 
 
-async def _add(stage: Stage, story: Story, adding: Awaitable[int], entry_id: int) -> None:
-    """Wait for an entry. With deferred sync it counts as confirmed only once it was forced."""
+async def _add(
+    stage: Stage, story: Story, add: Callable[..., Awaitable[int]], arguments: tuple[object, ...], entry_id: int
+) -> None:
+    """Add an entry and wait for it. With deferred sync it counts as confirmed only once it was forced."""
     story.started = max(story.started, entry_id + 1)
     try:
-        answered = await adding
+        answered = await add(*arguments)
     except EntryExists:
         raise
     except BaseException:
@@ -102,7 +104,7 @@ async def _write(stage: Stage, given: Given, verb: str) -> None:
     if not isinstance(ledger, AdvancedLedgerWriter):
         raise ScenarioFailure("the ledger was not created with advanced=yes")
     for entry_id in given["entries"]:
-        adding = _add(stage, story, ledger.write(entry_id, payload_of(story.ledger_id, entry_id)), entry_id)
+        adding = _add(stage, story, ledger.write, (entry_id, payload_of(story.ledger_id, entry_id)), entry_id)
         await stage.perform(client, f"{name} {verb} {entry_id}", adding, given["ending"])
 
 
@@ -153,6 +155,12 @@ async def close(stage: Stage, given: Given) -> None:
         await ledger.close()
 
     await stage.perform(client, f"{given['client']} close", work(), given["ending"])
+
+
+@step("CLIENT leave", "end the client in the orderly way; whatever it was doing ends with it")
+async def leave(stage: Stage, given: Given) -> None:
+    client = stage.client(given["client"])
+    await stage.perform(client, f"{given['client']} leave", client.client.close(), None)
 
 
 @step("CLIENT delete [ENDING]", "delete the ledger's record; no entry of it is promised any more")

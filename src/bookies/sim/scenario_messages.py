@@ -106,6 +106,18 @@ class Rule:
 
 
 @dataclass
+class Countdown:
+    """`act` when `who`, a client or a bookie, has sent or been sent so many messages more."""
+
+    who: str
+    left: int
+    act: Callable[[], None]
+
+    def __str__(self) -> str:
+        return f"{self.who} after {self.left} more messages"
+
+
+@dataclass
 class _Held:
     message: Message
     let_go: Callable[[bool], None]  # with True: deliver it; with False: it is lost
@@ -151,6 +163,7 @@ class Interception:
 
     def __init__(self, network: SimNetwork, trace: Trace, name_of: Callable[[str], str]) -> None:
         self.rules: list[Rule] = []
+        self.countdowns: list[Countdown] = []
         self.seen: list[Message] = []
         self._network = network
         self._trace = trace
@@ -188,6 +201,8 @@ class Interception:
             for rule in self.rules
             if any(peer not in rule.caught for peer in rule.pattern.peers)
         ]
+        idle += [str(each) for each in self.countdowns if each.left > 0]
+        self.countdowns.clear()
         self.rules.clear()
         held, self._held = self._held, []
         for each in held:
@@ -223,7 +238,9 @@ class Interception:
         rule = self._rule_for(message)
         if rule is None:
             stream.send(frame)
-        elif rule.action == "hold":
+        elif rule.action in ("hold", "copy"):
+            if rule.action == "copy":
+                stream.send(frame)
             stream.hold()
             self._held.append(_Held(message, lambda is_kept: stream.let_go(frame if is_kept else b"")))
         elif rule.action == "repeat":
@@ -247,6 +264,11 @@ class Interception:
 
     def _rule_for(self, message: Message) -> Rule | None:
         self.seen.append(message)
+        for each in self.countdowns:
+            if each.who in (message.client, message.peer):
+                each.left -= 1
+                if each.left == 0:
+                    self._network.loop.world.copy().run(each.act)
         for rule in self.rules:
             if rule.wants(message):
                 rule.caught[message.peer] = rule.caught.get(message.peer, 0) + 1

@@ -14,7 +14,7 @@ from bookies.kernels import Records, digest
 from bookies.model import DigestType
 from bookies.sim.disk import PROCESS_DIES, Loss
 from bookies.sim.scenario_grammar import Given, parse_step, step
-from bookies.sim.scenario_messages import Message, Rule
+from bookies.sim.scenario_messages import Countdown, Message, Rule
 from bookies.sim.scenario_stage import PATIENCE_S, SETTLING_S, ScenarioFailure, Stage, host_of
 from bookies.sim.workload import payload_of
 from bookies.wire.digest import mac_key, master_key
@@ -127,6 +127,11 @@ async def lose_all(stage: Stage, given: Given) -> None:
 @step("repeat MESSAGES", "deliver the next one of each peer twice")
 async def repeat(stage: Stage, given: Given) -> None:
     _add_rule(stage, "repeat", given)
+
+
+@step("copy MESSAGES", "deliver the next one of each peer, and hold a second copy until `release`")
+async def copy(stage: Stage, given: Given) -> None:
+    _add_rule(stage, "copy", given)
 
 
 @step("spoil MESSAGES", "flip a bit at the end of the next one of each peer: of the payload, of a digest")
@@ -265,6 +270,37 @@ async def refuse_to_start(stage: Stage, given: Given) -> None:
             bookie.restart = None
         bookie.is_lost = False
         del stage.cluster.problems[problems:]
+
+
+@step("crash CLIENT after NUMBER messages", "its process dies when it has sent or got so many; that one still passes")
+async def crash_after(stage: Stage, given: Given) -> None:
+    name = given["client"]
+
+    def crash() -> None:
+        stage.cluster.kill_client(host_of(name))
+
+    stage.messages.countdowns.append(Countdown(name, given["number"], crash))
+
+
+@step("break CLIENT after NUMBER messages", "then all its connections break")
+async def break_after(stage: Stage, given: Given) -> None:
+    network, host = stage.cluster.network, host_of(given["client"])
+
+    def cut_all() -> None:
+        for transport in network.connections(host):
+            network.cut(transport)
+
+    stage.messages.countdowns.append(Countdown(given["client"], given["number"], cut_all))
+
+
+@step("power fails at BOOKIE after NUMBER messages", "when it has sent or got so many")
+async def power_fails_after(stage: Stage, given: Given) -> None:
+    name = given["bookie"]
+
+    def fail() -> None:
+        stage.cluster.crash_bookie(name, POWER_FAILS, is_silent=False, restart_after_s=1.0)
+
+    stage.messages.countdowns.append(Countdown(name, given["number"], fail))
 
 
 @step("pause HOSTS", "their processes stop where they are; what arrives waits")

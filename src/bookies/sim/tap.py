@@ -67,7 +67,8 @@ class Tap:
         self._store = store
         self._witness = witness
         self._report = report
-        self._sound: dict[int, int] = {}  # ledger -> entries up to this one were seen on ack quorums
+        # (ledger, is a recovery's) -> entries up to this one were seen on ack quorums
+        self._sound: dict[tuple[int, bool], int] = {}
         self._denied: dict[tuple[str, int, int], None] = {}  # bookie, ledger, entry, to fencing reads
         self._recovering: dict[tuple[str, int], None] = {}  # client, ledger whose tail is being read
         self.denials: dict[tuple[str, int, int], dict[str, None]] = {}  # client, ledger, entry -> bookies
@@ -112,20 +113,22 @@ class Tap:
         elif isinstance(request, WriteLacRequest):
             if line.role != "writer":
                 self._report("I-30", f"{line.client} announces an end of ledger {request.ledger_id}")
-            self._check_lac(line, request.ledger_id, request.last_add_confirmed)
+            self._check_lac(line, request.ledger_id, request.last_add_confirmed, is_recovery=False)
         elif isinstance(request, ReadRequest) and request.is_fencing:
             line.fencing[request.ledger_id, request.entry_id] = None
             self._check_fencing(line, request.ledger_id, request.entry_id)
         elif isinstance(request, BatchReadRequest) and request.is_fencing:
             line.batches[request.txn_id] = request.ledger_id, request.entry_id
             self._check_fencing(line, request.ledger_id, request.entry_id)
+        elif isinstance(request, ReadRequest | BatchReadRequest):
+            self._check_plain_read(line, request.ledger_id, request.entry_id)
 
     def _check_adds(self, line: _Line, batch: AddBatch) -> None:
         ledger_id = batch.ledger_id
         if line.role == "reader" or (line.role != "writer" and not batch.is_recovery):
             kind = "a recovery add" if batch.is_recovery else "an add"
             self._report("I-30", f"{line.client} sends {kind} of ledger {ledger_id}")
-        self._check_lac(line, ledger_id, batch.last_add_confirmed)
+        self._check_lac(line, ledger_id, batch.last_add_confirmed, is_recovery=batch.is_recovery)
         if batch.is_recovery:
             return
         for index, entry_id in enumerate(batch.entry_ids):
@@ -138,14 +141,15 @@ class Tap:
                     f"record lists for it",
                 )
 
-    def _check_lac(self, line: _Line, ledger_id: int, last_add_confirmed: int) -> None:
-        sound = self._sound.get(ledger_id, -1)
-        while sound < last_add_confirmed and self._witness.is_on_quorum(ledger_id, sound + 1):
+    def _check_lac(self, line: _Line, ledger_id: int, last_add_confirmed: int, *, is_recovery: bool) -> None:
+        """What a recovery writes back is provisional until the close, so it proves no entry confirmed (D-5)."""
+        sound = self._sound.get((ledger_id, is_recovery), -1)
+        while sound < last_add_confirmed and self._witness.is_on_quorum(ledger_id, sound + 1, by_writer=is_recovery):
             sound += 1
-        self._sound[ledger_id] = sound
+        self._sound[ledger_id, is_recovery] = sound
         if sound < last_add_confirmed:
-            now = self._record(ledger_id)
-            if now is None or not now.is_closed or now.last_entry_id < last_add_confirmed:
+            now = self._store.record(ledger_id)
+            if now is not None and (not now.is_closed or now.last_entry_id < last_add_confirmed):
                 self._report(
                     "I-13",
                     f"{line.client} says that ledger {ledger_id} is confirmed up to {last_add_confirmed}, but entry "
@@ -154,7 +158,7 @@ class Tap:
 
     def _check_fencing(self, line: _Line, ledger_id: int, entry_id: int) -> None:
         record = next((each for each in self._records(ledger_id) if each.state is LedgerState.IN_RECOVERY), None)
-        if line.role in ("reader", "writer") or record is None:
+        if line.role == "reader" or record is None:
             self._report("I-30", f"{line.client} fences ledger {ledger_id}, whose recovery nobody has announced")
             return
         if entry_id < 0:
@@ -168,6 +172,14 @@ class Tap:
         if (line.client, ledger_id) not in self._recovering:
             self._recovering[line.client, ledger_id] = None
             self._check_coverage(line, record)
+
+    def _check_plain_read(self, line: _Line, ledger_id: int, entry_id: int) -> None:
+        """I-6: a recovery decides about the tail by reads that fence; only the length may come from another one."""
+        if line.role not in ("recoverer", "checker") or (line.client, ledger_id) in self._recovering or entry_id < 0:
+            return
+        record = self._store.record(ledger_id)
+        if record is not None and record.state is LedgerState.IN_RECOVERY:
+            self._report("I-6", f"{line.client} reads entry {entry_id} of ledger {ledger_id} without fencing")
 
     def _check_coverage(self, line: _Line, record: LedgerMetadata) -> None:
         ensemble = record.last_ensemble
@@ -220,10 +232,6 @@ class Tap:
 
     def _open_records(self, ledger_id: int) -> list[LedgerMetadata]:
         return [record for record in self._records(ledger_id) if record.state is LedgerState.OPEN]
-
-    def _record(self, ledger_id: int) -> LedgerMetadata | None:
-        commits = self._store.commits.get(ledger_id)
-        return commits[-1].after if commits else None
 
     def is_denied_by_all(self, client: str, ledger_id: int, entry_id: int) -> bool:
         """I-32: whether every bookie that some record lists for an entry denied it to this client."""

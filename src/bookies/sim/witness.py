@@ -103,14 +103,18 @@ class Witness:
         """Whether the bookie's storage has promised to take no ordinary adds of the ledger any more."""
         return (bookie, ledger_id) in self._fenced
 
-    def is_on_quorum(self, ledger_id: int, entry_id: int) -> bool:
-        """Whether an ack quorum of the bookies that the writer's record lists for an entry holds it."""
+    def is_on_quorum(self, ledger_id: int, entry_id: int, *, by_writer: bool = False) -> bool:
+        """Whether an ack quorum of the bookies that the writer's record lists for an entry holds it.
+
+        `by_writer`: and has told the writer so; what a recovery wrote back does not count.
+        """
+        held = self._promised if by_writer else self._held
         record = self._writers_record(ledger_id)
         if record is None:
             return False
         ensemble = record.ensemble_at(entry_id)
         positions = write_set(entry_id, record.ensemble_size, record.write_quorum)
-        return sum(self._holds(ensemble[each], ledger_id, entry_id) for each in positions) >= record.ack_quorum
+        return sum(entry_id in held.get((ensemble[each], ledger_id), ()) for each in positions) >= record.ack_quorum
 
     def _writers_record(self, ledger_id: int) -> LedgerMetadata | None:
         """The last record before any recovery."""

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from bookies.errors import BookKeeperError
+from bookies.errors import BookKeeperError, EntryNotFound, LocalProtocolError
+from bookies.model import LedgerState
 from bookies.sim.cluster import SimClient, SimCluster
 from bookies.sim.metadata import Commit
 from bookies.sim.order import Observations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from bookies.client.entries import Entry
     from bookies.client.reader import LedgerReader
     from bookies.client.writer import LedgerWriter
+    from bookies.model import LedgerMetadata
 
 PASSWORDS = (b"", b"s3cret")
 
@@ -54,6 +56,7 @@ class Story:
     ends: list[tuple[str, int, int]] = field(default_factory=list)  # who, last entry, length
     lengths: list[int] = field(default_factory=list)
     seen: Observations = field(default_factory=Observations)
+    is_deferred: bool = False  # acknowledged entries are confirmed only by a force
     is_advanced: bool = False  # the writer chose the ids, so the lengths do not ascend with them
 
     def length_up_to(self, entry_id: int) -> int:
@@ -74,6 +77,7 @@ class History:
         self.is_over = False  # what abandoned clients do while they are cleared away does not count
         self.witness: Witness | None = None
         self.tap: Tap | None = None
+        self.record_of: Callable[[int], LedgerMetadata | None] = lambda _: None  # of a ledger, now; None: deleted
         self.on_violation: Callable[[], None] | None = None
         self._trace = trace
         self._instant = 0
@@ -162,6 +166,15 @@ class History:
             self.violated("I-15", f"{name} has length {entry.length}, not {story.length_up_to(entry.id)}")
         self.count("entries read")
 
+    def failed(self, who: str, what: str, error: BookKeeperError) -> None:
+        """An operation ended with a documented error; one that accuses ourselves is a problem all the same."""
+        self._trace.note(who, f"{what} failed: {type(error).__name__}: {error}")
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, LocalProtocolError):
+                self.violated("errors", f"{who}: {what} failed by a mistake of its own: {cause}")
+            cause = cause.__cause__
+
     def unexpected(self, who: str, what: str, error: BaseException) -> None:
         """An operation ended with an exception that is not in the documented tree."""
         text = "".join(traceback.format_exception(error)).rstrip()
@@ -192,6 +205,9 @@ class Plan:
     ledgers_max: int = 3
     recoveries_max: int = 4
     reads_max: int = 4
+    deleters: int = 0
+    delete_ms: float = 1_500.0  # mean, before a deletion
+    deferred_probability: float = 0.1  # of a ledger whose entries are on disk only when they are forced
     is_replaced: bool = True
 
 
@@ -212,6 +228,7 @@ class Workload:
             ("writer", self._plan.writers, self._write_ledgers),
             ("recoverer", self._plan.recoverers, self._recover),
             ("reader", self._plan.readers, self._read),
+            ("deleter", self._plan.deleters, self._delete),
         ):
             for number in range(1, count + 1):
                 slot = self._keep_running(f"{role}{number}", act)
@@ -259,7 +276,7 @@ class Workload:
             await self._cluster.open_client(client)
             await act(client)
         except BookKeeperError as error:
-            self._cluster.trace.note(client.name, f"gives up: {type(error).__name__}: {error}")
+            self._history.failed(client.name, "its work", error)
         except Exception as error:  # noqa: BLE001
             self._history.unexpected(client.name, "its work", error)
         await self._cluster.close_client(client)
@@ -290,21 +307,27 @@ class Workload:
         sizes = [each for each in self._plan.quorums if each[0] <= len(self._cluster.bookies)]
         ensemble, write_quorum, ack_quorum = random.choice(sizes)
         password, digest = random.choice(PASSWORDS), random.choice(self._plan.digests)
+        is_deferred = random.random() < self._plan.deferred_probability
         ledger = await client.client.create(
-            ensemble=ensemble, write_quorum=write_quorum, ack_quorum=ack_quorum, digest=digest, password=password
+            ensemble=ensemble,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+            digest=digest,
+            password=password,
+            deferred_sync=is_deferred,
         )
-        story = Story(ledger.ledger_id, password, ack_quorum, client.name)
+        story = Story(ledger.ledger_id, password, ack_quorum, client.name, is_deferred=is_deferred)
         self._history.stories[ledger.ledger_id] = story
         self._history.count("ledgers")
         try:
             goal = random.randint(self._plan.entries_min, self._plan.entries_max)
             while story.started < goal and not story.is_over and not self._is_stopping:
                 await self._append_some(ledger, story)
+                if story.is_deferred and random.random() < 0.5:
+                    await self._force(ledger, story)
                 await self._sleep(self._plan.pause_ms)
         except BookKeeperError as error:
-            self._cluster.trace.note(
-                client.name, f"append to {ledger.ledger_id} failed: {type(error).__name__}: {error}"
-            )
+            self._history.failed(client.name, f"append to {ledger.ledger_id}", error)
             self._history.count("failed appends")
         await self._let_go(client, ledger, story)
 
@@ -324,7 +347,7 @@ class Workload:
             except BaseException:
                 story.is_over = True
                 raise
-            self._history.confirmed(story, first, last, answered)
+            self._acknowledged(story, first, last, answered)
 
     async def _append_overlapping(self, ledger: LedgerWriter, story: Story, count: int) -> None:
         """Always as many under way as are allowed."""
@@ -349,7 +372,18 @@ class Workload:
         except BaseException:
             story.is_over = True
             raise
-        self._history.confirmed(story, number, number, answered)
+        self._acknowledged(story, number, number, answered)
+
+    def _acknowledged(self, story: Story, first: int, last: int, answered: int) -> None:
+        if not story.is_deferred:
+            self._history.confirmed(story, first, last, answered)
+        elif answered != last:
+            self._history.violated("I-3", f"ledger {story.ledger_id}: entry {last} is acknowledged as {answered}")
+
+    async def _force(self, ledger: LedgerWriter, story: Story) -> None:
+        last = await ledger.force()
+        if last >= story.confirmed:
+            self._history.confirmed(story, story.confirmed, last, last)
 
     async def _let_go(self, client: SimClient, ledger: LedgerWriter, story: Story) -> None:
         """Seal, or only close; now and then with appends still under way."""
@@ -362,16 +396,49 @@ class Workload:
         try:
             if self._random.random() < 0.6:
                 await ledger.seal()
+                await self._check_seal(ledger, story)
                 self._history.ended(story, client.name, ledger.last_add_confirmed, ledger.length)
                 self._history.count("ledgers sealed")
         except BookKeeperError as error:
-            self._cluster.trace.note(client.name, f"seal of {ledger.ledger_id} failed: {type(error).__name__}: {error}")
+            self._history.failed(client.name, f"seal of {ledger.ledger_id}", error)
         finally:
             await ledger.close()
             for outcome in await asyncio.gather(*under_way, return_exceptions=True):
                 if isinstance(outcome, BaseException) and not isinstance(outcome, BookKeeperError):
                     self._history.unexpected(client.name, "append", outcome)
             story.is_over = True
+        await self._check_closed(ledger, story)
+
+    async def _check_seal(self, ledger: LedgerWriter, story: Story) -> None:
+        """I-24: the record says the same as the handle, and sealing again changes nothing."""
+        own = (ledger.last_add_confirmed, ledger.length)
+        record = self._history.record_of(story.ledger_id)
+        if record is not None and (not record.is_closed or (record.last_entry_id, record.length) != own):
+            self._history.violated("I-24", f"ledger {story.ledger_id} is sealed at {own}, but {record!r}")
+        if self._random.random() < 0.3 and (again := await ledger.seal()) != own[0]:
+            self._history.violated("I-24", f"ledger {story.ledger_id} is sealed at {own[0]}, and then at {again}")
+
+    async def _check_closed(self, ledger: LedgerWriter, story: Story) -> None:
+        """I-23: a handle that was let go of takes nothing more."""
+        try:
+            entry_id = await ledger.append(b"late")
+        except BookKeeperError:
+            return
+        self._history.violated("I-23", f"entry {entry_id} of ledger {story.ledger_id} was acknowledged after the close")
+
+    # -- deleting ------------------------------------------------------------------------------------------------
+    async def _delete(self, client: SimClient) -> None:
+        """Delete a ledger, mostly one that has its end."""
+        await self._sleep(self._plan.delete_ms)
+        stories = [each for each in self._history.stories.values() if each.ends or self._random.random() < 0.1]
+        if not stories or self._is_stopping:
+            return
+        story = self._random.choice(stories)
+        try:
+            await client.client.delete(story.ledger_id)
+            self._history.count("ledgers deleted")
+        except BookKeeperError as error:
+            self._history.failed(client.name, f"deletion of {story.ledger_id}", error)
 
     # -- recovering ----------------------------------------------------------------------------------------------
     def _choose(self) -> Story | None:
@@ -389,8 +456,7 @@ class Workload:
             try:
                 ledger = await client.client.recover(story.ledger_id, password=story.password)
             except BookKeeperError as error:
-                text = f"recovery of {story.ledger_id} failed: {type(error).__name__}: {error}"
-                self._cluster.trace.note(client.name, text)
+                self._history.failed(client.name, f"recovery of {story.ledger_id}", error)
                 self._history.count("failed recoveries")
                 continue
             self._history.count("recoveries")
@@ -413,13 +479,68 @@ class Workload:
                 continue
             try:
                 async with client.client.open(story.ledger_id, password=story.password) as ledger:
-                    if self._random.random() < 0.5:
-                        await self.read_all(client, story, ledger)
-                    else:
-                        await self._tail(client, story, ledger)
+                    await self._read_somehow(client, story, ledger)
             except BookKeeperError as error:
-                self._cluster.trace.note(client.name, f"read of {story.ledger_id}: {type(error).__name__}: {error}")
+                self._history.failed(client.name, f"read of {story.ledger_id}", error)
                 self._history.count("failed reads")
+
+    async def _read_somehow(self, client: SimClient, story: Story, ledger: LedgerReader) -> None:
+        kind = self._random.choices(("all", "tail", "end", "unconfirmed"), (4, 4, 2, 1))[0]
+        try:
+            if kind == "all":
+                await self.read_all(client, story, ledger)
+            elif kind == "tail":
+                await self._tail(client, story, ledger)
+            elif kind == "end":
+                await self._read_end(story, ledger)
+            else:
+                await self._read_unconfirmed(story, ledger)
+        except EntryNotFound as error:
+            if ledger.is_sealed and error.entry_id is not None and error.entry_id > ledger.metadata.last_entry_id:
+                return
+            self._check_denied(client, story, error)
+            raise
+
+    def _check_denied(self, client: SimClient, story: Story, error: EntryNotFound) -> None:
+        """I-32: no such entry, if every bookie says so."""
+        tap = self._history.tap
+        if tap is None or error.entry_id is None or error.entry_id < 0:
+            return
+        if not tap.is_denied_by_all(client.name, story.ledger_id, error.entry_id):
+            text = f"{client.name} reports that entry {error.entry_id} of ledger {story.ledger_id} does not exist"
+            self._history.violated("I-32", f"{text}, but not all of its bookies said so")
+
+    async def _read_end(self, story: Story, ledger: LedgerReader) -> None:
+        """I-27: who asks after an entry was acknowledged learns at least what that entry carries.
+
+        That is, when the entry is in the last fragment, which is all that is asked; and not once a recovery writes
+        entries back: they then carry what it began with (D-5).
+        """
+        tap, acknowledged, known = self._history.tap, story.confirmed - 1, ledger.last_add_confirmed
+        record = self._history.record_of(story.ledger_id)
+        is_current = (
+            record is not None
+            and record.ensembles == ledger.metadata.ensembles
+            and acknowledged >= record.last_fragment_first_entry
+        )
+        last = await ledger.read_last_add_confirmed()
+        now = self._history.record_of(story.ledger_id)
+        is_current = is_current and now is not None and now == record and now.state is LedgerState.OPEN
+        if tap is not None and is_current and last < (least := tap.headers.get((story.ledger_id, acknowledged), -1)):
+            self._history.violated("I-27", f"the end of {ledger!r} was read as {last}, but {least} was announced")
+        if last < known:
+            self._history.violated("I-17", f"LAC of {ledger!r} went back from {known} to {last}")
+        story.shown = max(story.shown, last)
+        if story.ends and last > story.ends[0][1]:
+            self._history.violated("I-14", f"the end of {ledger!r} was read as {last}, beyond {story.ends[0][1]}")
+
+    async def _read_unconfirmed(self, story: Story, ledger: LedgerReader) -> None:
+        """What bookies hold of an open ledger; nothing behind the end of a sealed one."""
+        async for entry in ledger.read_unconfirmed(0, story.started + 2):
+            if ledger.is_sealed and entry.id > ledger.metadata.last_entry_id:
+                self._history.violated("I-12", f"entry {entry.id} was read behind the end of {ledger!r}")
+            if entry.id >= story.started or bytes(entry.payload) != payload_of(story.ledger_id, entry.id):
+                self._history.violated("I-15", f"entry {entry.id} of {ledger!r}, unconfirmed, is not what was written")
 
     async def read_all(self, client: SimClient, story: Story, ledger: LedgerReader) -> int:
         """Read what is confirmed, checking each entry. Returns how many there were."""
@@ -448,6 +569,7 @@ class Workload:
                     self._history.read(story, client.name, entry)
         except TimeoutError:
             return
-        if not ledger.metadata.is_closed or expected != ledger.metadata.last_entry_id + 1:
+        is_there = self._history.record_of(story.ledger_id) is not None
+        if is_there and (not ledger.metadata.is_closed or expected != ledger.metadata.last_entry_id + 1):
             self._history.violated("L-3", f"the tail of {ledger!r} ended after {expected} entries")
         self._history.count("tails to the end")

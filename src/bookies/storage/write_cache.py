@@ -130,7 +130,7 @@ class LedgerRuns:
 
 
 class Generation:
-    """A half of the cache. `marks`: see the invariants; one for each journal. `end`: those of the generation after it."""
+    """A half of the cache. `marks`: see the invariants; one for each journal. `end`: those of the next generation."""
 
     __slots__ = ("end", "ledgers", "marks", "size")
 

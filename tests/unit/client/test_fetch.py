@@ -164,6 +164,37 @@ def test_a_late_replica_that_fails_does_not_end_the_read_of_the_others() -> None
     play(act)
 
 
+@pytest.mark.parametrize("wire", ["v2", "v3"])
+@pytest.mark.parametrize("write_quorum", [3, 2])
+def test_a_parallel_read_takes_the_first_good_answer(wire: str, write_quorum: int) -> None:
+    async def act(world: World) -> None:
+        store = await world.client(wire=wire, hedged_reads=False)
+        writer = await write(store, 10, write_quorum=write_quorum, ack_quorum=2)
+        ledger = await store.open(writer.ledger_id)
+        replicas = [writer.metadata.last_ensemble[(4 + offset) % 3] for offset in range(write_quorum)]
+        for good in replicas:
+            for name in replicas:
+                world.bookies[name].delay_s = slow_reads(0.2 if name == good else 0.1)
+                if name != good:
+                    world.bookies[name].corrupt(writer.ledger_id, 4)
+            forget_requests(world)
+            begun = world.loop.time()
+            check([await ledger.read_entry(4, parallel=True)], 4, 4)
+            assert 0.2 <= world.loop.time() - begun < 0.3
+            assert [name for name, bookie in world.bookies.items() if reads_of(bookie)] == sorted(replicas)
+            for name in replicas:
+                if name != good:
+                    world.bookies[name].corrupt(writer.ledger_id, 4)  # Flips it back.
+        for name in replicas:
+            del world.bookies[name].ledgers[writer.ledger_id].entries[4]
+        with pytest.raises(EntryNotFound):
+            await ledger.read_entry(4, parallel=True)
+        with pytest.raises(InvalidArgument):
+            await ledger.read_entry(-1)
+
+    play(act)
+
+
 def test_one_negative_one_unreachable_one_silent_is_not_a_missing_entry() -> None:
     """X-58, I-32."""
 
@@ -537,11 +568,11 @@ def test_unconfirmed_entries_on_their_way_when_the_end_becomes_known_are_dropped
         batch = await ledger.read_batch(0, unconfirmed=True)
         assert batch.last_entry_id == 19
         await store._driver.write_ledger(closed, record.version)
-        ledger.mark_stale()
-        await ledger.follow_metadata()
-        assert ledger._within_end(batch).last_entry_id == 11
+        ledger._view.mark_stale()
+        await ledger._view.follow_metadata()
+        assert ledger._view.within_end(batch).last_entry_id == 11
         with pytest.raises(EntryNotFound, match="was sealed"):
-            ledger._within_end(batch.slice(12, 15))
+            ledger._view.within_end(batch.slice(12, 15))
         await writer.close()
 
     play(act)

@@ -475,13 +475,13 @@ def test_metadata_that_cannot_be_read_is_asked_for_again() -> None:
             async def after(self, operation: str, driver: MemoryDriver) -> None: ...
 
         driver._faults = Down()
-        reader.mark_stale()
+        reader._view.mark_stale()
         for _ in range(2):
             with pytest.raises(MetadataError):
                 await reader.read_last_add_confirmed()
         for bookie in world.bookies.values():
             bookie.corrupt(writer.ledger_id, 2)
-        reader.learn(3)
+        reader._view.learn(3)
         with pytest.raises(DigestMismatch, match="no replica could deliver"):
             await reader.read_entry(2)  # Whether they have moved cannot be known: the damage is what is reported.
         tail = asyncio.ensure_future(anext(reader.tail(4)))
@@ -501,7 +501,7 @@ def test_a_tail_reads_the_metadata_now_and_then_without_being_told() -> None:
         writer, reader = await written(store, 5)
         tail = asyncio.ensure_future(_collect(reader))
         await asyncio.sleep(1)
-        reader._stop_watching()  # As if the store had forgotten about us.
+        reader._view._stop_watching()  # As if the store had forgotten about us.
         await writer.seal()
         await asyncio.sleep(60)
         assert tail.done()
@@ -575,5 +575,19 @@ def test_an_empty_ledger_has_no_last_entry() -> None:
         with pytest.raises(EntryNotFound):
             await reader.read_last()
         assert await reader.try_read_last_add_confirmed() == -1
+
+    play(act)
+
+
+def test_a_ledger_in_recovery_opens_as_far_as_it_is_confirmed() -> None:
+    async def act(world: World) -> None:
+        store = await world.client(explicit_lac_interval_ms=0)
+        writer, _ = await written(store, 5)
+        record = await store._driver.read_ledger(writer.ledger_id)
+        await store._driver.write_ledger(in_recovery(record.metadata), record.version)
+        reader = await store.open(writer.ledger_id)
+        assert (reader.last_add_confirmed, reader.is_sealed) == (3, False)
+        assert [entry.payload async for entry in reader.read()] == [b"0", b"1", b"2", b"3"]
+        await writer.close()
 
     play(act)

@@ -252,6 +252,6 @@ def _show(result: Result, arguments: argparse.Namespace, progress: Progress) -> 
     if result.violations:
         progress.clear()
         print(result.report(0 if arguments.trace else 60))
-    elif arguments.trace or arguments.seed is not None:
+    elif arguments.trace or (arguments.seed is not None and not arguments.minutes):
         print("  ".join(f"{name}={value:g}" for name, value in result.statistics.items()))
         print(f"trace {result.digest}")
