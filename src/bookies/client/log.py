@@ -72,7 +72,9 @@ class Log:
             try:
                 await self._driver.create_record(LOGS + self.name, pack_manifest(new))
             except RecordExists:
-                found = await self.manifest()
+                found = await ManifestLoop(self._runtime, self._driver, self.name).refresh()
+                if found.is_deleting:
+                    raise LogExists(f"log {self.name} is being deleted: `delete` it again if that stopped") from None
                 if found.token != token and not exist_ok:  # otherwise it is ours, and the reply was lost
                     raise LogExists(f"there is a log {self.name} already") from None
 

@@ -133,11 +133,10 @@ class _LogSource:
         if self._next is None and self._is_tail:
             await self._find_end(manifest)
         elif self._next is None:
-            while not manifest.extents:
-                if not self._is_tail:
-                    return False
-                manifest = await self._wait_for_change()
-            self._enter(manifest.extents[0])
+            beginning = manifest.beginning
+            if beginning is None:
+                return False
+            self._enter(beginning)
         else:
             extent = manifest.find(self._next)
             if extent is None:
@@ -280,6 +279,5 @@ class _Nothing:
 
 
 def _start(manifest: Manifest) -> str:
-    if not manifest.extents:
-        return "is empty"
-    return f"begins at {Position(manifest.extents[0].ledger_id, manifest.extents[0].first)}"
+    beginning = manifest.beginning
+    return f"begins at {Position(beginning.ledger_id, beginning.first)}" if beginning is not None else "is empty"

@@ -130,6 +130,12 @@ class Manifest:
         """Those whose end the list does not say, the older first. To be recovered in this order by a new leader."""
         return [extent.ledger_id for extent in self.extents if extent.last is None]
 
+    @property
+    def beginning(self) -> Extent | None:
+        """The first extent in which something is left, or may come."""
+        left = [each for each in self.extents if each.last is None or each.first <= each.last]
+        return next(iter(left or self.extents[-1:]), None)
+
     def find(self, position: Position) -> Extent | None:
         """The extent that holds a position, or the one whose ledger's last entry it is behind."""
         found = [extent for extent in self.extents if extent.ledger_id == position.ledger_id]
@@ -201,20 +207,19 @@ def truncated(
     if target is None:
         raise LogTruncated(f"position {before} is not in the log: truncated already, or of another log")
     if before.entry_id > last_add_confirmed + 1:
-        raise InvalidArgument(
-            f"position {before} is behind the end of the log: {target.ledger_id}:{last_add_confirmed}"
-        )
+        known = Position(target.ledger_id, last_add_confirmed)
+        raise InvalidArgument(f"position {before} is behind {known}, the last entry that is known to be confirmed")
     kept: list[Extent] = []
     dropped: list[int] = []
     for index, extent in enumerate(found.extents):
         if extent.seq < target.seq:
-            known = extent if extent.last is not None else _closed_or_none(extent, ends)
-            if known is None or known.last is None:
+            closed = extent if extent.last is not None else _closed_or_none(extent, ends)
+            if closed is None or closed.last is None:
                 raise InvalidArgument(f"ledger {extent.ledger_id}, which is before {before}, is still being written")
             if index < len(found.extents) - OPEN_MAX:
                 dropped.append(extent.ledger_id)
             else:
-                kept.append(replace(known, first=max(known.first, known.last + 1)))
+                kept.append(replace(closed, first=max(closed.first, closed.last + 1)))
         elif extent.seq == target.seq:
             kept.append(replace(extent, first=max(extent.first, before.entry_id)))
         else:

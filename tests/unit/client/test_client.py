@@ -13,9 +13,12 @@ import pytest
 from tests.fakes.world import World, play
 
 import bookies
-from bookies.client import blocking
+from bookies.client import blocking, blocking_log
 from bookies.client.client import Client
 from bookies.client.connect import connect
+from bookies.client.log import Log
+from bookies.client.log_reader import LogReader
+from bookies.client.log_writer import LogWriter
 from bookies.client.reader import LedgerReader
 from bookies.client.watcher import address_of_id
 from bookies.client.writer import LedgerWriter
@@ -418,6 +421,9 @@ def test_the_blocking_twin_has_the_same_words() -> None:
         (Client, blocking.Client),
         (LedgerReader, blocking.LedgerReader),
         (LedgerWriter, blocking.LedgerWriter),
+        (Log, blocking_log.Log),
+        (LogReader, blocking_log.LogReader),
+        (LogWriter, blocking_log.LogWriter),
     ]:
         ours = {name for name in vars(twin) if not name.startswith("_")}
         assert ours <= {name for name in dir(asynchronous) if not name.startswith("_")}

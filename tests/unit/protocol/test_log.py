@@ -86,6 +86,9 @@ def test_where_a_position_is() -> None:
     assert shared.after(1) == shared.extents[2]
     assert shared.after(3) is None
     assert manifest(closed(4, 10)).after(1) == closed(4, 10)  # what came behind 1 is gone
+    assert (NEW.beginning, ROLLING.beginning) == (None, ROLLING.extents[0])
+    assert manifest(Extent(0, 10, 5, 4), Extent(1, 11, 3, 2)).beginning == Extent(1, 11, 3, 2)
+    assert manifest(Extent(0, 10, 5, 4), Extent(1, 11, 3)).beginning == Extent(1, 11, 3)
     assert ROLLING.open_ledgers == [11, 12]
     assert ROLLING.ledger_ids == [10, 11, 12]
 
@@ -206,7 +209,7 @@ def test_a_log_may_become_empty_and_goes_on() -> None:
 
 
 def test_nothing_is_truncated_that_is_not_written() -> None:
-    with pytest.raises(InvalidArgument, match="behind the end of the log: 14:5"):
+    with pytest.raises(InvalidArgument, match="14:7 is behind 14:5, the last entry that is known"):
         truncated(LONG, Position(14, 7), {13: END}, 5)
     with pytest.raises(InvalidArgument, match="ledger 13, which is before 14:0, is still being written"):
         truncated(LONG, Position(14, 0), {}, 5)
