@@ -37,6 +37,11 @@ from bookies.errors import (
     LedgerNotFound,
     LedgerUnknownToBookie,
     LocalProtocolError,
+    LogError,
+    LogExists,
+    LogFenced,
+    LogNotFound,
+    LogTruncated,
     MetadataCorrupt,
     MetadataError,
     NotEnoughBookies,
@@ -44,6 +49,8 @@ from bookies.errors import (
     ProtocolError,
     QuorumError,
     ReadFailed,
+    RecordExists,
+    RecordNotFound,
     RecoveryFailed,
     RemoteProtocolError,
     ReplicationFailed,
@@ -65,6 +72,9 @@ if TYPE_CHECKING:
     from bookies.client.connect import connect as connect
     from bookies.client.entries import Entry as Entry
     from bookies.client.entries import EntryBatch as EntryBatch
+    from bookies.client.log import Log as Log
+    from bookies.client.log_reader import LogReader as LogReader
+    from bookies.client.log_writer import LogWriter as LogWriter
     from bookies.client.reader import LedgerReader as LedgerReader
     from bookies.client.replication import CopyProgress as CopyProgress
     from bookies.client.replication import Move as Move
@@ -82,6 +92,8 @@ if TYPE_CHECKING:
     from bookies.protocol.fragments import FragmentVerdict as FragmentVerdict
     from bookies.protocol.fragments import ReplicaState as ReplicaState
     from bookies.protocol.fragments import ReplicaVerdict as ReplicaVerdict
+    from bookies.protocol.log import Manifest as Manifest
+    from bookies.protocol.log import Position as Position
     from bookies.protocol.replicate import Replacement as Replacement
 
 # Public name -> module that defines it.
@@ -105,7 +117,12 @@ _LAZY = {
     "LedgerReader": "bookies.client.reader",
     "LedgerState": "bookies.model",
     "LedgerWriter": "bookies.client.writer",
+    "Log": "bookies.client.log",
+    "LogReader": "bookies.client.log_reader",
+    "LogWriter": "bookies.client.log_writer",
+    "Manifest": "bookies.protocol.log",
     "Move": "bookies.client.replication",
+    "Position": "bookies.protocol.log",
     "RecoveryReport": "bookies.client.replication",
     "Replacement": "bookies.protocol.replicate",
     "ReplicaState": "bookies.protocol.fragments",
@@ -164,14 +181,26 @@ __all__ = [
     "LedgerUnknownToBookie",
     "LedgerWriter",
     "LocalProtocolError",
+    "Log",
+    "LogError",
+    "LogExists",
+    "LogFenced",
+    "LogNotFound",
+    "LogReader",
+    "LogTruncated",
+    "LogWriter",
+    "Manifest",
     "MetadataCorrupt",
     "MetadataError",
     "Move",
     "NotEnoughBookies",
     "NotSupported",
+    "Position",
     "ProtocolError",
     "QuorumError",
     "ReadFailed",
+    "RecordExists",
+    "RecordNotFound",
     "RecoveryFailed",
     "RecoveryReport",
     "RemoteProtocolError",

@@ -277,6 +277,46 @@ class CookieExists(MetadataError):
     retriable = False
 
 
+class RecordNotFound(MetadataError):
+    """The metadata store has no record of this name."""
+
+    retriable = False
+
+
+class RecordExists(MetadataError):
+    """The metadata store has a record of this name already."""
+
+    retriable = False
+
+
+class LogError(BookKeeperError):
+    """Something about one log, a list of ledgers."""
+
+
+class LogNotFound(LogError):
+    """There is no log of this name, or it is being deleted."""
+
+    code = -25
+
+
+class LogExists(LogError):
+    """The name of the log is taken."""
+
+    code = -20
+
+
+class LogFenced(LogError):
+    """Another process leads the log now; unacknowledged entries may or may not be in it."""
+
+    code = -101
+
+
+class LogTruncated(LogError):
+    """The position is not in the log any more; what is left begins later."""
+
+    code = -13
+
+
 class ProtocolError(BookKeeperError):
     """Somebody does not keep to the protocol."""
 

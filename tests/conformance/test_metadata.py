@@ -19,10 +19,12 @@ from bookies.errors import (
     LedgerNotFound,
     MetadataCorrupt,
     MetadataError,
+    RecordExists,
+    RecordNotFound,
     SessionExpired,
     VersionConflict,
 )
-from bookies.metadata.driver import BookieSet, LedgerEvent
+from bookies.metadata.driver import RECORD_SIZE_MAX, BookieSet, LedgerEvent
 from bookies.metadata.embedded import EmbeddedDriver
 from bookies.metadata.leased import LeasedDriver
 from bookies.metadata.memory import MemoryDriver, MemoryStore
@@ -718,5 +720,132 @@ def test_cookies_outlive_sessions(kind: Kind) -> None:
         assert (await two.all_bookies()).bookies == (A,)
         assert (await two.read_cookie(A))[0] == b"cookie"
         assert await two.bookies(READ_ONLY) == BookieSet((), 0)
+
+    kind.run(body)
+
+
+# -- named records --------------------------------------------------------------------------------------------------
+
+
+def test_records(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        one, two = await cluster.driver(), await cluster.driver()
+        for operation in (
+            one.read_record("logs/a"),
+            one.write_record("logs/a", b"", 0),
+            one.delete_record("logs/a", 0),
+        ):
+            with pytest.raises(RecordNotFound):
+                await operation
+        first = await one.create_record("logs/a", b"one")
+        assert first > 0
+        with pytest.raises(RecordExists):
+            await two.create_record("logs/a", b"other")
+        assert await two.read_record("logs/a") == (b"one", first)
+        for operation in (two.write_record("logs/a", b"x", first + 1), two.delete_record("logs/a", first + 1)):
+            with pytest.raises(VersionConflict):
+                await operation
+        second = await two.write_record("logs/a", b"", first)
+        assert second > first
+        assert await one.read_record("logs/a") == (b"", second)
+        with pytest.raises(VersionConflict):
+            await one.write_record("logs/a", b"late", first)
+        await one.delete_record("logs/a", second)
+        with pytest.raises(RecordNotFound):
+            await two.read_record("logs/a")
+        assert await two.create_record("logs/a", b"new") > second
+
+    kind.run(body)
+
+
+def test_of_writers_of_one_version_one_wins(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        drivers = [await cluster.driver() for _ in range(4)]
+        version = await drivers[0].create_record("r", b"")
+        writes = [driver.write_record("r", b"%d" % index, version) for index, driver in enumerate(drivers)]
+        outcomes = await asyncio.gather(*writes, return_exceptions=True)
+        won = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, int)]
+        assert len(won) == 1
+        assert sum(isinstance(outcome, VersionConflict) for outcome in outcomes) == 3
+        assert await drivers[3].read_record("r") == (b"%d" % won[0], outcomes[won[0]])
+
+    kind.run(body)
+
+
+def test_record_names_are_listed_by_prefix(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        driver = await cluster.driver()
+        assert list(await driver.record_names("")) == []
+        for name in ("logs/b", "logs/a", "log", "logs_x", "Logs/a"):
+            await driver.create_record(name, b"")
+        assert list(await driver.record_names("logs/")) == ["logs/a", "logs/b"]
+        assert list(await driver.record_names("log")) == ["log", "logs/a", "logs/b", "logs_x"]
+        assert list(await driver.record_names("none")) == []
+        assert list(await driver.record_names("%")) == []
+
+    kind.run(body)
+
+
+@pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", ".", "a/..", "a b", "a\x00", "ä", "x" * 256])
+def test_names_that_some_store_could_not_hold_are_refused(kind: Kind, name: str) -> None:
+    async def body(cluster: Cluster) -> None:
+        driver = await cluster.driver()
+        for operation in (
+            driver.create_record(name, b""),
+            driver.read_record(name),
+            driver.write_record(name, b"", 1),
+            driver.delete_record(name, 1),
+        ):
+            with pytest.raises(InvalidArgument, match="is no name of a record"):
+                await operation
+
+    kind.run(body)
+
+
+def test_records_that_some_store_could_not_hold_are_refused(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        driver = await cluster.driver()
+        version = await driver.create_record("r", bytes(RECORD_SIZE_MAX))
+        with pytest.raises(InvalidArgument, match="at most"):
+            await driver.write_record("r", bytes(RECORD_SIZE_MAX + 1), version)
+        with pytest.raises(InvalidArgument, match=r"record s would have 1,032,193 bytes"):
+            await driver.create_record("s", bytes(RECORD_SIZE_MAX + 1))
+        assert await driver.record_names("") == ["r"]
+
+    kind.run(body)
+
+
+def test_a_watched_record(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        one, two = await cluster.driver(), await cluster.driver()
+        created, changed, other = Seen(), Seen(), Seen()
+        one.watch_record("r", 0, created)
+        version = await two.create_record("r", b"")
+        await created.wait_for(lambda values: len(values) == 1)
+        one.watch_record("other", 0, other)
+        stale = Seen()
+        one.watch_record("r", version - 1, stale)  # What it has read is old already.
+        await stale.wait_for(lambda values: len(values) == 1)
+        watch = one.watch_record("r", version, changed)
+        assert changed.values == []
+        version = await two.write_record("r", b"new", version)
+        await changed.wait_for(lambda values: len(values) == 1)
+        watch.cancel()
+        await two.delete_record("r", version)
+        await created.wait_for(lambda values: len(values) == 3)
+        assert (len(changed.values), other.values) == (1, [])
+
+    kind.run(body)
+
+
+def test_watches_of_records_end_with_the_driver(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        one = await cluster.driver()
+        one.watch_record("r", 0, Seen())
+        await one.close()
+        with pytest.raises(ClientClosed):
+            one.watch_record("r", 0, Seen())
+        with pytest.raises(ClientClosed):
+            await one.read_record("r")
 
     kind.run(body)

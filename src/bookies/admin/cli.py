@@ -20,6 +20,10 @@ COMMANDS = {
     "demo": ("bookies.admin.commands.demo", "the guided tour: real data, a killed bookie, a killed writer, proof"),
     "doctor": ("bookies.admin.commands.doctor", "check machine, disks, cluster; each finding with its remedy"),
     "ledger": ("bookies.admin.commands.ledger", "create, append, read, tail, show, list, recover, seal, delete"),
+    "log": (
+        "bookies.admin.commands.log",
+        "logs without an end: create, append, read, tail, truncate, show, list, delete",
+    ),
     "bookie": ("bookies.admin.commands.bookie", "run, list, show"),
     "inspect": ("bookies.admin.commands.inspect", "look into a bookie's files, offline, also Apache's"),
     "bench": ("bookies.admin.commands.bench", "measure appends and reads"),

@@ -1,4 +1,4 @@
-"""Lines of a file, a pipe or a terminal into a ledger: one entry each, as they arrive."""
+"""Lines of a file, a pipe or a terminal into a ledger or a log: one entry each, as they arrive."""
 
 from __future__ import annotations
 
@@ -6,27 +6,30 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from bookies.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from bookies.client.writer import LedgerWriter
 
 PIECE_SIZE = 256 * 1024  # bytes of lines handed to one append_many
 IN_FLIGHT = 8  # pieces appended but not confirmed
 LINE_SIZE_MAX = 1 << 30  # bytes; no setting allows larger entries
 
 
-async def append_lines(ledger: LedgerWriter, descriptor: int, confirmed: Callable[[int], None]) -> int:
+class Appender(Protocol):
+    """The writer of a ledger or of a log."""
+
+    async def append_many(self, payloads: list[bytes], /) -> object: ...
+
+
+async def append_lines(writer: Appender, descriptor: int, confirmed: Callable[[int], None]) -> int:
     """Append every line up to the end of the input; how many. `confirmed`: told how many are so far.
 
-    Raises as `LedgerWriter.append_many`, and also while the input is silent.
+    Raises as the writer's `append_many`, and also while the input is silent.
     """
     pieces = read_lines(descriptor)
     reading: asyncio.Future[list[bytes] | None] = asyncio.ensure_future(anext(pieces, None))
-    in_flight: deque[asyncio.Future[int]] = deque()
-    last, is_ended = -1, False
+    in_flight: deque[asyncio.Future[int]] = deque()  # each becomes how many lines it was
+    count, is_ended = 0, False
     try:
         while in_flight or not is_ended:
             has_room = not is_ended and len(in_flight) < IN_FLIGHT
@@ -34,20 +37,25 @@ async def append_lines(ledger: LedgerWriter, descriptor: int, confirmed: Callabl
             waited += [*in_flight][:1]
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             while in_flight and in_flight[0].done():
-                last = in_flight.popleft().result()
-                confirmed(last + 1)
+                count += in_flight.popleft().result()
+                confirmed(count)
             if has_room and reading.done():
                 lines = reading.result()
                 is_ended = lines is None
                 if lines is not None:
-                    in_flight.append(asyncio.ensure_future(ledger.append_many(lines)))
+                    in_flight.append(asyncio.ensure_future(_append(writer, lines)))
                     reading = asyncio.ensure_future(anext(pieces, None))
     finally:
         unfinished: list[asyncio.Future[Any]] = [reading, *in_flight]
         for task in unfinished:
             task.cancel()
         await asyncio.gather(*unfinished, return_exceptions=True)
-    return last + 1
+    return count
+
+
+async def _append(writer: Appender, lines: list[bytes]) -> int:
+    await writer.append_many(lines)
+    return len(lines)
 
 
 async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:

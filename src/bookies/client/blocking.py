@@ -18,6 +18,7 @@ from bookies.client import administration as asynchronous_administration
 from bookies.client import client as asynchronous
 from bookies.client import connect as connecting
 from bookies.client.blocking_administration import Administration
+from bookies.client.blocking_log import Log
 from bookies.client.entries import Entry, EntryBatch, LastConfirmedAndEntry
 from bookies.client.iteration import Batches
 from bookies.client.reader import LedgerReader as AsyncLedgerReader
@@ -362,7 +363,7 @@ class Client:
             deferred_sync=deferred_sync,
             timeout=timeout,
         )
-        return LedgerWriter(self._thread, self._thread.call(_awaited(opening)))
+        return LedgerWriter(self._thread, self._thread.call(opening.begin()))
 
     def open(
         self,
@@ -374,7 +375,7 @@ class Client:
     ) -> LedgerReader:
         """Open a ledger for reading and tailing; never disturbs its writer."""
         opening = self._client.open(ledger_id, password=password, digest=digest, timeout=timeout)
-        return LedgerReader(self._thread, self._thread.call(_awaited(opening)))
+        return LedgerReader(self._thread, self._thread.call(opening.begin()))
 
     def recover(
         self,
@@ -386,7 +387,7 @@ class Client:
     ) -> LedgerReader:
         """End a ledger whose writer is gone: fence it, find its last entry, seal it."""
         opening = self._client.recover(ledger_id, password=password, digest=digest, timeout=timeout)
-        return LedgerReader(self._thread, self._thread.call(_awaited(opening)))
+        return LedgerReader(self._thread, self._thread.call(opening.begin()))
 
     def delete(self, ledger_id: int, *, timeout: float | None = None) -> None:
         """Delete a ledger for ever; one that does not exist counts as deleted."""
@@ -418,6 +419,14 @@ class Client:
         """Which entries of a ledger a bookie holds, as ranges."""
         return self._thread.call(self._client.list_entries(bookie, ledger_id))
 
+    def log(self, name: str, *, password: bytes = b"") -> Log:
+        """The log of that name, a list of ledgers that goes on for ever; nobody is asked yet."""
+        return Log(self._thread, self._client.log(name, password=password))
+
+    def logs(self, prefix: str = "", *, timeout: float | None = None) -> list[str]:
+        """The names of all logs that begin with `prefix`, sorted."""
+        return self._thread.call(self._client.logs(prefix, timeout=timeout))
+
     def administration(self, *, password: bytes = b"", digest: str | DigestType = "crc32") -> Administration:
         """Tools for whoever looks after the cluster: check ledgers, copy what a lost bookie held to others."""
         return Administration(self._thread, self._thread.call(_made(self._client, password, digest)))
@@ -433,10 +442,6 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-async def _awaited(opening: asynchronous.Opening[Any]) -> Any:
-    return await opening
 
 
 async def _made(

@@ -7,18 +7,20 @@ It takes a runtime and a driver instead of a URI, so that it runs on the simulat
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from types import MappingProxyType, TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Self
 from weakref import WeakValueDictionary
 
 from bookies.client.administration import Administration
 from bookies.client.advanced import AdvancedLedgerWriter
 from bookies.client.announcer import Announcer
 from bookies.client.budget import MemoryBudget
-from bookies.client.keys import Keys, keys_of
+from bookies.client.keys import Keys, digest_type_of, keys_of
+from bookies.client.log import LOGS, Log
 from bookies.client.metadata_loop import repeated
+from bookies.client.opening import Opening
 from bookies.client.pool import BookiePool
 from bookies.client.reader import LedgerReader
 from bookies.client.recovery import recover_ledger
@@ -40,47 +42,10 @@ from bookies.protocol.placement import parse_fault_domains
 from bookies.runtime.ports import Runtime
 from bookies.wire.digest import master_key, package_lac
 
-H = TypeVar("H", bound="LedgerWriter | LedgerReader | Client")
-
-DIGESTS = {
-    "crc32c": DigestType.CRC32C,
-    "crc32": DigestType.CRC32,
-    "hmac": DigestType.HMAC,
-    "mac": DigestType.HMAC,
-    "dummy": DigestType.DUMMY,
-    "none": DigestType.DUMMY,
-}
 CREATE_ATTEMPTS_MAX = 100  # ids handed out that turn out to be taken; more means that the id store is broken
 LEDGER_ID_MAX = (1 << 63) - 1
 TOKEN_BITS = 63
 LISTED_AT_ONCE = 32  # records that a listing reads at a time
-
-
-class Opening(Generic[H]):
-    """A handle that is being made: `await` it, or use it in `async with`, which also lets go of it."""
-
-    def __init__(self, make: Callable[[], Awaitable[H]], timeout: float | None = None) -> None:
-        self._make = make
-        self._timeout = timeout
-        self._handle: H | None = None
-
-    def __await__(self) -> Generator[object, None, H]:
-        return self._begin().__await__()
-
-    async def _begin(self) -> H:
-        async with asyncio.timeout(self._timeout):
-            return await self._make()
-
-    async def __aenter__(self) -> H:
-        self._handle = handle = await self._begin()
-        await handle.__aenter__()
-        return handle
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        assert self._handle is not None
-        await self._handle.__aexit__(kind, error, traceback)
 
 
 class Client:
@@ -170,7 +135,7 @@ class Client:
         write_quorum = ensemble if write_quorum is None else write_quorum
         ack_quorum = write_quorum // 2 + 1 if ack_quorum is None else ack_quorum
         check_quorums(ensemble, write_quorum, ack_quorum)
-        kind = _digest_type(digest)
+        kind = digest_type_of(digest)
         _check_password(password)
         custom = _packed_labels(labels)
         if ledger_id is not None and not 0 <= ledger_id <= LEDGER_ID_MAX:
@@ -229,7 +194,7 @@ class Client:
         Raises `LedgerNotFound`, `Unauthorized` (wrong password), and for a ledger that is not sealed `ReadFailed` or
         `BookieTimeout` when too few of its bookies answer.
         """
-        kind = None if digest is None else _digest_type(digest)
+        kind = None if digest is None else digest_type_of(digest)
         _check_password(password)
 
         async def make() -> LedgerReader:
@@ -255,7 +220,7 @@ class Client:
         Raises `LedgerNotFound`, `Unauthorized`, `BookieTimeout`, `RecoveryFailed` (too few bookies answered; nothing
         is lost, repeat it).
         """
-        kind = None if digest is None else _digest_type(digest)
+        kind = None if digest is None else digest_type_of(digest)
         _check_password(password)
 
         async def make() -> LedgerReader:
@@ -327,6 +292,22 @@ class Client:
         self._check_open()
         return await self._pool.list_entries(bookie, ledger_id)
 
+    # -- logs ----------------------------------------------------------------------------------------------------
+    def log(self, name: str, *, password: bytes = b"") -> Log:
+        """The log of that name, a list of ledgers that goes on for ever; nobody is asked yet. See `Log`.
+
+        `password`: of all its ledgers. Raises `InvalidArgument`.
+        """
+        _check_password(password)
+        return Log(self, self._runtime, self._driver, name, password)
+
+    async def logs(self, prefix: str = "", *, timeout: float | None = None) -> list[str]:
+        """The names of all logs that begin with `prefix`, sorted."""
+        self._check_open()
+        async with asyncio.timeout(timeout):
+            return [name.removeprefix(LOGS) for name in await self._driver.record_names(LOGS + prefix)]
+
+    # -- the cluster ---------------------------------------------------------------------------------------------
     def administration(self, *, password: bytes = b"", digest: str | DigestType = "crc32") -> Administration:
         """Tools for whoever looks after the cluster: check ledgers, copy what a lost bookie held to others.
 
@@ -341,7 +322,7 @@ class Client:
             self._driver,
             self._watcher,
             password=password,
-            digest_type=_digest_type(digest),
+            digest_type=digest_type_of(digest),
         )
 
     def allow_ensemble_changes(self, allowed: bool) -> None:
@@ -398,15 +379,6 @@ class Client:
             return (await self._driver.read_ledger(ledger_id)).metadata
         except LedgerNotFound:
             return None  # Deleted since it was listed.
-
-
-def _digest_type(digest: str | DigestType) -> DigestType:
-    if isinstance(digest, DigestType):
-        return digest
-    kind = DIGESTS.get(digest.lower())
-    if kind is None:
-        raise InvalidArgument(f"digest={digest!r}: must be one of {', '.join(DIGESTS)}")
-    return kind
 
 
 def _check_password(password: bytes) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from bookies.client.client import Client, Opening
+from bookies.client.client import Client
+from bookies.client.opening import Opening
 from bookies.config import ClientConfig, from_environment
 from bookies.errors import InvalidArgument
 

@@ -9,6 +9,7 @@ from itertools import pairwise, repeat
 from typing import NamedTuple
 
 from bookies.kernels import gather_payloads
+from bookies.protocol.log import Position
 
 _length_at = struct.Struct(">q").unpack_from
 _LENGTH_OFFSET = 4 + 24  # of the accumulated length, behind the record's length word
@@ -21,6 +22,11 @@ class Entry(NamedTuple):
     payload: bytes
     length: int
     ledger_id: int
+
+    @property
+    def position(self) -> Position:
+        """Where it is in a log."""
+        return Position(self.ledger_id, self.id)
 
 
 class LastConfirmedAndEntry(NamedTuple):

@@ -11,6 +11,15 @@ from bookies.kernels import verify_records
 from bookies.model import ENTRY_HEADER_SIZE, BookieId, DigestType, LedgerMetadata
 from bookies.wire import digest
 
+DIGESTS = {
+    "crc32c": DigestType.CRC32C,
+    "crc32": DigestType.CRC32,
+    "hmac": DigestType.HMAC,
+    "mac": DigestType.HMAC,
+    "dummy": DigestType.DUMMY,
+    "none": DigestType.DUMMY,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Keys:
@@ -71,3 +80,13 @@ def keys_of(
             f"ledger {metadata.ledger_id} was written before metadata named the digest: pass digest='crc32' or 'hmac'"
         )
     return Keys(metadata.ledger_id, kind, digest.mac_key(password))
+
+
+def digest_type_of(digest: str | DigestType) -> DigestType:
+    """The type of that name. Raises `InvalidArgument`."""
+    if isinstance(digest, DigestType):
+        return digest
+    kind = DIGESTS.get(digest.lower())
+    if kind is None:
+        raise InvalidArgument(f"digest={digest!r}: must be one of {', '.join(DIGESTS)}")
+    return kind

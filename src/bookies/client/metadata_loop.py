@@ -74,7 +74,7 @@ class MetadataLoop:
 
     async def _pause(self, count: int) -> None:
         if count > 0:
-            await _back_off(self._runtime, count)
+            await back_off(self._runtime, count)
 
 
 async def repeated(runtime: Runtime, call: Callable[[], Awaitable[T]]) -> T:
@@ -91,9 +91,10 @@ async def repeated(runtime: Runtime, call: Callable[[], Awaitable[T]]) -> T:
             failures += 1
             if not error.retriable or failures >= FAILURES_MAX:
                 raise
-        await _back_off(runtime, failures)
+        await back_off(runtime, failures)
 
 
-async def _back_off(runtime: Runtime, count: int) -> None:
+async def back_off(runtime: Runtime, count: int) -> None:
+    """Wait before try number `count` + 1, longer each time, and nobody knows how long exactly."""
     longest = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2**count)
     await asyncio.sleep(runtime.random.uniform(longest / 2, longest))

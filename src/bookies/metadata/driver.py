@@ -1,4 +1,4 @@
-"""The interface of a metadata store: ledgers, ids, registration, discovery, cookies.
+"""The interface of a metadata store: ledgers, ids, registration, discovery, cookies, named records.
 
 One abstract class, one conformance suite (`tests/conformance/test_metadata.py`), any number of drivers. Versions are
 integers; versions of one key are totally ordered and strictly grow. "Linearizable" means that a successful operation
@@ -13,7 +13,12 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
+from bookies.errors import InvalidArgument
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
+
+RECORD_SIZE_MAX = (1 << 20) - (1 << 14)  # bytes; ZooKeeper refuses requests of 1 MiB and more, names included
+RECORD_NAME_LENGTH_MAX = 255
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +155,52 @@ class MetadataDriver(ABC):
     @abstractmethod
     async def delete_cookie(self, bookie: BookieId, expected_version: int) -> None:
         """Raises `VersionConflict`, `CookieNotFound`."""
+
+    # -- named records: what is kept beside the ledgers, for example the list of ledgers that makes a log -----------
+    @abstractmethod
+    async def create_record(self, name: str, data: bytes) -> int:
+        """Exclusive create; its version. `name`, `data`: see `check_record`. Raises `RecordExists`, `InvalidArgument`.
+
+        Nobody can tell a creation whose reply was lost from somebody else's: put something of your own into the data.
+        """
+
+    @abstractmethod
+    async def read_record(self, name: str) -> tuple[bytes, int]:
+        """Data and version. Linearizable, as `read_ledger`. Raises `RecordNotFound`, `InvalidArgument`."""
+
+    @abstractmethod
+    async def write_record(self, name: str, data: bytes, expected_version: int) -> int:
+        """Compare-and-swap; the new version. Raises `VersionConflict`, `RecordNotFound`, `InvalidArgument`."""
+
+    @abstractmethod
+    async def delete_record(self, name: str, expected_version: int) -> None:
+        """Raises `VersionConflict`, `RecordNotFound`, `InvalidArgument`. A record made later has a later version."""
+
+    @abstractmethod
+    async def record_names(self, prefix: str) -> Sequence[str]:
+        """All names that begin with `prefix`, sorted. Complete for every record that exists during the whole call."""
+
+    @abstractmethod
+    def watch_record(self, name: str, version: int, callback: Callable[[], None]) -> Watch:
+        """At least one call after the record has another version than `version`, or none; several changes may be one.
+
+        `version`: what the caller has read; 0 for a record that is missing.
+        """
+
+
+def check_record(name: str, data: bytes = b"") -> None:
+    """What every store can hold: names of parts joined by `/`, of letters, digits, `-`, `.` and `_`; data up to a
+    limit. Raises `InvalidArgument`.
+    """
+    parts = name.split("/")
+    if len(name) > RECORD_NAME_LENGTH_MAX or any(
+        not part or part in (".", "..") or not _NAME_CHARACTERS.issuperset(part) for part in parts
+    ):
+        raise InvalidArgument(
+            f"{name!r} is no name of a record: at most {RECORD_NAME_LENGTH_MAX} characters, letters, digits, - . _ , "
+            "in parts joined by /"
+        )
+    if len(data) > RECORD_SIZE_MAX:
+        raise InvalidArgument(
+            f"record {name} would have {len(data):,} bytes; a metadata store takes {RECORD_SIZE_MAX:,} at most"
+        )

@@ -23,7 +23,9 @@ FILE_NAME = "metadata.db"
 POLL_INTERVAL_S = 0.15
 _RETRY_INTERVAL_S = 0.05
 # Operations that change nothing of what is watched.
-_READS = frozenset({"read_ledger", "ledger_ids", "bookies", "bookie_info", "watch", "heartbeat"})
+_READS = frozenset(
+    {"read_ledger", "ledger_ids", "bookies", "bookie_info", "read_record", "record_names", "watch", "heartbeat"}
+)
 
 
 class EmbeddedDriver(LeasedDriver):

@@ -31,7 +31,7 @@ from bookies.errors import (
     StorageError,
     VersionConflict,
 )
-from bookies.metadata.driver import BookieSet, LedgerEvent, MetadataDriver, Versioned, Watch
+from bookies.metadata.driver import BookieSet, LedgerEvent, MetadataDriver, Versioned, Watch, check_record
 from bookies.metadata.serde import is_bookie_id, pack_bookie_info, pack_ledger, parse_bookie_info, parse_ledger
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
 from bookies.runtime.tasks import Tasks
@@ -61,12 +61,13 @@ class Record:
 class Observation:
     """What an observer asked for, at one moment.
 
-    `ledgers`: versions of those watched ledgers that exist. `sets`: those that the observer did not know in this
+    `ledgers`, `records`: versions of those watched that exist. `sets`: those that the observer did not know in this
     version.
     """
 
     ledgers: Mapping[int, int]
     sets: Mapping[BookieMode, BookieSet]
+    records: Mapping[str, int]
 
 
 class Store(Protocol):
@@ -116,10 +117,10 @@ class Store(Protocol):
     def registration(self, bookie: BookieId) -> bytes | None: ...
 
     def observe(
-        self, ledger_ids: Sequence[int], known: Mapping[BookieMode, int], is_complete: bool
+        self, ledger_ids: Sequence[int], known: Mapping[BookieMode, int], is_complete: bool, names: Sequence[str] = ()
     ) -> Observation | None:
-        """See `Observation`. `known`: versions of the sets that are watched. None: nothing changed since this
-        connection's last observation; never so if it has to be complete.
+        """See `Observation`. `known`: versions of the sets that are watched; `names`: of watched records. None:
+        nothing changed since this connection's last observation; never so if it has to be complete.
         """
 
     def create_cookie(self, bookie: BookieId, data: bytes) -> int: ...
@@ -129,6 +130,16 @@ class Store(Protocol):
     def write_cookie(self, bookie: BookieId, data: bytes, expected_version: int) -> int: ...
 
     def delete_cookie(self, bookie: BookieId, expected_version: int) -> None: ...
+
+    def create_record(self, name: str, data: bytes) -> int: ...
+
+    def read_record(self, name: str) -> tuple[bytes, int]: ...
+
+    def write_record(self, name: str, data: bytes, expected_version: int) -> int: ...
+
+    def delete_record(self, name: str, expected_version: int) -> None: ...
+
+    def record_names(self, prefix: str) -> Sequence[str]: ...
 
 
 def check_version(found: int, expected: int, *, ledger_id: int | None = None, bookie: str | None = None) -> None:
@@ -171,7 +182,7 @@ class _Watch(Watch, Generic[K, T]):
 
 
 _NEVER_SEEN = -1  # differs from every version, so the first observation is delivered
-_MISSING = 0  # "version" of a ledger that does not exist
+_MISSING = 0  # "version" of a ledger or record that does not exist
 _NO_SET = BookieSet((), _NEVER_SEEN)
 
 
@@ -194,6 +205,7 @@ class LeasedDriver(MetadataDriver):
         self._versions: dict[int, int] = {}  # ledger -> version last returned to our caller, oldest first
         self._ledger_watches: dict[_Watch[int, LedgerEvent], None] = {}
         self._set_watches: dict[_Watch[BookieMode, BookieSet], None] = {}
+        self._record_watches: dict[_Watch[str, None], None] = {}
         self._expiry_watches: dict[_Watch[None, None], None] = {}
         self._sets: dict[BookieMode, BookieSet] = {}
         self._observer: asyncio.Task[None] | None = None
@@ -234,6 +246,7 @@ class LeasedDriver(MetadataDriver):
         tasks, self._tasks = self._tasks, None
         self._ledger_watches.clear()
         self._set_watches.clear()
+        self._record_watches.clear()
         self._expiry_watches.clear()
         if tasks is None:
             return
@@ -382,6 +395,26 @@ class LeasedDriver(MetadataDriver):
     async def delete_cookie(self, bookie: BookieId, expected_version: int) -> None:
         await self._run("delete_cookie", self._store.delete_cookie, bookie, expected_version)
 
+    # -- named records -------------------------------------------------------------------------------------------
+    async def create_record(self, name: str, data: bytes) -> int:
+        check_record(name, data)
+        return await self._run("create_record", self._store.create_record, name, data)
+
+    async def read_record(self, name: str) -> tuple[bytes, int]:
+        check_record(name)
+        return await self._run("read_record", self._store.read_record, name)
+
+    async def write_record(self, name: str, data: bytes, expected_version: int) -> int:
+        check_record(name, data)
+        return await self._run("write_record", self._store.write_record, name, data, expected_version)
+
+    async def delete_record(self, name: str, expected_version: int) -> None:
+        check_record(name)
+        await self._run("delete_record", self._store.delete_record, name, expected_version)
+
+    async def record_names(self, prefix: str) -> Sequence[str]:
+        return await self._run("record_names", self._store.record_names, prefix)
+
     # -- watches -------------------------------------------------------------------------------------------------
     def watch_ledger(self, ledger_id: int, callback: Callable[[LedgerEvent], None]) -> Watch:
         # What our caller has read is the state it starts from; of a ledger it has not read, it hears once at least.
@@ -396,6 +429,12 @@ class LeasedDriver(MetadataDriver):
         self._observe_soon()
         return watch
 
+    def watch_record(self, name: str, version: int, callback: Callable[[], None]) -> Watch:
+        self._require_open()
+        watch = _Watch(self._record_watches, name, lambda _: callback(), version)
+        self._observe_soon()
+        return watch
+
     def on_session_expired(self, callback: Callable[[], None]) -> Watch:
         return _Watch(self._expiry_watches, None, lambda _: callback(), _NEVER_SEEN)
 
@@ -407,20 +446,21 @@ class LeasedDriver(MetadataDriver):
 
     async def _observe(self) -> None:
         """Look at the store for as long as there are watches."""
-        while self._ledger_watches or self._set_watches:
+        while self._ledger_watches or self._set_watches or self._record_watches:
             await self._wait_for_news()
             is_complete, self._has_new_watch = self._has_new_watch, False
             ledger_ids = {watch.key: None for watch in self._ledger_watches}
+            names = {watch.key: None for watch in self._record_watches}
             modes = {watch.key: self._sets.get(watch.key, _NO_SET).version for watch in self._set_watches}
             try:
-                seen = await self._run("watch", self._store.observe, list(ledger_ids), modes, is_complete)
+                seen = await self._run("watch", self._store.observe, list(ledger_ids), modes, is_complete, list(names))
             except (MetadataError, StorageError):
                 self._has_new_watch = True  # Whatever was to be seen then has to be seen later.
                 self._has_news.set()
                 await asyncio.sleep(RETRY_INTERVAL_S)
                 continue
             if seen is not None:
-                self._deliver(seen, ledger_ids)
+                self._deliver(seen, ledger_ids, names)
         self._observer = None
 
     async def _wait_for_news(self) -> None:
@@ -431,7 +471,7 @@ class LeasedDriver(MetadataDriver):
             pass  # Time to look anyway.
         self._has_news.clear()
 
-    def _deliver(self, seen: Observation, ledger_ids: Collection[int]) -> None:
+    def _deliver(self, seen: Observation, ledger_ids: Collection[int], names: Collection[str]) -> None:
         self._sets.update(seen.sets)
         for ledger_watch in self._ledger_watches:
             if ledger_watch.key not in ledger_ids:
@@ -440,6 +480,11 @@ class LeasedDriver(MetadataDriver):
             if version != ledger_watch.known:
                 ledger_watch.known = version
                 ledger_watch.deliver(LedgerEvent.DELETED if version == _MISSING else LedgerEvent.CHANGED)
+        for record_watch in self._record_watches:
+            version = seen.records.get(record_watch.key, _MISSING)
+            if record_watch.key in names and version != record_watch.known:
+                record_watch.known = version
+                record_watch.deliver(None)
         for set_watch in self._set_watches:
             found = self._sets.get(set_watch.key, _NO_SET)
             if found.version > set_watch.known:

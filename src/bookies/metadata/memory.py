@@ -12,7 +12,16 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from bookies.errors import CookieExists, CookieNotFound, LedgerNotFound, MetadataError, SessionExpired, VersionConflict
+from bookies.errors import (
+    CookieExists,
+    CookieNotFound,
+    LedgerNotFound,
+    MetadataError,
+    RecordExists,
+    RecordNotFound,
+    SessionExpired,
+    VersionConflict,
+)
 from bookies.metadata.driver import BookieSet
 from bookies.metadata.leased import LeasedDriver, Observation, Record, check_version, instance_id_of
 from bookies.model import BookieId, BookieMode
@@ -49,6 +58,7 @@ class MemoryStore:
         self._next_ledger_id = 0
         self._ledgers: dict[int, Record] = {}
         self._cookies: dict[BookieId, tuple[bytes, int]] = {}
+        self._records: dict[str, tuple[bytes, int]] = {}
         self._session_count = 0
         self._sessions: dict[int, dict[BookieId, tuple[BookieMode, bytes]]] = {}  # alive, with their registrations
         self._set_versions: dict[BookieMode | None, int] = {None: 0, BookieMode.WRITABLE: 0, BookieMode.READ_ONLY: 0}
@@ -174,11 +184,11 @@ class MemoryStore:
         return next((session[bookie][1] for session in self._sessions.values() if bookie in session), None)
 
     def observe(
-        self, ledger_ids: Sequence[int], known: Mapping[BookieMode, int], is_complete: bool
+        self, ledger_ids: Sequence[int], known: Mapping[BookieMode, int], is_complete: bool, names: Sequence[str] = ()
     ) -> Observation | None:
         found = {each: self._ledgers[each].version for each in ledger_ids if each in self._ledgers}
         sets = {mode: self.bookies(mode) for mode, version in known.items() if self._set_versions[mode] != version}
-        return Observation(found, sets)
+        return Observation(found, sets, {name: self._records[name][1] for name in names if name in self._records})
 
     # -- cookies -------------------------------------------------------------------------------------------------
     def create_cookie(self, bookie: BookieId, data: bytes) -> int:
@@ -204,6 +214,31 @@ class MemoryStore:
         if bookie not in self._cookies:
             raise CookieNotFound("no cookie in the metadata store", bookie=bookie)
         check_version(self._cookies[bookie][1], expected_version, bookie=bookie)
+
+    # -- named records -------------------------------------------------------------------------------------------
+    def create_record(self, name: str, data: bytes) -> int:
+        if name in self._records:
+            raise RecordExists(f"the metadata store has a record {name} already")
+        self._records[name] = (data, self._changed())
+        return self.revision
+
+    def read_record(self, name: str) -> tuple[bytes, int]:
+        if name not in self._records:
+            raise RecordNotFound(f"no record {name} in the metadata store")
+        return self._records[name]
+
+    def write_record(self, name: str, data: bytes, expected_version: int) -> int:
+        check_version(self.read_record(name)[1], expected_version)
+        self._records[name] = (data, self._changed())
+        return self.revision
+
+    def delete_record(self, name: str, expected_version: int) -> None:
+        check_version(self.read_record(name)[1], expected_version)
+        del self._records[name]
+        self._changed()
+
+    def record_names(self, prefix: str) -> Sequence[str]:
+        return sorted(name for name in self._records if name.startswith(prefix))
 
 
 _SHARED: dict[str, MemoryStore] = {}

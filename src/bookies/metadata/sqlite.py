@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bookies.errors import (
     BookKeeperError,
@@ -28,6 +28,8 @@ from bookies.errors import (
     MetadataCorrupt,
     MetadataError,
     NotSupported,
+    RecordExists,
+    RecordNotFound,
     SessionExpired,
 )
 from bookies.metadata.driver import BookieSet
@@ -54,6 +56,10 @@ CREATE TABLE registrations (
     bookie TEXT PRIMARY KEY, session INTEGER NOT NULL, mode TEXT NOT NULL, data BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE cookies (bookie TEXT PRIMARY KEY, version INTEGER NOT NULL, data BLOB NOT NULL) WITHOUT ROWID;
 INSERT INTO counters VALUES ('revision', 0), ('next ledger id', 0), ('writable', 0), ('read-only', 0), ('cookies', 0);
+"""
+# Came later. A table that older versions do not look at is no new format for them.
+_RECORDS = """
+CREATE TABLE IF NOT EXISTS records (name TEXT PRIMARY KEY, version INTEGER NOT NULL, data BLOB NOT NULL) WITHOUT ROWID
 """
 _COOKIES = "cookies"  # the counter of the set of all bookies; those of the modes have the modes' names
 
@@ -93,6 +99,7 @@ class SqliteStore:
                     raise MetadataCorrupt(f"{self.path} is some other program's database, not a metadata store")
                 elif version != SCHEMA_VERSION:
                     raise NotSupported(f"{self.path} has format {version}, which is newer than this version of bookies")
+                connection.execute(_RECORDS)
         except BaseException:
             self.close()
             raise
@@ -320,7 +327,7 @@ class SqliteStore:
         return None if row is None else bytes(row[0])
 
     def observe(
-        self, ledger_ids: Sequence[int], known: Mapping[BookieMode, int], is_complete: bool
+        self, ledger_ids: Sequence[int], known: Mapping[BookieMode, int], is_complete: bool, names: Sequence[str] = ()
     ) -> Observation | None:
         # Taken before looking, so that a commit that comes in between is looked at twice rather than never.
         token = self._number("PRAGMA data_version"), self._commits
@@ -328,16 +335,21 @@ class SqliteStore:
             return None
         if known:
             self._end_expired()
-        found: dict[int, int] = {}
-        with self._reading() as connection:
-            for first in range(0, len(ledger_ids), PARAMETERS_MAX):
-                some = ledger_ids[first : first + PARAMETERS_MAX]
-                marks = ",".join("?" * len(some))
-                found.update(connection.execute(f"SELECT id, version FROM ledgers WHERE id IN ({marks})", some))
+        with self._reading():
+            found: dict[int, int] = self._versions("SELECT id, version FROM ledgers WHERE id", ledger_ids)
+            records: dict[str, int] = self._versions("SELECT name, version FROM records WHERE name", names)
             sets = {mode: self._registered(mode) for mode in known if self._counter(mode.value) != known[mode]}
             self._next_expiry_ms = self._number("SELECT coalesce(min(expires_at_ms), 1 << 62) FROM sessions")
         self._observed = token
-        return Observation(found, sets)
+        return Observation(found, sets, records)
+
+    def _versions(self, query: str, keys: Sequence[Any]) -> dict[Any, int]:
+        assert self._connection is not None
+        found: dict[Any, int] = {}
+        for first in range(0, len(keys), PARAMETERS_MAX):
+            some = keys[first : first + PARAMETERS_MAX]
+            found.update(self._connection.execute(f"{query} IN ({','.join('?' * len(some))})", some))
+        return found
 
     # -- cookies -------------------------------------------------------------------------------------------------
     def create_cookie(self, bookie: BookieId, data: bytes) -> int:
@@ -375,6 +387,48 @@ class SqliteStore:
         if found is None:
             raise CookieNotFound("no cookie in the metadata store", bookie=bookie)
         check_version(found[1], expected_version, bookie=bookie)
+
+    # -- named records -------------------------------------------------------------------------------------------
+    def create_record(self, name: str, data: bytes) -> int:
+        with self._writing() as connection:
+            if self._named(name) is not None:
+                raise RecordExists(f"the metadata store has a record {name} already")
+            version = self._changed()
+            connection.execute("INSERT INTO records (name, version, data) VALUES (?, ?, ?)", (name, version, data))
+            return version
+
+    def read_record(self, name: str) -> tuple[bytes, int]:
+        with self._reading():
+            return self._existing(name)
+
+    def write_record(self, name: str, data: bytes, expected_version: int) -> int:
+        with self._writing() as connection:
+            check_version(self._existing(name)[1], expected_version)
+            version = self._changed()
+            connection.execute("UPDATE records SET version = ?, data = ? WHERE name = ?", (version, data, name))
+            return version
+
+    def delete_record(self, name: str, expected_version: int) -> None:
+        with self._writing() as connection:
+            check_version(self._existing(name)[1], expected_version)
+            connection.execute("DELETE FROM records WHERE name = ?", (name,))
+            self._changed()
+
+    def record_names(self, prefix: str) -> Sequence[str]:
+        with self._reading() as connection:
+            query = "SELECT name FROM records WHERE substr(name, 1, ?) = ? ORDER BY name"
+            return [str(row[0]) for row in connection.execute(query, (len(prefix), prefix))]
+
+    def _named(self, name: str) -> tuple[bytes, int] | None:
+        assert self._connection is not None
+        row = self._connection.execute("SELECT data, version FROM records WHERE name = ?", (name,)).fetchone()
+        return None if row is None else (bytes(row[0]), int(row[1]))
+
+    def _existing(self, name: str) -> tuple[bytes, int]:
+        found = self._named(name)
+        if found is None:
+            raise RecordNotFound(f"no record {name} in the metadata store")
+        return found
 
 
 def is_busy(error: BaseException) -> bool:

@@ -51,6 +51,7 @@ class SimStore:
         self._versions: dict[int, list[Versioned]] = {}  # of each record, the last two
         self.commits: dict[int, list[Commit]] = {}
         self.on_commit: Callable[[Commit], None] | None = None
+        self.record_commits: dict[str, list[RecordCommit]] = {}
         # Told who is about to change a ledger's record; says how long the request and the reply take besides, seconds.
         self.on_update: Callable[[str], tuple[float, float]] | None = None
 
@@ -87,6 +88,23 @@ class SimStore:
         if self.on_commit is not None:
             self.on_commit(history[-1])
         self.trace.note(author, f"commits {after!r}" if after else f"deletes ledger {ledger_id}")
+
+    def note_record(self, author: str, name: str, after: bytes | None) -> None:
+        """A named record was committed."""
+        history = self.record_commits.setdefault(name, [])
+        before = history[-1].after if history else None
+        history.append(RecordCommit(self.loop.time(), author, before, after))
+        self.trace.note(author, f"commits {name} {after.decode()}" if after is not None else f"deletes {name}")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordCommit:
+    """One committed named record. `after` is None when it was deleted."""
+
+    at_s: float
+    author: str
+    before: bytes | None
+    after: bytes | None
 
 
 class SimDriver(MetadataDriver):
@@ -266,6 +284,31 @@ class SimDriver(MetadataDriver):
 
     async def delete_cookie(self, bookie: BookieId, expected_version: int) -> None:
         await self._call(lambda: self.inner.delete_cookie(bookie, expected_version))
+
+    async def create_record(self, name: str, data: bytes) -> int:
+        return await self._call(lambda: self.inner.create_record(name, data), self._note_record(name, data))
+
+    async def read_record(self, name: str) -> tuple[bytes, int]:
+        return await self._call(lambda: self.inner.read_record(name))
+
+    async def write_record(self, name: str, data: bytes, expected_version: int) -> int:
+        delays_s = self._store.on_update(self._host) if self._store.on_update is not None else (0.0, 0.0)
+        return await self._call(
+            lambda: self.inner.write_record(name, data, expected_version), self._note_record(name, data), delays_s
+        )
+
+    async def delete_record(self, name: str, expected_version: int) -> None:
+        await self._call(lambda: self.inner.delete_record(name, expected_version), self._note_record(name, None))
+
+    async def record_names(self, prefix: str) -> Sequence[str]:
+        return await self._call(lambda: self.inner.record_names(prefix))
+
+    def watch_record(self, name: str, version: int, callback: Callable[[], None]) -> Watch:
+        return self._watch(lambda tell: self.inner.watch_record(name, version, tell), callback)
+
+    def _note_record(self, name: str, data: bytes | None) -> Callable[[object], None]:
+        """What to do at the moment of the commit: write it down, for the checkers of named records."""
+        return lambda _: self._store.note_record(self._host, name, data)
 
 
 class _SimWatch(Watch):

@@ -1,0 +1,199 @@
+"""`Log` for callers without asyncio: the same words, without await. See `client/log.py`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+from bookies.client import log as asynchronous
+from bookies.client.entries import Entry
+from bookies.client.iteration import Entries
+from bookies.client.log_reader import LogReader as AsyncLogReader
+from bookies.client.log_writer import LogWriter as AsyncLogWriter
+from bookies.client.writer import Payload
+from bookies.model import DigestType
+from bookies.protocol.log import Manifest, Position
+
+T = TypeVar("T")
+
+
+class Caller(Protocol):
+    """Who runs coroutines for a thread that waits."""
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T: ...
+
+
+class LogWriter:
+    """The leader of a log. See `bookies.client.log_writer.LogWriter`."""
+
+    def __init__(self, thread: Caller, writer: AsyncLogWriter) -> None:
+        self._thread = thread
+        self._writer = writer
+
+    @property
+    def name(self) -> str:
+        return self._writer.name
+
+    @property
+    def epoch(self) -> int:
+        """Grows with every leader, and every time this one goes on after a failure."""
+        return self._writer.epoch
+
+    @property
+    def ledger_id(self) -> int:
+        """Where entries go at present."""
+        return self._writer.ledger_id
+
+    @property
+    def manifest(self) -> Manifest:
+        """The list of ledgers as this writer knows it."""
+        return self._writer.manifest
+
+    def __repr__(self) -> str:
+        return repr(self._writer)
+
+    def append(self, payload: Payload, *, timeout: float | None = None) -> Position:
+        """Append one entry; its position, once it is durable on the ack quorum."""
+        return self._thread.call(self._writer.append(payload, timeout=timeout))
+
+    def append_many(self, payloads: Iterable[Payload], *, timeout: float | None = None) -> Position:
+        """Append entries one behind the other; the last position, once all are durable."""
+        return self._thread.call(self._writer.append_many(list(payloads), timeout=timeout))
+
+    def roll(self, *, timeout: float | None = None) -> None:
+        """Go on in a new ledger, and end the present one."""
+        self._thread.call(self._writer.roll(timeout=timeout))
+
+    def truncate(self, before: Position, *, timeout: float | None = None) -> None:
+        """Let the log begin at a position."""
+        self._thread.call(self._writer.truncate(before, timeout=timeout))
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Wait for what was appended, end the last ledger, and lead no more. Idempotent."""
+        self._thread.call(self._writer.close(timeout=timeout))
+
+    def abandon(self) -> None:
+        """Let go of the log without ending its last ledger: the next leader does."""
+        self._thread.call(self._writer.abandon())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._thread.call(self._writer.__aexit__(kind, error, traceback))
+
+
+class LogReader:
+    """A log open for reading. See `bookies.client.log_reader.LogReader`."""
+
+    def __init__(self, thread: Caller, reader: AsyncLogReader) -> None:
+        self._thread = thread
+        self._reader = reader
+
+    @property
+    def name(self) -> str:
+        return self._reader.name
+
+    @property
+    def manifest(self) -> Manifest:
+        """The list of ledgers as last seen."""
+        return self._reader.manifest
+
+    def __repr__(self) -> str:
+        return repr(self._reader)
+
+    def read(self, start: Position | None = None, *, timeout: float | None = None) -> Iterator[Entry]:
+        """The entries from `start` on (None: from the beginning) up to what is confirmed when it gets there."""
+        return self._entries(self._reader.read(start, timeout=timeout))
+
+    def tail(self, start: Position | None = None, *, timeout: float | None = None) -> Iterator[Entry]:
+        """The entries from `start` on (None: new ones only) as they are confirmed, without an end."""
+        return self._entries(self._reader.tail(start, timeout=timeout))
+
+    def _entries(self, entries: Entries) -> Iterator[Entry]:
+        batches = entries.batches()
+        while (batch := self._thread.call(_next(batches))) is not None:
+            yield from batch.entries()
+
+    def close(self) -> None:
+        """End its iterations. Idempotent."""
+        self._thread.call(self._reader.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Log:
+    """One log by its name. See `bookies.client.log.Log`."""
+
+    def __init__(self, thread: Caller, log: asynchronous.Log) -> None:
+        self._thread = thread
+        self._log = log
+        self.name = log.name
+
+    def __repr__(self) -> str:
+        return repr(self._log)
+
+    def create(
+        self,
+        *,
+        ensemble: int = 3,
+        write_quorum: int | None = None,
+        ack_quorum: int | None = None,
+        digest: str | DigestType = "crc32c",
+        exist_ok: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Make the log, without entries."""
+        making = self._log.create(
+            ensemble=ensemble,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+            digest=digest,
+            exist_ok=exist_ok,
+            timeout=timeout,
+        )
+        self._thread.call(making)
+
+    def manifest(self, *, timeout: float | None = None) -> Manifest:
+        """The list of its ledgers, as it is now."""
+        return self._thread.call(self._log.manifest(timeout=timeout))
+
+    def lead(
+        self,
+        *,
+        roll_size: int = 256 << 20,
+        roll_age: float = 7200.0,
+        is_candidate: Callable[[], bool] | None = None,
+        timeout: float | None = None,
+    ) -> LogWriter:
+        """Become the leader, who appends. Leaving its `with` block closes it; by an exception only lets go.
+
+        `is_candidate` is called on the client's own thread: it must be quick, and must not call the client.
+        """
+        opening = self._log.lead(roll_size=roll_size, roll_age=roll_age, is_candidate=is_candidate, timeout=timeout)
+        return LogWriter(self._thread, self._thread.call(opening.begin()))
+
+    def open(self, *, timeout: float | None = None) -> LogReader:
+        """Open it for reading and tailing."""
+        return LogReader(self._thread, self._thread.call(self._log.open(timeout=timeout).begin()))
+
+    def truncate(self, before: Position, *, timeout: float | None = None) -> None:
+        """Let the log begin at a position; what is before it cannot be read any more."""
+        self._thread.call(self._log.truncate(before, timeout=timeout))
+
+    def delete(self, *, timeout: float | None = None) -> None:
+        """Delete the log and its ledgers for ever; one that does not exist counts as deleted."""
+        self._thread.call(self._log.delete(timeout=timeout))
+
+
+async def _next(batches: AsyncIterator[T]) -> T | None:
+    return await anext(batches, None)

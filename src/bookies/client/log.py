@@ -1,0 +1,159 @@
+"""`Log`: entries without an end, as a list of ledgers. Create, lead, read, truncate, delete.
+
+A log has one *leader* at a time, who appends to it (`lead`). Taking the lead stops whoever has it, at any moment,
+without losing anything that was acknowledged; so processes that want to take turns need an election of their own, for
+their peace, not for the safety of the log. Readers need nobody's leave and disturb nobody.
+
+`protocol/log.py` says why it is safe. Source: client-protocol 5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from bookies.client.keys import digest_type_of
+from bookies.client.log_reader import LogReader
+from bookies.client.log_writer import LogWriter
+from bookies.client.manifest import LOGS, ManifestLoop
+from bookies.client.metadata_loop import repeated
+from bookies.client.opening import Opening
+from bookies.client.takeover import LogParts, end_of, sweep, take_over, truncate
+from bookies.errors import InvalidArgument, LedgerNotFound, LogExists, LogNotFound, RecordExists, RecordNotFound
+from bookies.metadata.driver import MetadataDriver
+from bookies.model import DigestType
+from bookies.protocol.ledger import check_quorums
+from bookies.protocol.log import Manifest, Position, check_log_name, emptied, pack_manifest
+from bookies.runtime.ports import Runtime
+
+if TYPE_CHECKING:
+    from bookies.client.client import Client
+
+__all__ = ["LOGS", "Log"]
+
+
+class Log:
+    """One log by its name. Made by `Client.log`, which asks nobody: it may or may not exist."""
+
+    def __init__(self, client: Client, runtime: Runtime, driver: MetadataDriver, name: str, password: bytes) -> None:
+        self.name = check_log_name(name)
+        self._client = client
+        self._runtime = runtime
+        self._driver = driver
+        self._password = password
+
+    def __repr__(self) -> str:
+        return f"<Log {self.name}>"
+
+    async def create(
+        self,
+        *,
+        ensemble: int = 3,
+        write_quorum: int | None = None,
+        ack_quorum: int | None = None,
+        digest: str | DigestType = "crc32c",
+        exist_ok: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Make the log, without entries. The numbers are those of each of its ledgers: see `Client.create`.
+
+        `exist_ok`: content with one that exists, whatever its numbers. `timeout`: seconds. Raises `LogExists`,
+        `InvalidArgument`.
+        """
+        write_quorum = ensemble if write_quorum is None else write_quorum
+        ack_quorum = write_quorum // 2 + 1 if ack_quorum is None else ack_quorum
+        check_quorums(ensemble, write_quorum, ack_quorum)
+        token = f"{self._runtime.random.getrandbits(64):016x}"
+        now_ms = self._runtime.clock.wall_ms()
+        new = Manifest(token, now_ms, ensemble, write_quorum, ack_quorum, digest_type_of(digest))
+
+        async def make() -> None:
+            try:
+                await self._driver.create_record(LOGS + self.name, pack_manifest(new))
+            except RecordExists:
+                found = await self.manifest()
+                if found.token != token and not exist_ok:  # otherwise it is ours, and the reply was lost
+                    raise LogExists(f"there is a log {self.name} already") from None
+
+        async with asyncio.timeout(timeout):
+            await repeated(self._runtime, make)
+
+    async def manifest(self, *, timeout: float | None = None) -> Manifest:
+        """The list of its ledgers, as it is now. Raises `LogNotFound`."""
+        async with asyncio.timeout(timeout):
+            return (await self._parts()).records.current
+
+    def lead(
+        self,
+        *,
+        roll_size: int = 256 << 20,
+        roll_age: float = 7200.0,
+        is_candidate: Callable[[], bool] | None = None,
+        timeout: float | None = None,
+    ) -> Opening[LogWriter]:
+        """Become the leader, who appends: `async with log.lead() as writer`, or await it.
+
+        Whoever leads now is stopped, and gets `LogFenced`; all it was told to be stored stays. When this returns, all
+        entries before are readable, and only this writer can append. `roll_size`, `roll_age`: payload bytes, and
+        seconds, after which entries go to a new ledger. `is_candidate`: asked before each attempt; False ends them.
+        `timeout`: seconds.
+
+        Leaving the block closes the writer; leaving it by an exception only lets go of it. Raises `LogNotFound`,
+        `LogFenced` (not a candidate any more), `RecoveryFailed`, `NotEnoughBookies` and others that last too long.
+        """
+        if roll_size < 1 or roll_age <= 0:
+            raise InvalidArgument(f"roll_size={roll_size}, roll_age={roll_age}: must be more than 0")
+
+        async def make() -> LogWriter:
+            parts = await self._parts()
+            return LogWriter(parts, await take_over(parts, is_candidate=is_candidate), roll_size, roll_age)
+
+        return Opening(make, timeout)
+
+    def open(self, *, timeout: float | None = None) -> Opening[LogReader]:
+        """Open it for reading and tailing. Raises `LogNotFound`. `timeout`: seconds."""
+
+        async def make() -> LogReader:
+            return LogReader(await self._parts())
+
+        return Opening(make, timeout)
+
+    async def truncate(self, before: Position, *, timeout: float | None = None) -> None:
+        """Let the log begin at a position; what is before it cannot be read any more, and its ledgers are deleted.
+
+        Anybody may do this, also while somebody leads. Of the last two ledgers nothing is deleted before others have
+        followed them. When it fails or is cancelled half-way, the next truncation or leader does the rest. Raises
+        `LogTruncated` (a position that is not in the log), `InvalidArgument` (behind its end), `LogNotFound`.
+        """
+        async with asyncio.timeout(timeout):
+            await truncate(await self._parts(), Position(*before))
+
+    async def delete(self, *, timeout: float | None = None) -> None:
+        """Delete the log and its ledgers for ever; one that does not exist counts as deleted.
+
+        Its leader is stopped. When it fails or is cancelled half-way, the log cannot be used any more: repeat it.
+        """
+        async with asyncio.timeout(timeout):
+            records = ManifestLoop(self._runtime, self._driver, self.name)
+            parts = LogParts(self._client, self._runtime, records, self._password)
+            try:
+                opened = (await repeated(self._runtime, records.refresh)).open_ledgers
+                await records.update(emptied)
+                for ledger_id in opened:  # Otherwise its writer would go on, and nobody find what it writes.
+                    try:
+                        await end_of(parts, ledger_id)
+                    except LedgerNotFound:
+                        continue  # Somebody else deletes the log too.
+                await sweep(parts)
+                await repeated(self._runtime, lambda: self._driver.delete_record(records.record, records.version))
+            except (LogNotFound, RecordNotFound):
+                pass  # Nothing is left, whoever deleted it.
+
+    async def _parts(self) -> LogParts:
+        """With a fresh list. Raises `LogNotFound`."""
+        records = ManifestLoop(self._runtime, self._driver, self.name)
+        manifest = await repeated(self._runtime, records.refresh)
+        if manifest.is_deleting:
+            raise LogNotFound(f"log {self.name} is being deleted: `delete` it again if that stopped half-way")
+        return LogParts(self._client, self._runtime, records, self._password)

@@ -1,0 +1,93 @@
+"""The list of a log's ledgers as one process knows it, and the loop that changes it by compare-and-swap.
+
+As `metadata_loop.py` does with a ledger's record: a change is a function from the list that was read to the list to
+write, or None when nothing is left to do. The loop only writes what it derived from what it read at that version.
+After a conflict or a lost reply it reads again and asks the function again; who made the change it meets does not
+matter, only what the list says.
+
+Source: client-protocol 5.2, 5.3; the changes are in `protocol/log.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from bookies.client.metadata_loop import FAILURES_MAX, PROMPT_CONFLICTS, back_off
+from bookies.errors import LogNotFound, MetadataError, RecordNotFound, VersionConflict
+from bookies.metadata.driver import MetadataDriver, Watch
+from bookies.protocol.log import Manifest, check_log_name, pack_manifest, parse_manifest
+from bookies.runtime.ports import Runtime
+
+LOGS = "logs/"  # what the names of their records begin with
+
+
+class ManifestLoop:
+    """One log's record. Changes of one loop follow each other. `refresh` comes first."""
+
+    current: Manifest
+
+    def __init__(self, runtime: Runtime, driver: MetadataDriver, name: str) -> None:
+        self.name = check_log_name(name)
+        self.record = LOGS + name
+        self.version = 0
+        self._runtime = runtime
+        self._driver = driver
+        self._turn = asyncio.Lock()
+
+    async def refresh(self) -> Manifest:
+        """Read the list. Raises `LogNotFound`, also for a log of that name made since, and `MetadataError`."""
+        try:
+            data, version = await self._driver.read_record(self.record)
+        except RecordNotFound:
+            raise LogNotFound(f"there is no log {self.name}") from None
+        if version > self.version:
+            found = parse_manifest(self.name, data)
+            if self.version and found.token != self.current.token:
+                raise LogNotFound(f"log {self.name} was deleted, and there is another one of that name")
+            self.current, self.version = found, version
+        return self.current
+
+    async def update(self, change: Callable[[Manifest], Manifest | None]) -> Manifest:
+        """Bring the list into a state in which there is nothing to change. Safe to cancel: nothing half done.
+
+        Raises what the function raises, `LogNotFound`, `InvalidArgument` (the list would be too long for the store),
+        and `MetadataError` when the store stays unusable; then the change may or may not have been made.
+        """
+        async with self._turn:
+            conflicts = failures = 0
+            while (changed := change(self.current)) is not None:
+                try:
+                    self.version = await self._driver.write_record(self.record, pack_manifest(changed), self.version)
+                    self.current = changed
+                    break
+                except RecordNotFound:
+                    raise LogNotFound(f"log {self.name} was deleted") from None
+                except VersionConflict:
+                    conflicts += 1
+                    failures = 0
+                except MetadataError as error:
+                    failures = _counted(failures, error)
+                while True:
+                    await self._pause(max(0, conflicts - PROMPT_CONFLICTS) + failures)
+                    try:
+                        await self.refresh()
+                        break
+                    except MetadataError as error:
+                        failures = _counted(failures, error)
+            return self.current
+
+    async def _pause(self, count: int) -> None:
+        if count > 0:
+            await back_off(self._runtime, count)
+
+    def watch(self, callback: Callable[[], None]) -> Watch:
+        """Call back when the list is not what it is here, or soon after that."""
+        return self._driver.watch_record(self.record, self.version, callback)
+
+
+def _counted(failures: int, error: MetadataError) -> int:
+    """One failure of the store more. Raises it when it has failed too often."""
+    if not error.retriable or failures + 1 >= FAILURES_MAX:
+        raise error
+    return failures + 1

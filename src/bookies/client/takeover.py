@@ -1,0 +1,171 @@
+"""What several processes do with a log at once: take it over, truncate it, sweep up what was taken out of it.
+
+Nothing here relies on being the only one who does it. Source: client-protocol 5.2, 5.4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from bookies.client.manifest import ManifestLoop
+from bookies.client.metadata_loop import back_off
+from bookies.errors import BookKeeperError, LedgerNotFound, LogFenced, LogNotFound
+from bookies.protocol.log import LedgerEnd, Manifest, Position, check_leader, swept, taken_over, truncated
+from bookies.runtime.ports import Runtime
+
+if TYPE_CHECKING:
+    from bookies.client.client import Client
+    from bookies.client.writer import LedgerWriter
+
+PATIENCE_S = 30.0  # a take-over gives up when it could not do a step for so long
+DUEL_PAUSE = 4  # `back_off` begins here after a lost swap: long enough for the other one to begin with its work
+
+
+class LogParts(NamedTuple):
+    """What it takes to work on one log."""
+
+    client: Client
+    runtime: Runtime
+    records: ManifestLoop
+    password: bytes
+
+
+async def take_over(
+    parts: LogParts, *, leader: int | None = None, is_candidate: Callable[[], bool] | None = None
+) -> LedgerWriter:
+    """Decide the ends of what is open, and put a ledger of our own behind it; that ledger, still empty.
+
+    `leader`: the epoch of a leader who lost its ledger, and goes on only while nobody else took over. `is_candidate`:
+    asked before every attempt. Raises `LogFenced` if either says no, `LogNotFound`, `LedgerNotFound` (a listed ledger
+    is lost), and what keeps a step from succeeding for too long.
+    """
+    patience, lost = Patience(parts.runtime), 0
+    while True:
+        if is_candidate is not None and not is_candidate():
+            raise LogFenced("another process was chosen to lead the log")
+        try:
+            taken = await _attempt(parts, leader)
+        except BookKeeperError as error:
+            await patience.pause(error)
+            continue
+        if taken is not None:
+            return taken
+        lost += 1
+        await back_off(parts.runtime, DUEL_PAUSE + lost)
+
+
+async def _attempt(parts: LogParts, leader: int | None) -> LedgerWriter | None:
+    """None: somebody else changed the list meanwhile. The numbers are those of client-protocol 5.2."""
+    basis = await parts.records.refresh()  # (1)
+    if leader is not None:
+        check_leader(basis, leader)
+    if basis.is_deleting:
+        raise LogNotFound(f"log {parts.records.name} is being deleted")
+    try:
+        ends = {each: await end_of(parts, each) for each in basis.open_ledgers}  # (2)
+    except LedgerNotFound:
+        if await parts.records.refresh() is basis:
+            raise
+        return None  # It was truncated, or deleted with the log, while we looked.
+    ledger = await new_ledger(parts, basis.epoch + 1)  # (3)
+    try:
+        await parts.records.update(lambda found: taken_over(found, basis, ledger.ledger_id, ends, leader=leader))  # (5)
+    except LogFenced:
+        await discard(parts, ledger)
+        return None
+    except BaseException:
+        await ledger.close()  # It may or may not be in the list: whoever takes over next ends it.
+        raise
+    return ledger
+
+
+async def end_of(parts: LogParts, ledger_id: int) -> LedgerEnd:
+    """Stop a ledger's writer, if it is not closed, and decide its end."""
+    ledger = await parts.client.recover(ledger_id, password=parts.password)
+    await ledger.close()
+    return LedgerEnd(ledger.metadata.last_entry_id, ledger.metadata.length)
+
+
+async def new_ledger(parts: LogParts, epoch: int) -> LedgerWriter:
+    """As the log's record says. Its labels tell whose garbage it is when it never gets into a list."""
+    like = parts.records.current
+    return await parts.client.create(
+        ensemble=like.ensemble,
+        write_quorum=like.write_quorum,
+        ack_quorum=like.ack_quorum,
+        digest=like.digest,
+        password=parts.password,
+        labels={"log": parts.records.name, "log.epoch": str(epoch)},
+    )
+
+
+async def discard(parts: LogParts, ledger: LedgerWriter) -> None:
+    """Delete a ledger that is in no list and never will be. Best effort: what is left is garbage, and labelled."""
+    await ledger.close()
+    with contextlib.suppress(BookKeeperError):
+        await parts.client.delete(ledger.ledger_id)
+
+
+async def truncate(parts: LogParts, before: Position, own: LedgerWriter | None = None) -> None:
+    """Let the log begin at `before`. `own`: the ledger that the caller is writing. Raises as `Log.truncate`."""
+    manifest = parts.records.current
+    ends: dict[int, LedgerEnd] = {}
+    for ledger_id in manifest.open_ledgers:
+        metadata = await parts.client.metadata(ledger_id)
+        if metadata.is_closed:
+            ends[ledger_id] = LedgerEnd(metadata.last_entry_id, metadata.length)
+    confirmed = await _last_add_confirmed(parts, manifest, before, ends, own)
+    await parts.records.update(lambda found: truncated(found, before, ends, confirmed))
+    await sweep(parts)
+
+
+async def _last_add_confirmed(
+    parts: LogParts, manifest: Manifest, before: Position, ends: Mapping[int, LedgerEnd], own: LedgerWriter | None
+) -> int:
+    """Of the ledger of a position; -1 when it is not in the list."""
+    target = manifest.find(before)
+    if target is None:
+        return -1
+    if target.last is not None:
+        return target.last
+    if target.ledger_id in ends:
+        return ends[target.ledger_id].last_entry_id
+    if own is not None and own.ledger_id == target.ledger_id:
+        return own.last_add_confirmed
+    async with parts.client.open(target.ledger_id, password=parts.password) as ledger:
+        return await ledger.read_last_add_confirmed()
+
+
+async def sweep(parts: LogParts) -> None:
+    """Delete the ledgers that were taken out of the list."""
+    gone = parts.records.current.deleting
+    for ledger_id in gone:
+        await parts.client.delete(ledger_id)
+    await parts.records.update(lambda found: swept(found, gone))
+
+
+class Patience:
+    """For steps that may be repeated: pauses that grow, for as long as something may still come of it."""
+
+    def __init__(self, runtime: Runtime, seconds: float = PATIENCE_S) -> None:
+        self._runtime = runtime
+        self._seconds = seconds
+        self._count = 0
+        self._since = 0.0
+
+    async def pause(self, error: BookKeeperError) -> None:
+        """Wait before the next try. Raises `error` when it will not pass, or has not passed for too long."""
+        now = asyncio.get_running_loop().time()
+        if self._count == 0:
+            self._since = now
+        if not error.retriable or now - self._since >= self._seconds:
+            raise error
+        self._count += 1
+        await back_off(self._runtime, self._count)
+
+    def reset(self) -> None:
+        """A step succeeded."""
+        self._count = 0
