@@ -211,9 +211,6 @@ class LedgerView:
             if record.last_entry_id >= 0 and record.length > 0:
                 self._entry_size = record.length / (record.last_entry_id + 1)
             self._stop_watching()
-        else:
-            # A fragment begins behind what its writer had confirmed (I-8), whether its bookies know of it yet or not.
-            self.last_add_confirmed = max(self.last_add_confirmed, record.last_fragment_first_entry - 1)
 
     def close(self) -> None:
         """Let go of everything. Idempotent."""
@@ -267,7 +264,7 @@ class LedgerView:
         found = await read_last_add_confirmed(self.pool, self.keys, self.metadata)
         self._take_in(found)
         if not self.is_sealed:
-            self.last_add_confirmed = max(self.last_add_confirmed, found.last_add_confirmed)
+            self.last_add_confirmed = found.last_add_confirmed
 
     def _take_in(self, found: LacRead) -> None:
         if found.length > 0 and found.last_add_confirmed >= 0:

@@ -29,7 +29,7 @@ from bookies.errors import (
 )
 from bookies.metadata.memory import MemoryDriver
 from bookies.model import BookieId
-from bookies.protocol.ledger import in_recovery, with_ensemble
+from bookies.protocol.ledger import in_recovery
 from bookies.wire.messages import ReadLacRequest, ReadLacResponse, ReadRequest, ReadResponse, Request, Response
 
 B1, B2, B3 = BookieId("b1"), BookieId("b2"), BookieId("b3")
@@ -51,26 +51,6 @@ def polls(world: World) -> list[ReadRequest]:
         for request in bookie.requests
         if isinstance(request, ReadRequest) and request.previous_lac is not None
     ]
-
-
-def test_a_fragment_begins_behind_what_was_confirmed() -> None:
-    """Its bookies may know of nothing yet: the record says what they cannot."""
-
-    async def act(world: World) -> None:
-        store = await world.client()
-        writer = await store.create(ensemble=1)
-        await writer.append_many([b"x"] * 5)
-        found = await store._driver.read_ledger(writer.ledger_id)
-        [here] = found.metadata.last_ensemble
-        other = next(bookie for bookie in (B1, B2, B3) if bookie != here)
-        await store._driver.write_ledger(with_ensemble(found.metadata, 5, (other,)), found.version)
-        async with store.open(writer.ledger_id) as reader:
-            assert reader.last_add_confirmed == 4
-            assert await reader.read_last_add_confirmed() == 4
-            assert len([entry async for entry in reader.read(0)]) == 5
-        await writer.close()
-
-    play(act)
 
 
 # -- asking --------------------------------------------------------------------------------------------------------
