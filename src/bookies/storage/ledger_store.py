@@ -171,12 +171,17 @@ class LedgerStore:
         any other add, and is. Raises: Unauthorized, LedgerFenced (never for recovery), BookieReadOnly, BookieBusy,
         InvalidArgument, StorageError.
         """
-        self._open()
-        if not self.is_writable and not is_recovery:
+        parts = self._open()
+        if not is_recovery and not self.is_writable:
             raise BookieReadOnly("the disks are full", ledger_id=ledger_id)
         low, high = _extent(entry_ids)
         if ledger_id < 0 or low < 0 or high > ENTRY_ID_MAX:
             raise InvalidArgument("ids out of range", ledger_id=ledger_id, entry_id=low)
+        ledger = parts.index.get(ledger_id)
+        if ledger is not None and ledger.header.master_key == master_key and ledger_id not in self._waiting:
+            # Nearly always: nothing to look up, to create or to wait for. The same as `_add`, for less.
+            self._insert(parts, ledger, done, entry_ids, records, high, last_add_confirmed, is_recovery)
+            return
         self._with_header(
             ledger_id, done, self._add, master_key, entry_ids, records, high, last_add_confirmed, is_recovery
         )
@@ -196,18 +201,41 @@ class LedgerStore:
         ledger = parts.index.get(ledger_id)
         if ledger is not None:
             self._check_key(ledger, master_key)
-            if ledger.header.is_fenced and not is_recovery:
-                raise LedgerFenced("the ledger is fenced", ledger_id=ledger_id, entry_id=entry_ids[0])
+        self._check_add(parts, ledger, ledger_id, entry_ids, is_recovery)
+        ledger = self._authorized(ledger_id, master_key)
+        self._insert(parts, ledger, done, entry_ids, records, last_entry_id, last_add_confirmed, is_recovery)
+
+    @staticmethod
+    def _check_add(
+        parts: Opened, ledger: Ledger | None, ledger_id: int, entry_ids: Sequence[int], is_recovery: bool
+    ) -> None:
+        if ledger is not None and not is_recovery and ledger.header.is_fenced:
+            raise LedgerFenced("the ledger is fenced", ledger_id=ledger_id, entry_id=entry_ids[0])
         if parts.cache.is_exhausted:
             raise BookieBusy("the write cache is full", ledger_id=ledger_id, entry_id=entry_ids[0])
-        ledger = self._authorized(ledger_id, master_key)
-        parts.cache.current.add(ledger_id, entry_ids, records)
-        ledger.last_entry_id = max(ledger.last_entry_id, last_entry_id)
+
+    def _insert(
+        self,
+        parts: Opened,
+        ledger: Ledger,
+        done: Done,
+        entry_ids: Sequence[int],
+        records: Records,
+        last_entry_id: int,
+        last_add_confirmed: int,
+        is_recovery: bool,
+    ) -> None:
+        """First the cache, then the journal: whatever a mark lies behind can be flushed."""
+        self._check_add(parts, ledger, ledger.ledger_id, entry_ids, is_recovery)
+        parts.cache.current.add(ledger.ledger_id, entry_ids, records)
+        if last_entry_id > ledger.last_entry_id:
+            ledger.last_entry_id = last_entry_id
         self._journal(ledger, _buffer_of(records), records.size, done)
         self._entry_count += len(entry_ids)
         if last_add_confirmed > ledger.last_add_confirmed:
             ledger.last_add_confirmed = last_add_confirmed
-            self._wake(ledger_id, last_add_confirmed)
+            if self._watchers:
+                self._wake(ledger.ledger_id, last_add_confirmed)
         parts.checkpointer.inserted()
 
     def fence(self, ledger_id: int, master_key: bytes, done: Done) -> None:
@@ -324,11 +352,11 @@ class LedgerStore:
 
     def _journal(self, ledger: Ledger, record: Buffer, size: int, done: Done) -> None:
         """Queue what is already in the storage, behind the ledger's key."""
-        buffers = [record]
+        buffers: tuple[Buffer, ...] = (record,)
         if not ledger.is_key_logged:
             ledger.is_key_logged = True
             key = journal_format.pack_ledger_key(ledger.ledger_id, ledger.header.master_key)
-            buffers.insert(0, key)
+            buffers = (key, record)
             size += len(key)
         self._journal_of(ledger.ledger_id).append(buffers, size, done)
 
