@@ -1,0 +1,145 @@
+"""`bk log`, and logs through the blocking client, on a real cluster."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from tests.live.command import Done, bk
+
+import bookies
+from bookies.admin.local_cluster import LocalCluster
+from bookies.protocol.log import Position
+
+pytestmark = pytest.mark.live
+
+SETTINGS = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20, "checkpoint_interval_ms": 100}
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    directory = tmp_path_factory.mktemp("logs") / "bk-data"
+    with LocalCluster(directory, 3, lease_ms=2000, settings=SETTINGS) as cluster:
+        yield cluster.metadata_uri
+
+
+def log(uri: str, *words: object) -> Done:
+    return bk("log", *words, metadata=uri)
+
+
+def append(uri: str, name: str, tmp_path: pathlib.Path, lines: list[str], *words: object) -> Done:
+    path = tmp_path / "lines"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return log(uri, "append", name, "--input", path, *words)
+
+
+def test_the_life_of_a_log(uri: str, tmp_path: pathlib.Path) -> None:
+    assert log(uri, "create", "orders").status == 0
+    assert log(uri, "create", "orders").sentence == "bk log: there is a log orders already"
+    assert log(uri, "create", "orders", "--exist-ok", "--json").json()["epoch"] == 0
+    assert append(uri, "orders", tmp_path, ["a", "b"]).status == 0
+    second = append(uri, "orders", tmp_path, ["c", "d"], "--json").json()
+    assert (second["log"], second["entries"], second["epoch"]) == ("orders", 2, 2)
+    assert log(uri, "list").out.split() == ["orders"]
+    assert log(uri, "list", "--prefix", "x", "--json").json() == []
+    assert log(uri, "read", "orders").out == "a\nb\nc\nd\n"
+    assert log(uri, "read", "orders", "--raw").out == "abcd"
+    rows = log(uri, "read", "orders", "--json", "--from", second["first"]).rows()
+    assert [row["payload"] for row in rows] == ["c", "d"]
+    assert rows[0]["position"] == second["first"]
+    shown = log(uri, "show", "orders")
+    assert shown.out.startswith("log orders  E3/Qw3/Qa2  crc32c  epoch 2  created ")
+    assert len(shown.out.splitlines()) == 4
+    append(uri, "orders", tmp_path, ["e"])
+    dry = log(uri, "truncate", "orders", "--before", rows[1]["position"], "--dry-run")
+    assert dry.out.startswith(f"would let log orders begin at {rows[1]['position']}, and delete ledgers ")
+    assert log(uri, "read", "orders").out == "a\nb\nc\nd\ne\n"
+    assert log(uri, "truncate", "orders", "--before", rows[1]["position"], "--json").json()["deleting"] == []
+    assert log(uri, "read", "orders").out == "d\ne\n"
+    assert "is not in log orders, which begins at" in log(uri, "read", "orders", "--from", "0:0").sentence
+    assert log(uri, "delete", "orders", "--dry-run").out.startswith("would delete log orders")
+    assert log(uri, "delete", "orders", "--yes", "--json").json() == {"deleted": "orders"}
+    assert log(uri, "list").out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "text"),
+    [
+        (("read", "nothing"), 1, "there is no log nothing"),
+        (("append", "nothing", "--input", "/dev/null"), 1, "there is no log nothing"),
+        (("append", "nothing", "--input", "/nowhere"), 2, "cannot read /nowhere: no such file or directory"),
+        (("delete", "nothing", "--yes"), 1, "there is no log nothing"),
+        (("truncate", "nothing", "--before", "1:1"), 1, "there is no log nothing"),
+        (("create", "a/b"), 2, "'a/b' is no name of a log"),
+        (("create", "x", "--ack-quorum", "4"), 2, "must be ensemble >= write_quorum >= ack_quorum >= 1"),
+        (("read", "nothing", "--from", "7"), 1, "there is no log nothing"),
+    ],
+)
+def test_what_is_refused(uri: str, words: tuple[str, ...], status: int, text: str) -> None:
+    done = log(uri, *words)
+    assert (done.status, text in done.sentence) == (status, True), done.err
+
+
+def test_positions_and_deletions_are_taken_with_care(uri: str, tmp_path: pathlib.Path) -> None:
+    log(uri, "create", "care")
+    append(uri, "care", tmp_path, ["a"])
+    assert log(uri, "read", "care", "--from", "7").sentence.startswith("bk log: '7' is no position in a log")
+    assert "behind" in log(uri, "truncate", "care", "--before", f"{first_ledger(uri, 'care')}:9").sentence
+    assert "not in" in log(uri, "truncate", "care", "--before", "999:9", "--dry-run").sentence
+    assert log(uri, "delete", "care").sentence.endswith("This cannot be undone; say --yes")
+    assert log(uri, "read", "care").out == "a\n"
+
+
+def first_ledger(uri: str, name: str) -> int:
+    return int(log(uri, "show", name, "--json").json()["extents"][0]["ledger"])
+
+
+def test_a_tail_goes_on_from_leader_to_leader(uri: str, tmp_path: pathlib.Path) -> None:
+    log(uri, "create", "live")
+    append(uri, "live", tmp_path, ["before"])
+    start = f"{first_ledger(uri, 'live')}:0"
+    words = ["log", "tail", "live", "--from", start, "--json", "--metadata", uri]
+    tail = subprocess.Popen([sys.executable, "-m", "bookies.admin.cli", *words], stdout=subprocess.PIPE)
+    try:
+        assert tail.stdout is not None
+        assert json.loads(tail.stdout.readline())["payload"] == "before"
+        for number in range(2):
+            append(uri, "live", tmp_path, [f"{number}"])
+            assert json.loads(tail.stdout.readline())["payload"] == f"{number}"
+    finally:
+        tail.terminate()
+        assert tail.wait(20) == 130
+        tail.stdout.close()
+
+
+def test_the_blocking_client(uri: str) -> None:
+    with bookies.blocking.connect(uri) as store:
+        log = store.log("blocking", password=b"s3cret")
+        log.create(ensemble=2, exist_ok=True)
+        assert repr(log) == "<Log blocking>"
+        with log.lead(roll_size=4, is_candidate=lambda: True) as writer:
+            assert (writer.name, writer.epoch) == ("blocking", 1)
+            first = writer.append(b"one")
+            writer.append_many([b"two", b"three"])
+            writer.roll()
+            last = writer.append(b"four")
+            assert last == Position(writer.ledger_id, 0)
+            writer.truncate(first)
+            assert writer.manifest.epoch == 1
+            assert "LogWriter blocking" in repr(writer)
+            writer.close()
+        assert store.logs("block") == ["blocking"]
+        with log.open() as reader:
+            assert reader.name == "blocking"
+            assert [entry.payload for entry in reader.read()] == [b"one", b"two", b"three", b"four"]
+            assert next(reader.tail(last)).payload == b"four"
+            assert reader.manifest == log.manifest()
+            assert "LogReader blocking" in repr(reader)
+        log.truncate(last)
+        log.lead().abandon()
+        log.delete()
+        assert store.logs("block") == []
