@@ -7,8 +7,10 @@ committed list of ledgers, at what readers got, and at what a last reader finds 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
+from itertools import count, islice
 from random import Random
 from typing import Any, TypeVar
 
@@ -40,9 +42,10 @@ class LogHistory:
     """What everybody saw. `truncated_to`: payloads before this position need not be there; by whoever asked."""
 
     acks: list[Ack] = field(default_factory=list)
-    attempted: dict[bytes, str] = field(default_factory=dict)
+    attempted: dict[bytes, tuple[str, int]] = field(default_factory=dict)  # payload -> by whom, as which of all
     readings: list[list[tuple[Position, bytes]]] = field(default_factory=list)  # each from the beginning
     final: list[tuple[Position, bytes]] = field(default_factory=list)
+    outcomes: dict[LogWriter, list[tuple[int, bool]]] = field(default_factory=dict)  # (which attempt, success)
     was_truncated: bool = False
     problems: list[str] = field(default_factory=list)
 
@@ -82,6 +85,8 @@ class LogWorld:
                 self.loop.run(body(), deadline_s=deadline_s)
             except BookKeeperError as error:
                 self.history.problems.append(f"L-4: {type(error).__name__}: {error}")
+            except AssertionError as error:
+                self.history.problems.append(f"errors: {error!r}")
             self.loop.note_unread_errors()
             self.history.problems += [f"errors: {text}" for text in (*self.loop.errors, *self.cluster.problems)]
             self._check_commits()
@@ -121,38 +126,50 @@ class LogWorld:
     async def append(self, client: SimClient, writer: LogWriter, payloads: list[bytes]) -> Position:
         """Append in one call, and write down what was answered, when."""
         for payload in payloads:
-            self.history.attempted[payload] = client.name
-        last = await (writer.append(payloads[0]) if len(payloads) == 1 else writer.append_many(payloads))
+            self.history.attempted[payload] = (client.name, len(self.history.attempted))
+        number = self.history.attempted[payloads[0]][1]
+        try:
+            last = await (writer.append(payloads[0]) if len(payloads) == 1 else writer.append_many(payloads))
+        except BookKeeperError:
+            self.history.outcomes.setdefault(writer, []).append((number, False))
+            raise
+        self.history.outcomes.setdefault(writer, []).append((number, True))
         # Of a batch that went over to another ledger only the last position is known.
         self.history.acks += [Ack(self.loop.time(), client.name, last, payload) for payload in payloads]
         return last
 
     async def lead_for_ever(self, client: SimClient, random: Random) -> None:
         """Lead, append, roll, lose the lead, try again."""
-        number = 0
+        names = (f"{client.name}/{number}".encode() for number in count())
         while not self.is_over:
+            roll_size, roll_age = random.choice((300, 3_000, 1 << 20)), random.choice((0.2, 100.0))
             try:
-                roll_size = random.choice((300, 3_000, 1 << 20))
-                roll_age = random.choice((0.2, 100.0))
                 async with self.log(client).lead(roll_size=roll_size, roll_age=roll_age) as writer:
-                    for _ in range(random.choice((3, 30))):
-                        tasks = []
-                        for _ in range(random.choice((1, 1, 4))):
-                            count = random.choice((1, 1, 5))
-                            batch = [f"{client.name}/{number + index}".encode() for index in range(count)]
-                            number += count
-                            tasks.append(asyncio.ensure_future(self.append(client, writer, batch)))
-                        if random.random() < 0.1:
-                            tasks.append(asyncio.ensure_future(writer.roll()))  # type: ignore[arg-type]
-                        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
-                            if isinstance(outcome, BaseException):
-                                raise outcome
-                        await asyncio.sleep(random.choice((0.0, 0.01, 0.1)))
-                        if self.is_over:
-                            break
+                    await self._append_some(client, writer, names, random)
             except BookKeeperError as error:
                 self.trace.note(client.name, f"stopped leading: {type(error).__name__}: {error}")
                 await asyncio.sleep(random.uniform(0, 0.5))
+
+    async def _append_some(self, client: SimClient, writer: LogWriter, names: Iterator[bytes], random: Random) -> None:
+        """So many at once; now and then a roll. Raises what the first of them raises, when all have ended."""
+        window = random.choice((1, 4, 16))
+        pending: deque[asyncio.Future[Any]] = deque()
+        try:
+            for _ in range(random.choice((3, 30, 100))):
+                batch = list(islice(names, random.choice((1, 1, 5))))
+                pending.append(asyncio.ensure_future(self.append(client, writer, batch)))
+                if random.random() < 0.03:
+                    pending.append(asyncio.ensure_future(writer.roll()))
+                while len(pending) >= window:
+                    await pending.popleft()
+                if random.random() < 0.3:
+                    await asyncio.sleep(random.choice((0.0, 0.001, 0.01, 0.1)))
+                if self.is_over:
+                    break
+            while pending:
+                await pending.popleft()
+        finally:
+            await asyncio.gather(*pending, return_exceptions=True)
 
     async def follow(self, client: SimClient, seen: list[tuple[Position, bytes]]) -> None:
         """Tail from where the last tail ended, for ever."""
@@ -266,6 +283,16 @@ class LogWorld:
             if seen != history.final[: len(seen)]:
                 wrong = next(i for i, each in enumerate(seen) if history.final[i : i + 1] != [each])
                 history.problems.append(f"I-20: a reader got {seen[wrong]} as number {wrong}, the log has another")
+        for process in dict.fromkeys(process for process, _ in history.attempted.values()):
+            own = [history.attempted[payload] for payload in payloads if payload in history.attempted]
+            numbers = [number for author, number in own if author == process]
+            if numbers != sorted(numbers):
+                history.problems.append(f"order: what {process} appended is in the log in another order")
+        for outcomes in history.outcomes.values():
+            failed = min((number for number, is_success in outcomes if not is_success), default=1 << 60)
+            late = [number for number, is_success in outcomes if is_success and number > failed]
+            if late:
+                history.problems.append(f"I-3: attempts {late} succeeded, and {failed} before them did not")
         self._check_leaders(at)
 
     def _check_leaders(self, at: dict[bytes, int]) -> None:
