@@ -187,9 +187,9 @@ def rolled(found: Manifest, epoch: int, current: int, ledger_id: int, ends: Mapp
     check_leader(found, epoch)
     if ledger_id in found.ledger_ids:
         return None
-    if not found.extents or found.extents[-1].ledger_id != current:
-        raise LogFenced(f"another process has put something behind ledger {current}")
-    closed = _with_ends(found, ends)
+    if not found.extents or found.extents[-1].ledger_id != current or found.extents[-1].last is not None:
+        raise LogFenced(f"another process has ended ledger {current}, or put something behind it")
+    closed = _with_ends(found, {each: end for each, end in ends.items() if each != current})
     assert closed.open_ledgers == [current], "rolled before the ledger of the last roll was closed"
     return _with_ledger(closed, ledger_id)
 

@@ -170,8 +170,9 @@ def test_never_more_than_one_unclosed_predecessor() -> None:
     ("found", "text"),
     [
         (replace(manifest(Extent(0, 10)), epoch=2), "took the log over"),
-        (manifest(Extent(0, 10), Extent(1, 99)), "behind ledger 10"),
-        (manifest(), "behind ledger 10"),
+        (manifest(Extent(0, 10), Extent(1, 99)), "ended ledger 10, or put something behind it"),
+        (manifest(closed(0, 10)), "ended ledger 10"),
+        (manifest(), "ended ledger 10"),
         (replace(manifest(), is_deleting=True), "being deleted"),
     ],
 )
