@@ -271,8 +271,8 @@ def test_x79_the_end_of_the_ledger_is_decided_before_anything_is_sent_again() ->
 def test_x79_mutant_that_sends_it_again(monkeypatch: Patch) -> None:
     original = LogWriter._left_of
 
-    async def left_of(self: LogWriter, batch: Any, ledger: Any, error: Any) -> Any:
-        await original(self, batch, ledger, error)
+    async def left_of(self: LogWriter, batch: Any, *given: Any) -> Any:
+        await original(self, batch, *given)
         return batch
 
     monkeypatch.setattr(LogWriter, "_left_of", left_of)

@@ -45,10 +45,9 @@ ROLL_RETRY_S = 10.0  # after a roll that could not begin; until then the present
 
 @dataclass(slots=True)
 class _Failed:
-    """An append that has to wait for its ledger's end. `entry_id`: its last; None: nothing of it was sent."""
+    """An append that has to wait for its ledger's end. `number`: in the order in which they came."""
 
-    ledger_id: int
-    entry_id: int | None
+    number: int
     decided: asyncio.Future[None]
 
 
@@ -67,6 +66,7 @@ class LogWriter:
         self._gate = asyncio.Lock()  # held while no append may go to a ledger
         self._gate_count = 0  # appends at the gate
         self._failed: list[_Failed] = []
+        self._count = 0  # appends so far
         self._ends: dict[int, LedgerEnd] = {}  # of the ledgers that this writer has written, once they are decided
         self._next: LedgerWriter | None = None  # of a roll: made, perhaps in the list, not written to yet
         self._error: BookKeeperError | None = None  # what ended this writer
@@ -115,13 +115,14 @@ class LogWriter:
             return await self._in_time(self._append([payload]), timeout)
         if self._gate_count or self._error is not None or self._gate.locked():
             return await self._append([payload])
+        self._count = number = self._count + 1
         ledger = self._ledger  # From here on as in `_append`, which would cost half as much again per entry.
         try:
             entry_id = await ledger.append(payload)
         except InvalidArgument:
             raise
         except BookKeeperError as error:
-            return await self._append_left([payload], ledger, error)
+            return await self._append_left([payload], number, ledger, error)
         self._size += len(payload)
         if self._size >= self._roll_size:
             self._roll_soon()
@@ -146,9 +147,13 @@ class LogWriter:
         except TimeoutError:
             raise AckQuorumTimeout(f"not confirmed in time: it may or may not be in log {self.name}") from None
 
-    async def _append(self, batch: list[Payload], *, passes_gate: bool = True) -> Position:
-        if passes_gate and (self._gate_count or self._gate.locked()):
+    async def _append(self, batch: list[Payload]) -> Position:
+        self._count = number = self._count + 1
+        if self._gate_count or self._gate.locked():
             await self._pass_gate()
+        return await self._send(batch, number)
+
+    async def _send(self, batch: list[Payload], number: int) -> Position:
         if self._error is not None:
             raise self._ended()
         # Nothing is awaited between here and the ledger's own queue: appends keep the order in which they came.
@@ -158,16 +163,18 @@ class LogWriter:
         except InvalidArgument:
             raise
         except BookKeeperError as error:
-            return await self._append_left(batch, ledger, error)
-        self._count(batch)
+            return await self._append_left(batch, number, ledger, error)
+        self._add_size(batch)
         return Position(ledger.ledger_id, entry_id)
 
-    async def _append_left(self, batch: list[Payload], ledger: LedgerWriter, error: BookKeeperError) -> Position:
-        """Append what of a batch is not in the ledger that failed. Those who wait for that do not pass the gate."""
-        left = await self._left_of(batch, ledger, error)
-        self._count(batch[: len(batch) - len(left)])
+    async def _append_left(
+        self, batch: list[Payload], number: int, ledger: LedgerWriter, error: BookKeeperError
+    ) -> Position:
+        """Append what of a batch is not in the ledger that failed. Those who wait for that are not kept at the gate."""
+        left = await self._left_of(batch, number, ledger, error)
+        self._add_size(batch[: len(batch) - len(left)])
         if left:
-            return await self._append(left, passes_gate=False)
+            return await self._send(left, number)
         assert error.entry_id is not None, "stored without having been sent"
         return Position(ledger.ledger_id, error.entry_id)
 
@@ -180,16 +187,18 @@ class LogWriter:
         finally:
             self._gate_count -= 1
 
-    def _count(self, batch: list[Payload]) -> None:
+    def _add_size(self, batch: list[Payload]) -> None:
         self._size += sum(map(len, batch))
         if self._size >= self._roll_size:
             self._roll_soon()
 
-    async def _left_of(self, batch: list[Payload], ledger: LedgerWriter, error: BookKeeperError) -> list[Payload]:
+    async def _left_of(
+        self, batch: list[Payload], number: int, ledger: LedgerWriter, error: BookKeeperError
+    ) -> list[Payload]:
         """What of an append that failed is not in the log, once that is certain. Raises when it never will be."""
         if self._error is not None:
             raise self._unknown()
-        failed = _Failed(ledger.ledger_id, error.entry_id, self._loop.create_future())
+        failed = _Failed(number, self._loop.create_future())
         self._failed.append(failed)
         if not self._is_recovering:
             self._is_recovering = True
@@ -273,8 +282,7 @@ class LogWriter:
 
     def _wake_failed(self) -> None:
         self._is_recovering = False
-        order = sorted(self._failed, key=lambda each: (each.entry_id is None, each.entry_id or 0))
-        self._failed.clear()
+        order, self._failed = sorted(self._failed, key=lambda each: each.number), []
         for each in order:
             if each.decided.done():
                 continue
