@@ -140,13 +140,13 @@ class Log:
             records = ManifestLoop(self._runtime, self._driver, self.name)
             parts = LogParts(self._client, self._runtime, records, self._password)
             try:
-                opened = (await repeated(self._runtime, records.refresh)).open_ledgers
-                await records.update(emptied)
-                for ledger_id in opened:  # Otherwise its writer would go on, and nobody find what it writes.
+                await repeated(self._runtime, records.refresh)
+                for ledger_id in (await records.update(emptied)).deleting:
                     try:
-                        await end_of(parts, ledger_id)
+                        if not await self._client.is_sealed(ledger_id):
+                            await end_of(parts, ledger_id)  # Else its writer would go on with what nobody finds.
                     except LedgerNotFound:
-                        continue  # Somebody else deletes the log too.
+                        continue  # An earlier deletion, or another one, was here.
                 await sweep(parts)
                 await repeated(self._runtime, lambda: self._driver.delete_record(records.record, records.version))
             except (LogNotFound, RecordNotFound):

@@ -117,8 +117,16 @@ class _LogSource:
             if self._batches is None:
                 await self._checked(self._open_extent(self._extent))
             assert self._batches is not None
-            batch = await self._checked(anext(self._batches, None))
+            try:
+                batch = await self._checked(anext(self._batches, None))
+            except BookKeeperError as error:
+                if not self._is_tail:
+                    raise
+                await self._patience.pause(error)
+                self._batches = None  # Begin again behind what was delivered.
+                continue
             if batch is not None:
+                self._patience.reset()
                 self._next = Position(batch.ledger_id, batch.last_entry_id).next
                 return batch
             await self._let_go()

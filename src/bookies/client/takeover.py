@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bookies.client.manifest import ManifestLoop
 from bookies.client.metadata_loop import back_off
-from bookies.errors import BookKeeperError, LedgerNotFound, LogFenced, LogNotFound
+from bookies.errors import BookKeeperError, InvalidArgument, LedgerNotFound, LogFenced, LogNotFound
 from bookies.protocol.log import LedgerEnd, Manifest, Position, check_leader, swept, taken_over, truncated
 from bookies.runtime.ports import Runtime
 
@@ -76,6 +76,9 @@ async def _attempt(parts: LogParts, leader: int | None) -> LedgerWriter | None:
     except LogFenced:
         await discard(parts, ledger)
         return None
+    except InvalidArgument:
+        await discard(parts, ledger)  # No store could hold the list with it.
+        raise
     except BaseException:
         await ledger.close()  # It may or may not be in the list: whoever takes over next ends it.
         raise

@@ -14,6 +14,8 @@ from bookies.client.log import Log
 from bookies.client.log_writer import LogWriter
 from bookies.errors import (
     AckQuorumTimeout,
+    BookieUnreachable,
+    BookKeeperError,
     InvalidArgument,
     LedgerClosed,
     LedgerNotFound,
@@ -458,6 +460,31 @@ def test_a_tail_follows_from_ledger_to_ledger_and_from_leader_to_leader() -> Non
     with_log(act)
 
 
+def test_a_tail_waits_for_the_bookies_of_closed_ledgers_too() -> None:
+    async def act(world: World, store: Client, log: Log) -> None:
+        async with log.lead() as writer:
+            await writer.append(b"a")
+            await writer.roll()
+            await writer.append(b"b")
+        for name in world.bookies:
+            await world.take_down(name)
+        with pytest.raises(BookieUnreachable):
+            await payloads(log)
+        tail = Tail((await world.client(**QUICK)).log("orders"), Position(0, 0))
+        await asyncio.sleep(5)
+        for name in world.bookies:
+            await world.listen(name)
+        await tail.wait_for(b"a", b"b")
+        await tail.stop()
+        for name in world.bookies:
+            await world.take_down(name)
+        tail = Tail((await world.client(**QUICK)).log("orders"), Position(0, 0))
+        with pytest.raises(BookieUnreachable):  # but not for ever
+            await asyncio.wait_for(tail.task, 120)
+
+    with_log(act)
+
+
 def test_closing_a_reader_ends_its_tails() -> None:
     async def act(world: World, store: Client, log: Log) -> None:
         reader = await log.open()
@@ -678,6 +705,38 @@ def test_a_deletion_that_stopped_half_way_is_gone_on_with(monkeypatch: pytest.Mo
         assert [each async for each in store.ledgers()] == []
         with pytest.raises(RecordNotFound):
             await store._driver.read_record("logs/orders")
+
+    with_log(act)
+
+
+def test_a_deletion_that_could_not_stop_the_leader_does_so_when_it_is_repeated() -> None:
+    async def act(world: World, store: Client, log: Log) -> None:
+        writer = await log.lead()
+        await writer.append(b"a")
+        other = (await world.client(**QUICK)).log("orders")
+        for name in ("b1", "b2"):
+            await world.take_down(BookieId(name))
+        with pytest.raises(BookKeeperError):
+            await other.delete()
+        for name in ("b1", "b2"):
+            await world.listen(BookieId(name))
+        await other.delete()
+        with pytest.raises((LogFenced, LogNotFound)):
+            await writer.append(b"b")
+        await writer.close()
+
+    with_log(act)
+
+
+def test_nobody_can_lead_when_the_list_is_full() -> None:
+    async def act(world: World, store: Client, log: Log) -> None:
+        manifest = await log.manifest()
+        note = "x" * (RECORD_SIZE_MAX - len(pack_manifest(replace(manifest, extra={"note": ""}))))
+        version = (await store._driver.read_record("logs/orders"))[1]
+        await store._driver.write_record("logs/orders", pack_manifest(replace(manifest, extra={"note": note})), version)
+        with pytest.raises(InvalidArgument, match="takes 1,032,192 at most"):
+            await log.lead()
+        assert [each async for each in store.ledgers()] == []
 
     with_log(act)
 
