@@ -237,7 +237,9 @@ def _(patch: Patch) -> None:
     patch.setattr(AddPipeline, "failed", failed)
 
 
-@mutant("an id is refused by the last add confirmed only", "X-74", why_not="the random writers let the client choose ids")
+@mutant(
+    "an id is refused by the last add confirmed only", "X-74", why_not="the random writers let the client choose ids"
+)
 def _(patch: Patch) -> None:
     original = AdvancedAddPipeline.check
 
@@ -248,7 +250,11 @@ def _(patch: Patch) -> None:
     patch.setattr(AdvancedAddPipeline, "check", check)
 
 
-@mutant("a change is not delayed until the quorum breaks", "X-39", why_not="loses nothing; the random writers do not delay changes")
+@mutant(
+    "a change is not delayed until the quorum breaks",
+    "X-39",
+    why_not="loses nothing; the random writers do not delay changes",
+)
 def _(patch: Patch) -> None:
     original = client.rules_of
     patch.setattr(
@@ -256,7 +262,9 @@ def _(patch: Patch) -> None:
     )
 
 
-@mutant("what waits behind a hole outlives its client", "leaving", why_not="the random writers let the client choose ids")
+@mutant(
+    "what waits behind a hole outlives its client", "leaving", why_not="the random writers let the client choose ids"
+)
 def _(patch: Patch) -> None:
     patch.setattr(LedgerWriter, "client_closed", lambda self: None)
 
@@ -419,7 +427,11 @@ def _(patch: Patch) -> None:
         patch.setattr(module, "replicate", swap_first)
 
 
-@mutant("a fragment that may still receive entries is copied", "X-70", why_not="random replicators replace whole bookies and so recover a ledger first")
+@mutant(
+    "a fragment that may still receive entries is copied",
+    "X-70",
+    why_not="random replicators replace whole bookies and so recover a ledger first",
+)
 def _(patch: Patch) -> None:
     original = administration.fragments_to_check
 
@@ -440,7 +452,11 @@ def _(patch: Patch) -> None:
     patch.setattr(keys, "verify_records", verify_records)
 
 
-@mutant("no clamp at the end of a closed ledger", "X-55", why_not="needs entries that a foreign recovery left behind the end (D-5)")
+@mutant(
+    "no clamp at the end of a closed ledger",
+    "X-55",
+    why_not="needs entries that a foreign recovery left behind the end (D-5)",
+)
 def _(patch: Patch) -> None:
     original = view.LedgerView.refresh_last_add_confirmed
 

@@ -44,11 +44,11 @@ class Acks:
         self._is_delivering: dict[int, bool] = {}  # ledger -> something was acknowledged since its last commit
 
     def sent(self, line: int, bookie: str, ledger_id: int, entry_id: int, positions: frozenset[int]) -> None:
-        """`line`: the connection, on which answers come in order. `positions`: where committed records list the bookie."""
+        """`line`: the connection, where answers come in order. `positions`: where committed records list the bookie."""
         self._sent.setdefault((line, (bookie, ledger_id, entry_id)), []).append((self._now_s(), positions))
 
     def answered(self, line: int, bookie: str, ledger_id: int, entry_ids: Sequence[int], *, is_ok: bool) -> None:
-        """The bookie answers. Positions only grow, so an answer that overtakes another is taken for too much at worst."""
+        """The bookie answers. Positions only grow: an answer that overtakes another counts for too many at worst."""
         for entry_id in entry_ids:
             key = (bookie, ledger_id, entry_id)
             if waiting := self._sent.get((line, key)):

@@ -161,7 +161,9 @@ class Tap:
             body = batch.records.body(index)
             self.headers[ledger_id, entry_id] = int.from_bytes(body[16:24], "big", signed=True)
             positions = frozenset(
-                position for record in self._open_records(ledger_id) for position in _positions(record, entry_id, line.bookie)
+                position
+                for record in self._open_records(ledger_id)
+                for position in _positions(record, entry_id, line.bookie)
             )
             self._acks.sent(line.number, line.bookie, ledger_id, entry_id, positions)
             if not positions:
