@@ -1,8 +1,9 @@
 """The mutants of client-protocol 8.4, and the schedules that kill them: `python tests/sim/mutant_table.py [NAME ..]`.
 
 Each mutant is one wrong decision in otherwise correct production code. It is killed when a run of its schedule fails.
-The table shows for each whether it was, and by what. One of 8.4 is not here: no read can raise the last add confirmed
-of a writer, because writers do not read.
+And chance alone finds it too: in the named profile of the simulator, from seed 1 on. The table shows for each by what
+it was killed, and how many seeds that took; `--write` puts it into docs/correctness.md. One of 8.4 is not here: no read
+can raise the last add confirmed of a writer, because writers do not read.
 """
 
 from __future__ import annotations
@@ -26,31 +27,41 @@ from bookies.protocol.add import AddPipeline, ChangeEnsemble
 from bookies.protocol.add_advanced import AdvancedAddPipeline
 from bookies.protocol.ledger import change_needed, with_ensemble
 from bookies.protocol.placement import replace_failed
-from bookies.sim.run import simulate
+from bookies.sim.run import Result, simulate
 from bookies.sim.scenario import ScenarioResult, read_scenario, run_scenario
 from bookies.storage.index_format import IndexHeader
 from bookies.storage.ledger_store import LedgerStore
 
 SCENARIOS = pathlib.Path(__file__).parent.parent / "scenarios"
+PAGE = pathlib.Path(__file__).parent.parent.parent / "docs" / "correctness.md"
+BEGIN = "<!-- mutants: written by `make mutants` -->"
+END = "<!-- end of the mutants -->"
 
 Patch = pytest.MonkeyPatch
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """`what`: as 8.4 calls it; `schedules`: each of them has to kill it."""
+    """`what`: as 8.4 calls it; `schedules`: each of them has to kill it; `profile`: chance finds it there.
+
+    `why_not`: without a profile, why random runs cannot meet it.
+    """
 
     what: str
     schedules: tuple[str, ...]
     apply: Callable[[Patch], None]
+    profile: str
+    why_not: str
 
 
 MUTANTS: list[Mutant] = []
 
 
-def mutant(what: str, *schedules: str) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+def mutant(
+    what: str, *schedules: str, profile: str = "races", why_not: str = ""
+) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
     def declare(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
-        MUTANTS.append(Mutant(what, schedules, apply))
+        MUTANTS.append(Mutant(what, schedules, apply, "" if why_not else profile, why_not))
         return apply
 
     return declare
@@ -90,7 +101,7 @@ def _(patch: Patch) -> None:
     patch.setattr(AddPipeline, "_agreed", agreed)
 
 
-@mutant("count acks by bookie instead of position and bookie", "X-43")
+@mutant("count acks by bookie instead of position and bookie", "X-43", profile="answers")
 def _(patch: Patch) -> None:
     original = AddPipeline.acknowledged
 
@@ -150,7 +161,7 @@ def _(patch: Patch) -> None:
     patch.setattr(AddPipeline, "_quorum_bound", quorum_bound)
 
 
-@mutant("late failures forgotten", "X-32")
+@mutant("late failures forgotten", "X-32", profile="answers")
 def _(patch: Patch) -> None:
     original = AddPipeline.failed
 
@@ -187,7 +198,7 @@ def _(patch: Patch) -> None:
     patch.setattr(MetadataLoop, "update", update)
 
 
-@mutant("force on an ack quorum instead of the ensemble", "X-54")
+@mutant("force on an ack quorum instead of the ensemble", "X-54", profile="deferred")
 def _(patch: Patch) -> None:
     async def force_some(pool, ledger_id, bookies):  # type: ignore[no-untyped-def]
         tasks = [asyncio.ensure_future(pool.force(bookie, ledger_id)) for bookie in bookies]
@@ -199,7 +210,7 @@ def _(patch: Patch) -> None:
     patch.setattr(writer, "force_everywhere", force_some)
 
 
-@mutant("the target of a force is taken after it", "X-54")
+@mutant("the target of a force is taken after it", "X-54", profile="deferred")
 def _(patch: Patch) -> None:
     original = LedgerWriter.force
 
@@ -212,7 +223,7 @@ def _(patch: Patch) -> None:
     patch.setattr(LedgerWriter, "force", force_newest)
 
 
-@mutant("a deferred-sync writer changes its ensemble", "X-53")
+@mutant("a deferred-sync writer changes its ensemble", "X-53", profile="deferred")
 def _(patch: Patch) -> None:
     original = AddPipeline.failed
 
@@ -226,7 +237,9 @@ def _(patch: Patch) -> None:
     patch.setattr(AddPipeline, "failed", failed)
 
 
-@mutant("an id is refused by the last add confirmed only", "X-74")
+@mutant(
+    "an id is refused by the last add confirmed only", "X-74", why_not="the random writers let the client choose ids"
+)
 def _(patch: Patch) -> None:
     original = AdvancedAddPipeline.check
 
@@ -237,7 +250,11 @@ def _(patch: Patch) -> None:
     patch.setattr(AdvancedAddPipeline, "check", check)
 
 
-@mutant("a change is not delayed until the quorum breaks", "X-39")
+@mutant(
+    "a change is not delayed until the quorum breaks",
+    "X-39",
+    why_not="loses nothing; the random writers do not delay changes",
+)
 def _(patch: Patch) -> None:
     original = client.rules_of
     patch.setattr(
@@ -245,7 +262,9 @@ def _(patch: Patch) -> None:
     )
 
 
-@mutant("what waits behind a hole outlives its client", "leaving")
+@mutant(
+    "what waits behind a hole outlives its client", "leaving", why_not="the random writers let the client choose ids"
+)
 def _(patch: Patch) -> None:
     patch.setattr(LedgerWriter, "client_closed", lambda self: None)
 
@@ -301,7 +320,7 @@ def _(patch: Patch) -> None:
     patch.setattr(recover, "NEGATIVE", (BookKeeperError,))
 
 
-@mutant("limbo as negative", "X-45")
+@mutant("limbo as negative", "X-45", profile="limbo")
 def _(patch: Patch) -> None:
     patch.setattr(recover, "NEGATIVE", (*recover.NEGATIVE, DataUnknown))
 
@@ -388,14 +407,14 @@ def _(patch: Patch) -> None:
     patch.setattr(recovery, "recovery_close_needed", lambda record: True)
 
 
-@mutant("advancing last add confirmed in what a recovery writes back", "X-24")
+@mutant("advancing last add confirmed in what a recovery writes back", "X-24", profile="limbo")
 def _(patch: Patch) -> None:
     advancing = property(lambda self: self.last_add_confirmed)
     patch.setattr(AddPipeline, "header_last_add_confirmed", advancing)
 
 
 # -- re-replication ------------------------------------------------------------------------------------------------
-@mutant("swap before copy", "X-72", "X-70")
+@mutant("swap before copy", "X-72", "X-70", profile="repair")
 def _(patch: Patch) -> None:
     original = replication.replicate
 
@@ -404,10 +423,15 @@ def _(patch: Patch) -> None:
         await update.update(swap.needed, swap.apply)
         return await original(access, fragment, replacements, update, account)
 
-    patch.setattr(administration, "replicate", swap_first)
+    for module in (administration, replication):
+        patch.setattr(module, "replicate", swap_first)
 
 
-@mutant("a fragment that may still receive entries is copied", "X-70")
+@mutant(
+    "a fragment that may still receive entries is copied",
+    "X-70",
+    why_not="random replicators replace whole bookies and so recover a ledger first",
+)
 def _(patch: Patch) -> None:
     original = administration.fragments_to_check
 
@@ -418,7 +442,7 @@ def _(patch: Patch) -> None:
 
 
 # -- the reader ----------------------------------------------------------------------------------------------------
-@mutant("digests are not checked", "X-48")
+@mutant("digests are not checked", "X-48", profile="rot")
 def _(patch: Patch) -> None:
     from bookies.kernels import scan_records
 
@@ -428,7 +452,11 @@ def _(patch: Patch) -> None:
     patch.setattr(keys, "verify_records", verify_records)
 
 
-@mutant("no clamp at the end of a closed ledger", "X-55")
+@mutant(
+    "no clamp at the end of a closed ledger",
+    "X-55",
+    why_not="needs entries that a foreign recovery left behind the end (D-5)",
+)
 def _(patch: Patch) -> None:
     original = view.LedgerView.refresh_last_add_confirmed
 
@@ -447,7 +475,7 @@ def _(patch: Patch) -> None:
     patch.setattr(IndexHeader, "is_fenced", property(lambda self: False))
 
 
-@mutant("answer to a fencing request before the fence is durable", "X-19")
+@mutant("answer to a fencing request before the fence is durable", "X-19", profile="crashes")
 def _(patch: Patch) -> None:
     original = LedgerStore._fence
 
@@ -471,37 +499,69 @@ def run_mutant(each: Mutant, schedule: str) -> ScenarioResult | None:
     return None
 
 
-def first_seed(each: Mutant, seeds: range, profile: str) -> int | None:
-    """The first of these seeds whose run notices the mutant; None: it survives them all."""
+def first_seed(each: Mutant, seeds: range, profile: str) -> tuple[int, Result] | None:
+    """The first of these seeds whose run notices the mutant, and that run; None: it survives them all."""
     for seed in seeds:
         with pytest.MonkeyPatch.context() as patch:
             each.apply(patch)
-            if simulate(seed, profile, stops_at_first=True).violations:
-                return seed
+            result = simulate(seed, profile, stops_at_first=True)
+        if result.violations:
+            return seed, result
     return None
+
+
+def short(text: str, width: int) -> str:
+    """The text in one line, with no sign that a table would take for its own."""
+    line = " ".join(text.split()).replace("|", "/").replace("<", "(").replace(">", ")")
+    return line if len(line) <= width else line[: width - 2] + " .."
+
+
+def table_row(each: Mutant, seeds: range, profile: str | None) -> tuple[bool, str]:
+    """Whether everything killed the mutant that should, and its row."""
+    killed, marks = [], []
+    for schedule in each.schedules:
+        is_dead = run_mutant(each, schedule) is not None
+        killed.append(is_dead)
+        marks.append(f"{schedule} {'killed' if is_dead else '**survives**'}")
+    where = profile or each.profile
+    if not where:
+        return all(killed), f"| {each.what} | {', '.join(marks)} | none: {each.why_not} | | |"
+    found = first_seed(each, seeds, where)
+    needed = f"{found[0] - seeds.start + 1}" if found else f"**survives {len(seeds)}**"
+    noticed = short(found[1].violations[0], 90) if found else ""
+    return all(killed) and found is not None, f"| {each.what} | {', '.join(marks)} | {where} | {needed} | {noticed} |"
+
+
+def write_table(rows: list[str]) -> None:
+    """Put the table between its markers."""
+    text = PAGE.read_text()
+    before, rest = text.split(BEGIN)
+    table = ["| mutant | schedules | profile | seeds needed | noticed as |", "|---|---|---|---|---|", *rows]
+    PAGE.write_text("\n".join([before + BEGIN, *table, END + rest.split(END)[1]]))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the table: of all mutants, or of those whose description contains one of the names."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--seeds", metavar="A-B", help="also look for the first seed that notices the mutant")
-    parser.add_argument("--profile", default="races", help="of those seeds (default races)")
+    parser.add_argument("--seeds", metavar="A-B", default="1-60", help="where chance looks for it (default 1-60)")
+    parser.add_argument("--profile", help="of those seeds, instead of each mutant's own")
+    parser.add_argument("--write", action="store_true", help=f"put the table of all into docs/{PAGE.name}")
     given = parser.parse_args(arguments)
-    first, _, last = (given.seeds or "").partition("-")
-    survivors = 0
+    if given.write and given.names:
+        parser.error("--write needs the whole table")
+    first, _, last = given.seeds.partition("-")
+    rows, is_complete = [], True
     for each in MUTANTS:
         if given.names and not any(name in each.what for name in given.names):
             continue
-        for schedule in each.schedules:
-            result = run_mutant(each, schedule)
-            survivors += result is None
-            why = " ".join(result.failures[0].split())[:100] if result else ""
-            print(f"{each.what:60}  {schedule:8}  {'killed' if result else 'SURVIVES':8}  {why}")
-        if first:
-            seed = first_seed(each, range(int(first), int(last or first) + 1), given.profile)
-            print(f"{each.what:60}  {given.profile:8}  {'survives' if seed is None else f'seed {seed}'}")
-    return 1 if survivors else 0
+        is_dead, row = table_row(each, range(int(first), int(last or first) + 1), given.profile)
+        is_complete &= is_dead
+        rows.append(row)
+        print(row, flush=True)
+    if given.write:
+        write_table(rows)
+    return 0 if is_complete else 1
 
 
 if __name__ == "__main__":

@@ -21,7 +21,10 @@ from bookies.sim.workload import payload_of
 
 SWEEP_S = 8.0  # wall time for each profile; at least SWEEP_COUNT_MIN seeds run whatever they take
 SWEEP_COUNT_MIN = 3
-SWEPT_PROFILES = ("mixed", "crashes", "network", "metadata", "races", "tight", "disks", "rot", "small")
+SWEPT_PROFILES = (
+    *("mixed", "crashes", "network", "metadata", "races", "tight", "disks", "rot", "small"),
+    *("answers", "limbo", "deferred", "repair"),
+)
 
 
 NEEDS_NATIVE = pytest.mark.skipif(not kernels.NATIVE, reason="the compiled kernels are not there")

@@ -22,6 +22,7 @@ from bookies.sim.disk import PROCESS_DIES, Loss, SimDisk
 from bookies.sim.loop import Participant, SimLoop
 from bookies.sim.metadata import SimDriver, SimStore
 from bookies.sim.network import SimNetwork
+from bookies.sim.spoil import Mood, spoil
 from bookies.sim.trace import Trace
 from bookies.sim.witness import Witness
 from bookies.sim.workers import SimWorkers
@@ -54,6 +55,7 @@ class SimBookie:
     disk: SimDisk
     workers: SimWorkers
     clock: SimClock
+    mood: Mood = field(default_factory=Mood)
     participant: Participant | None = None
     server: BookieServer | None = None
     driver: SimDriver | None = None
@@ -163,6 +165,7 @@ class SimCluster:
                 server = BookieServer(runtime, bookie.config, driver)
                 if self.witness is not None:
                     self.witness.watch(name, server.store)
+                spoil(server.store, bookie.mood)
                 await server.start()
                 bookie.server = server
                 if self.witness is not None:
@@ -302,6 +305,7 @@ class SimCluster:
             bookie.workers.slowness = 1.0
             bookie.disk.crash_at = None
             bookie.disk.faults.clear()
+            bookie.mood.refusals, bookie.mood.is_in_limbo = 0, False
             bookie.disk.grow(DISK_CAPACITY)
             if bookie.participant is not None:
                 bookie.participant.defuse()

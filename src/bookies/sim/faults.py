@@ -95,6 +95,8 @@ class Faults:
             "fail disk calls": self._fail_disk_calls,
             "fill disk": self._fill_disk,
             "rot": self._rot,
+            "refuse adds": self._refuse_adds,
+            "limbo": self._limbo,
             "slow disk": self._slow_disk,
             "metadata trouble": self._metadata_trouble,
             "expire session": self._expire_session,
@@ -222,6 +224,27 @@ class Faults:
             path, data = self._random.choice(logs)
             disk.flip_bit(path, self._random.randrange(LOG_HEADER_SIZE, len(data)), self._random.randrange(8))
             cluster.trace.note(name, f"a bit of {path} rots")
+
+    def _refuse_adds(self) -> None:
+        """One bookie, or two in close succession, fail the next adds that they are asked for."""
+        for name in self._random.sample(list(self._cluster.bookies), self._random.choice((1, 1, 2))):
+            mood = self._cluster.bookies[name].mood
+            mood.refusals = self._random.choice((1, 1, 2, 5))
+            self._cluster.trace.note(name, f"refuses {mood.refusals} adds")
+
+    def _limbo(self) -> None:
+        """A bookie cannot say what it holds; never two at once, so that recoveries come to their end."""
+        if any(each.mood.is_in_limbo for each in self._cluster.bookies.values()):
+            return
+        name = self._bookie()
+        mood = self._cluster.bookies[name].mood
+        self._cluster.trace.note(name, "cannot say what it holds")
+        mood.is_in_limbo = True
+
+        def end() -> None:
+            mood.is_in_limbo = False
+
+        self._later(2 * self._duration_s(), end)
 
     def _turn_clock(self) -> None:
         bookie = self._cluster.bookies[self._bookie()]

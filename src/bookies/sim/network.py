@@ -148,6 +148,7 @@ class SimTransport(asyncio.Transport):
         self.owner = current_participant()
         self.is_reading_paused = False
         self.on_write: Callable[[Buffer], None] | None = None  # told of all that is sent
+        self.on_read: Callable[[int], None] | None = None  # told how many bytes its owner is about to see
         self.outgoing: _Pipe
         self.incoming: _Pipe
         self._network = network
@@ -181,6 +182,8 @@ class SimTransport(asyncio.Transport):
     def _hand_over(self, data: bytes) -> None:
         if self._is_closing or self._is_lost:
             return
+        if self.on_read is not None:
+            self.on_read(len(data))
         if not isinstance(self._protocol, asyncio.BufferedProtocol):
             self._protocol.data_received(data)
             return

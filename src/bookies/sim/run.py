@@ -110,6 +110,67 @@ PROFILES = {
     "disks": Profile(
         faults=FaultPlan(gap_ms=150, weights={"fail disk calls": 5, "fill disk": 1, "slow disk": 1, "crash bookie": 2})
     ),
+    # Bookies that fail single entries and are chosen again at another position, where some of their answers come late.
+    "answers": Profile(
+        bookies=4,
+        duration_s=2.0,
+        plan=Plan(
+            writers=3,
+            recoverers=1,
+            readers=1,
+            quorums=((3, 3, 3), (3, 3, 3), (3, 3, 2)),
+            entries_min=10,
+            entries_max=60,
+            pause_ms=3,
+            recovery_ms=500,
+        ),
+        faults=FaultPlan(
+            gap_ms=10,
+            durations_s=(0.02, 0.1, 0.2),
+            weights={"refuse adds": 12, "slow disk": 5, "kill client at an await": 0.2},
+        ),
+        stall_probability=0.02,
+        stall_ms=20,
+        client_settings={"add_timeout_ms": 600, "read_timeout_ms": 300, "connect_timeout_ms": 1_000},
+    ),
+    # A bookie that cannot say what it holds, which v2 cannot express.
+    "limbo": Profile(
+        duration_s=3.0,
+        plan=Plan(
+            writers=3,
+            recoverers=3,
+            readers=1,
+            quorums=((3, 3, 2), (4, 3, 2), (3, 2, 2), (2, 2, 2)),
+            entries_max=25,
+            pause_ms=10,
+            recovery_ms=120,
+        ),
+        faults=FaultPlan(gap_ms=60, weights={"limbo": 3, "kill client at an await": 3, "pause client": 1}),
+        moments=MomentPlan(),
+        stall_probability=0.06,
+        client_settings={"wire": "v3", "add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 1_000},
+    ),
+    # Ledgers whose entries are durable only when they are forced, and forced while more come.
+    "deferred": Profile(
+        duration_s=3.0,
+        plan=Plan(
+            writers=3,
+            readers=1,
+            quorums=((3, 3, 2), (4, 3, 2), (5, 2, 2)),
+            entries_max=25,
+            pause_ms=10,
+            deferred_probability=1.0,
+            overlap_probability=0.5,
+        ),
+        faults=FaultPlan(gap_ms=300, weights={"crash bookie": 2, "slow host": 1, "kill client at an await": 1}),
+        stall_probability=0.06,
+    ),
+    # Ledgers move to other bookies while they are written and recovered.
+    "repair": Profile(
+        duration_s=3.0,
+        plan=Plan(replicators=2, entries_max=25, recovery_ms=200),
+        faults=FaultPlan(gap_ms=300, weights={"crash bookie": 1, "slow host": 1, "kill client at an await": 1}),
+    ),
     "rot": Profile(
         plan=Plan(quorums=((3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2))),
         faults=FaultPlan(gap_ms=150, weights={"rot": 5, "crash bookie": 2, "kill client": 1, "cut connection": 1}),
@@ -236,7 +297,9 @@ class Simulation:
         self.cluster.network.stall_probability = profile.stall_probability
         self.cluster.network.stall_ms = profile.stall_ms
         self.history.witness = self.cluster.witness = Witness(self.cluster.store, self.history.violated)
-        self.history.tap = Tap(self.cluster.network, self.cluster.store, self.history.witness, self.history.violated)
+        self.history.tap = Tap(
+            self.cluster.network, self.cluster.store, self.history.witness, self.history.violated, self.history.instant
+        )
         self.history.record_of = self.cluster.store.record
         self.cluster.store.on_commit = self.history.committed
         self.workload = Workload(self.cluster, self.history, Random(f"{seed}/workload"), profile.plan)

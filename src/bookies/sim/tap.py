@@ -7,6 +7,7 @@ by its name, the committed records from the store, and what bookies hold and hav
     I-6    a bookie that denied an entry to a fencing read never acknowledges it to the writer
     I-8    the writer sends an entry only to bookies that a committed record lists for it
     I-10   recovery reads go to the bookies of the record that announced the recovery
+    I-9    an answer counts for the position its entry was sent to (`sim/acks.py`, as is what fails late)
     I-13   a last add confirmed in a message is true: all up to it is on ack quorums, or the ledger is closed behind it
     I-28   a bookie answers a fencing request only when it has fenced the ledger
     I-30   readers neither add nor fence nor announce; recoveries send no ordinary adds; nobody fences unannounced
@@ -23,7 +24,8 @@ from bookies.errors import RemoteProtocolError, Status
 from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.quorum import write_set
 from bookies.runtime.ports import Buffer
-from bookies.sim.metadata import SimStore
+from bookies.sim.acks import Acks
+from bookies.sim.metadata import Commit, SimStore
 from bookies.sim.network import SimNetwork, SimTransport
 from bookies.sim.witness import Witness
 from bookies.wire.client import ResponseDecoder
@@ -49,24 +51,32 @@ ANSWERED = (Status.OK, *NEGATIVE)
 class _Line:
     """One connection between a client and a bookie."""
 
-    def __init__(self, role: str, client: str, bookie: str) -> None:
-        self.role, self.client, self.bookie = role, client, bookie
+    def __init__(self, number: int, role: str, client: str, bookie: str) -> None:
+        self.number, self.role, self.client, self.bookie = number, role, client, bookie
         self.requests = RequestDecoder(FRAME_SIZE_MAX)
         self.answers: ResponseDecoder | None = None
         self.is_garbled = False
         self.fencing: dict[tuple[int, int], None] = {}  # ledger, entry that fencing reads asked for
         self.batches: dict[int, tuple[int, int]] = {}  # request id -> ledger, first entry of a fencing batch read
+        self.size = self.read_size = 0  # bytes of answers written, and seen by the client
+        self.failures: list[tuple[int, int]] = []  # failed adds that it has not seen: size before its end, ledger
 
 
 class Tap:
     """`report(invariant, text)` is told of broken promises."""
 
     def __init__(
-        self, network: SimNetwork, store: SimStore, witness: Witness, report: Callable[[str, str], None]
+        self,
+        network: SimNetwork,
+        store: SimStore,
+        witness: Witness,
+        report: Callable[[str, str], None],
+        instant: Callable[[], int],
     ) -> None:
         self._store = store
         self._witness = witness
         self._report = report
+        self._acks = Acks(report, instant, network.loop.time)
         # (ledger, is a recovery's) -> entries up to this one were seen on ack quorums
         self._sound: dict[tuple[int, bool], int] = {}
         self._denied: dict[tuple[str, int, int], None] = {}  # bookie, ledger, entry, to fencing reads
@@ -78,9 +88,10 @@ class Tap:
     def _joined(self, near: SimTransport, far: SimTransport) -> None:
         role = next((role for role in ROLES if near.host.startswith(role)), None)
         if role is not None:
-            line = _Line(role, near.host, far.host)
+            line = _Line(near.number, role, near.host, far.host)
             near.on_write = lambda data: self._asked(line, data)
             far.on_write = lambda data: self._answered(line, data)
+            near.on_read = lambda size: self._read(line, size)
 
     def _asked(self, line: _Line, data: Buffer) -> None:
         if line.is_garbled:
@@ -94,6 +105,7 @@ class Tap:
             self._check_request(line, request)
 
     def _answered(self, line: _Line, data: Buffer) -> None:
+        line.size += memoryview(data).nbytes
         if line.is_garbled:
             return
         if line.answers is None:
@@ -105,6 +117,20 @@ class Tap:
             return
         for response in responses:
             self._check_response(line, response)
+
+    def _read(self, line: _Line, size: int) -> None:
+        """The client sees so many bytes more."""
+        line.read_size += size
+        while line.failures and line.failures[0][0] <= line.read_size:
+            self._acks.learned(line.bookie, line.failures.pop(0)[1])
+
+    def committed(self, commit: Commit) -> None:
+        if commit.after is not None:
+            self._acks.committed(commit.after.ledger_id)
+
+    def check_acknowledgement(self, ledger_id: int, first: int, last: int, begun: Callable[[int], int]) -> None:
+        """Entries first..last, of which `begun` tells when their appends began, are acknowledged to an application."""
+        self._acks.acknowledged(self._open_records(ledger_id), ledger_id, first, last, begun)
 
     # -- requests ------------------------------------------------------------------------------------------------
     def _check_request(self, line: _Line, request: Request) -> None:
@@ -134,7 +160,13 @@ class Tap:
         for index, entry_id in enumerate(batch.entry_ids):
             body = batch.records.body(index)
             self.headers[ledger_id, entry_id] = int.from_bytes(body[16:24], "big", signed=True)
-            if not any(line.bookie in _write_set(record, entry_id) for record in self._open_records(ledger_id)):
+            positions = frozenset(
+                position
+                for record in self._open_records(ledger_id)
+                for position in _positions(record, entry_id, line.bookie)
+            )
+            self._acks.sent(line.number, line.bookie, ledger_id, entry_id, positions)
+            if not positions:
                 self._report(
                     "I-8",
                     f"{line.client} sends entry {entry_id} of ledger {ledger_id} to {line.bookie}, which no committed "
@@ -196,8 +228,14 @@ class Tap:
     # -- answers -------------------------------------------------------------------------------------------------
     def _check_response(self, line: _Line, response: Response) -> None:
         if isinstance(response, AddResponses):
-            if response.status is Status.OK and line.role == "writer":
-                self._check_acknowledged(line, response.ledger_id, response.entry_ids)
+            if line.role == "writer":
+                is_ok = response.status is Status.OK
+                ledger_id, entry_ids = response.ledger_id, response.entry_ids
+                self._acks.answered(line.number, line.bookie, ledger_id, entry_ids, is_ok=is_ok)
+                if is_ok:
+                    self._check_acknowledged(line, ledger_id, entry_ids)
+                else:
+                    line.failures.append((line.size, ledger_id))
         elif isinstance(response, ReadResponse | BatchReadResponse):
             if isinstance(response, ReadResponse):
                 asked = (response.ledger_id, response.entry_id)
@@ -239,6 +277,12 @@ class Tap:
         return any(
             all(bookie in denied for bookie in _write_set(record, entry_id)) for record in self._records(ledger_id)
         )
+
+
+def _positions(record: LedgerMetadata, entry_id: int, bookie: str) -> list[int]:
+    """Where the record lists a bookie for an entry."""
+    ensemble = record.ensemble_at(entry_id)
+    return [each for each in write_set(entry_id, record.ensemble_size, record.write_quorum) if ensemble[each] == bookie]
 
 
 def _write_set(record: LedgerMetadata, entry_id: int) -> list[str]:

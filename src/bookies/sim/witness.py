@@ -3,7 +3,7 @@
 The witness stands between a bookie's request handlers and its storage and changes nothing. With what it knows, and
 the committed records, promises can be checked at the moment they are made, not only when something is lost later:
 
-    B-1    a bookie that starts again has every entry that it acknowledged
+    B-1    a bookie that starts again has every entry that it acknowledged, and every fence
     I-5    when a recovery commits the end, no write set could still confirm the entry behind it
     I-8    a fragment that the writer commits starts at or behind everything acknowledged
     I-9    an entry is acknowledged to the application only when an ack quorum of the bookies in the record holds it
@@ -83,7 +83,7 @@ class Witness:
         storage.fence = watched_fence  # type: ignore[method-assign]
 
     async def check_memory(self, bookie: str, storage: LedgerStore) -> None:
-        """B-1: a bookie that has just started has everything that it acknowledged in its earlier lives."""
+        """B-1: a bookie that has just started has everything that it promised in its earlier lives."""
         for (name, ledger_id), entry_ids in list(self._held.items()):
             if name != bookie:
                 continue
@@ -95,6 +95,9 @@ class Witness:
             lost = [each for each in promised if not any(each in run for run in runs)]
             if lost:
                 self.report("B-1", f"{bookie} acknowledged entries {lost} of ledger {ledger_id} and has forgotten them")
+        for name, ledger_id in list(self._fenced):
+            if name == bookie and not await _is_fenced(storage, ledger_id):
+                self.report("B-1", f"{bookie} fenced ledger {ledger_id} and has forgotten it")
 
     def _holds(self, bookie: BookieId, ledger_id: int, entry_id: int) -> bool:
         return entry_id in self._held.get((bookie, ledger_id), ())
@@ -166,6 +169,9 @@ class Witness:
                     continue
                 ids = stored_ids(position, first, last, len(new), after.write_quorum)
                 lacking = [each for each in ids if not self._holds(bookie, after.ledger_id, each)]
+                # What it has now counts like the acknowledgement of the one whose place it takes.
+                copied = [each for each in ids if self._holds(bookie, after.ledger_id, each)]
+                self._promised.setdefault((bookie, after.ledger_id), set()).update(copied)
                 if lacking or (not later and not after.is_closed):
                     self.report(
                         "I-18",
@@ -187,3 +193,11 @@ class Witness:
         ]
         if len(able) >= record.ack_quorum:
             self.report("I-5", f"ledger {ledger_id} is closed at {entry_id - 1}, but {able} may confirm {entry_id}")
+
+
+async def _is_fenced(storage: LedgerStore, ledger_id: int) -> bool:
+    try:
+        _, ledger = await storage._ledger(ledger_id)
+    except LedgerUnknownToBookie:
+        return False
+    return ledger.header.is_fenced

@@ -16,7 +16,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from bookies.errors import BookKeeperError, EntryNotFound, LocalProtocolError
-from bookies.model import LedgerState
+from bookies.model import BookieId, LedgerState
 from bookies.sim.cluster import SimClient, SimCluster
 from bookies.sim.metadata import Commit
 from bookies.sim.order import Observations
@@ -85,6 +85,8 @@ class History:
     def committed(self, commit: Commit) -> None:
         """A record was committed, this very moment."""
         story = self.stories.get(commit.after.ledger_id) if commit.after else None
+        if self.tap is not None:
+            self.tap.committed(commit)
         if self.witness is not None:
             self.witness.check_commit(commit, story.confirmed if story else 0)
 
@@ -125,6 +127,8 @@ class History:
             self.violated("I-5", f"{name}: entry {last} was acknowledged beyond the end {story.ends[0][1]}")
         if self.witness is not None:
             self.witness.check_acknowledgement(story.ledger_id, first, last)
+        if self.tap is not None:
+            self.tap.check_acknowledgement(story.ledger_id, first, last, story.seen.begun.__getitem__)
         for entry_id in range(first, last + 1):
             story.seen.acknowledged[entry_id] = self.instant()
         story.confirmed = max(story.confirmed, last + 1)
@@ -208,6 +212,8 @@ class Plan:
     deleters: int = 0
     delete_ms: float = 1_500.0  # mean, before a deletion
     deferred_probability: float = 0.1  # of a ledger whose entries are on disk only when they are forced
+    overlap_probability: float = 0.0  # of an append that is under way while the writer forces
+    replicators: int = 0
     is_replaced: bool = True
 
 
@@ -229,6 +235,7 @@ class Workload:
             ("recoverer", self._plan.recoverers, self._recover),
             ("reader", self._plan.readers, self._read),
             ("deleter", self._plan.deleters, self._delete),
+            ("replicator", self._plan.replicators, self._replicate),
         ):
             for number in range(1, count + 1):
                 slot = self._keep_running(f"{role}{number}", act)
@@ -381,9 +388,18 @@ class Workload:
             self._history.violated("I-3", f"ledger {story.ledger_id}: entry {last} is acknowledged as {answered}")
 
     async def _force(self, ledger: LedgerWriter, story: Story) -> None:
-        last = await ledger.force()
-        if last >= story.confirmed:
-            self._history.confirmed(story, story.confirmed, last, last)
+        overlapping = []
+        if self._plan.overlap_probability and self._random.random() < self._plan.overlap_probability:
+            overlapping = [asyncio.create_task(self._append(ledger, story)) for _ in range(2)]
+        try:
+            last = await ledger.force()
+            if last >= story.confirmed:
+                self._history.confirmed(story, story.confirmed, last, last)
+        finally:
+            outcomes = await asyncio.gather(*overlapping, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def _let_go(self, client: SimClient, ledger: LedgerWriter, story: Story) -> None:
         """Seal, or only close; now and then with appends still under way."""
@@ -439,6 +455,20 @@ class Workload:
             self._history.count("ledgers deleted")
         except BookKeeperError as error:
             self._history.failed(client.name, f"deletion of {story.ledger_id}", error)
+
+    # -- replicating ---------------------------------------------------------------------------------------------
+    async def _replicate(self, client: SimClient) -> None:
+        """Move what a bookie holds to others, though it is well."""
+        await self._sleep(self._plan.recovery_ms)
+        if self._is_stopping:
+            return
+        bookie = BookieId(self._random.choice(list(self._cluster.bookies)))
+        skips_open = self._random.random() < 0.7
+        try:
+            report = await client.client.administration().recover_bookies([bookie], skip_open=skips_open)
+            self._history.count("fragments replicated", len(report.moves))
+        except BookKeeperError as error:
+            self._history.failed(client.name, f"replication of {bookie}", error)
 
     # -- recovering ----------------------------------------------------------------------------------------------
     def _choose(self) -> Story | None:

@@ -1,0 +1,53 @@
+"""A bookie whose disks are well and whose answers are not: it refuses an add, or cannot say what it holds.
+
+Unlike faults of a disk these end no life of the bookie and lose nothing, so no promise has an excuse. *Refusing*: an
+add is answered with an I/O error, while those before and behind it are stored. *Limbo*: no read, no last entry, no end
+is answered, not even with "no such entry", while adds and fences are served; as of a bookie that has lost a disk.
+Source: storage 10.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from bookies.errors import DataUnknown, StorageError
+from bookies.storage.ledger_store import LedgerStore
+
+
+@dataclass
+class Mood:
+    """How a bookie answers now. `refusals`: of so many adds; `is_in_limbo`: whether it can say what it holds."""
+
+    refusals: int = 0
+    is_in_limbo: bool = False
+
+
+def spoil(storage: LedgerStore, mood: Mood) -> None:
+    """Put the mood between a bookie's handlers and its storage."""
+    add, read_cached = storage.add, storage.read_cached
+
+    def moody_add(ledger_id: int, *rest: Any, **flags: Any) -> None:
+        if mood.refusals > 0 and not flags["is_recovery"]:
+            mood.refusals -= 1
+            raise StorageError("the disk refuses this entry", ledger_id=ledger_id)
+        add(ledger_id, *rest, **flags)
+
+    def moody(read: Callable[..., Any]) -> Callable[..., Any]:
+        async def ask(ledger_id: int, *rest: Any) -> Any:
+            if mood.is_in_limbo:
+                raise DataUnknown("it is not known what this bookie holds", ledger_id=ledger_id)
+            return await read(ledger_id, *rest)
+
+        return ask
+
+    def moody_read_cached(ledger_id: int, entry_id: int) -> bytes | None:
+        return None if mood.is_in_limbo else read_cached(ledger_id, entry_id)
+
+    storage.add = moody_add  # type: ignore[method-assign]
+    storage.read_cached = moody_read_cached  # type: ignore[method-assign]
+    storage.read = moody(storage.read)  # type: ignore[method-assign]
+    storage.read_batch = moody(storage.read_batch)  # type: ignore[method-assign]
+    storage.read_lac = moody(storage.read_lac)  # type: ignore[method-assign]
+    storage.last_add_confirmed = moody(storage.last_add_confirmed)  # type: ignore[method-assign]
