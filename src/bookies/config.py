@@ -108,6 +108,9 @@ def validate(config: T) -> T:
     for each in fields(config):  # type: ignore[arg-type]
         value = getattr(config, each.name)
         low, high = each.metadata["low"], each.metadata["high"]
+        if type(value) is not type(each.default):
+            expected = type(each.default).__name__
+            raise ConfigError(f"{each.name} = {value!r}: must be {expected} ({each.metadata['help']})")
         if isinstance(value, int) and not isinstance(value, bool):
             if low is not None and value < low:
                 raise ConfigError(f"{each.name} = {value}: must be at least {low} ({each.metadata['help']})")

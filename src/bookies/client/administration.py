@@ -304,6 +304,8 @@ class Administration:
 
         Raises `ReplicationFailed` when fragments could not be copied, after all others were; repeat it.
         """
+        if isinstance(bookies, str):
+            raise InvalidArgument(f"recover_bookies({bookies!r}): give a list of bookies, [{bookies!r}]")
         wanted = list(dict.fromkeys(bookies))
         if not wanted:
             raise InvalidArgument("recover_bookies: name at least one bookie")

@@ -15,9 +15,10 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 
 from bookies.client.adds import FRAME_OVERHEAD, AddChannel
+from bookies.client.stall import deadline_of
 from bookies.client.writer import LedgerWriter, Payload
 from bookies.config import ClientConfig
-from bookies.errors import NotSupported
+from bookies.errors import InvalidArgument, NotSupported
 from bookies.kernels import pack_add_frames
 from bookies.model import DigestType, LedgerMetadata
 from bookies.protocol.add_advanced import AdvancedAddPipeline
@@ -110,13 +111,16 @@ class AdvancedLedgerWriter(LedgerWriter):
 
         `timeout`: seconds. Raises: `EntryExists` (the id is pending or delivered; nothing was sent), and as `append`.
         """
-        future = await self._start(entry_id, payload, timeout)
-        if timeout is None:
+        deadline = None if timeout is None else deadline_of(timeout)
+        future = await self._start(entry_id, payload, deadline)
+        if deadline is None:
             return await self._outcome(future)
-        return await self._confirmed_in_time(future, self._loop.time() + timeout)
+        return await self._confirmed_in_time(future, deadline)
 
-    async def _start(self, entry_id: int, payload: Payload, timeout: float | None) -> asyncio.Future[int]:
+    async def _start(self, entry_id: int, payload: Payload, deadline: float | None) -> asyncio.Future[int]:
         data = self._accepted(payload)
+        if type(entry_id) is not int:
+            raise InvalidArgument(f"entry_id={entry_id!r}: must be a whole number", ledger_id=self.ledger_id)
         self._check_open()
         self._pipeline.check(entry_id)
         size = len(data) + self._overhead
@@ -125,10 +129,10 @@ class AdvancedLedgerWriter(LedgerWriter):
             self._budget.take(size)
         elif not self._budget.try_acquire(size):
             waiting = self._budget.acquire(size)
-            if timeout is None:
+            if deadline is None:
                 await waiting
             else:
-                await self._in_time(waiting, self._loop.time() + timeout)
+                await self._in_time(waiting, deadline)
             try:
                 self._check_open()
                 self._pipeline.check(entry_id)

@@ -31,6 +31,7 @@ from bookies.client.writer import Announce, LedgerWriter
 from bookies.config import ClientConfig, validate
 from bookies.errors import (
     ClientClosed,
+    ConfigError,
     InvalidArgument,
     LedgerExists,
     LedgerNotFound,
@@ -61,6 +62,11 @@ class Client:
         self._runtime = runtime
         self._driver = driver
         domains = parse_fault_domains(self.config.fault_domains)
+        if self.config.fault_domains_min > max(1, len(set(domains.values()))):
+            raise ConfigError(
+                f"fault_domains_min = {self.config.fault_domains_min}: fault_domains names only "
+                f"{len(set(domains.values()))} domains, so no entry could ever be confirmed"
+            )
         self._watcher = BookieWatcher(runtime, driver, lambda bookies: self._pool.health.order(bookies), domains)
         self._pool = BookiePool(runtime, self.config, self._watcher.resolve, on_suspect=self._watcher.failed)
         self._budget = MemoryBudget(self.config.memory_limit)

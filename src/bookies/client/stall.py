@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from bookies.client.adds import AddChannel, AddPool
 from bookies.config import ClientConfig
-from bookies.errors import AckQuorumTimeout
+from bookies.errors import AckQuorumTimeout, InvalidArgument
 from bookies.model import BookieId
 from bookies.protocol.add import AddPipeline, AddRules
 from bookies.protocol.placement import parse_fault_domains
@@ -64,6 +64,13 @@ class StallWatch:
                 entry_id=pipeline.head + 1,
             )
             self._channel.carry_out(pipeline.fail(error))
+
+
+def deadline_of(timeout: float) -> float:
+    """When a call that may take `timeout` seconds from now has to end. Raises `InvalidArgument` for what is no time."""
+    if not isinstance(timeout, int | float) or not timeout >= 0:
+        raise InvalidArgument(f"timeout={timeout!r}: must be a number of seconds, 0 or more, or None")
+    return asyncio.get_running_loop().time() + timeout
 
 
 async def force_everywhere(pool: AddPool, ledger_id: int, bookies: Sequence[BookieId]) -> None:

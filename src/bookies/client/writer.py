@@ -37,7 +37,7 @@ from bookies.client.adds import AddChannel, AddPool
 from bookies.client.announcer import Announcer
 from bookies.client.budget import MemoryBudget
 from bookies.client.metadata_loop import MetadataLoop
-from bookies.client.stall import StallWatch, force_everywhere, rules_of
+from bookies.client.stall import StallWatch, deadline_of, force_everywhere, rules_of
 from bookies.client.turns import Turns
 from bookies.config import ClientConfig
 from bookies.errors import (
@@ -193,12 +193,13 @@ class LedgerWriter:
         still be), `BookieBusy` (no memory in time, nothing was sent), `InvalidArgument` (too large).
         """
         data = payload if type(payload) is bytes else _as_bytes(payload)
-        future = self._try_enqueue(data)
         if timeout is not None:
-            deadline = self._loop.time() + timeout
+            deadline = deadline_of(timeout)
+            future = self._try_enqueue(data)
             if future is None:
                 future = await self._in_time(self._enqueue(data), deadline)
             return await self._confirmed_in_time(future, deadline)
+        future = self._try_enqueue(data)
         if future is None:
             future = await self._enqueue(data)
         try:  # The same as `_outcome`, which would cost another coroutine per entry.
@@ -232,18 +233,18 @@ class LedgerWriter:
         self._check_size(max(map(len, batch)))
         if timeout is None:
             return await self._outcome(await self._enqueue_many(batch))
-        deadline = self._loop.time() + timeout
+        deadline = deadline_of(timeout)
         future = await self._in_time(self._enqueue_many(batch), deadline)
         return await self._confirmed_in_time(future, deadline)
 
     async def wait_writable(self, *, timeout: float | None = None) -> None:
         """Wait until an entry of the largest size could be appended. Raises `BookieBusy` on timeout, `LedgerClosed`."""
         size = self._payload_size_max + self._overhead
-        waiting = self._budget.acquire(size)
         if timeout is None:
-            await waiting
+            await self._budget.acquire(size)
         else:
-            await self._in_time(waiting, self._loop.time() + timeout)
+            deadline = deadline_of(timeout)
+            await self._in_time(self._budget.acquire(size), deadline)
         self._budget.release(size)
         self._check_open()
 

@@ -406,6 +406,11 @@ def test_settings_are_checked() -> None:
         play(lambda world: world.client(wire="v4"))
     with pytest.raises(ConfigError, match="memory_limit"):
         play(lambda world: world.client(memory_limit=1))
+    for wrong in ({"memory_limit": "8388608"}, {"hedged_reads": "no"}, {"fault_domains": {}}, {"add_timeout_ms": 1.5}):
+        with pytest.raises(ConfigError, match=f"{next(iter(wrong))} = .*must be"):
+            play(lambda world, wrong=wrong: world.client(**wrong))
+    with pytest.raises(ConfigError, match="names only 1 domains"):
+        play(lambda world: world.client(fault_domains="b1=r1, b2=r1", fault_domains_min=2))
     with pytest.raises(InvalidArgument, match="not both"):
         connect("memory:", config=ClientConfig(), wire="v3")
 

@@ -61,6 +61,33 @@ def test_an_id_is_taken_once() -> None:
     play(act)
 
 
+def test_arguments_that_are_none_leave_nothing_behind() -> None:
+    """Neither an id nor an entry counts as used when the call was wrong."""
+
+    async def act(stage: Stage) -> None:
+        ledger = await stage.create(kind=AdvancedLedgerWriter)
+        for entry_id in (0.0, "0", None, True):
+            with pytest.raises(errors.InvalidArgument, match="entry_id="):
+                await ledger.write(entry_id, b"x")  # type: ignore[arg-type]
+        for timeout in ("1", -1, float("nan")):
+            with pytest.raises(errors.InvalidArgument, match="timeout="):
+                await ledger.write(0, b"x", timeout=timeout)  # type: ignore[arg-type]
+        assert ledger.pending_count == 0
+        assert await ledger.write(0, b"x", timeout=1) == 0
+        assert await ledger.seal() == 0
+        await ledger.close()
+        ledger = await stage.create()
+        for timeout in ("1", -1, float("nan")):
+            for call in (ledger.append, ledger.append_many):
+                with pytest.raises(errors.InvalidArgument, match="timeout="):
+                    await call([b"x"] if call == ledger.append_many else b"x", timeout=timeout)  # type: ignore[operator]
+        await stage.settle()
+        assert ledger.last_add_confirmed == -1
+        await ledger.close()
+
+    play(act)
+
+
 def test_a_sealed_advanced_ledger_ends_before_its_first_hole() -> None:
     async def act(stage: Stage) -> None:
         ledger = await stage.create(kind=AdvancedLedgerWriter)
