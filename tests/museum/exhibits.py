@@ -507,8 +507,8 @@ NOT_YET = [
         "Two checkpoints ran at once, and the older one wrote its mark over that of the newer, whose journals were "
         "already deleted. The bookie looked for a journal that was gone and did not start.",
         "Made here as well, by writing the older mark over the newer one, and harmless: a replay begins with the "
-        "oldest journal there is, and everything before a mark that was ever persisted is in the ledger storage. Marks move "
-        "only forward all the same.",
+        "oldest journal there is, and everything before a mark that was ever persisted is in the ledger storage. "
+        "Marks move only forward all the same.",
     ),
     NotYet(
         "Entries lost between deleting and writing",

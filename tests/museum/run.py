@@ -59,11 +59,11 @@ class Seen:
     failure: str = ""
 
 
-def hunt(profile: str, seeds: range, steps_max: int = sys.maxsize) -> Seen:
-    """Seeds until one fails, or so many steps are done."""
+def hunt(profile: str, seeds: range, steps_max: int = sys.maxsize, duration_s: float | None = None) -> Seen:
+    """Seeds until one fails, or so many steps are done. `duration_s`: of virtual time, if not the profile's."""
     seen = Seen()
     for seed in seeds:
-        result = simulate(seed, profile, stops_at_first=True)
+        result = simulate(seed, profile, stops_at_first=True, duration_s=duration_s)
         seen.histories += 1
         seen.steps += int(result.statistics["callbacks"])
         if result.violations:
