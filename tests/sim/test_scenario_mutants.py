@@ -1,4 +1,4 @@
-"""Each mutant of the protocol is killed by the schedule that is named for it."""
+"""Each mutant of the protocol is killed by the schedule named for it; some by chance, in a profile of their own."""
 
 from __future__ import annotations
 
@@ -28,3 +28,19 @@ table = load_table()
 @pytest.mark.parametrize("mutant", table.MUTANTS, ids=[each.what for each in table.MUTANTS])
 def test_mutant_is_killed(mutant: Any) -> None:
     assert table.run_mutant(mutant, mutant.schedules[0]) is not None, f"{mutant.schedules[0]} does not notice it"
+
+
+@pytest.mark.parametrize(
+    ("what", "first_seed"),
+    [
+        ("count acks by bookie instead of position and bookie", 15),
+        ("late failures forgotten", 8),
+        ("limbo as negative", 1),
+        ("the target of a force is taken after it", 1),
+        ("swap before copy", 1),
+    ],
+)
+def test_chance_finds_it(what: str, first_seed: int) -> None:
+    """From a seed on that has found it; `mutant_table.py` looks from 1 on, and for all."""
+    (mutant,) = [each for each in table.MUTANTS if each.what == what]
+    assert table.first_seed(mutant, range(first_seed, first_seed + 30), mutant.profile) is not None

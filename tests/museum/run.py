@@ -1,0 +1,174 @@
+"""Show the exhibits: `python tests/museum/run.py [NAME ..] [--write]`.
+
+Each mistake is made and looked for; then the same seeds or disk calls are run once more without it, and `--steps`
+more. `--write` puts what was seen into docs/museum.md. The exit status is 0 when each mistake was found and nothing
+without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import pathlib
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from bookies.sim.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES
+from bookies.sim.run import simulate
+
+PAGE = pathlib.Path(__file__).parent.parent.parent / "docs" / "museum.md"
+SEEDS_MAX = 40
+CALLS_MAX = 2_000
+WAYS = (NOTHING_SURVIVES, *LOSSES, PROCESS_DIES)
+INTRODUCTION = """# The museum
+
+Data was lost, or nearly, in systems that many people depended on, by mistakes that a reader of the code does not see.
+Here each is made again: one decision of ours is patched to be wrong in the same way, and the
+[simulator](simulator.md) has to find it; then the patch is taken away, and everything has to hold.
+
+Made by `make museum`. *Finds it* is enough to see it again: `python tests/museum/run.py NAME --verbose`. A *step* is an
+event of the simulated world; of a crash sweep it is a disk call, at which the power fails.
+"""
+
+
+def load_exhibits() -> ModuleType:
+    name = "museum_exhibits"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, pathlib.Path(__file__).parent / "exhibits.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+exhibits = load_exhibits()
+
+
+@dataclass
+class Seen:
+    """What came of some histories: `number` of the one that failed (a seed, a disk call), and how."""
+
+    histories: int = 0
+    steps: int = 0
+    number: int | None = None
+    failure: str = ""
+
+
+def hunt(profile: str, seeds: range, steps_max: int = sys.maxsize, duration_s: float | None = None) -> Seen:
+    """Seeds until one fails, or so many steps are done. `duration_s`: of virtual time, if not the profile's."""
+    seen = Seen()
+    for seed in seeds:
+        result = simulate(seed, profile, stops_at_first=True, duration_s=duration_s)
+        seen.histories += 1
+        seen.steps += int(result.statistics["callbacks"])
+        if result.violations:
+            seen.number, seen.failure = seed, result.violations[0]
+            break
+        if seen.steps >= steps_max:
+            break
+    return seen
+
+
+def sweep(where: Any, calls: range) -> Seen:
+    """Crash at these disk calls, in one way after the other, until a promise is broken or there are no more calls."""
+    seen = Seen()
+    for number in calls:
+        seen.histories += 1
+        seen.steps = number
+        machine = exhibits.lives.Machine("museum", **dict(where.settings))
+        try:
+            is_over = machine.live(where.script, crash_at=None if where.is_survived else number)
+            if not where.is_survived:
+                machine.crash(NOTHING_SURVIVES if is_over else WAYS[number % len(WAYS)])
+            machine.check(lives=1)
+            assert not machine.failures, machine.failures
+        except Exception as error:  # noqa: BLE001  (whatever goes wrong is what is looked for)
+            seen.number, seen.failure = number, f"{type(error).__name__}: {error}"
+            break
+        if is_over:
+            break
+    return seen
+
+
+def look(where: Any, first: int = 1, steps_max: int = sys.maxsize) -> Seen:
+    """From the first seed or disk call on, until it is found or the end is reached."""
+    if isinstance(where, exhibits.Hunt):
+        return hunt(where.profile, range(first, first + (SEEDS_MAX if steps_max == sys.maxsize else 10**6)), steps_max)
+    return sweep(where, range(first, CALLS_MAX))
+
+
+def look_with(each: Any, first: int = 1) -> Seen:
+    """The same with the mistake in place."""
+    with pytest.MonkeyPatch.context() as patch:
+        each.apply(patch)
+        return look(each.where, first)
+
+
+def short(text: str, width: int = 160) -> str:
+    line = " ".join(text.split()).replace("|", "/").replace("<", "(").replace(">", ")")
+    return line if len(line) <= width else line[: width - 2] + " .."
+
+
+def where_text(where: Any, seen: Seen) -> str:
+    if isinstance(where, exhibits.Hunt):
+        return (
+            f"profile `{where.profile}`, seed {seen.number}, after {seen.steps:,} steps in {seen.histories} histories"
+        )
+    what = f"crash sweep of `{where.script.__name__}`"
+    return f"{what}, no crash needed" if where.is_survived else f"{what}, power fails at disk call {seen.number}"
+
+
+def links_of(each: Any) -> str:
+    return ", ".join(f"[{link.rsplit('/', 1)[1]}]({link})" for link in each.links) or "no public report"
+
+
+def section(each: Any, seen: Seen, without: Seen) -> str:
+    found = where_text(each.where, seen) if seen.number is not None else "**not found**"
+    failures = 0 if without.number is None else 1
+    return (
+        f"### {each.title}\n\n`{each.name}` · {links_of(each)}\n\n{each.story}\n\n"
+        f"- made here: {each.here}\n- finds it: {found}\n- noticed as: {short(seen.failure)}\n"
+        f"- with the fix: {without.histories:,} histories, {without.steps:,} steps, {failures} failures\n"
+    )
+
+
+def page(sections: list[str]) -> str:
+    absent = [f"### {each.title}\n\n{links_of(each)}\n\n{each.story} {each.will}\n" for each in exhibits.NOT_YET]
+    return "\n".join([INTRODUCTION, "## Found here\n", *sections, "## Not made here\n", *absent])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Show the exhibits whose names are given, or all."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--steps", type=int, default=50_000, help="of each hunt without its mistake (default 50000)")
+    parser.add_argument("--write", action="store_true", help=f"write docs/{PAGE.name}")
+    parser.add_argument("--verbose", action="store_true", help="the whole text of a failure")
+    given = parser.parse_args(arguments)
+    if given.write and given.names:
+        parser.error("--write needs all exhibits")
+    chosen = [each for each in exhibits.EXHIBITS if not given.names or each.name in given.names]
+    sections, is_well = [], bool(chosen)
+    for each in chosen:
+        seen = look_with(each)
+        without = look(each.where, steps_max=given.steps)
+        is_well &= seen.number is not None and without.number is None
+        sections.append(section(each, seen, without))
+        found = "NOT FOUND" if seen.number is None else where_text(each.where, seen)
+        print(
+            f"{each.name:28} {found}; without: {without.histories} histories, {without.failure or 'holds'}", flush=True
+        )
+        if given.verbose:
+            print(seen.failure)
+    if given.write:
+        PAGE.write_text(page(sections))
+    return 0 if is_well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""Each exhibit fails with its mistake and holds without it, where it was seen to fail. `run.py` looks further."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+def load_run() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("museum_run", pathlib.Path(__file__).parent / "run.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["museum_run"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+museum = load_run()
+EXHIBITS = museum.exhibits.EXHIBITS
+SHORT_S = 1.0  # of virtual time, in which everything holds without the mistake
+
+
+@pytest.mark.parametrize("each", EXHIBITS, ids=[each.name for each in EXHIBITS])
+def test_exhibit(each: Any) -> None:
+    where = each.where
+    seen = museum.look_with(each, where.first)
+    assert seen.number is not None, "nobody notices it"
+    again = range(seen.number, seen.number + 1)
+    is_hunt = isinstance(where, museum.exhibits.Hunt)
+    without = museum.hunt(where.profile, again, duration_s=SHORT_S) if is_hunt else museum.sweep(where, again)
+    assert without.number is None, without.failure
+
+
+def test_the_page_shows_every_exhibit() -> None:
+    text = museum.PAGE.read_text()
+    for each in (*EXHIBITS, *museum.exhibits.NOT_YET):
+        assert each.title in text, f"run tests/museum/run.py --write: {each.title!r} is not in it"
+    assert "**not found**" not in text
