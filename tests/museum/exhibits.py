@@ -20,7 +20,6 @@ import pytest
 
 from bookies.bookie import reads
 from bookies.errors import Status, status_of_error
-from bookies.protocol.add import AddPipeline, Confirmed
 from bookies.storage import checkpoint, entry_log
 from bookies.storage.checkpoint import Checkpointer, MarkFiles
 from bookies.storage.entry_log import EntryLogWriter
@@ -239,28 +238,6 @@ exhibit(
     "entries had no replica in the ensemble on record. Corrections were proposed and not merged.",
     "Confirming goes on before all acknowledgements of replaced bookies have been forgotten.",
 )(mutant("one-phase resend: deliver before everything is undone"))
-
-
-@exhibit(
-    "change-without-delivery",
-    "Adds stuck behind an ensemble change (D-4)",
-    issue(4261, 4459),
-    Hunt("races", 3),
-    "Entries that reached their quorum during an ensemble change wait for its end. When the change turned out to need "
-    "nothing more to be sent, nobody looked at them again: the application waited for acknowledgements that had long "
-    "been there, until something unrelated happened.",
-    "The end of a change confirms nothing by itself.",
-)
-def _(patch: Patch) -> None:
-    original = AddPipeline._agreed
-
-    def agreed(self: AddPipeline, ensemble: Any) -> list[Any]:
-        head = self.head
-        effects = [each for each in original(self, ensemble) if not isinstance(each, Confirmed)]
-        self.head = head
-        return effects
-
-    patch.setattr(AddPipeline, "_agreed", agreed)
 
 
 exhibit(
@@ -484,6 +461,14 @@ def _(patch: Patch) -> None:
 
 
 NOT_YET = [
+    NotYet(
+        "Adds stuck behind an ensemble change (D-4)",
+        issue(4261, 4459),
+        "Entries that reached their quorum during an ensemble change wait for its end. When the change turned out to "
+        "need nothing more to be sent, nobody looked at them again until something unrelated happened.",
+        "Made here, by dropping what the end of a change confirms, and not found yet by the seeds tried: mostly the "
+        "next acknowledgement confirms it all the same. A schedule of its own is missing.",
+    ),
     NotYet(
         "Garbage collection deletes live ledgers",
         (

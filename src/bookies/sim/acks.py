@@ -39,13 +39,19 @@ class Acks:
         self._now_s = now_s
         # Not answered yet, of one connection: when, and for which positions it may count.
         self._sent: dict[tuple[int, Key], list[tuple[float, frozenset[int]]]] = {}
+        self._given: dict[
+            tuple[int, Key], float
+        ] = {}  # a success, which may still be on its way: when it was asked for
         self._answered: dict[Key, set[int]] = {}  # positions that such an answer may count for
         self._failures: dict[int, list[Failure]] = {}
         self._is_delivering: dict[int, bool] = {}  # ledger -> something was acknowledged since its last commit
 
     def sent(self, line: int, bookie: str, ledger_id: int, entry_id: int, positions: frozenset[int]) -> None:
         """`line`: the connection, where answers come in order. `positions`: where committed records list the bookie."""
-        self._sent.setdefault((line, (bookie, ledger_id, entry_id)), []).append((self._now_s(), positions))
+        key, now_s = (bookie, ledger_id, entry_id), self._now_s()
+        self._sent.setdefault((line, key), []).append((now_s, positions))
+        if now_s - self._given.get((line, key), now_s) > GIVEN_UP_S:
+            self._answered.setdefault(key, set()).update(positions)
 
     def answered(self, line: int, bookie: str, ledger_id: int, entry_ids: Sequence[int], *, is_ok: bool) -> None:
         """The bookie answers. Positions only grow: an answer that overtakes another counts for too many at worst."""
@@ -56,6 +62,7 @@ class Acks:
                 if waiting and self._now_s() - since_s > GIVEN_UP_S:
                     positions = positions.union(*[each for _, each in waiting])
                 if is_ok:
+                    self._given.setdefault((line, key), since_s)
                     self._answered.setdefault(key, set()).update(positions)
 
     def learned(self, bookie: str, ledger_id: int) -> None:
