@@ -6,7 +6,7 @@ SEED ?=
 MINUTES ?= 1
 JOBS ?= 2
 
-.PHONY: run test check sim chaos bench docs clean
+.PHONY: run test check sim mutants museum chaos bench docs clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -22,6 +22,12 @@ check: $(VENV)/.dev
 
 sim: $(VENV)/.dev
 	@$(BIN)/bk sim $(if $(SEED),--seed $(SEED),--profile small --minutes $(MINUTES) --jobs $(JOBS)) $(ARGS)
+
+mutants: $(VENV)/.dev
+	@$(BIN)/python tests/sim/mutant_table.py --write $(ARGS)
+
+museum: $(VENV)/.dev
+	@$(BIN)/python tests/museum/run.py --write --steps 250000 $(ARGS)
 
 chaos: $(VENV)/.dev
 	@$(BIN)/bk chaos $(ARGS)
