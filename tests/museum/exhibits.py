@@ -197,24 +197,22 @@ exhibit(
     "An add that follows another of its ledger within 50 ms decides by the fence as it was for that one.",
 )
 def _(patch: Patch) -> None:
-    original = LedgerStore._add
+    original = LedgerStore._insert
     stale: dict[tuple[int, int], float] = {}  # when each storage's ledger last took an add
 
-    def add(self: LedgerStore, ledger_id: int, *arguments: Any) -> None:
-        now, key = asyncio.get_running_loop().time(), (id(self), ledger_id)
-        ledger = self._open().index.get(ledger_id)
-        header = ledger.header if ledger is not None else None
-        if ledger is not None and header is not None and header.is_fenced and now - stale.get(key, -1.0) < 0.05:
+    def insert(self: LedgerStore, parts: Any, ledger: Any, *arguments: Any) -> None:
+        now, key, header = asyncio.get_running_loop().time(), (id(self), ledger.ledger_id), ledger.header
+        if header.is_fenced and now - stale.get(key, -1.0) < 0.05:
             ledger.header = replace(header, state=header.state & ~STATE_FENCED)
             try:
-                original(self, ledger_id, *arguments)
+                original(self, parts, ledger, *arguments)
             finally:
                 ledger.header = header
         else:
-            original(self, ledger_id, *arguments)
+            original(self, parts, ledger, *arguments)
         stale[key] = now
 
-    patch.setattr(LedgerStore, "_add", add)
+    patch.setattr(LedgerStore, "_insert", insert)
 
 
 exhibit(
