@@ -186,3 +186,19 @@ class Progress:
     def note(self, text: str) -> None:
         self.clear()
         print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def opened_input(path: str | None, consequence: str) -> Iterator[int]:
+    """The descriptor to read from: of a file, or standard input. `consequence`: what to say was not done without it."""
+    if path is None:
+        if sys.stdin is None:
+            raise UsageError(f"standard input is closed; {consequence}")
+        yield sys.stdin.fileno()
+        return
+    try:
+        source = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {(error.strerror or '').lower()}; {consequence}") from error
+    with source:
+        yield source.fileno()

@@ -214,20 +214,25 @@ class AddChannel:
 
         `length`: payload bytes of the ledger before them, when that is not what was added so far (write-back).
         """
-        pipeline = self.pipeline
-        self.piggybacked = pipeline.header_last_add_confirmed
+        if length is not None:
+            self.length = length
+        self._package(self.pipeline.last_add_pushed + 1, payloads)
+        self.carry_out(self.pipeline.add(len(payloads)))
+
+    def _package(self, first: int, payloads: Sequence[bytes]) -> None:
+        """Make the frames of entries from `first` on, and keep them."""
+        self.piggybacked = self.pipeline.header_last_add_confirmed
         frames, starts, self.length = pack_add_frames(
             self._head,
             self._ledger_id,
-            pipeline.last_add_pushed + 1,
-            pipeline.header_last_add_confirmed,
-            self.length if length is None else length,
+            first,
+            self.piggybacked,
+            self.length,
             payloads,
             self._digest_type,
             self._mac_key,
         )
-        self._window.push(pipeline.last_add_pushed + 1, frames, starts)
-        self.carry_out(pipeline.add(len(payloads)))
+        self._window.push(first, frames, starts)
 
     def length_at(self, entry_id: int) -> int:
         """Payload bytes of the ledger up to and with this entry, not older than the confirmed end."""

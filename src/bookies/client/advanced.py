@@ -19,7 +19,6 @@ from bookies.client.stall import deadline_of
 from bookies.client.writer import LedgerWriter, Payload
 from bookies.config import ClientConfig
 from bookies.errors import InvalidArgument, NotSupported
-from bookies.kernels import pack_add_frames
 from bookies.model import DigestType, LedgerMetadata
 from bookies.protocol.add_advanced import AdvancedAddPipeline
 
@@ -31,7 +30,6 @@ class ScatteredWindow:
         self._overhead = overhead
         self._frames: dict[int, bytes] = {}
         self._ids: list[int] = []  # ascending
-        self._released = -1
         self._released_length = 0
 
     def push(self, first: int, frames: bytes, starts: Sequence[int]) -> None:
@@ -69,20 +67,8 @@ class AdvancedChannel(AddChannel):
 
     def write(self, entry_id: int, payload: bytes) -> None:
         """Send an entry that the pipeline's `check` has accepted."""
-        pipeline = self.pipeline
-        self.piggybacked = pipeline.header_last_add_confirmed
-        frames, starts, self.length = pack_add_frames(
-            self._head,
-            self._ledger_id,
-            entry_id,
-            pipeline.header_last_add_confirmed,
-            self.length,
-            [payload],
-            self._digest_type,
-            self._mac_key,
-        )
-        self._window.push(entry_id, frames, starts)
-        self.carry_out(pipeline.write(entry_id))
+        self._package(entry_id, [payload])
+        self.carry_out(self.pipeline.write(entry_id))
 
 
 class AdvancedLedgerWriter(LedgerWriter):

@@ -11,6 +11,7 @@ Source: client-protocol 2.15.
 from __future__ import annotations
 
 import asyncio
+from itertools import takewhile
 from typing import Protocol
 
 LATE_S = 0.01  # a timer this late means that the loop has other work
@@ -67,8 +68,8 @@ class Announcer:
         self._timer = None
         now = self._loop.time()
         room = AT_ONCE_BUSY if now - expected > LATE_S else AT_ONCE
-        for writer, due in list(self._due.items()):
-            if due > now or not room:
+        for writer, _ in list(takewhile(lambda item: item[1] <= now, self._due.items())):
+            if not room:
                 break
             del self._due[writer]
             if writer.is_busy:

@@ -14,6 +14,7 @@ from bookies.errors import AckQuorumTimeout, InvalidArgument
 from bookies.model import BookieId
 from bookies.protocol.add import AddPipeline, AddRules
 from bookies.protocol.placement import parse_fault_domains
+from bookies.runtime.tasks import all_of
 
 TICKS = 4  # looks at a writer that makes no progress before it is given up
 
@@ -75,15 +76,7 @@ def deadline_of(timeout: float) -> float:
 
 async def force_everywhere(pool: AddPool, ledger_id: int, bookies: Sequence[BookieId]) -> None:
     """Have every one of these bookies sync. The first error counts and the others are given up."""
-    loop = asyncio.get_running_loop()
-    tasks = [loop.create_task(pool.force(bookie, ledger_id)) for bookie in bookies]
-    try:
-        for done in asyncio.as_completed(tasks):
-            await done
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    await all_of(pool.force(bookie, ledger_id) for bookie in bookies)
 
 
 def rules_of(config: ClientConfig, *, is_deferred_sync: bool = False) -> AddRules:

@@ -58,6 +58,7 @@ from bookies.model import BookieId, DigestType, LedgerMetadata
 from bookies.protocol.add import AddPipeline, AddRules, ChangeEnsemble, CloseLedger
 from bookies.protocol.ledger import change_needed, close_needed, closed, with_ensemble
 from bookies.protocol.placement import others_first, replace_failed
+from bookies.protocol.quorum import write_set
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import Tasks
 
@@ -556,8 +557,8 @@ class LedgerWriter:
         if lac <= max(self._announced, self._channel.piggybacked):
             return False
         self._announced = lac
-        ensemble, count = self._pipeline.ensemble, self.metadata.write_quorum
-        bookies = [ensemble[(lac + offset) % len(ensemble)] for offset in range(count)]
+        ensemble = self._pipeline.ensemble
+        bookies = [ensemble[at] for at in write_set(lac, len(ensemble), self.metadata.write_quorum)]
         self._tasks.start(self._announce(self._tell, lac, bookies), f"announce {self.ledger_id}/{lac}")
         return True
 

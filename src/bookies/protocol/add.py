@@ -70,7 +70,7 @@ from bookies.errors import (
 from bookies.model import BookieId, Ensemble, LedgerMetadata, LedgerState
 from bookies.protocol.intervals import IdSet
 from bookies.protocol.ledger import with_ensemble
-from bookies.protocol.quorum import next_stored, quorum_bound, stored_ids, stores
+from bookies.protocol.quorum import next_stored, quorum_bound, stored_ids, stores, write_set
 
 FATAL = (LedgerFenced, Unauthorized, NotSupported)
 
@@ -472,8 +472,8 @@ class AddPipeline:
         holders = sum(entry_id in self._acked[position] for position in self._positions(entry_id))
         return holders >= self._ack_quorum and (self._domains_min < 2 or self._spans_domains(entry_id))
 
-    def _positions(self, entry_id: int) -> Iterator[int]:
-        return ((entry_id + offset) % self._size for offset in range(self._write_quorum))
+    def _positions(self, entry_id: int) -> tuple[int, ...]:
+        return write_set(entry_id, self._size, self._write_quorum)
 
     # -- changing the ensemble -----------------------------------------------------------------------------------
 

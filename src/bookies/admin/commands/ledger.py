@@ -7,13 +7,19 @@ view of a ledger. `--raw` on `read` writes the payloads without line ends.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from bookies.admin.common import Progress, add_common, print_json, print_table, size_text, with_client
+from bookies.admin.common import (
+    Progress,
+    add_common,
+    opened_input,
+    print_json,
+    print_table,
+    size_text,
+    with_client,
+)
 from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:
@@ -95,25 +101,9 @@ def run(arguments: argparse.Namespace) -> int:
                 "append needs --new: a ledger has one writer for its whole life, so appending starts a new one "
                 "(a log that goes on is made of many ledgers)"
             )
-        with _input(arguments.input) as descriptor:
+        with opened_input(arguments.input, "nothing was created") as descriptor:
             return with_client(arguments, lambda client: _append(client, arguments, descriptor))
     return with_client(arguments, lambda client: handlers[arguments.verb](client, arguments))
-
-
-@contextlib.contextmanager
-def _input(path: str | None) -> Iterator[int]:
-    """The descriptor to read from: of a file, or standard input."""
-    if path is None:
-        if sys.stdin is None:
-            raise UsageError("standard input is closed; nothing was created")
-        yield sys.stdin.fileno()
-        return
-    try:
-        source = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {(error.strerror or '').lower()}; nothing was created") from error
-    with source:
-        yield source.fileno()
 
 
 def _ledger_id(text: str) -> int:

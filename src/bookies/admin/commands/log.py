@@ -7,13 +7,19 @@ called again and again. Positions are `LEDGER:ENTRY`.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from bookies.admin.common import Progress, add_common, print_json, print_table, size_text, with_client
+from bookies.admin.common import (
+    Progress,
+    add_common,
+    opened_input,
+    print_json,
+    print_table,
+    size_text,
+    with_client,
+)
 from bookies.admin.usage import UsageError
 from bookies.errors import LogTruncated
 
@@ -80,25 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
         "show": _show, "list": _list, "delete": _delete,
     }  # fmt: skip
     if arguments.verb == "append":
-        with _input(arguments.input) as descriptor:
+        with opened_input(arguments.input, "nothing was appended") as descriptor:
             return with_client(arguments, lambda client: _append(client, arguments, descriptor))
     return with_client(arguments, lambda client: handlers[arguments.verb](client, arguments))
-
-
-@contextlib.contextmanager
-def _input(path: str | None) -> Iterator[int]:
-    """The descriptor to read from: of a file, or standard input."""
-    if path is None:
-        if sys.stdin is None:
-            raise UsageError("standard input is closed; nothing was appended")
-        yield sys.stdin.fileno()
-        return
-    try:
-        source = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {(error.strerror or '').lower()}; nothing was appended") from error
-    with source:
-        yield source.fileno()
 
 
 def _log(client: Client, arguments: argparse.Namespace) -> Log:
