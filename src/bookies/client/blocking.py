@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -18,6 +18,7 @@ from bookies.client import administration as asynchronous_administration
 from bookies.client import client as asynchronous
 from bookies.client import connect as connecting
 from bookies.client.blocking_administration import Administration
+from bookies.client.blocking_iteration import BlockingBatches, BlockingEntries, next_or_none
 from bookies.client.blocking_log import Log
 from bookies.client.entries import Entry, EntryBatch, LastConfirmedAndEntry
 from bookies.client.iteration import Batches
@@ -109,10 +110,6 @@ async def _end(loop: asyncio.AbstractEventLoop, cleanups: list[Callable[[], Coro
         if tasks:
             await asyncio.wait(tasks)
         await loop.shutdown_asyncgens()
-
-
-async def _next(batches: AsyncIterator[T]) -> T | None:
-    return await anext(batches, None)
 
 
 class LedgerWriter:
@@ -293,38 +290,6 @@ class LedgerReader:
         return BlockingBatches(self._thread, batches)
 
 
-class BlockingBatches(Iterator[EntryBatch]):
-    """Batches, each waited for. After a `TimeoutError` it may be asked again."""
-
-    def __init__(self, thread: LoopThread, batches: Batches) -> None:
-        self._thread = thread
-        self._batches = batches
-
-    def __next__(self) -> EntryBatch:
-        batch = self._thread.call(_next(self._batches))
-        if batch is None:
-            raise StopIteration
-        return batch
-
-
-class BlockingEntries(Iterator[Entry]):
-    """The entries of batches. After a `TimeoutError` it may be asked, or iterated over, again."""
-
-    def __init__(self, batches: Iterator[EntryBatch]) -> None:
-        self._batches = batches
-        self._entries: Iterator[Entry] = iter(())
-
-    def __next__(self) -> Entry:
-        return next(iter(self))
-
-    def __iter__(self) -> Iterator[Entry]:
-        # A loop runs over this generator instead of `__next__`: three times as fast.
-        yield from self._entries
-        for batch in self._batches:
-            self._entries = batch.entries()
-            yield from self._entries
-
-
 class Client:
     """The ledgers of one cluster. See `bookies.client.client.Client`."""
 
@@ -404,7 +369,7 @@ class Client:
     def ledgers(self, label: tuple[str, str | bytes] | None = None) -> Iterator[LedgerMetadata]:
         """The records of all ledgers, by ascending id; with `label` (name, value) only of those that carry it."""
         found = self._client.ledgers(label)
-        while (record := self._thread.call(_next(found))) is not None:
+        while (record := self._thread.call(next_or_none(found))) is not None:
             yield record
 
     def bookies(self, *, timeout: float | None = None) -> list[BookieStatus]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Self
 
 from bookies.client import log as asynchronous
+from bookies.client.blocking_iteration import BlockingBatches, BlockingEntries, Caller
 from bookies.client.entries import Entry
 from bookies.client.iteration import Entries
 from bookies.client.log_reader import LogReader as AsyncLogReader
@@ -14,14 +15,6 @@ from bookies.client.log_writer import LogWriter as AsyncLogWriter
 from bookies.client.writer import Payload
 from bookies.model import DigestType
 from bookies.protocol.log import Manifest, Position
-
-T = TypeVar("T")
-
-
-class Caller(Protocol):
-    """Who runs coroutines for a thread that waits."""
-
-    def call(self, coroutine: Coroutine[Any, Any, T]) -> T: ...
 
 
 class LogWriter:
@@ -114,9 +107,7 @@ class LogReader:
         return self._entries(self._reader.tail(start, timeout=timeout))
 
     def _entries(self, entries: Entries) -> Iterator[Entry]:
-        batches = entries.batches()
-        while (batch := self._thread.call(_next(batches))) is not None:
-            yield from batch.entries()
+        return BlockingEntries(BlockingBatches(self._thread, entries.batches()))
 
     def close(self) -> None:
         """End its iterations. Idempotent."""
@@ -193,7 +184,3 @@ class Log:
     def delete(self, *, timeout: float | None = None) -> None:
         """Delete the log and its ledgers for ever; one that does not exist counts as deleted."""
         self._thread.call(self._log.delete(timeout=timeout))
-
-
-async def _next(batches: AsyncIterator[T]) -> T | None:
-    return await anext(batches, None)
