@@ -1,4 +1,4 @@
-"""Iterations for callers without asyncio, over ledgers and logs. A step is a call; after a time-out it may be repeated."""
+"""Iterations without asyncio, over ledgers and logs. A step is a call; after a time-out it may be repeated."""
 
 from __future__ import annotations
 
