@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 ENTRIES = "entries"  # the table that is read when none is named
 SELECTIONS = ("ledger", "ledgers", "label", "assign", "path", "paths")
 OPTIONS = (
-    *SELECTIONS, "table", "columns", "includeValue", "includeMetadata", "maxBytesPerPartition", "maxRecordsPerPartition",
-    "minPartitions", "readAheadBytes",
+    *SELECTIONS, "table", "columns", "includeValue", "includeMetadata", "maxBytesPerPartition",
+    "maxRecordsPerPartition", "minPartitions", "readAheadBytes",
 )  # fmt: skip
 READ_AHEAD = 16 << 20
 
