@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 SEED ?=
 MINUTES ?= 1
 JOBS ?= 2
+AGAINST ?=
 
 .PHONY: run test check coverage sim mutants museum chaos bench docs clean
 
@@ -40,7 +41,7 @@ chaos: $(VENV)/.dev
 	@$(BIN)/bk chaos $(ARGS)
 
 bench: $(VENV)/.dev
-	@$(BIN)/python benchmarks/compare.py $(ARGS)
+	@$(BIN)/python benchmarks/$(if $(AGAINST),against.py $(AGAINST),compare.py) $(ARGS)
 
 docs: $(VENV)/.dev
 	@$(BIN)/python docs/generate.py
