@@ -14,6 +14,7 @@ from bookies.client.log_reader import LogReader as AsyncLogReader
 from bookies.client.log_writer import LogWriter as AsyncLogWriter
 from bookies.client.writer import Payload
 from bookies.model import DigestType
+from bookies.protocol.cursors import Cursor
 from bookies.protocol.log import Manifest, Position
 
 
@@ -58,9 +59,9 @@ class LogWriter:
         """Go on in a new ledger, and end the present one."""
         self._thread.call(self._writer.roll(timeout=timeout))
 
-    def truncate(self, before: Position, *, timeout: float | None = None) -> None:
+    def truncate(self, before: Position, *, force: bool = False, timeout: float | None = None) -> None:
         """Let the log begin at a position."""
-        self._thread.call(self._writer.truncate(before, timeout=timeout))
+        self._thread.call(self._writer.truncate(before, force=force, timeout=timeout))
 
     def close(self, *, timeout: float | None = None) -> None:
         """Wait for what was appended, end the last ledger, and lead no more. Idempotent."""
@@ -177,9 +178,21 @@ class Log:
         """Open it for reading and tailing."""
         return LogReader(self._thread, self._thread.call(self._log.open(timeout=timeout).begin()))
 
-    def truncate(self, before: Position, *, timeout: float | None = None) -> None:
+    def truncate(self, before: Position, *, force: bool = False, timeout: float | None = None) -> None:
         """Let the log begin at a position; what is before it cannot be read any more."""
-        self._thread.call(self._log.truncate(before, timeout=timeout))
+        self._thread.call(self._log.truncate(before, force=force, timeout=timeout))
+
+    def cursors(self, *, timeout: float | None = None) -> dict[str, Cursor]:
+        """The named cursors: how far consumers have come. Truncation does not pass them."""
+        return self._thread.call(self._log.cursors(timeout=timeout))
+
+    def move_cursor(self, name: str, position: Position, *, timeout: float | None = None) -> None:
+        """Put a cursor before an entry; one that does not exist is made."""
+        self._thread.call(self._log.move_cursor(name, position, timeout=timeout))
+
+    def delete_cursor(self, name: str, *, timeout: float | None = None) -> None:
+        """It holds nothing back any more."""
+        self._thread.call(self._log.delete_cursor(name, timeout=timeout))
 
     def delete(self, *, timeout: float | None = None) -> None:
         """Delete the log and its ledgers for ever; one that does not exist counts as deleted."""

@@ -105,6 +105,7 @@ class Manifest:
 
     `epoch` counts the leaders. `deleting`: ledgers that are out of the list and still have to be deleted.
     `is_deleting`: the log itself is. `txns`: application -> its last transaction, as whoever writes them likes it.
+    `rows_truncated`: rows of the log before its present beginning, so that a row's number never changes.
     """
 
     token: str
@@ -118,6 +119,7 @@ class Manifest:
     extents: tuple[Extent, ...] = ()
     deleting: tuple[int, ...] = ()
     is_deleting: bool = False
+    rows_truncated: int = 0
     txns: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -211,22 +213,27 @@ def truncated(
         raise InvalidArgument(f"position {before} is behind {known}, the last entry that is known to be confirmed")
     kept: list[Extent] = []
     dropped: list[int] = []
+    rows = found.rows_truncated
     for index, extent in enumerate(found.extents):
         if extent.seq < target.seq:
             closed = extent if extent.last is not None else _closed_or_none(extent, ends)
             if closed is None or closed.last is None:
                 raise InvalidArgument(f"ledger {extent.ledger_id}, which is before {before}, is still being written")
+            first = max(extent.first, closed.last + 1)
+            rows += first - extent.first
             if index < len(found.extents) - OPEN_MAX:
                 dropped.append(extent.ledger_id)
             else:
-                kept.append(replace(closed, first=max(closed.first, closed.last + 1)))
+                kept.append(replace(closed, first=first))
         elif extent.seq == target.seq:
-            kept.append(replace(extent, first=max(extent.first, before.entry_id)))
+            first = max(extent.first, before.entry_id)
+            rows += first - extent.first
+            kept.append(replace(extent, first=first))
         else:
             kept.append(extent)
     listed = [extent.ledger_id for extent in kept]
     gone = [ledger_id for ledger_id in dict.fromkeys(dropped) if ledger_id not in listed]
-    changed = replace(found, extents=tuple(kept), deleting=(*found.deleting, *gone))
+    changed = replace(found, extents=tuple(kept), deleting=(*found.deleting, *gone), rows_truncated=rows)
     return None if changed == found else changed
 
 
@@ -311,6 +318,10 @@ def _list_illegality(before: Manifest, after: Manifest) -> str:
     opened = [extent for extent in before.extents if extent.last is None]
     if after.epoch > before.epoch and any(kept[extent.seq].last is None for extent in opened if extent.seq in kept):
         return "taken over before every end was decided"
+    rows = sum(max(0, extent.last - extent.first + 1) for extent in gone if extent.last is not None)
+    rows += sum(kept[extent.seq].first - extent.first for extent in stays)
+    if after.rows_truncated != before.rows_truncated + rows:
+        return "rows of the log got other numbers"
     return ""
 
 
@@ -347,6 +358,7 @@ _FIELDS = frozenset(
         "deleting",
         "state",
         "txns",
+        "rows_truncated",
     )
 )
 
@@ -372,6 +384,8 @@ def pack_manifest(manifest: Manifest) -> bytes:
         "txns": dict(manifest.txns),
         "state": "deleting" if manifest.is_deleting else "live",
     }
+    if manifest.rows_truncated:
+        content["rows_truncated"] = manifest.rows_truncated
     return json.dumps(content | dict(manifest.extra), separators=(",", ":")).encode()
 
 
@@ -395,6 +409,7 @@ def parse_manifest(name: str, data: bytes) -> Manifest:
             extents=tuple(map(_parse_extent, content["extents"])),
             deleting=tuple(map(int, content["deleting"])),
             is_deleting=content.get("state") == "deleting",
+            rows_truncated=int(content.get("rows_truncated", 0)),
             txns=dict(content["txns"]),
             extra={key: value for key, value in content.items() if key not in _FIELDS},
         )
