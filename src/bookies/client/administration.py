@@ -19,7 +19,7 @@ from bookies.client.pool import BookiePool
 from bookies.client.reader import LedgerReader
 from bookies.client.replicas import LedgerReplicas
 from bookies.client.replication import Account, BookieRecovery, Move, OnProgress, RecoveryReport, renew, replicate
-from bookies.client.scan import ReplicaScan, scan
+from bookies.client.scan import ReplicaScan, scan, scan_list
 from bookies.client.watcher import BookieWatcher
 from bookies.config import ClientConfig
 from bookies.errors import (
@@ -198,13 +198,17 @@ class Administration:
         *,
         visit: Callable[[EntryBatch], None] | None = None,
         pace: Pace | None = None,
+        is_listing: bool = False,
     ) -> ReplicaScan:
         """Read these entries, ascending, as one bookie has them, verify each, and say which are not good.
 
-        `visit`: called with each batch of good ones, in no particular order. `pace`: of the bytes read. A bookie that
-        does not answer ends the scan; it is no error.
+        `visit`: called with each batch of good ones, in no particular order. `pace`: of the bytes read. `is_listing`:
+        only look which are there, by the bookie's own list. A bookie that does not answer ends it; it is no error.
         """
-        return await scan(self._access.replicas(record), self._pool, record.ledger_id, bookie, ids, visit, pace)
+        replicas = self._access.replicas(record)
+        if is_listing:
+            return await scan_list(replicas, self._pool, record.ledger_id, bookie, ids)
+        return await scan(replicas, self._pool, record.ledger_id, bookie, ids, visit, pace)
 
     async def _check(
         self, fragment: Fragment, known: Collection[BookieId], percentage: float, replicas: LedgerReplicas

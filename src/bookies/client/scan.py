@@ -78,6 +78,20 @@ async def scan(
     return run.found
 
 
+async def scan_list(
+    replicas: LedgerReplicas, pool: BookiePool, ledger_id: int, bookie: BookieId, ids: Sequence[int]
+) -> ReplicaScan:
+    """As `scan`, without reading: only which entries the bookie lacks. `size` stays 0. Raises `ClientClosed`."""
+    run = _Scan(replicas, pool, ledger_id, bookie, None, None)
+    try:
+        lacking = await run.lacking(ids)
+    except BookieUnreachable as error:
+        run.found.stopped = error
+    else:
+        run.found.entries = len(ids) - sum(map(len, lacking))
+    return run.found
+
+
 class _Scan:
     def __init__(
         self,
@@ -96,7 +110,7 @@ class _Scan:
     async def all(self, ids: Sequence[int]) -> None:
         if not ids:
             return
-        lacking = await self._lacking(ids) if len(ids) > 1 else []
+        lacking = await self.lacking(ids) if len(ids) > 1 else []
         parts = list(_parts(ids, lacking))
         lanes = LANES if not parts or len(parts[0]) > SHORT else SHORT_LANES
         waiting = iter(parts)
@@ -107,8 +121,8 @@ class _Scan:
 
         await all_of(work() for _ in range(min(lanes, len(parts))))
 
-    async def _lacking(self, ids: Sequence[int]) -> list[range]:
-        """Runs of ids that the bookie lacks; they are noted as bad."""
+    async def lacking(self, ids: Sequence[int]) -> list[range]:
+        """Runs of ids that the bookie lacks; they are noted as bad. They may have ids between those asked for."""
         try:
             held = await self._patiently(lambda: self._pool.list_entries(self._bookie, self._ledger_id))
         except LedgerUnknownToBookie:

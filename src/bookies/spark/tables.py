@@ -127,7 +127,9 @@ def _checked(options: Mapping[str, str]) -> dict[str, str]:
     found = proper_names(options, OPTIONS)
     found["table"] = table = found.get("table", "").strip().lower()
     if table == "entrylogs":
-        raise InvalidArgument("option table='entrylogs': bookies cannot be asked for their entry logs; see `bk inspect`")
+        raise InvalidArgument(
+            "option table='entrylogs': bookies cannot be asked for their entry logs; see `bk inspect`"
+        )
     if table not in TABLES:
         raise InvalidArgument(f"option table={table!r}: there are entries, {', '.join(TABLES)}")
     metadata_uri(found)
@@ -225,7 +227,7 @@ async def _records(client: Client, ids: Sequence[range]) -> AsyncGenerator[list[
 
 async def _record(administration: Administration, ledger_id: int) -> tuple[LedgerMetadata, int] | None:
     try:
-        found = await client.administration().record(ledger_id)
+        found = await administration.record(ledger_id)
     except LedgerNotFound:
         return None  # Deleted since it was listed.
     return found.metadata, found.version

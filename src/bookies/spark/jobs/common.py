@@ -26,33 +26,47 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 import pyarrow as pa
 
 from bookies.errors import BookKeeperError, ConfigError, InvalidArgument
+from bookies.model import BookieMode
 from bookies.protocol.replicate import Pace
 from bookies.runtime.tasks import all_of
 from bookies.spark import runtime
 from bookies.spark.connection import connected
 from bookies.spark.jobs.packing import TASK_SIZE, TASKS_MAX, Estimate, Item, estimate, pack
-from bookies.spark.jobs.progress import Progress, size_text
+from bookies.spark.jobs.progress import Progress
 
 if TYPE_CHECKING:
     from bookies.client.administration import Administration
     from bookies.client.client import Client
 
+DOWN = "down"  # the mode of a bookie that is not registered
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 PLAN, DRY_RUN, RUN = "plan", "dry-run", "run"
 MODES = (PLAN, DRY_RUN, RUN)
 ITEMS_AT_ONCE = 4  # of a task: most small ones are waiting
-DONE, FAILED, GONE, PARTLY = "done", "failed", "gone", "partly"
-UNFINISHED = (FAILED, PARTLY)  # outcomes that a repetition of the run does not skip
+DONE, FAILED, GONE, PARTLY, WAITING = "done", "failed", "gone", "partly", "waiting"
+UNFINISHED = (FAILED, PARTLY, WAITING)  # outcomes that a repetition of the run does not skip
 RESULT_SCHEMA = "run_id STRING, item STRING, started TIMESTAMP, ended TIMESTAMP, outcome STRING, detail STRING"
 _TIME = pa.timestamp("us", tz="UTC")
 _RESULT = pa.schema(
-    [("run_id", pa.string()), ("item", pa.string()), ("started", _TIME), ("ended", _TIME)]
-    + [("outcome", pa.string()), ("detail", pa.string())]
+    {
+        "run_id": pa.string(),
+        "item": pa.string(),
+        "started": _TIME,
+        "ended": _TIME,
+        "outcome": pa.string(),
+        "detail": pa.string(),
+    }
 )
 _WORK = pa.schema(
-    [("task", pa.int32()), ("place", pa.int32()), ("name", pa.string()), ("size", pa.int64())]
-    + [("bookies", pa.list_(pa.string())), ("arguments", pa.string())]
+    {
+        "task": pa.int32(),
+        "place": pa.int32(),
+        "name": pa.string(),
+        "size": pa.int64(),
+        "bookies": pa.list_(pa.string()),
+        "arguments": pa.string(),
+    }
 )
 # Files of a finished task are in place at once, not when the whole job ends: they are the checkpoint.
 COMMIT_BY_TASK = ("mapreduce.fileoutputcommitter.algorithm.version", "2")
@@ -287,13 +301,15 @@ def _plan_frame(spark: Any, config: JobConfig, tasks: Sequence[Sequence[Item]]) 
 
 
 class Tools:
-    """What an item's work is given. `registered`: the bookies that run; `gone`: those that stopped answering."""
+    """What an item's work is given. `modes`: of each bookie when the task began; `gone`: those that stopped answering
+    since, and what they said last."""
 
-    def __init__(self, client: Client, registered: Sequence[str], known: Sequence[str], rate: float | None) -> None:
+    def __init__(self, client: Client, modes: Mapping[str, str], rate: float | None) -> None:
         self.client = client
         self.administration: Administration = client.administration()
-        self.registered = registered
-        self.known = known
+        self.known = list(modes)
+        self.registered = [bookie for bookie, mode in modes.items() if mode != DOWN]
+        self.writable = [bookie for bookie, mode in modes.items() if mode == BookieMode.WRITABLE.value]
         self.gone: dict[str, str] = {}
         self._rate = rate
         self._paces: dict[str, Pace] = {}
@@ -330,9 +346,7 @@ class CarryOut:
         results: list[dict[str, Any]] = []
         waiting = iter(items)
         async with connected(self._uri) as client:
-            bookies = await client.bookies()
-            registered = [str(each.id) for each in bookies if each.mode != "down"]
-            tools = Tools(client, registered, [str(each.id) for each in bookies], self._rate)
+            tools = Tools(client, {str(each.id): each.mode for each in await client.bookies()}, self._rate)
 
             async def work() -> None:
                 for item in waiting:
@@ -365,9 +379,3 @@ def refuse_speculation(spark: Any) -> None:
     """Jobs that write must not run twice at once. Raises `ConfigError`."""
     if spark.conf.get("spark.speculation", "false") == "true":
         raise ConfigError("this job writes: run it with spark.speculation=false")
-
-
-__all__ = [
-    "DONE", "DRY_RUN", "FAILED", "GONE", "PARTLY", "PLAN", "RUN", "CarryOut", "JobConfig", "Option", "Outcome", "Run",
-    "Tools", "Work", "ask", "checked", "execute", "frame_of", "refuse_speculation", "save", "size_text", "table",
-]  # fmt: skip

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from bookies.client.scan import BadRun
@@ -84,7 +85,7 @@ def check_record(record: LedgerMetadata, known: Collection[str]) -> list[Finding
         quorums = f"E{record.ensemble_size}/Qw{record.write_quorum}/Qa{record.ack_quorum}"
         wrong(0, "", f"its quorums make no sense: {quorums}")
     starts = [first for first, _ in record.ensembles]
-    if starts[0] != 0 or any(second <= first for first, second in zip(starts, starts[1:], strict=False)):
+    if starts[0] != 0 or any(second <= first for first, second in pairwise(starts)):
         wrong(0, "", f"its fragments begin at {', '.join(map(str, starts))}, which do not ascend from 0")
     if record.is_closed and record.last_entry_id < starts[-1] - 1:
         wrong(len(starts) - 1, "", f"it ends at entry {record.last_entry_id}, before its last fragment begins")
@@ -108,10 +109,8 @@ def too_few(fragment: Fragment, ack_quorum: int, missing: Mapping[int, Sequence[
     allowed = fragment.write_quorum - ack_quorum
     bounds = sorted({bound for runs in missing.values() for run in runs for bound in (run.start, run.stop)})
     found: dict[int, list[range]] = {}
-    for start, stop in zip(bounds, bounds[1:], strict=False):
-        lacking = [
-            position for position, runs in missing.items() if any(run.start <= start < run.stop for run in runs)
-        ]
+    for start, stop in pairwise(bounds):
+        lacking = [position for position, runs in missing.items() if any(run.start <= start < run.stop for run in runs)]
         if len(lacking) > allowed:
             for position in lacking:
                 found.setdefault(position, []).append(range(start, stop))
@@ -171,8 +170,6 @@ def repairs_of(findings: Iterable[Finding], gone: Collection[str]) -> list[Repai
             plan.append(Repair(each.ledger_id, each.fragment, each.bookie, -1, -1, REPLACE, each.kind))
         elif each.kind not in (METADATA, UNAVAILABLE):
             plan.append(
-                Repair(
-                    each.ledger_id, each.fragment, each.bookie, each.first_entry, each.last_entry, RENEW, each.kind
-                )
+                Repair(each.ledger_id, each.fragment, each.bookie, each.first_entry, each.last_entry, RENEW, each.kind)
             )
     return sorted(set(plan))

@@ -126,7 +126,7 @@ def _section(section: Section) -> str:
 def _table(table: Table) -> str:
     def line(tag: str, cells: Sequence[Any]) -> str:
         written = (
-            f'<{tag}{" class=number" if index in table.right else ""}>{_escaped(number_text(cell))}</{tag}>'
+            f"<{tag}{' class=number' if index in table.right else ''}>{_escaped(number_text(cell))}</{tag}>"
             for index, cell in enumerate(cells)
         )
         return f"<tr>{''.join(written)}</tr>"
@@ -181,7 +181,9 @@ def _curve(title: str, curve: Curve) -> str:
         y = top + side * (1 - share) + 4
         parts.append(f'<text class="value" x="{left - 6}" y="{y}" text-anchor="end">{share:.0%}</text>')
     middle = top + side / 2
-    parts.append(f'<text x="{left + side / 2}" y="{top + side + 36}" text-anchor="middle">{_escaped(curve.x_label)}</text>')
+    parts.append(
+        f'<text x="{left + side / 2}" y="{top + side + 36}" text-anchor="middle">{_escaped(curve.x_label)}</text>'
+    )
     parts.append(
         f'<text x="14" y="{middle}" text-anchor="middle" transform="rotate(-90 14 {middle})">'
         f"{_escaped(curve.y_label)}</text>"
@@ -211,8 +213,10 @@ h1 { font-size: 1.5rem; margin: 0 0 .5rem; } h2 { font-size: 1.1rem; margin: 2re
 th, td { text-align: left; padding: .2rem .75rem .2rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { color: var(--faint); font-weight: 600; } .number { text-align: right; }
 tbody tr:nth-child(even) { background: var(--stripe); }
-svg { width: 100%; max-width: 720px; height: auto; display: block; margin: .5rem 0 1rem; } svg.small { max-width: 340px; }
+svg { width: 100%; max-width: 720px; height: auto; display: block; margin: .5rem 0 1rem; }
+svg.small { max-width: 340px; }
 svg text { font-size: 12px; fill: var(--text); } svg text.value { fill: var(--faint); }
-.bar { fill: var(--bar); } .limit { stroke: var(--limit); stroke-dasharray: 4 3; } .frame { fill: none; stroke: var(--line); }
+.bar { fill: var(--bar); } .limit { stroke: var(--limit); stroke-dasharray: 4 3; }
+.frame { fill: none; stroke: var(--line); }
 .curve { fill: none; stroke: var(--bar); stroke-width: 2; }
 """

@@ -16,19 +16,20 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bookies.client.entries import EntryBatch
 from bookies.client.scan import ReplicaScan
-from bookies.errors import InvalidArgument, LedgerNotFound, LedgerUnknownToBookie
+from bookies.errors import InvalidArgument, LedgerNotFound
 from bookies.model import BookieId, LedgerMetadata
-from bookies.protocol.fragments import Fragment, missing_runs, runs_of
+from bookies.protocol.fragments import Fragment
 from bookies.runtime.tasks import all_of
 from bookies.spark.jobs import common
-from bookies.spark.jobs.common import JobConfig, Option, Outcome, Run, Tools, size_text
+from bookies.spark.jobs.common import JobConfig, Option, Outcome, Run, Tools
 from bookies.spark.jobs.complete import Complete
 from bookies.spark.jobs.findings import (
     DIFFERS,
@@ -45,10 +46,16 @@ from bookies.spark.jobs.findings import (
     too_few,
 )
 from bookies.spark.jobs.packing import Item
+from bookies.spark.jobs.progress import size_text
 from bookies.spark.jobs.report import Bars, Report, Section, Table
 
+if TYPE_CHECKING:
+    from bookies.client.client import Client
+
 OPTIONS = (
-    Option("level", 3, "0 metadata, 1 existence, 2 ends of fragments, 3 every entry, 4 payloads compared", int, range(5)),
+    Option(
+        "level", 3, "0 metadata, 1 existence, 2 ends of fragments, 3 every entry, 4 payloads compared", int, range(5)
+    ),
     Option("ledgers", None, "only these ledgers, separated by commas", metavar="IDS"),
     Option("fraction", "1/1", "one part in N of the ledgers, chosen by their id", metavar="1/N"),
     Option("seed", None, "which part: a number that grows by one each time (default: today's)", int, metavar="DAY"),
@@ -181,7 +188,9 @@ class ScrubWork:
             for fragment in fragments:
                 part = part_between(fragment, asked["first"], asked["last"])
                 if part is not None and not part.is_doubtful:
+                    known = len(tally.findings)
                     await self._fragment(tools, record, part, tally)
+                    tally.findings[known:] = [each._replace(fragment=fragment.first) for each in tally.findings[known:]]
         if any(each.kind != UNAVAILABLE for each in tally.findings):
             await _recheck(tools, record.ledger_id, tally)
             if not tally.covered and not tally.findings:
@@ -261,7 +270,7 @@ async def _listed(
     tools: Tools, record: LedgerMetadata, fragment: Fragment, positions: Sequence[int], tally: _Tally
 ) -> None:
     """Level 1: compare each bookie's list of entries with what it must hold."""
-    found = await all_of(_missing(tools, fragment, position, tally) for position in positions)
+    found = await all_of(_missing(tools, record, fragment, position, tally) for position in positions)
     missing = {position: runs for position, runs in zip(positions, found, strict=True) if runs is not None}
     if not fragment.is_finished:
         missing = too_few(fragment, record.ack_quorum, missing)
@@ -272,10 +281,12 @@ async def _listed(
             tally.findings.append(_blame(fragment, bookie, run.start, run.stop - 1, MISSING, said))
 
 
-async def _missing(tools: Tools, fragment: Fragment, position: int, tally: _Tally) -> list[range] | None:
+async def _missing(
+    tools: Tools, record: LedgerMetadata, fragment: Fragment, position: int, tally: _Tally
+) -> list[range] | None:
     """None: the bookie does not answer."""
     bookie, ids = fragment.ensemble[position], fragment.stored(position)
-    scan = await tools.administration.list_replica(bookie, fragment.ledger_id, ids)
+    scan = await tools.administration.scan_replica(record, bookie, ids, is_listing=True)
     if scan.stopped is not None:
         tools.gone[bookie] = scan.stopped.message
         _silent(tally, fragment, bookie, scan.stopped.message)
@@ -316,11 +327,69 @@ def _concluded(spark: Any, config: JobConfig, run: Run) -> Complete:
             total = covered.setdefault(bookie, [0, 0, 0])
             for index, count in enumerate(counts):
                 total[index] += count
-    findings = sorted(one_by_bookie(_with_fragments(spark, config, raw)))
+    findings = one_by_bookie(raw)
     registered = common.ask(config.uri, _registered)
-    repairs = repairs_of(_with_fragments(spark, config, raw), {each.bookie for each in raw} - set(registered))
+    repairs = repairs_of(raw, [each.bookie for each in raw if each.bookie not in registered])
     frame = common.save(common.frame_of(spark, _labelled(config, findings), FINDINGS), config, "findings")
     common.save(common.frame_of(spark, _labelled(config, repairs), REPAIRS), config, "plan")
     rows = [(config.run_id, bookie, *counts) for bookie, counts in sorted(covered.items())]
     common.save(common.frame_of(spark, rows, COVERAGE), config, "coverage")
     return Complete(frame, _report(config, len(details), findings, repairs, covered, failed))
+
+
+async def _registered(client: Client) -> list[str]:
+    return [str(each.id) for each in await client.bookies() if each.mode != "down"]
+
+
+def _labelled(config: JobConfig, rows: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return [(config.run_id, *row) for row in rows]
+
+
+def _report(
+    config: JobConfig,
+    items: int,
+    findings: Sequence[Finding],
+    repairs: Sequence[Repair],
+    covered: Mapping[str, Sequence[int]],
+    failed: Sequence[tuple[str, str]],
+) -> Report:
+    size = sum(counts[2] for counts in covered.values())
+    entries = sum(counts[1] for counts in covered.values())
+    kinds = Counter(each.kind for each in findings)
+    said = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items())) or "nothing to complain about"
+    lead = f"{items:,} items, {entries:,} copies of entries, {size_text(size)} looked at: {said}"
+    if failed:
+        lead += f"; {len(failed):,} items could not be looked at: repeat run {config.run_id}"
+    blamed = Counter(each.bookie or "(no bookie)" for each in findings)
+    sections = [
+        Section("Findings", table=Table(("kind", "findings"), sorted(kinds.items()), (1,))),
+        Section(
+            "Findings by bookie",
+            plot=Bars([(bookie, count, f"{count:,}") for bookie, count in blamed.most_common()]),
+        ),
+        Section(
+            "Each finding",
+            table=Table(
+                ("ledger", "fragment", "bookie", "first entry", "last entry", "kind", "detail"), findings, (0, 1, 3, 4)
+            ),
+        ),
+        Section(
+            "Repair plan",
+            "What `bk spark repair` would do.",
+            Table(
+                ("ledger", "fragment", "bookie", "first entry", "last entry", "action", "reason"), repairs, (0, 1, 3, 4)
+            ),
+        ),
+        Section(
+            "Coverage",
+            "What was read of each bookie.",
+            Table(
+                ("bookie", "replicas", "entries", "bytes"),
+                [(bookie, *counts) for bookie, counts in sorted(covered.items())],
+                (1, 2, 3),
+            ),
+            Bars([(bookie, counts[2], size_text(counts[2])) for bookie, counts in sorted(covered.items())]),
+        ),
+        Section("Items that failed", table=Table(("item", "why"), failed)),
+    ]
+    return Report("Scrub", lead, not findings and not failed, {"run": config.run_id, **config.options}, sections)
