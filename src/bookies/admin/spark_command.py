@@ -9,13 +9,10 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from bookies.admin.common import add_common, interruptible, metadata_uri, stop_signals
-from bookies.admin.usage import UsageError
+from bookies.admin.common import add_common, interruptible, metadata_uri
 
 if TYPE_CHECKING:
     from bookies.spark.jobs.common import JobConfig, Option
-
-__all__ = ["configure", "run", "stop_signals"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +42,9 @@ def _options(module_name: str) -> tuple[Option, ...]:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise UsageError(f"this needs PySpark and Arrow: pip install 'bookies[spark]' ({error.name})") from error
+        raise SystemExit(
+            f"bk spark: this needs PySpark and Arrow: pip install 'bookies[spark]' ({error.name})"
+        ) from error
     found: tuple[Option, ...] = module.OPTIONS
     return found
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,9 @@ from bookies.errors import ConfigError
 DRIVER_MEMORY = "1g"
 # For jobs of seconds or minutes: the first compiler alone, and no threads that collect.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# What goes wrong in a job comes out of it as an error; Spark's own account of it is for those who ask for it.
+LOG_SETTINGS = """rootLogger.level = off
+"""
 
 
 @contextlib.contextmanager
@@ -36,6 +40,7 @@ def session(name: str, cores: int | None = None) -> Iterator[Any]:
     from bookies.spark import java
 
     java.use()
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\.")  # It speaks of pandas' next version.
     with tempfile.TemporaryDirectory(prefix="bookies-spark-") as directory:
         spark = _local(SparkSession.builder, name, cores, directory)
         try:
@@ -50,18 +55,21 @@ def session(name: str, cores: int | None = None) -> Iterator[Any]:
 
 def _local(builder: Any, name: str, cores: int | None, directory: str) -> Any:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    log_settings = os.path.join(directory, "log4j2.properties")
+    with open(log_settings, "w") as file:
+        file.write(LOG_SETTINGS)
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": DRIVER_MEMORY,
-        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+        "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} -Dlog4j2.configurationFile={log_settings}",
         "spark.local.dir": directory,
         "spark.sql.warehouse.dir": os.path.join(directory, "warehouse"),
         "spark.sql.shuffle.partitions": str(cores or os.cpu_count() or 1),
         "spark.sql.session.timeZone": "UTC",
-        "spark.log.level": "ERROR",
     }
     builder = builder.master(f"local[{cores or '*'},2]").appName(f"bookies {name}")
     for key, value in settings.items():

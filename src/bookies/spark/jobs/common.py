@@ -150,6 +150,11 @@ def ask(uri: str, question: Any) -> Any:
     return runtime.worker().run(coroutine)
 
 
+async def ledger_ids(client: Client) -> list[int]:
+    """Of all ledgers: a question for `ask`."""
+    return [each async for page in client.administration().ledger_ids() for each in page]
+
+
 def table(spark: Any, config: JobConfig, name: str) -> Any:
     """One of the tables of `spark/tables.py` as a DataFrame."""
     import bookies.spark

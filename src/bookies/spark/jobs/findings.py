@@ -29,6 +29,7 @@ from bookies.protocol.read import NEGATIVE
 
 METADATA, MISSING, CORRUPT, UNREADABLE = "metadata", "missing", "corrupt", "unreadable"
 LENGTH_MISMATCH, DIFFERS, UNAVAILABLE = "length-mismatch", "differs", "unavailable"
+MENDABLE = (MISSING, CORRUPT, UNREADABLE)
 RENEW, REPLACE = "renew", "replace"
 
 
@@ -160,7 +161,8 @@ def one_by_bookie(findings: Sequence[Finding]) -> list[Finding]:
 def repairs_of(findings: Iterable[Finding], gone: Collection[str]) -> list[Repair]:
     """The plan: what is bad on a bookie that answers is written to it again; one that is gone is replaced.
 
-    `gone`: bookies that are not registered. Metadata that makes no sense is left to people.
+    `gone`: bookies that are not registered. What a digest cannot decide is left to people: metadata that makes no
+    sense, payloads that differ, lengths that do not fit.
     """
     plan = []
     for each in findings:
@@ -168,7 +170,7 @@ def repairs_of(findings: Iterable[Finding], gone: Collection[str]) -> list[Repai
             continue
         if each.bookie in gone:
             plan.append(Repair(each.ledger_id, each.fragment, each.bookie, -1, -1, REPLACE, each.kind))
-        elif each.kind not in (METADATA, UNAVAILABLE):
+        elif each.kind in MENDABLE:
             plan.append(
                 Repair(each.ledger_id, each.fragment, each.bookie, each.first_entry, each.last_entry, RENEW, each.kind)
             )

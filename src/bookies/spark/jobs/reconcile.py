@@ -51,7 +51,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     config = common.checked(config, OPTIONS)
     tables = {name: common.table(spark, config, name) for name in ("manifests", "ledgers", "fragments", "bookies")}
     bookies = tables["bookies"].select("bookie", "mode").toArrow().to_pylist()
-    ids = tables["ledgers"].select("ledger_id").toArrow().column("ledger_id").to_pylist()
+    ids = common.ask(config.uri, common.ledger_ids)
     gaps = list(islice(unused(ids), int(config.options["probe"])))
     suspects = _lost(tables)
     registered = [row["bookie"] for row in bookies if row["mode"] != common.DOWN]

@@ -95,13 +95,11 @@ def plan_items(spark: Any, config: JobConfig) -> list[Item]:
     """Ranges of entries of fragments, on all their bookies; of ledgers without entries, their record."""
     wanted = _selection(config.options)
     level = int(config.options["level"])
-    fragments = common.table(spark, config, "fragments").toArrow().to_pylist()
+    ids = [each for each in common.ask(config.uri, common.ledger_ids) if wanted(each)]
+    fragments = common.table(spark, config, "fragments").toArrow().to_pylist() if level and ids else []
     found = [row for row in fragments if wanted(row["ledger_id"])]
-    items = items_of(found, level) if level else []
-    named = {json.loads(item.arguments)["ledger"] for item in items}
-    ids = common.table(spark, config, "ledgers").select("ledger_id").toArrow().column("ledger_id").to_pylist()
-    rest = [ledger_id for ledger_id in ids if ledger_id not in named and wanted(ledger_id)]
-    return [*items, *(_item(ledger_id, 0, -1, 0, ()) for ledger_id in rest)]
+    named = {row["ledger_id"] for row in found}
+    return [*items_of(found, level), *(_item(each, 0, -1, 0, ()) for each in ids if each not in named)]
 
 
 def _selection(options: Mapping[str, Any]) -> Callable[[int], bool]:
