@@ -310,7 +310,7 @@ def test_a_record_survives() -> None:
 def test_a_record_is_one_line_of_json() -> None:
     assert pack_manifest(manifest(closed(0, 10), Extent(1, 11))).decode() == (
         '{"format":1,"token":"t","created_ms":1,"ensemble":3,"write_quorum":3,"ack_quorum":2,"digest":"crc32c",'
-        '"epoch":1,"next_seq":2,"extents":[{"seq":0,"ledger":10,"first":0,"last":9,"rows":10,"bytes":90},'
+        '"record_format":"raw","epoch":1,"next_seq":2,"extents":[{"seq":0,"ledger":10,"first":0,"last":9,"rows":10,"bytes":90},'
         '{"seq":1,"ledger":11,"first":0}],"deleting":[],"txns":{},"state":"live"}'
     )
 
