@@ -329,6 +329,12 @@ class TransactionRefused(LogError):
     code = -17
 
 
+class CursorBehind(LogError):
+    """A truncation would take away what a named cursor of the log has not come to."""
+
+    code = -100
+
+
 class ProtocolError(BookKeeperError):
     """Somebody does not keep to the protocol."""
 

@@ -17,6 +17,7 @@ from bookies.client.transaction_writer import LEDGER_SIZE
 from bookies.client.transaction_writer import LogTransaction as AsyncLogTransaction
 from bookies.client.writer import Payload
 from bookies.model import DigestType
+from bookies.protocol.cursors import Cursor
 from bookies.protocol.log import RAW, Manifest, Position
 from bookies.protocol.transaction import ORPHAN_GRACE_MS, REPLAY_GRACE_MS
 
@@ -62,9 +63,9 @@ class LogWriter:
         """Go on in a new ledger, and end the present one."""
         self._thread.call(self._writer.roll(timeout=timeout))
 
-    def truncate(self, before: Position, *, timeout: float | None = None) -> None:
+    def truncate(self, before: Position, *, force: bool = False, timeout: float | None = None) -> None:
         """Let the log begin at a position."""
-        self._thread.call(self._writer.truncate(before, timeout=timeout))
+        self._thread.call(self._writer.truncate(before, force=force, timeout=timeout))
 
     def close(self, *, timeout: float | None = None) -> None:
         """Wait for what was appended, end the last ledger, and lead no more. Idempotent."""
@@ -247,9 +248,21 @@ class Log:
         while (row := self._thread.call(next_or_none(rows))) is not None:
             yield row
 
-    def truncate(self, before: Position, *, timeout: float | None = None) -> None:
+    def truncate(self, before: Position, *, force: bool = False, timeout: float | None = None) -> None:
         """Let the log begin at a position; what is before it cannot be read any more."""
-        self._thread.call(self._log.truncate(before, timeout=timeout))
+        self._thread.call(self._log.truncate(before, force=force, timeout=timeout))
+
+    def cursors(self, *, timeout: float | None = None) -> dict[str, Cursor]:
+        """The named cursors: how far consumers have come. Truncation does not pass them."""
+        return self._thread.call(self._log.cursors(timeout=timeout))
+
+    def move_cursor(self, name: str, position: Position, *, timeout: float | None = None) -> None:
+        """Put a cursor before an entry; one that does not exist is made."""
+        self._thread.call(self._log.move_cursor(name, position, timeout=timeout))
+
+    def delete_cursor(self, name: str, *, timeout: float | None = None) -> None:
+        """It holds nothing back any more."""
+        self._thread.call(self._log.delete_cursor(name, timeout=timeout))
 
     def delete(self, *, timeout: float | None = None) -> None:
         """Delete the log and its ledgers for ever; one that does not exist counts as deleted."""

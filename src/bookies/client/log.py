@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
+from bookies.client.cursors import LogCursors, check_position
 from bookies.client.keys import digest_type_of
 from bookies.client.log_reader import LogReader
 from bookies.client.log_writer import LogWriter
@@ -25,6 +26,7 @@ from bookies.client.transaction_writer import LEDGER_SIZE, LogTransaction
 from bookies.errors import InvalidArgument, LedgerNotFound, LogExists, LogNotFound, RecordExists, RecordNotFound
 from bookies.metadata.driver import MetadataDriver
 from bookies.model import DigestType
+from bookies.protocol.cursors import Cursor
 from bookies.protocol.ledger import check_quorums
 from bookies.protocol.log import RAW, RECORD_FORMATS, Manifest, Position, check_log_name, emptied, pack_manifest
 from bookies.protocol.transaction import ORPHAN_GRACE_MS, REPLAY_GRACE_MS
@@ -187,15 +189,36 @@ class Log:
     def _transaction_parts(self) -> Parts:
         return Parts(self._client, self._runtime, self._driver, self._password)
 
-    async def truncate(self, before: Position, *, timeout: float | None = None) -> None:
+    async def truncate(self, before: Position, *, force: bool = False, timeout: float | None = None) -> None:
         """Let the log begin at a position; what is before it cannot be read any more, and its ledgers are deleted.
 
         Anybody may do this, also while somebody leads. Of the last two ledgers nothing is deleted before others have
         followed them. When it fails or is cancelled half-way, the next truncation or leader does the rest. Raises
-        `LogTruncated` (a position that is not in the log), `InvalidArgument` (behind its end), `LogNotFound`.
+        `CursorBehind` (a cursor has not come so far) unless `force`, `LogTruncated` (a position that is not in the
+        log), `InvalidArgument` (behind its end), `LogNotFound`.
         """
         async with asyncio.timeout(timeout):
-            await truncate(await self._parts(), Position(*before))
+            await truncate(await self._parts(), Position(*before), is_forced=force)
+
+    async def cursors(self, *, timeout: float | None = None) -> dict[str, Cursor]:
+        """The named cursors: how far consumers have come. Truncation does not pass them. Raises `LogNotFound`."""
+        async with asyncio.timeout(timeout):
+            parts = await self._parts()
+            return (await repeated(self._runtime, parts.cursors.read))[0]
+
+    async def move_cursor(self, name: str, position: Position, *, timeout: float | None = None) -> None:
+        """Put a cursor before an entry, forward or back; one that does not exist is made.
+
+        `entry.position.next` says that the entry was dealt with. `name`: as names of logs. Raises `LogTruncated` (a
+        position that is not in the log), `LogNotFound`, `InvalidArgument`.
+        """
+        async with asyncio.timeout(timeout):
+            await (await self._parts()).cursors.move(check_log_name(name), check_position(Position(*position)))
+
+    async def delete_cursor(self, name: str, *, timeout: float | None = None) -> None:
+        """It holds nothing back any more; one that does not exist counts as deleted. Raises `LogNotFound`."""
+        async with asyncio.timeout(timeout):
+            await (await self._parts()).cursors.delete(name)
 
     async def delete(self, *, timeout: float | None = None) -> None:
         """Delete the log and its ledgers for ever; one that does not exist counts as deleted.
@@ -204,7 +227,7 @@ class Log:
         """
         async with asyncio.timeout(timeout):
             records = ManifestLoop(self._runtime, self._driver, self.name)
-            parts = LogParts(self._client, self._runtime, records, self._password)
+            parts = self._parts_of(records)
             try:
                 await repeated(self._runtime, records.refresh)
                 for ledger_id in (await records.update(emptied)).deleting:
@@ -214,6 +237,7 @@ class Log:
                     except LedgerNotFound:
                         continue  # An earlier deletion, or another one, was here.
                 await sweep(parts)
+                await parts.cursors.delete_all()
                 await repeated(self._runtime, lambda: self._driver.delete_record(records.record, records.version))
             except (LogNotFound, RecordNotFound):
                 pass  # Nothing is left, whoever deleted it.
@@ -224,4 +248,8 @@ class Log:
         manifest = await repeated(self._runtime, records.refresh)
         if manifest.is_deleting:
             raise LogNotFound(f"log {self.name} is being deleted: `delete` it again if that stopped half-way")
-        return LogParts(self._client, self._runtime, records, self._password)
+        return self._parts_of(records)
+
+    def _parts_of(self, records: ManifestLoop) -> LogParts:
+        cursors = LogCursors(self._runtime, self._driver, records)
+        return LogParts(self._client, self._runtime, records, cursors, self._password)

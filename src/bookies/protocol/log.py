@@ -118,6 +118,7 @@ class Manifest:
     `epoch` counts the leaders. `deleting`: ledgers that are out of the list and still have to be deleted.
     `is_deleting`: the log itself is. `txns`: application -> its last transaction, see `protocol/transaction.py`.
     `record_format`: what an entry is, `RAW` or `ENVELOPE`; nothing here depends on it.
+    `rows_truncated`: rows of the log before its present beginning, so that a row's number never changes.
     """
 
     token: str
@@ -132,6 +133,7 @@ class Manifest:
     extents: tuple[Extent, ...] = ()
     deleting: tuple[int, ...] = ()
     is_deleting: bool = False
+    rows_truncated: int = 0
     txns: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -225,22 +227,27 @@ def truncated(
         raise InvalidArgument(f"position {before} is behind {known}, the last entry that is known to be confirmed")
     kept: list[Extent] = []
     dropped: list[int] = []
+    rows = found.rows_truncated
     for index, extent in enumerate(found.extents):
         if extent.seq < target.seq:
             closed = extent if extent.last is not None else _closed_or_none(extent, ends)
             if closed is None or closed.last is None:
                 raise InvalidArgument(f"ledger {extent.ledger_id}, which is before {before}, is still being written")
+            first = max(extent.first, closed.last + 1)
+            rows += first - extent.first
             if index < len(found.extents) - OPEN_MAX:
                 dropped.append(extent.ledger_id)
             else:
-                kept.append(replace(closed, first=max(closed.first, closed.last + 1)))
+                kept.append(replace(closed, first=first))
         elif extent.seq == target.seq:
-            kept.append(replace(extent, first=max(extent.first, before.entry_id)))
+            first = max(extent.first, before.entry_id)
+            rows += first - extent.first
+            kept.append(replace(extent, first=first))
         else:
             kept.append(extent)
     listed = [extent.ledger_id for extent in kept]
     gone = [ledger_id for ledger_id in dict.fromkeys(dropped) if ledger_id not in listed]
-    changed = replace(found, extents=tuple(kept), deleting=(*found.deleting, *gone))
+    changed = replace(found, extents=tuple(kept), deleting=(*found.deleting, *gone), rows_truncated=rows)
     return None if changed == found else changed
 
 
@@ -258,11 +265,12 @@ def appended(
         for seq, each in enumerate(written, found.next_seq)
     )
     is_over = is_replacing or bool(found.open_ledgers)
-    gone = dict.fromkeys(found.ledger_ids if is_replacing else ())
+    gone = closed.extents if is_replacing else ()
     return replace(
         closed,
-        extents=extents if is_replacing else (*closed.extents, *extents),
-        deleting=(*found.deleting, *gone),
+        extents=(*closed.extents[len(gone) :], *extents),
+        deleting=(*found.deleting, *dict.fromkeys(extent.ledger_id for extent in gone)),
+        rows_truncated=found.rows_truncated + sum(map(_rows_left, gone)),
         next_seq=found.next_seq + len(extents),
         epoch=found.epoch + 1 if is_over else found.epoch,
     )
@@ -286,6 +294,12 @@ def emptied(found: Manifest) -> Manifest | None:
         return None
     gone = dict.fromkeys((*found.deleting, *found.ledger_ids))
     return replace(found, extents=(), deleting=tuple(gone), is_deleting=True, epoch=found.epoch + 1)
+
+
+def _rows_left(extent: Extent) -> int:
+    """Of a closed extent."""
+    assert extent.last is not None
+    return max(0, extent.last - extent.first + 1)
 
 
 def _with_ledger(manifest: Manifest, ledger_id: int) -> Manifest:
@@ -354,6 +368,11 @@ def _list_illegality(before: Manifest, after: Manifest) -> str:
     opened = [extent for extent in before.extents if extent.last is None]
     if after.epoch > before.epoch and any(kept[extent.seq].last is None for extent in opened if extent.seq in kept):
         return "taken over before every end was decided"
+    rows = sum(_rows_left(extent) for extent in gone if extent.last is not None)
+    rows += sum(kept[extent.seq].first - extent.first for extent in stays)
+    rows = after.rows_truncated - before.rows_truncated - rows
+    if rows < 0 or (rows > 0 and all(extent.last is not None for extent in gone)):
+        return "rows of the log got other numbers"
     return ""
 
 
@@ -391,6 +410,7 @@ _FIELDS = frozenset(
         "deleting",
         "state",
         "txns",
+        "rows_truncated",
     )
 )
 
@@ -409,7 +429,6 @@ def pack_manifest(manifest: Manifest) -> bytes:
         "write_quorum": manifest.write_quorum,
         "ack_quorum": manifest.ack_quorum,
         "digest": manifest.digest.name.lower(),
-        "record_format": manifest.record_format,
         "epoch": manifest.epoch,
         "next_seq": manifest.next_seq,
         "extents": extents,
@@ -417,6 +436,10 @@ def pack_manifest(manifest: Manifest) -> bytes:
         "txns": dict(manifest.txns),
         "state": "deleting" if manifest.is_deleting else "live",
     }
+    if manifest.record_format != RAW:
+        content["record_format"] = manifest.record_format
+    if manifest.rows_truncated:
+        content["rows_truncated"] = manifest.rows_truncated
     return json.dumps(content | dict(manifest.extra), separators=(",", ":")).encode()
 
 
@@ -441,6 +464,7 @@ def parse_manifest(name: str, data: bytes) -> Manifest:
             extents=tuple(map(_parse_extent, content["extents"])),
             deleting=tuple(map(int, content["deleting"])),
             is_deleting=content.get("state") == "deleting",
+            rows_truncated=int(content.get("rows_truncated", 0)),
             txns=dict(content["txns"]),
             extra={key: value for key, value in content.items() if key not in _FIELDS},
         )

@@ -7,6 +7,7 @@ add confirmed; the source never recovers or fences one. Source: spark 3.1 to 3.5
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
     from bookies.client.entries import EntryBatch
     from bookies.model import LedgerMetadata
 
+ENTRIES = "entries"  # the table that is read when none is named
 SELECTIONS = ("ledger", "ledgers", "label", "assign", "path", "paths")
 OPTIONS = (
-    *SELECTIONS, "columns", "includeValue", "includeMetadata", "maxBytesPerPartition", "maxRecordsPerPartition",
-    "minPartitions", "readAheadBytes",
+    *SELECTIONS, "table", "columns", "includeValue", "includeMetadata", "maxBytesPerPartition",
+    "maxRecordsPerPartition", "minPartitions", "readAheadBytes",
 )  # fmt: skip
 READ_AHEAD = 16 << 20
 
@@ -68,14 +70,25 @@ class BookKeeperDataSource(DataSource):
     def name(cls) -> str:
         return "bookkeeper"
 
-    def schema(self) -> str:
+    def schema(self) -> Any:
+        if (tables := self._tables()) is not None:
+            return tables.schema(self.options)
         columns = arrow.columns_of(_checked(self.options))
         self._snapshot = resolve(self.options)
         return arrow.spark_schema(columns)
 
-    def reader(self, schema: Any) -> EntriesReader:
+    def reader(self, schema: Any) -> DataSourceReader:
+        if (tables := self._tables()) is not None:
+            reader: DataSourceReader = tables.reader(self.options, schema)
+            return reader
         options = _checked(self.options)
         return EntriesReader(options, schema.names, self._snapshot or resolve(options))
+
+    def _tables(self) -> Any:
+        """The module that knows the other tables, when one of them is asked for."""
+        if self.options.get("table", ENTRIES) == ENTRIES:
+            return None
+        return importlib.import_module("bookies.spark.tables")
 
 
 class EntriesReader(DataSourceReader):

@@ -310,9 +310,17 @@ def test_a_record_survives() -> None:
 def test_a_record_is_one_line_of_json() -> None:
     assert pack_manifest(manifest(closed(0, 10), Extent(1, 11))).decode() == (
         '{"format":1,"token":"t","created_ms":1,"ensemble":3,"write_quorum":3,"ack_quorum":2,"digest":"crc32c",'
-        '"record_format":"raw","epoch":1,"next_seq":2,"extents":[{"seq":0,"ledger":10,"first":0,"last":9,"rows":10,"bytes":90},'
+        '"epoch":1,"next_seq":2,"extents":[{"seq":0,"ledger":10,"first":0,"last":9,"rows":10,"bytes":90},'
         '{"seq":1,"ledger":11,"first":0}],"deleting":[],"txns":{},"state":"live"}'
     )
+
+
+def test_rows_that_were_truncated_are_in_the_record() -> None:
+    after = truncated(LONG, Position(12, 3), {}, 9)
+    assert after is not None
+    assert b'"rows_truncated":23' in pack_manifest(after)
+    assert parse_manifest("x", pack_manifest(after)) == after
+    assert illegality(LONG, replace(after, rows_truncated=22)) == "rows of the log got other numbers"
 
 
 def test_fields_of_a_later_version_are_kept() -> None:
