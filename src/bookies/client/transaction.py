@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
+from bookies.client.cursors import LogCursors
 from bookies.client.manifest import LOGS, ManifestLoop
 from bookies.client.metadata_loop import PROMPT_CONFLICTS, back_off
 from bookies.client.takeover import LogParts, sweep
@@ -264,9 +265,10 @@ class _Commit:
         """Delete what was replaced. Best effort: the next truncation or leader of the log does it."""
         for log in self._txn.ledgers:
             with contextlib.suppress(BookKeeperError):
-                records = ManifestLoop(self._parts.runtime, self._parts.driver, log)
+                client, runtime, driver, password = self._parts
+                records = ManifestLoop(runtime, driver, log)
                 await records.refresh()
-                await sweep(LogParts(self._parts.client, self._parts.runtime, records, self._parts.password))
+                await sweep(LogParts(client, runtime, records, LogCursors(runtime, driver, records), password))
 
 
 async def read_ledgers(driver: MetadataDriver, ledger_ids: Sequence[int]) -> dict[int, Versioned | None]:
