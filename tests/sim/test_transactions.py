@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 from tests.sim.log_world import HEALED_DEADLINE_S, NAME, LogWorld
-from tests.sim.test_logs import CLIENTS, PLANS
+from tests.sim.test_logs import PLANS
 
 from bookies.client import transaction_writer
 from bookies.client.transaction import Parts, abort, commit, reap
