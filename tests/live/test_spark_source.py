@@ -264,6 +264,32 @@ def test_rows_of_rows(store: Any, uri: dict[str, Any]) -> None:
     assert [(row["entry_id"], row["id"]) for row in rows] == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3)]
 
 
+def test_records_with_key_headers_and_timestamp(store: Any, uri: dict[str, Any]) -> None:
+    from bookies.spark import envelope
+
+    log = store.log("records")
+    log.create(ensemble=1, record_format="envelope")
+    at = pa.array([1_000_000, None], pa.timestamp("us", tz="UTC"))
+    headers = pa.array([[{"key": "h", "value": b"x"}], None], envelope.HEADERS_TYPE)
+    entries = envelope.encode(pa.array([b'{"id": 1}', b'{"id": 2}']), pa.array([b"k", None]), headers, at)
+    with log.lead() as writer:
+        writer.append_many(entries.to_pylist())
+    rows = batch(uri | {"subscribe": "records", "includeHeaders": "true"})
+    assert [(row["key"], row["value"], row["headers"]) for row in rows] == [
+        (b"k", b'{"id": 1}', [{"key": "h", "value": b"x"}]), (None, b'{"id": 2}', None),
+    ]  # fmt: skip
+    assert rows[0]["timestamp"].timestamp() == 1
+    assert rows[0]["offset"] == 0
+    options = uri | {"subscribe": "records", "valueFormat": "json", "valueSchema": "id INT", "columns": "key,value"}
+    assert batch(options, [pa.field("id", pa.int32())]) == [{"key": b"k", "id": 1}, {"key": None, "id": 2}]
+    raw = batch(uri | {"subscribe": "records", "recordFormat": "raw"})
+    assert [row["value"] for row in raw] == entries.to_pylist()
+    assert batch(uri | {"subscribe": "numbered", "recordFormat": "envelope"})[0]["value"] is None
+    assert "no record with key and headers" in refusal(
+        uri | {"subscribe": "numbered", "recordFormat": "envelope", "mode": "FAILFAST"}
+    )
+
+
 # -- streams ---------------------------------------------------------------------------------------------------------
 
 

@@ -19,9 +19,8 @@ import pyarrow.json
 
 from bookies.client.entries import EntryBatch
 from bookies.errors import InvalidArgument
+from bookies.spark import envelope
 
-FORMATS = ("raw", "utf8", "json", "arrow")
-MODES = ("PERMISSIVE", "FAILFAST", "DROPMALFORMED")
 CORRUPT = "_corrupt_record"
 
 
@@ -35,6 +34,27 @@ class Decoded:
 
     columns: dict[str, pa.Array]
     taken: pa.Array | None = None
+
+
+def opened(batch: EntryBatch, entries: pa.Array, names: Sequence[str], mode: str) -> Decoded:
+    """The columns of records with key, headers and timestamp. Raises `Malformed`."""
+    bad = envelope.malformed(entries)
+    if not bad:
+        return Decoded(envelope.decode(entries, names))
+    if mode == "FAILFAST":
+        raise Malformed(
+            "the entry is no record with key and headers: choose recordFormat=raw, mode=PERMISSIVE or "
+            "mode=DROPMALFORMED",
+            ledger_id=batch.ledger_id,
+            entry_id=batch.first_entry_id + bad[0],
+        )
+    dropped = set(bad)
+    if mode == "DROPMALFORMED":
+        kept = pa.array([index for index in range(len(entries)) if index not in dropped], pa.int64())
+        return Decoded(envelope.decode(entries.take(kept), names), kept)
+    is_good = pa.array([index not in dropped for index in range(len(entries))], pa.bool_())
+    [nothing] = envelope.encode(pa.nulls(1, pa.binary()))
+    return Decoded(envelope.decode(_one(pc.if_else(is_good, entries, nothing)), names))
 
 
 @dataclass(frozen=True)
@@ -67,7 +87,7 @@ class Decoder:
         bad = []
         for index, payload in enumerate(payloads):
             try:
-                rows.append(payload.decode())
+                rows.append(None if payload is None else payload.decode())
             except UnicodeDecodeError as error:
                 self._refuse(batch, index, error)
                 bad.append(index)
@@ -79,7 +99,7 @@ class Decoder:
         payloads = values.to_pylist()
         schema = pa.schema([pa.field(field.name, _plain(field.type)) for field in self._wanted])
         # Each is a row at least, so as many rows as payloads means one each.
-        if all(payload[:1] == b"{" and payload[-1:] == b"}" and b"\n" not in payload for payload in payloads):
+        if all(payload and payload[0] == 123 and payload[-1] == 125 and b"\n" not in payload for payload in payloads):
             try:
                 table = pyarrow.json.read_json(
                     BytesIO(b"\n".join(payloads)),
@@ -95,7 +115,7 @@ class Decoder:
         bad = []
         for index, payload in enumerate(payloads):
             try:
-                rows.append(self._object(payload))
+                rows.append(None if payload is None else self._object(payload))
             except (ValueError, TypeError, pa.ArrowException) as error:
                 self._refuse(batch, index, error)
                 bad.append(index)
@@ -125,6 +145,8 @@ class Decoder:
         names = [field.name for field in self._wanted]
         schema = pa.schema(self._wanted)
         for index in range(len(values)):
+            if not values[index].is_valid:
+                continue  # A record without a value has no rows.
             try:
                 table = pa.ipc.open_stream(values[index].as_buffer()).read_all()
                 present = [

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from bookies.client.keys import keys_of
 from bookies.errors import InvalidArgument, LedgerNotFound, LogNotFound, NotSupported
+from bookies.protocol.log import ENVELOPE
 from bookies.spark import plan, selection
 from bookies.spark.extents import Extents, Piece, Run
 from bookies.spark.offsets import At, Key
@@ -89,7 +90,7 @@ class Lookup:
             row += piece.count
             if not is_complete:
                 break  # What follows may not be read before this has its end.
-        is_envelope = manifest.extra.get("record_format") == "envelope"
+        is_envelope = manifest.record_format == ENVELOPE
         return Extents(name, tuple(pieces), manifest.next_seq, manifest.rows_truncated, is_envelope)
 
     async def _end(self, ledger_id: int) -> tuple[int, bool, int | None]:

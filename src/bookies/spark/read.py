@@ -75,18 +75,33 @@ class RowReader:
             return
         origin, batch = item
         for part in arrow.parts(batch):
-            if origin.is_envelope or self.decoder is not None:
-                yield self._decoded(origin, part)
+            is_envelope = origin.is_envelope if self.settings.record_format == "auto" else self._is_envelope
+            if is_envelope or self.decoder is not None:
+                yield self._decoded(origin, part, is_envelope)
             else:
                 yield arrow.record_batch(part, origin, self.schema)
 
-    def _decoded(self, origin: Range, batch: EntryBatch) -> pa.RecordBatch:
+    @property
+    def _is_envelope(self) -> bool:
+        return self.settings.record_format == "envelope"
+
+    def _decoded(self, origin: Range, batch: EntryBatch, is_envelope: bool) -> pa.RecordBatch:
         import pyarrow as pa
 
+        from bookies.spark.decode import opened
+
         names = [name for name in self.schema.names if name in arrow.COLUMNS]
-        columns = {name: arrow.column(batch, origin, name) for name in names}
+        wanted = [name for name in arrow.ENVELOPE_COLUMNS if name in names or name == "value"] if is_envelope else []
+        columns = {name: arrow.column(batch, origin, name) for name in names if name not in wanted}
+        values = arrow.values(batch)
+        if is_envelope:
+            inside = opened(batch, values, wanted, self.settings.mode)
+            if inside.taken is not None:
+                columns = {name: column.take(inside.taken) for name, column in columns.items()}
+            values = inside.columns["value"]
+            columns |= {name: column.cast(arrow.COLUMNS[name][1]) for name, column in inside.columns.items()}
         if self.decoder is not None:
-            decoded = self.decoder.decode(batch, arrow.values(batch))
+            decoded = self.decoder.decode(batch, values)
             if decoded.taken is not None:
                 columns = {name: column.take(decoded.taken) for name, column in columns.items()}
             columns |= decoded.columns

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from bookies.errors import InvalidArgument
 from bookies.spark import arrow
 from bookies.spark.options import choice
+from bookies.spark.settings import MODES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from bookies.spark.decode import Decoder
 
 FORMATS = ("raw", "utf8", "json", "arrow")
-MODES = ("PERMISSIVE", "FAILFAST", "DROPMALFORMED")
 
 
 def ddl_of(options: Mapping[str, str]) -> str:

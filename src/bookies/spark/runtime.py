@@ -12,6 +12,7 @@ import os
 import queue
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from bookies.errors import BookieUnreachable
@@ -84,6 +85,10 @@ class Worker:
         from bookies.metadata.uri import connect
 
         return await Client(self.runtime, connect(uri, self.runtime), config).open_session()
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run it on the loop, and do not wait."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def iterate(
         self, make: Callable[[], AsyncGenerator[T, None]], size_of: Callable[[T], int], size_max: int

@@ -38,6 +38,7 @@ STREAM_ONLY = (
     "tailWaitMs", "cursor",
 )  # fmt: skip
 OPTIONS = (*BOTH, *BATCH_ONLY, *STREAM_ONLY)
+MODES = ("PERMISSIVE", "FAILFAST", "DROPMALFORMED")
 READ_AHEAD = 16 << 20
 READ_BATCH = 1 << 20
 TAIL_WAIT_MS_MAX = 10_000  # a longer wait would keep a query from being stopped
@@ -69,6 +70,8 @@ class Settings:
     delay_max: float
     tail_wait: float
     cursor: str | None
+    record_format: str
+    mode: str
 
     def __repr__(self) -> str:
         """Without the password."""
@@ -128,4 +131,6 @@ def settings(options: Mapping[str, str], *, is_stream: bool) -> Settings:
         delay_max=seconds(options, "maxTriggerDelay", 900.0),
         tail_wait=tail_wait_ms / 1000,
         cursor=None if cursor is None else check_log_name(cursor),
+        record_format=choice(options, "recordFormat", ("auto", "raw", "envelope")),
+        mode=choice(options, "mode", MODES),
     )

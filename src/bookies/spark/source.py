@@ -7,7 +7,6 @@ the source never recovers or fences one. Source: spark 3.1 to 3.6.
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from bookies.spark.settings import STREAM_ONLY, Settings, checked, settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.datasource import Filter
+    from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, Filter
 
     from bookies.spark.stream import EntriesStreamReader
 
@@ -73,11 +72,23 @@ class BookKeeperDataSource(DataSource):
         self._planned = None
         return EntriesStreamReader(row_reader(options, chosen, schema))
 
+    def writer(self, schema: Any, overwrite: bool) -> DataSourceArrowWriter:
+        from bookies.spark import sink
+
+        return sink.BatchWriter(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamArrowWriter:
+        from bookies.spark import sink
+
+        return sink.StreamWriter(self.options, schema, overwrite)
+
     def _tables(self) -> Any:
         """The module that knows the other tables, when one of them is asked for."""
         if self.options.get("table", ENTRIES) == ENTRIES:
             return None
-        return importlib.import_module("bookies.spark.tables")
+        from bookies.spark import tables
+
+        return tables
 
 
 class EntriesReader(DataSourceReader):

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from bookies.client.entries import EntryBatch
-from bookies.spark.decode import CORRUPT, Decoder, Malformed
+from bookies.spark import envelope
+from bookies.spark.decode import CORRUPT, Decoder, Malformed, opened
 
 BATCH = EntryBatch(7, 40, b"", [0], 36)
 FIELDS = (pa.field("id", pa.int64()), pa.field(CORRUPT, pa.string()))
@@ -86,3 +87,24 @@ def test_arrow_streams() -> None:
     assert decode("arrow", [b"junk"], mode="DROPMALFORMED") == ({"id": [], CORRUPT: []}, [])
     with pytest.raises(Malformed, match="entry 41"):
         decode("arrow", payloads, mode="FAILFAST")
+
+
+def test_records_with_key_and_headers() -> None:
+    at = pa.array([5, None], pa.timestamp("us", tz="UTC"))
+    headers = pa.array([[{"key": "h", "value": b"v"}], None], envelope.HEADERS_TYPE)
+    good = envelope.encode(pa.array([b"one", None], pa.binary()), pa.array([b"k", None], pa.binary()), headers, at)
+    entries = pa.array([*good.to_pylist(), b"junk"], pa.binary())
+    names = ["timestamp", "key", "value", "headers"]
+    permissive = opened(BATCH, entries, names, "PERMISSIVE")
+    assert permissive.taken is None
+    assert permissive.columns["value"].to_pylist() == [b"one", None, None]
+    assert permissive.columns["key"].to_pylist() == [b"k", None, None]
+    assert permissive.columns["headers"].to_pylist() == [[{"key": "h", "value": b"v"}], None, None]
+    dropped = opened(BATCH, entries, names, "DROPMALFORMED")
+    assert dropped.taken.to_pylist() == [0, 1]
+    assert opened(BATCH, entries.slice(0, 2), names, "FAILFAST").columns["timestamp"].to_pylist()[1] is None
+    with pytest.raises(Malformed, match=r"no record with key and headers.*\(ledger 7, entry 42\)"):
+        opened(BATCH, entries, names, "FAILFAST")
+    assert decode("json", [b'{"id": 1}'])[0]["id"] == [1]
+    nulls = Decoder("json", FIELDS, "FAILFAST").decode(BATCH, pa.array([None, b'{"id": 2}'], pa.binary()))
+    assert nulls.columns["id"].to_pylist() == [None, 2]
