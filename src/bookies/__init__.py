@@ -72,26 +72,37 @@ if TYPE_CHECKING:
     from bookies.client.connect import connect as connect
     from bookies.client.entries import Entry as Entry
     from bookies.client.entries import EntryBatch as EntryBatch
+    from bookies.client.entries import LastConfirmedAndEntry as LastConfirmedAndEntry
+    from bookies.client.iteration import Batches as Batches
+    from bookies.client.iteration import Entries as Entries
     from bookies.client.log import Log as Log
     from bookies.client.log_reader import LogReader as LogReader
     from bookies.client.log_writer import LogWriter as LogWriter
+    from bookies.client.opening import Opening as Opening
     from bookies.client.reader import LedgerReader as LedgerReader
     from bookies.client.replication import CopyProgress as CopyProgress
     from bookies.client.replication import Move as Move
+    from bookies.client.replication import Obstacle as Obstacle
     from bookies.client.replication import RecoveryReport as RecoveryReport
     from bookies.client.watcher import BookieStatus as BookieStatus
     from bookies.client.writer import LedgerWriter as LedgerWriter
     from bookies.config import BookieConfig as BookieConfig
     from bookies.config import ClientConfig as ClientConfig
+    from bookies.metadata.driver import BookieSet as BookieSet
+    from bookies.metadata.driver import Watch as Watch
     from bookies.model import BookieId as BookieId
+    from bookies.model import BookieInfo as BookieInfo
     from bookies.model import BookieMode as BookieMode
     from bookies.model import DigestType as DigestType
+    from bookies.model import Endpoint as Endpoint
     from bookies.model import LedgerMetadata as LedgerMetadata
     from bookies.model import LedgerState as LedgerState
     from bookies.protocol.fragments import Fragment as Fragment
     from bookies.protocol.fragments import FragmentVerdict as FragmentVerdict
     from bookies.protocol.fragments import ReplicaState as ReplicaState
     from bookies.protocol.fragments import ReplicaVerdict as ReplicaVerdict
+    from bookies.protocol.log import Extent as Extent
+    from bookies.protocol.log import LedgerEnd as LedgerEnd
     from bookies.protocol.log import Manifest as Manifest
     from bookies.protocol.log import Position as Position
     from bookies.protocol.replicate import Replacement as Replacement
@@ -100,19 +111,27 @@ if TYPE_CHECKING:
 _LAZY = {
     "Administration": "bookies.client.administration",
     "AdvancedLedgerWriter": "bookies.client.advanced",
+    "Batches": "bookies.client.iteration",
     "BookieConfig": "bookies.config",
     "BookieId": "bookies.model",
+    "BookieInfo": "bookies.model",
     "BookieMode": "bookies.model",
+    "BookieSet": "bookies.metadata.driver",
     "BookieStatus": "bookies.client.watcher",
     "Client": "bookies.client.client",
     "ClientConfig": "bookies.config",
     "CopyProgress": "bookies.client.replication",
     "DigestType": "bookies.model",
+    "Endpoint": "bookies.model",
+    "Entries": "bookies.client.iteration",
     "Entry": "bookies.client.entries",
     "EntryBatch": "bookies.client.entries",
+    "Extent": "bookies.protocol.log",
     "Fragment": "bookies.protocol.fragments",
     "FragmentVerdict": "bookies.protocol.fragments",
+    "LastConfirmedAndEntry": "bookies.client.entries",
     "LedgerCheck": "bookies.client.administration",
+    "LedgerEnd": "bookies.protocol.log",
     "LedgerMetadata": "bookies.model",
     "LedgerReader": "bookies.client.reader",
     "LedgerState": "bookies.model",
@@ -122,11 +141,14 @@ _LAZY = {
     "LogWriter": "bookies.client.log_writer",
     "Manifest": "bookies.protocol.log",
     "Move": "bookies.client.replication",
+    "Obstacle": "bookies.client.replication",
+    "Opening": "bookies.client.opening",
     "Position": "bookies.protocol.log",
     "RecoveryReport": "bookies.client.replication",
     "Replacement": "bookies.protocol.replicate",
     "ReplicaState": "bookies.protocol.fragments",
     "ReplicaVerdict": "bookies.protocol.fragments",
+    "Watch": "bookies.metadata.driver",
     "blocking": "bookies.client",
     "connect": "bookies.client.connect",
     "local": "bookies.admin.local_cluster",
@@ -136,13 +158,16 @@ __all__ = [
     "AckQuorumTimeout",
     "Administration",
     "AdvancedLedgerWriter",
+    "Batches",
     "BookKeeperError",
     "BookieBusy",
     "BookieConfig",
     "BookieError",
     "BookieId",
+    "BookieInfo",
     "BookieMode",
     "BookieReadOnly",
+    "BookieSet",
     "BookieStatus",
     "BookieTimeout",
     "BookieUnreachable",
@@ -160,17 +185,22 @@ __all__ = [
     "DigestType",
     "DirectoryInUse",
     "DiskFull",
+    "Endpoint",
+    "Entries",
     "Entry",
     "EntryBatch",
     "EntryError",
     "EntryExists",
     "EntryNotFound",
+    "Extent",
     "Fragment",
     "FragmentNotFinished",
     "FragmentVerdict",
     "InvalidArgument",
+    "LastConfirmedAndEntry",
     "LedgerCheck",
     "LedgerClosed",
+    "LedgerEnd",
     "LedgerError",
     "LedgerExists",
     "LedgerFenced",
@@ -195,6 +225,8 @@ __all__ = [
     "Move",
     "NotEnoughBookies",
     "NotSupported",
+    "Obstacle",
+    "Opening",
     "Position",
     "ProtocolError",
     "QuorumError",
@@ -212,6 +244,7 @@ __all__ = [
     "StorageError",
     "Unauthorized",
     "VersionConflict",
+    "Watch",
     "WriteFailed",
     "blocking",
     "connect",

@@ -9,10 +9,10 @@ their peace, not for the safety of the log. Readers need nobody's leave and dist
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from bookies.client.arguments import TimeLimit, position, quorums, whole_number
 from bookies.client.keys import digest_type_of
 from bookies.client.log_reader import LogReader
 from bookies.client.log_writer import LogWriter
@@ -23,7 +23,6 @@ from bookies.client.takeover import LogParts, end_of, sweep, take_over, truncate
 from bookies.errors import InvalidArgument, LedgerNotFound, LogExists, LogNotFound, RecordExists, RecordNotFound
 from bookies.metadata.driver import MetadataDriver
 from bookies.model import DigestType
-from bookies.protocol.ledger import check_quorums
 from bookies.protocol.log import Manifest, Position, check_log_name, emptied, pack_manifest
 from bookies.runtime.ports import Runtime
 
@@ -61,9 +60,7 @@ class Log:
         `exist_ok`: content with one that exists, whatever its numbers. `timeout`: seconds. Raises `LogExists`,
         `InvalidArgument`.
         """
-        write_quorum = ensemble if write_quorum is None else write_quorum
-        ack_quorum = write_quorum // 2 + 1 if ack_quorum is None else ack_quorum
-        check_quorums(ensemble, write_quorum, ack_quorum)
+        ensemble, write_quorum, ack_quorum = quorums(ensemble, write_quorum, ack_quorum)
         token = f"{self._runtime.random.getrandbits(64):016x}"
         now_ms = self._runtime.clock.wall_ms()
         new = Manifest(token, now_ms, ensemble, write_quorum, ack_quorum, digest_type_of(digest))
@@ -78,12 +75,12 @@ class Log:
                 if found.token != token and not exist_ok:  # otherwise it is ours, and the reply was lost
                     raise LogExists(f"there is a log {self.name} already") from None
 
-        async with asyncio.timeout(timeout):
+        async with TimeLimit(timeout, f"create log {self.name}"):
             await repeated(self._runtime, make)
 
     async def manifest(self, *, timeout: float | None = None) -> Manifest:
         """The list of its ledgers, as it is now. Raises `LogNotFound`."""
-        async with asyncio.timeout(timeout):
+        async with TimeLimit(timeout, f"read the list of log {self.name}"):
             return (await self._parts()).records.current
 
     def lead(
@@ -104,14 +101,15 @@ class Log:
         Leaving the block closes the writer; leaving it by an exception only lets go of it. Raises `LogNotFound`,
         `LogFenced` (not a candidate any more), `RecoveryFailed`, `NotEnoughBookies` and others that last too long.
         """
-        if roll_size < 1 or roll_age <= 0:
-            raise InvalidArgument(f"roll_size={roll_size}, roll_age={roll_age}: must be more than 0")
+        roll_size = whole_number("roll_size", roll_size, 1)
+        if isinstance(roll_age, bool) or not isinstance(roll_age, int | float) or not roll_age > 0:
+            raise InvalidArgument(f"roll_age={roll_age!r}: must be a number of seconds above 0")
 
         async def make() -> LogWriter:
             parts = await self._parts()
             return LogWriter(parts, await take_over(parts, is_candidate=is_candidate), roll_size, roll_age)
 
-        return Opening(make, timeout)
+        return Opening(make, timeout, f"take the lead of log {self.name}")
 
     def open(self, *, timeout: float | None = None) -> Opening[LogReader]:
         """Open it for reading and tailing. Raises `LogNotFound`. `timeout`: seconds."""
@@ -119,7 +117,7 @@ class Log:
         async def make() -> LogReader:
             return LogReader(await self._parts())
 
-        return Opening(make, timeout)
+        return Opening(make, timeout, f"open log {self.name}")
 
     async def truncate(self, before: Position, *, timeout: float | None = None) -> None:
         """Let the log begin at a position; what is before it cannot be read any more, and its ledgers are deleted.
@@ -128,15 +126,16 @@ class Log:
         followed them. When it fails or is cancelled half-way, the next truncation or leader does the rest. Raises
         `LogTruncated` (a position that is not in the log), `InvalidArgument` (behind its end), `LogNotFound`.
         """
-        async with asyncio.timeout(timeout):
-            await truncate(await self._parts(), Position(*before))
+        before = position("before", before)
+        async with TimeLimit(timeout, f"truncate log {self.name}"):
+            await truncate(await self._parts(), before)
 
     async def delete(self, *, timeout: float | None = None) -> None:
         """Delete the log and its ledgers for ever; one that does not exist counts as deleted.
 
         Its leader is stopped. When it fails or is cancelled half-way, the log cannot be used any more: repeat it.
         """
-        async with asyncio.timeout(timeout):
+        async with TimeLimit(timeout, f"delete log {self.name}"):
             records = ManifestLoop(self._runtime, self._driver, self.name)
             parts = LogParts(self._client, self._runtime, records, self._password)
             try:

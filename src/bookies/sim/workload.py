@@ -465,7 +465,7 @@ class Workload:
         bookie = BookieId(self._random.choice(list(self._cluster.bookies)))
         skips_open = self._random.random() < 0.7
         try:
-            report = await client.client.administration().recover_bookies([bookie], skip_open=skips_open)
+            report = await client.client.administration().recover_bookies([bookie], skip_open=skips_open, force=True)
             self._history.count("fragments replicated", len(report.moves))
         except BookKeeperError as error:
             self._history.failed(client.name, f"replication of {bookie}", error)

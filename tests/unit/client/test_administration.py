@@ -653,8 +653,8 @@ def test_a_client_that_is_closed_ends_everything(quorums: str, delay_s: float) -
         ledger_id = await written(first, 2000, quorums, size=1000)
         lost = (await first.metadata(ledger_id)).last_ensemble[0]
         operations: list[Callable[[Administration], Coroutine[Any, Any, Any]]] = [
-            lambda administration: administration.recover_bookies([lost], bytes_per_s=100_000),
-            lambda administration: administration.recover_bookies([lost]),
+            lambda administration: administration.recover_bookies([lost], force=True, bytes_per_s=100_000),
+            lambda administration: administration.recover_bookies([lost], force=True),
             lambda administration: administration.check_ledger(ledger_id, percentage=100),
             lambda administration: administration.repair_ledger(ledger_id, bytes_per_s=100_000),
         ]
