@@ -16,7 +16,7 @@ import sys
 from dataclasses import fields, is_dataclass
 
 WIDTH = 100  # of a signature on one line
-PLUMBING = {"check_open", "client_closed"}  # what handles are to each other
+PLUMBING = {"check_open", "client_closed", "transactions"}  # what handles are to each other, and to Spark
 HERE = pathlib.Path(__file__).parent
 
 

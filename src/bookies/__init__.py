@@ -21,6 +21,7 @@ from bookies.errors import (
     CookieMismatch,
     CookieNotFound,
     CorruptRecord,
+    CursorBehind,
     DataUnknown,
     DigestMismatch,
     DirectoryInUse,
@@ -40,6 +41,7 @@ from bookies.errors import (
     LogError,
     LogExists,
     LogFenced,
+    LogInUse,
     LogNotFound,
     LogTruncated,
     MetadataCorrupt,
@@ -56,6 +58,7 @@ from bookies.errors import (
     ReplicationFailed,
     SessionExpired,
     StorageError,
+    TransactionRefused,
     Unauthorized,
     VersionConflict,
     WriteFailed,
@@ -84,6 +87,8 @@ if TYPE_CHECKING:
     from bookies.client.replication import Move as Move
     from bookies.client.replication import Obstacle as Obstacle
     from bookies.client.replication import RecoveryReport as RecoveryReport
+    from bookies.client.transaction import Reaped as Reaped
+    from bookies.client.transaction_writer import LogTransaction as LogTransaction
     from bookies.client.watcher import BookieStatus as BookieStatus
     from bookies.client.writer import LedgerWriter as LedgerWriter
     from bookies.config import BookieConfig as BookieConfig
@@ -97,6 +102,7 @@ if TYPE_CHECKING:
     from bookies.model import Endpoint as Endpoint
     from bookies.model import LedgerMetadata as LedgerMetadata
     from bookies.model import LedgerState as LedgerState
+    from bookies.protocol.cursors import Cursor as Cursor
     from bookies.protocol.fragments import Fragment as Fragment
     from bookies.protocol.fragments import FragmentVerdict as FragmentVerdict
     from bookies.protocol.fragments import ReplicaState as ReplicaState
@@ -121,6 +127,7 @@ _LAZY = {
     "Client": "bookies.client.client",
     "ClientConfig": "bookies.config",
     "CopyProgress": "bookies.client.replication",
+    "Cursor": "bookies.protocol.cursors",
     "DigestType": "bookies.model",
     "Endpoint": "bookies.model",
     "Entries": "bookies.client.iteration",
@@ -138,12 +145,14 @@ _LAZY = {
     "LedgerWriter": "bookies.client.writer",
     "Log": "bookies.client.log",
     "LogReader": "bookies.client.log_reader",
+    "LogTransaction": "bookies.client.transaction_writer",
     "LogWriter": "bookies.client.log_writer",
     "Manifest": "bookies.protocol.log",
     "Move": "bookies.client.replication",
     "Obstacle": "bookies.client.replication",
     "Opening": "bookies.client.opening",
     "Position": "bookies.protocol.log",
+    "Reaped": "bookies.client.transaction",
     "RecoveryReport": "bookies.client.replication",
     "Replacement": "bookies.protocol.replicate",
     "ReplicaState": "bookies.protocol.fragments",
@@ -180,6 +189,8 @@ __all__ = [
     "CookieNotFound",
     "CopyProgress",
     "CorruptRecord",
+    "Cursor",
+    "CursorBehind",
     "DataUnknown",
     "DigestMismatch",
     "DigestType",
@@ -215,8 +226,10 @@ __all__ = [
     "LogError",
     "LogExists",
     "LogFenced",
+    "LogInUse",
     "LogNotFound",
     "LogReader",
+    "LogTransaction",
     "LogTruncated",
     "LogWriter",
     "Manifest",
@@ -231,6 +244,7 @@ __all__ = [
     "ProtocolError",
     "QuorumError",
     "ReadFailed",
+    "Reaped",
     "RecordExists",
     "RecordNotFound",
     "RecoveryFailed",
@@ -242,6 +256,7 @@ __all__ = [
     "ReplicationFailed",
     "SessionExpired",
     "StorageError",
+    "TransactionRefused",
     "Unauthorized",
     "VersionConflict",
     "Watch",

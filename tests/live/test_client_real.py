@@ -220,6 +220,7 @@ def test_blocking_appends_that_do_not_wait(uri: str) -> None:
                     ledger.wait_writable(timeout=20)
                     futures.append(ledger.append_nowait(b"%d" % number * 2000))
             assert [future.result(20) for future in futures] == list(range(300))
+            assert ledger.push_many(payloads(100)).result(20) == 399
             assert ledger.pending_count == 0
             ledger.allow_ensemble_changes(False)
             store.allow_ensemble_changes(True)
@@ -231,9 +232,13 @@ def test_blocking_appends_that_do_not_wait(uri: str) -> None:
         pending = lost.append_nowait(b"x")
         lost.close()
         assert isinstance(pending.exception(20), bk.LedgerClosed | None)
+        kept = store.create()
         reader = store.open(ledger.ledger_id)
-        assert sum(map(len, reader.read().batches())) == 300
-        assert sum(map(len, store.administration().open(ledger.ledger_id).read_batches(7))) == 293
+        assert sum(map(len, reader.read().batches())) == 400
+        assert sum(map(len, store.administration().open(ledger.ledger_id).read_batches(7))) == 393
+    for late in (lambda: kept.append_nowait(b"x"), lambda: kept.push_many([b"x"]), lambda: kept.append(b"x")):
+        with pytest.raises(bk.ClientClosed):
+            late()
 
 
 def test_the_blocking_administration_watches(uri: str) -> None:

@@ -142,6 +142,10 @@ class AdvancedLedgerWriter(LedgerWriter):
         """Not on an advanced ledger. Raises `NotSupported`."""
         raise self._unnumbered()
 
+    async def push_many(self, payloads: Iterable[Payload]) -> asyncio.Future[int]:
+        """Not on an advanced ledger. Raises `NotSupported`."""
+        raise self._unnumbered()
+
     def _unnumbered(self) -> NotSupported:
         return NotSupported(
             "entries of an advanced ledger have ids: use write(entry_id, payload)", ledger_id=self.ledger_id

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -63,11 +63,20 @@ class LedgerWriter:
         It may be awaited from any thread. Raises `BookieBusy` when the memory limit is reached: `wait_writable`, then
         repeat.
         """
-        return self._thread.call(_followed(self._writer, payload))
+
+        async def start() -> asyncio.Future[int]:
+            return self._writer.append_nowait(payload)
+
+        return self._thread.call(_followed(start))
 
     def append_many(self, payloads: Iterable[Payload], *, timeout: float | None = None) -> int:
         """Append entries with consecutive ids; the last id, once all are durable."""
         return self._thread.call(self._writer.append_many(list(payloads), timeout=timeout))
+
+    def push_many(self, payloads: Iterable[Payload]) -> Future[int]:
+        """Append entries as `append_many` does, waiting only for memory; the future becomes the last id."""
+        batch = list(payloads)
+        return self._thread.call(_followed(lambda: self._writer.push_many(batch)))
 
     def wait_writable(self, *, timeout: float | None = None) -> None:
         """Wait until an entry of the largest size could be appended."""
@@ -217,7 +226,7 @@ class LedgerReader:
         return BlockingBatches(self._thread, batches)
 
 
-async def _followed(writer: AsyncLedgerWriter, payload: Payload) -> Future[int]:
+async def _followed(append: Callable[[], Awaitable[asyncio.Future[int]]]) -> Future[int]:
     """Append, and let a future for other threads follow what becomes of it."""
     followed: Future[int] = Future()
     followed.set_running_or_notify_cancel()  # What was sent cannot be taken back.
@@ -229,5 +238,5 @@ async def _followed(writer: AsyncLedgerWriter, payload: Payload) -> Future[int]:
         else:
             followed.set_exception(error)
 
-    writer.append_nowait(payload).add_done_callback(tell)
+    (await append()).add_done_callback(tell)
     return followed

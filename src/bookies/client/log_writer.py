@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from bookies.client.arguments import TimeLimit, position, seconds
+from bookies.client.arguments import TimeLimit, position, seconds, switch
 from bookies.client.metadata_loop import back_off
 from bookies.client.takeover import PATIENCE_S, LogParts, discard, new_ledger, sweep, take_over, truncate
 from bookies.client.writer import BATCH_SIZE_MAX, LedgerWriter, Payload
@@ -385,11 +385,11 @@ class LogWriter:
             self._is_rolling = False
 
     # -- the rest ------------------------------------------------------------------------------------------------
-    async def truncate(self, before: Position, *, timeout: float | None = None) -> None:
+    async def truncate(self, before: Position, *, force: bool = False, timeout: float | None = None) -> None:
         """See `Log.truncate`."""
-        before = position("before", before)
+        before, force = position("before", before), switch("force", force)
         async with TimeLimit(timeout, f"truncate log {self.name}"):
-            await truncate(self._parts, before, self._ledger)
+            await truncate(self._parts, before, self._ledger, is_forced=force)
 
     async def _sweep(self) -> None:
         with contextlib.suppress(BookKeeperError):  # The next truncation or leader does it.

@@ -15,7 +15,7 @@ import enum
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple
 
 from bookies.errors import BookieUnreachable, BookKeeperError, DigestMismatch
 from bookies.model import INVALID_ENTRY_ID, BookieId, Ensemble, LedgerMetadata
@@ -79,11 +79,7 @@ class _StripedIds(Sequence[int]):
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
+    def __getitem__(self, index: Any) -> Any:  # an id of an index, a list of a slice, as `Sequence` declares
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(self._count))]
         turn, offset = divmod(range(self._count)[index] + self._skipped, self._size)

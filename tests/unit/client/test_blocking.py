@@ -30,7 +30,16 @@ from bookies.metadata.embedded import EmbeddedDriver
 from bookies.runtime import aio
 
 # What handles are to each other, and what `connect` does here.
-PLUMBING = {"begin", "check_open", "client_closed", "open_session", "announce", "is_busy", "send_queued"}
+PLUMBING = {
+    "begin",
+    "check_open",
+    "client_closed",
+    "open_session",
+    "transactions",
+    "announce",
+    "is_busy",
+    "send_queued",
+}
 PLUMBING |= {"on_change", "on_close", "on_confirmed", "on_failed", "on_released"}
 
 

@@ -1,4 +1,4 @@
-"""`bk log`: create, append, read, tail, truncate, show, list, delete.
+"""`bk log`: create, append, read, tail, truncate, cursors, show, list, delete.
 
 A log is a list of ledgers that goes on: `append` takes the lead, appends one entry per line of stdin, and may be
 called again and again. Positions are `LEDGER:ENTRY`.
@@ -72,6 +72,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     truncate.add_argument("--before", metavar="POSITION", required=True, help="LEDGER:ENTRY, the first one to keep")
     truncate.add_argument("--dry-run", action="store_true", help="say what would be deleted")
+    truncate.add_argument("--force", action="store_true", help="pass cursors that have not come so far")
+    cursors = verb("cursors", "how far named consumers have come, which truncation respects", "bk log cursors orders")
+    cursors.add_argument("--move", metavar="NAME=POSITION", help="put a cursor before an entry, making it if need be")
+    cursors.add_argument("--delete", metavar="NAME", help="delete a cursor: it holds nothing back any more")
     verb("show", "its ledgers", "bk log show orders")
     list_parser = verb("list", "all logs", "bk log list --prefix web", log=False)
     list_parser.add_argument("--prefix", default="", help="only names that begin so")
@@ -82,7 +86,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     handlers = {
-        "create": _create, "read": _read, "tail": _tail, "truncate": _truncate,
+        "create": _create, "read": _read, "tail": _tail, "truncate": _truncate, "cursors": _cursors,
         "show": _show, "list": _list, "delete": _delete,
     }  # fmt: skip
     if arguments.verb == "append":
@@ -241,9 +245,46 @@ async def _truncate(client: Client, arguments: argparse.Namespace) -> int:
         what = f"delete ledgers {', '.join(map(str, gone))}" if gone else "delete no ledger yet"
         print(f"would let log {log.name} begin at {before}, and {what}")
         return 0
-    await log.truncate(before)
+    await log.truncate(before, force=arguments.force)
     if arguments.json:
         print_json(describe(log.name, await log.manifest()))
+    return 0
+
+
+async def _cursors(client: Client, arguments: argparse.Namespace) -> int:
+    from bookies.protocol.cursors import is_lost
+    from bookies.protocol.log import parse_position
+
+    log = _log(client, arguments)
+    if arguments.move:
+        name, equals, position = arguments.move.partition("=")
+        if not equals:
+            raise UsageError(f"--move {arguments.move}: expected NAME=LEDGER:ENTRY")
+        await log.move_cursor(name, parse_position(position))
+    if arguments.delete:
+        await log.delete_cursor(arguments.delete)
+    manifest = await log.manifest()
+    found = list((await log.cursors()).values())
+    if arguments.json:
+        print_json(
+            [
+                {"cursor": each.name, "position": str(each.position), "moved_ms": each.moved_ms,
+                 "is_truncated": is_lost(each.position, manifest)}
+                for each in found
+            ]
+        )  # fmt: skip
+        return 0
+    print_table(
+        [
+            (
+                each.name,
+                f"{each.position} (truncated)" if is_lost(each.position, manifest) else str(each.position),
+                datetime.datetime.fromtimestamp(each.moved_ms / 1000).isoformat(" ", "seconds"),
+            )
+            for each in found
+        ],
+        ("cursor", "position", "moved"),
+    )
     return 0
 
 
