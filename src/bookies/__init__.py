@@ -87,6 +87,8 @@ if TYPE_CHECKING:
     from bookies.client.replication import Move as Move
     from bookies.client.replication import Obstacle as Obstacle
     from bookies.client.replication import RecoveryReport as RecoveryReport
+    from bookies.client.scan import BadRun as BadRun
+    from bookies.client.scan import ReplicaScan as ReplicaScan
     from bookies.client.transaction import Reaped as Reaped
     from bookies.client.transaction_writer import LogTransaction as LogTransaction
     from bookies.client.watcher import BookieStatus as BookieStatus
@@ -94,6 +96,7 @@ if TYPE_CHECKING:
     from bookies.config import BookieConfig as BookieConfig
     from bookies.config import ClientConfig as ClientConfig
     from bookies.metadata.driver import BookieSet as BookieSet
+    from bookies.metadata.driver import Versioned as Versioned
     from bookies.metadata.driver import Watch as Watch
     from bookies.model import BookieId as BookieId
     from bookies.model import BookieInfo as BookieInfo
@@ -117,6 +120,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "Administration": "bookies.client.administration",
     "AdvancedLedgerWriter": "bookies.client.advanced",
+    "BadRun": "bookies.client.scan",
     "Batches": "bookies.client.iteration",
     "BookieConfig": "bookies.config",
     "BookieId": "bookies.model",
@@ -155,8 +159,10 @@ _LAZY = {
     "Reaped": "bookies.client.transaction",
     "RecoveryReport": "bookies.client.replication",
     "Replacement": "bookies.protocol.replicate",
+    "ReplicaScan": "bookies.client.scan",
     "ReplicaState": "bookies.protocol.fragments",
     "ReplicaVerdict": "bookies.protocol.fragments",
+    "Versioned": "bookies.metadata.driver",
     "Watch": "bookies.metadata.driver",
     "blocking": "bookies.client",
     "connect": "bookies.client.connect",
@@ -167,6 +173,7 @@ __all__ = [
     "AckQuorumTimeout",
     "Administration",
     "AdvancedLedgerWriter",
+    "BadRun",
     "Batches",
     "BookKeeperError",
     "BookieBusy",
@@ -251,6 +258,7 @@ __all__ = [
     "RecoveryReport",
     "RemoteProtocolError",
     "Replacement",
+    "ReplicaScan",
     "ReplicaState",
     "ReplicaVerdict",
     "ReplicationFailed",
@@ -259,6 +267,7 @@ __all__ = [
     "TransactionRefused",
     "Unauthorized",
     "VersionConflict",
+    "Versioned",
     "Watch",
     "WriteFailed",
     "blocking",

@@ -28,6 +28,7 @@ COMMANDS = {
     "inspect": ("bookies.admin.commands.inspect", "look into a bookie's files, offline, also Apache's"),
     "bench": ("bookies.admin.commands.bench", "measure appends and reads"),
     "chaos": ("bookies.admin.commands.chaos", "run a real cluster and break it: kills, stops, cut connections"),
+    "spark": ("bookies.admin.spark_command", "fleet jobs on Spark: scrub, repair, reconcile, usage, whatif"),
     "sim": ("bookies.admin.commands.sim", "run the cluster on virtual time with faults"),
 }
 

@@ -13,11 +13,14 @@ from bookies.client import administration as asynchronous
 from bookies.client.administration import LedgerCheck
 from bookies.client.blocking_iteration import Caller, next_or_none, run
 from bookies.client.blocking_ledger import LedgerReader
+from bookies.client.entries import EntryBatch
 from bookies.client.replication import Move, OnProgress, RecoveryReport
+from bookies.client.scan import ReplicaScan
 from bookies.errors import ClientClosed
-from bookies.metadata.driver import BookieSet, Watch
+from bookies.metadata.driver import BookieSet, Versioned, Watch
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
 from bookies.protocol.fragments import Fragment
+from bookies.protocol.replicate import Pace
 
 T = TypeVar("T")
 
@@ -42,6 +45,14 @@ class Administration:
         found = self._administration.read_stored(ledger_id, first, last)  # refuses at once what it must
         return _each(self._thread, found)
 
+    def record(self, ledger_id: int) -> Versioned:
+        """A ledger's record with its version in the metadata store."""
+        return self._thread.call(self._administration.record(ledger_id))
+
+    def ledger_ids(self) -> Iterator[Sequence[int]]:
+        """The ids of all ledgers, ascending, in pages."""
+        return _each(self._thread, self._administration.ledger_ids())
+
     def ledgers_on(self, bookies: Collection[BookieId], *, timeout: float | None = None) -> dict[int, LedgerMetadata]:
         """The ledgers that have any of these bookies in any fragment, by ascending id."""
         return self._thread.call(self._administration.ledgers_on(bookies, timeout=timeout))
@@ -49,6 +60,45 @@ class Administration:
     def check_ledger(self, ledger_id: int, *, percentage: float = 0, timeout: float | None = None) -> LedgerCheck:
         """Look whether every replica of a ledger is there. `percentage`: of entries to read, 100: all."""
         return self._thread.call(self._administration.check_ledger(ledger_id, percentage=percentage, timeout=timeout))
+
+    def fragments(self, ledger_id: int) -> tuple[LedgerMetadata, list[Fragment]]:
+        """A ledger's record, and its fragments that hold entries, in order."""
+        return self._thread.call(self._administration.fragments(ledger_id))
+
+    def scan_replica(
+        self,
+        record: LedgerMetadata,
+        bookie: BookieId,
+        ids: Sequence[int],
+        *,
+        visit: Callable[[EntryBatch], None] | None = None,
+        pace: Pace | None = None,
+        is_listing: bool = False,
+    ) -> ReplicaScan:
+        """Read these entries, ascending, as one bookie has them, verify each, and say which are not good.
+
+        `visit` is called on the client's own thread: it must be quick, and must not call the client.
+        """
+        return self._thread.call(
+            self._administration.scan_replica(record, bookie, ids, visit=visit, pace=pace, is_listing=is_listing)
+        )
+
+    def renew_entries(
+        self,
+        ledger_id: int,
+        bookie: BookieId,
+        entries: Sequence[range],
+        *,
+        bytes_per_s: float | None = None,
+        progress: OnProgress | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Write again to a bookie those of these entries that it must hold by the record; how many were written."""
+        return self._thread.call(
+            self._administration.renew_entries(
+                ledger_id, bookie, entries, bytes_per_s=bytes_per_s, progress=progress, timeout=timeout
+            )
+        )
 
     def list_entries(self, bookie: BookieId, ledger_id: int) -> list[range]:
         """Which entries of a ledger a bookie holds, as ranges."""
