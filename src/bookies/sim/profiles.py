@@ -328,7 +328,7 @@ PROFILES = {
         duration_s=4.0,
         log=LogPlan(),
         faults=FaultPlan(
-            gap_ms=200,
+            gap_ms=120,
             weights={
                 "crash bookie": 2,
                 "crash bookie in a disk call": 1,

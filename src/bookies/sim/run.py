@@ -152,7 +152,7 @@ class Simulation:
         await self.cluster.stop()
 
 
-async def _mixed(simulation: Simulation) -> None:
+async def mixed(simulation: Simulation) -> None:
     """The scenario of the sweeps."""
     await simulation.cluster.start()
     if simulation.profile.moments is not None:
@@ -173,7 +173,7 @@ def simulate(
     seed: int,
     profile: str = "mixed",
     *,
-    scenario: Scenario = _mixed,
+    scenario: Scenario = mixed,
     duration_s: float | None = None,
     stops_at_first: bool = False,
     only: frozenset[str] | None = None,
