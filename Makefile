@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 SEED ?=
 MINUTES ?= 1
 JOBS ?= 2
+AGAINST ?=
 
-.PHONY: run test check sim mutants museum chaos bench docs clean
+.PHONY: run test check coverage sim mutants museum chaos bench docs clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -19,6 +20,13 @@ check: $(VENV)/.dev
 	@$(BIN)/ruff check src tests
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q tests/test_tidy.py
+
+# Every branch of the protocol's decisions is taken by their own tests: no cluster, no simulator.
+PROTOCOL_TESTS := tests/unit/protocol tests/scenarios $(addprefix tests/property/test_,add_pipeline.py log.py quorum.py read.py)
+
+coverage: $(VENV)/.dev
+	@$(BIN)/python -m coverage run -m pytest -q -n 0 $(PROTOCOL_TESTS) $(ARGS)
+	@$(BIN)/python -m coverage report
 
 sim: $(VENV)/.dev
 	@$(BIN)/bk sim $(if $(SEED),--seed $(SEED),--profile small --minutes $(MINUTES) --jobs $(JOBS)) $(ARGS)
@@ -33,13 +41,13 @@ chaos: $(VENV)/.dev
 	@$(BIN)/bk chaos $(ARGS)
 
 bench: $(VENV)/.dev
-	@$(BIN)/python benchmarks/compare.py $(ARGS)
+	@$(BIN)/python benchmarks/$(if $(AGAINST),against.py $(AGAINST),compare.py) $(ARGS)
 
 docs: $(VENV)/.dev
 	@$(BIN)/python docs/generate.py
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build dist .coverage .mypy_cache .ruff_cache .pytest_cache
 
 $(VENV)/bin/python:
 	@command -v $(PYTHON) >/dev/null || { echo "needs Python 3.11 or newer: '$(PYTHON)' was not found (make PYTHON=/path/to/python3.11)"; exit 1; }

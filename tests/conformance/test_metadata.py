@@ -24,7 +24,16 @@ from bookies.errors import (
     SessionExpired,
     VersionConflict,
 )
-from bookies.metadata.driver import RECORD_SIZE_MAX, BookieSet, LedgerEvent
+from bookies.metadata.driver import (
+    RECORD_SIZE_MAX,
+    BookieSet,
+    LedgerAt,
+    LedgerDeletion,
+    LedgerEvent,
+    RecordAt,
+    RecordWrite,
+    Step,
+)
 from bookies.metadata.embedded import EmbeddedDriver
 from bookies.metadata.leased import LeasedDriver
 from bookies.metadata.memory import MemoryDriver, MemoryStore
@@ -768,6 +777,104 @@ def test_of_writers_of_one_version_one_wins(kind: Kind) -> None:
         assert len(won) == 1
         assert sum(isinstance(outcome, VersionConflict) for outcome in outcomes) == 3
         assert await drivers[3].read_record("r") == (b"%d" % won[0], outcomes[won[0]])
+
+    kind.run(body)
+
+
+def test_a_transaction_does_all_or_nothing(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        one, two = await cluster.driver(), await cluster.driver()
+        ledgers = [await one.create_ledger(ledger(number)) for number in (7, 8)]
+        at = [LedgerAt(each.metadata.ledger_id, each.version) for each in ledgers]
+        first = await one.transact([*at, RecordWrite("log", b"7 8", 0)])
+        assert await two.read_record("log") == (b"7 8", first)
+        assert first > max(each.version for each in ledgers)
+
+        sealed = ledgers[1].metadata.replace(state=LedgerState.CLOSED, last_entry_id=3, length=9)
+        changed = await two.write_ledger(sealed, ledgers[1].version)
+        write = RecordWrite("log", b"never", first)
+        refused: list[tuple[type[Exception], list[Step]]] = [
+            (VersionConflict, [*at, write]),  # ledger 8 was changed
+            (LedgerNotFound, [write, LedgerAt(9, 1)]),
+            (LedgerNotFound, [write, LedgerDeletion(9, 1)]),
+            (VersionConflict, [write, LedgerDeletion(7, 999)]),
+            (VersionConflict, [RecordAt("log", 999), LedgerDeletion(7, ledgers[0].version)]),
+            (VersionConflict, [RecordAt("log", 0), LedgerDeletion(7, ledgers[0].version)]),
+            (RecordNotFound, [RecordAt("none", 3), LedgerDeletion(7, ledgers[0].version)]),
+            (RecordNotFound, [RecordWrite("none", b"", 3), write]),
+            (RecordExists, [RecordWrite("log", b"", 0), RecordWrite("new", b"", 0)]),
+            (VersionConflict, [RecordWrite("new", b"", 0), RecordWrite("log", b"", first + 1)]),
+        ]
+        for error, steps in refused:
+            with pytest.raises(error):
+                await one.transact(steps)
+        assert await one.read_record("log") == (b"7 8", first)
+        assert await one.record_names("") == ["log"]
+        assert (await one.read_ledger(7)).version == ledgers[0].version
+
+        both = [LedgerDeletion(7, ledgers[0].version), LedgerDeletion(8, changed.version)]
+        version = await two.transact(
+            [RecordAt("none", 0), *both, RecordWrite("log", b"", first), RecordWrite("new", b"n", 0)]
+        )
+        assert await one.read_record("log") == (b"", version)
+        assert await one.read_record("new") == (b"n", version)
+        for number in (7, 8):
+            with pytest.raises(LedgerNotFound):
+                await one.read_ledger(number)
+        assert await one.transact([RecordAt("log", version)]) >= version
+
+    kind.run(body)
+
+
+def test_of_transactions_that_contradict_each_other_one_wins(kind: Kind) -> None:
+    """A commit that refers to a ledger, and a deletion of it that looked at the list before."""
+
+    async def body(cluster: Cluster) -> None:
+        one, two = await cluster.driver(), await cluster.driver()
+        for number in range(6):
+            found = await one.create_ledger(ledger(number))
+            version = await one.create_record(f"log{number}", b"")
+            commit = one.transact([LedgerAt(number, found.version), RecordWrite(f"log{number}", b"refers", version)])
+            reap = two.transact([RecordAt(f"log{number}", version), LedgerDeletion(number, found.version)])
+            pair = (commit, reap) if number % 2 else (reap, commit)
+            outcomes = await asyncio.gather(*pair, return_exceptions=True)
+            assert sum(isinstance(outcome, int) for outcome in outcomes) == 1
+            try:
+                await one.read_ledger(number)
+                is_there = True
+            except LedgerNotFound:
+                is_there = False
+            assert ((await one.read_record(f"log{number}"))[0] == b"refers") == is_there
+
+    kind.run(body)
+
+
+def test_a_transaction_wakes_the_watches(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        one, two = await cluster.driver(), await cluster.driver()
+        found = await one.create_ledger(ledger(7))
+        version = await one.create_record("r", b"")
+        record, deleted = Seen(), Seen()
+        one.watch_record("r", version, record)
+        one.watch_ledger(7, deleted)
+        await two.transact([LedgerDeletion(7, found.version), RecordWrite("r", b"new", version)])
+        await record.wait_for(bool)
+        await deleted.wait_for(lambda events: LedgerEvent.DELETED in events)
+
+    kind.run(body)
+
+
+def test_transactions_that_some_store_could_not_do_are_refused(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        driver = await cluster.driver()
+        with pytest.raises(InvalidArgument, match=r"a transaction of 4,097 steps; a metadata store takes 4,096"):
+            await driver.transact([LedgerAt(1, 1)] * 4097)
+        with pytest.raises(InvalidArgument, match="changes r twice"):
+            await driver.transact([RecordWrite("r", b"", 0), RecordWrite("r", b"", 0)])
+        with pytest.raises(InvalidArgument, match="changes 7 twice"):
+            await driver.transact([LedgerDeletion(7, 1), LedgerDeletion(7, 1)])
+        with pytest.raises(InvalidArgument, match="is no name of a record"):
+            await driver.transact([RecordAt("a/", 1)])
 
     kind.run(body)
 

@@ -98,6 +98,21 @@ def first_ledger(uri: str, name: str) -> int:
     return int(log(uri, "show", name, "--json").json()["extents"][0]["ledger"])
 
 
+def test_cursors_hold_truncations_back(uri: str, tmp_path: pathlib.Path) -> None:
+    log(uri, "create", "held")
+    first = append(uri, "held", tmp_path, ["a", "b"], "--json").json()["first"]
+    ledger = first.partition(":")[0]
+    assert f"billing  {ledger}:1" in log(uri, "cursors", "held", "--move", f"billing={ledger}:1").out
+    [row] = log(uri, "cursors", "held", "--json").json()
+    assert (row["cursor"], row["position"], row["is_truncated"]) == ("billing", f"{ledger}:1", False)
+    refused = log(uri, "truncate", "held", "--before", f"{ledger}:2")
+    assert f"because of its cursors billing (at {ledger}:1)" in refused.sentence
+    assert log(uri, "truncate", "held", "--before", f"{ledger}:2", "--force").status == 0
+    assert f"billing  {ledger}:1 (truncated)" in log(uri, "cursors", "held").out
+    assert log(uri, "cursors", "held", "--delete", "billing", "--json").json() == []
+    assert "expected NAME=LEDGER:ENTRY" in log(uri, "cursors", "held", "--move", "billing").sentence
+
+
 def test_a_tail_goes_on_from_leader_to_leader(uri: str, tmp_path: pathlib.Path) -> None:
     log(uri, "create", "live")
     append(uri, "live", tmp_path, ["before"])
@@ -143,3 +158,22 @@ def test_the_blocking_client(uri: str) -> None:
         log.lead().abandon()
         log.delete()
         assert store.logs("block") == []
+
+
+def test_what_transactions_leave_behind_is_listed_and_reaped(uri: str) -> None:
+    assert log(uri, "create", "transactions", "--ensemble", 1, "--format", "envelope").status == 0
+    assert log(uri, "show", "transactions", "--json").json()["record_format"] == "envelope"
+    with bookies.blocking.connect(uri) as store:
+        orders = store.log("transactions")
+        with orders.transaction("loader", 1) as txn:
+            txn.append_many([b"a", b"b"])
+        with store.create(
+            ensemble=1, labels={"sink.log": "transactions", "sink.app": "lost", "sink.version": "3"}
+        ) as left:
+            left.append(b"from a task that died")
+    listed = log(uri, "reap", "transactions", "--dry-run")
+    assert [line.split()[:2] for line in listed.out.splitlines()[1:]] == [[str(left.ledger_id), "lost:3"]]
+    assert log(uri, "reap", "transactions", "--dry-run", "--app", "loader", "--json").json() == []
+    assert log(uri, "reap", "transactions", "--json").json()[0]["outcome"] == "deleted"
+    assert log(uri, "reap", "transactions", "--json").json() == []
+    assert log(uri, "read", "transactions").out == "a\nb\n"

@@ -132,3 +132,22 @@ def readable(store: Store) -> list[Position]:
         for each in store.now.extents
         for entry_id in range(each.first, store.sizes[each.ledger_id])
     ]
+
+
+@given(STEPS)
+def test_rows_keep_their_numbers(steps: list[Step]) -> None:
+    store = Store()
+    numbers: dict[Position, int] = {}
+    for step in steps:
+        try:
+            act(store, step)
+        except (LogFenced, LogTruncated, InvalidArgument):
+            continue
+        number = store.now.rows_truncated
+        for extent in store.now.extents:
+            end = store.closed.get(extent.ledger_id)
+            if end is None:
+                break  # Rows behind it have no number yet.
+            for entry_id in range(extent.first, end.last_entry_id + 1):
+                assert numbers.setdefault(Position(extent.ledger_id, entry_id), number) == number
+                number += 1

@@ -113,6 +113,7 @@ def test_id_set_is_a_set(bound: int, adds: list[tuple[int, int]], cut_at: int) -
         assert ends == sorted(set(ends)), "runs are disjoint, ascending, above the bound and do not touch"
         for entry_id in range(40):
             assert ids.reach(entry_id) == next(e for e in range(entry_id, 80) if e not in model)
+            assert ids.next_in(entry_id) == min((e for e in model if e >= entry_id), default=None)
     taken = {e for start, stop in ids.cut(cut_at) for e in range(start, stop)}
     assert taken == {e for e in model if e >= max(cut_at, ids.bound)}
     assert {e for e in range(40) if e in ids} == model - taken

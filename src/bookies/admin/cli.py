@@ -22,12 +22,13 @@ COMMANDS = {
     "ledger": ("bookies.admin.commands.ledger", "create, append, read, tail, show, list, recover, seal, delete"),
     "log": (
         "bookies.admin.commands.log",
-        "logs without an end: create, append, read, tail, truncate, show, list, delete",
+        "logs without an end: create, append, read, tail, truncate, cursors, show, list, delete",
     ),
     "bookie": ("bookies.admin.commands.bookie", "run, list, show"),
     "inspect": ("bookies.admin.commands.inspect", "look into a bookie's files, offline, also Apache's"),
     "bench": ("bookies.admin.commands.bench", "measure appends and reads"),
     "chaos": ("bookies.admin.commands.chaos", "run a real cluster and break it: kills, stops, cut connections"),
+    "spark": ("bookies.admin.spark_command", "fleet jobs on Spark: scrub, repair, reconcile, usage, whatif"),
     "sim": ("bookies.admin.commands.sim", "run the cluster on virtual time with faults"),
 }
 

@@ -12,12 +12,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from bookies.client.entries import EntryBatch
 from bookies.client.ledger_access import LedgerAccess
 from bookies.client.metadata_loop import MetadataLoop
 from bookies.client.pool import BookiePool
 from bookies.client.reader import LedgerReader
 from bookies.client.replicas import LedgerReplicas
-from bookies.client.replication import Account, BookieRecovery, Move, OnProgress, RecoveryReport, replicate
+from bookies.client.replication import Account, BookieRecovery, Move, OnProgress, RecoveryReport, renew, replicate
+from bookies.client.scan import ReplicaScan, scan, scan_list
 from bookies.client.watcher import BookieWatcher
 from bookies.config import ClientConfig
 from bookies.errors import (
@@ -31,7 +33,7 @@ from bookies.errors import (
     ReadFailed,
     ReplicationFailed,
 )
-from bookies.metadata.driver import BookieSet, MetadataDriver, Watch
+from bookies.metadata.driver import BookieSet, MetadataDriver, Versioned, Watch
 from bookies.model import BookieId, BookieInfo, BookieMode, DigestType, LedgerMetadata
 from bookies.protocol.fragments import (
     Fragment,
@@ -41,9 +43,10 @@ from bookies.protocol.fragments import (
     fragments_to_check,
     is_stored_on,
     missing_runs,
+    stored_in,
 )
 from bookies.protocol.quorum import write_set
-from bookies.protocol.replicate import check_finished, choose_targets, renewals, repairs
+from bookies.protocol.replicate import Pace, check_finished, choose_targets, renewals, repairs
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import all_of
 
@@ -130,6 +133,15 @@ class Administration:
         if last > confirmed:
             raise EntryNotFound(f"behind the last add confirmed, {confirmed}", ledger_id=ledger_id, entry_id=entry_id)
 
+    async def record(self, ledger_id: int) -> Versioned:
+        """A ledger's record and its version in the metadata store. Raises `LedgerNotFound`."""
+        return await self._access.read(ledger_id)
+
+    async def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
+        """The ids of all ledgers, ascending, in pages. Complete for every ledger that exists during all of it."""
+        async for ids in self._driver.ledger_ids():
+            yield ids
+
     async def ledgers_on(
         self, bookies: Collection[BookieId], *, timeout: float | None = None
     ) -> dict[int, LedgerMetadata]:
@@ -159,19 +171,44 @@ class Administration:
         if not 0 <= percentage <= 100:
             raise InvalidArgument(f"percentage={percentage}: must be 0 to 100")
         async with asyncio.timeout(timeout):
-            found = await self._access.read(ledger_id)
-            record = found.metadata
-            try:
-                confirmed = await self._access.last_add_confirmed(found)
-            except (BookieUnreachable, ReadFailed):
-                confirmed = -1  # Nobody can tell, so the last fragment is judged by its first entry.
+            record, fragments = await self.fragments(ledger_id)
             known = await self._registered()
             replicas = self._access.replicas(record)
-            verdicts = [
-                await self._check(fragment, known, percentage, replicas)
-                for fragment in fragments_to_check(record, confirmed)
-            ]
+            verdicts = [await self._check(fragment, known, percentage, replicas) for fragment in fragments]
             return LedgerCheck(record, tuple(verdicts))
+
+    async def fragments(self, ledger_id: int) -> tuple[LedgerMetadata, list[Fragment]]:
+        """A ledger's record, and its fragments that hold entries, in order. Raises `LedgerNotFound`.
+
+        Of a ledger that is not sealed its bookies are asked where it ends; when they cannot say, its last fragment is
+        taken to end where it begins.
+        """
+        found = await self._access.read(ledger_id)
+        try:
+            confirmed = await self._access.last_add_confirmed(found)
+        except (BookieUnreachable, ReadFailed):
+            confirmed = -1  # Nobody can tell, so the last fragment is judged by its first entry.
+        return found.metadata, fragments_to_check(found.metadata, confirmed)
+
+    async def scan_replica(
+        self,
+        record: LedgerMetadata,
+        bookie: BookieId,
+        ids: Sequence[int],
+        *,
+        visit: Callable[[EntryBatch], None] | None = None,
+        pace: Pace | None = None,
+        is_listing: bool = False,
+    ) -> ReplicaScan:
+        """Read these entries, ascending, as one bookie has them, verify each, and say which are not good.
+
+        `visit`: called with each batch of good ones, in no particular order. `pace`: of the bytes read. `is_listing`:
+        only look which are there, by the bookie's own list. A bookie that does not answer ends it; it is no error.
+        """
+        replicas = self._access.replicas(record)
+        if is_listing:
+            return await scan_list(replicas, self._pool, record.ledger_id, bookie, ids)
+        return await scan(replicas, self._pool, record.ledger_id, bookie, ids, visit, pace)
 
     async def _check(
         self, fragment: Fragment, known: Collection[BookieId], percentage: float, replicas: LedgerReplicas
@@ -244,6 +281,31 @@ class Administration:
                 )
             update = MetadataLoop(self._access.runtime, self._driver, found)
             return await replicate(self._access, fragment, replacements, update, account)
+
+    async def renew_entries(
+        self,
+        ledger_id: int,
+        bookie: BookieId,
+        entries: Sequence[range],
+        *,
+        bytes_per_s: float | None = None,
+        progress: OnProgress | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Write again to a bookie those of these entries that it must hold by the record; how many were written.
+
+        For single entries that it has lost, or holds damaged; nothing but these is copied and the record stays as it
+        is. Raises `LedgerNotFound`, `FragmentNotFinished`, and why an entry cannot be read anywhere or written.
+        """
+        async with asyncio.timeout(timeout):
+            account = Account(1, bytes_per_s, progress)
+            record, fragments = await self.fragments(ledger_id)
+            for fragment, positions in fragments_on(fragments, [bookie]):
+                ids = stored_in(fragment.stored(positions[0]), entries)
+                if ids:
+                    check_finished(fragment)
+                    await renew(self._access, record, fragment, positions[0], ids, account)
+            return account.entries
 
     async def repair_ledger(
         self,

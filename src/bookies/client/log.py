@@ -10,9 +10,10 @@ their peace, not for the safety of the log. Readers need nobody's leave and dist
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
+from bookies.client.cursors import LogCursors, check_position
 from bookies.client.keys import digest_type_of
 from bookies.client.log_reader import LogReader
 from bookies.client.log_writer import LogWriter
@@ -20,11 +21,15 @@ from bookies.client.manifest import LOGS, ManifestLoop
 from bookies.client.metadata_loop import repeated
 from bookies.client.opening import Opening
 from bookies.client.takeover import LogParts, end_of, sweep, take_over, truncate
+from bookies.client.transaction import COMMIT_TIMEOUT_S, OnOpenTail, Parts, Reaped, reap
+from bookies.client.transaction_writer import LEDGER_SIZE, LogTransaction
 from bookies.errors import InvalidArgument, LedgerNotFound, LogExists, LogNotFound, RecordExists, RecordNotFound
 from bookies.metadata.driver import MetadataDriver
 from bookies.model import DigestType
+from bookies.protocol.cursors import Cursor
 from bookies.protocol.ledger import check_quorums
-from bookies.protocol.log import Manifest, Position, check_log_name, emptied, pack_manifest
+from bookies.protocol.log import RAW, RECORD_FORMATS, Manifest, Position, check_log_name, emptied, pack_manifest
+from bookies.protocol.transaction import ORPHAN_GRACE_MS, REPLAY_GRACE_MS
 from bookies.runtime.ports import Runtime
 
 if TYPE_CHECKING:
@@ -53,20 +58,24 @@ class Log:
         write_quorum: int | None = None,
         ack_quorum: int | None = None,
         digest: str | DigestType = "crc32c",
+        record_format: str = RAW,
         exist_ok: bool = False,
         timeout: float | None = None,
     ) -> None:
         """Make the log, without entries. The numbers are those of each of its ledgers: see `Client.create`.
 
-        `exist_ok`: content with one that exists, whatever its numbers. `timeout`: seconds. Raises `LogExists`,
-        `InvalidArgument`.
+        `record_format`: what an entry is, for Spark: "raw", the value itself, or "envelope", with key, headers and
+        timestamp. `exist_ok`: content with one that exists, whatever its numbers. `timeout`: seconds. Raises
+        `LogExists`, `InvalidArgument`.
         """
         write_quorum = ensemble if write_quorum is None else write_quorum
         ack_quorum = write_quorum // 2 + 1 if ack_quorum is None else ack_quorum
         check_quorums(ensemble, write_quorum, ack_quorum)
         token = f"{self._runtime.random.getrandbits(64):016x}"
         now_ms = self._runtime.clock.wall_ms()
-        new = Manifest(token, now_ms, ensemble, write_quorum, ack_quorum, digest_type_of(digest))
+        if record_format not in RECORD_FORMATS:
+            raise InvalidArgument(f"record_format={record_format!r}: expected one of {', '.join(RECORD_FORMATS)}")
+        new = Manifest(token, now_ms, ensemble, write_quorum, ack_quorum, digest_type_of(digest), record_format)
 
         async def make() -> None:
             try:
@@ -121,15 +130,95 @@ class Log:
 
         return Opening(make, timeout)
 
-    async def truncate(self, before: Position, *, timeout: float | None = None) -> None:
+    # -- transactions --------------------------------------------------------------------------------------------
+    def transaction(
+        self,
+        app: str,
+        version: int,
+        *,
+        ledger_size: int = LEDGER_SIZE,
+        is_replacing: bool = False,
+        on_open_tail: OnOpenTail = "fail",
+        timeout: float | None = COMMIT_TIMEOUT_S,
+    ) -> LogTransaction:
+        """Append entries all at once, or not at all: `async with log.transaction("loader", 7) as txn`.
+
+        Repeat a block that failed with the same `app` and `version`: what was committed is not appended again.
+        Versions of one application only grow; a smaller one than the last counts as committed. `ledger_size`: payload
+        bytes of each ledger. `is_replacing`: the log holds nothing else afterwards. `on_open_tail`: what to do when a
+        leader writes the log: "fail", or "fence", that is, stop it. `timeout`: of the commit, seconds.
+
+        The block raises `LogNotFound`, what `LedgerWriter.append_many` raises, and when it ends `LogInUse`,
+        `TransactionRefused` (a stream's application), or `LogError` (no answer in time: repeat it to find out).
+        """
+        return LogTransaction(
+            self._transaction_parts(),
+            self.name,
+            app,
+            version,
+            ledger_size=ledger_size,
+            is_replacing=is_replacing,
+            on_open_tail=on_open_tail,
+            timeout=timeout,
+        )
+
+    async def reap(
+        self,
+        *,
+        app: str | None = None,
+        dry_run: bool = False,
+        orphan_grace: float = ORPHAN_GRACE_MS / 1000,
+        replay_grace: float = REPLAY_GRACE_MS / 1000,
+    ) -> AsyncIterator[Reaped]:
+        """Delete what transactions wrote for this log and will not commit: tasks that died, attempts that lost.
+
+        One row for each ledger that the log does not list. `app`: only of this application. `orphan_grace`: seconds
+        after which a transaction that nobody knows of is given up; if it is committed later, that is refused.
+        `replay_grace`: the same for left-overs of committed ones. Reads the records of all ledgers of the cluster.
+        """
+        async for each in reap(
+            self._transaction_parts(),
+            self.name,
+            app=app,
+            is_dry_run=dry_run,
+            orphan_grace_ms=int(orphan_grace * 1000),
+            replay_grace_ms=int(replay_grace * 1000),
+        ):
+            yield each
+
+    def _transaction_parts(self) -> Parts:
+        return Parts(self._client, self._runtime, self._driver, self._password)
+
+    async def truncate(self, before: Position, *, force: bool = False, timeout: float | None = None) -> None:
         """Let the log begin at a position; what is before it cannot be read any more, and its ledgers are deleted.
 
         Anybody may do this, also while somebody leads. Of the last two ledgers nothing is deleted before others have
         followed them. When it fails or is cancelled half-way, the next truncation or leader does the rest. Raises
-        `LogTruncated` (a position that is not in the log), `InvalidArgument` (behind its end), `LogNotFound`.
+        `CursorBehind` (a cursor has not come so far) unless `force`, `LogTruncated` (a position that is not in the
+        log), `InvalidArgument` (behind its end), `LogNotFound`.
         """
         async with asyncio.timeout(timeout):
-            await truncate(await self._parts(), Position(*before))
+            await truncate(await self._parts(), Position(*before), is_forced=force)
+
+    async def cursors(self, *, timeout: float | None = None) -> dict[str, Cursor]:
+        """The named cursors: how far consumers have come. Truncation does not pass them. Raises `LogNotFound`."""
+        async with asyncio.timeout(timeout):
+            parts = await self._parts()
+            return (await repeated(self._runtime, parts.cursors.read))[0]
+
+    async def move_cursor(self, name: str, position: Position, *, timeout: float | None = None) -> None:
+        """Put a cursor before an entry, forward or back; one that does not exist is made.
+
+        `entry.position.next` says that the entry was dealt with. `name`: as names of logs. Raises `LogTruncated` (a
+        position that is not in the log), `LogNotFound`, `InvalidArgument`.
+        """
+        async with asyncio.timeout(timeout):
+            await (await self._parts()).cursors.move(check_log_name(name), check_position(Position(*position)))
+
+    async def delete_cursor(self, name: str, *, timeout: float | None = None) -> None:
+        """It holds nothing back any more; one that does not exist counts as deleted. Raises `LogNotFound`."""
+        async with asyncio.timeout(timeout):
+            await (await self._parts()).cursors.delete(name)
 
     async def delete(self, *, timeout: float | None = None) -> None:
         """Delete the log and its ledgers for ever; one that does not exist counts as deleted.
@@ -138,7 +227,7 @@ class Log:
         """
         async with asyncio.timeout(timeout):
             records = ManifestLoop(self._runtime, self._driver, self.name)
-            parts = LogParts(self._client, self._runtime, records, self._password)
+            parts = self._parts_of(records)
             try:
                 await repeated(self._runtime, records.refresh)
                 for ledger_id in (await records.update(emptied)).deleting:
@@ -148,6 +237,7 @@ class Log:
                     except LedgerNotFound:
                         continue  # An earlier deletion, or another one, was here.
                 await sweep(parts)
+                await parts.cursors.delete_all()
                 await repeated(self._runtime, lambda: self._driver.delete_record(records.record, records.version))
             except (LogNotFound, RecordNotFound):
                 pass  # Nothing is left, whoever deleted it.
@@ -158,4 +248,8 @@ class Log:
         manifest = await repeated(self._runtime, records.refresh)
         if manifest.is_deleting:
             raise LogNotFound(f"log {self.name} is being deleted: `delete` it again if that stopped half-way")
-        return LogParts(self._client, self._runtime, records, self._password)
+        return self._parts_of(records)
+
+    def _parts_of(self, records: ManifestLoop) -> LogParts:
+        cursors = LogCursors(self._runtime, self._driver, records)
+        return LogParts(self._client, self._runtime, records, cursors, self._password)

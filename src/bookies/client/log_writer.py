@@ -384,10 +384,10 @@ class LogWriter:
             self._is_rolling = False
 
     # -- the rest ------------------------------------------------------------------------------------------------
-    async def truncate(self, before: Position, *, timeout: float | None = None) -> None:
+    async def truncate(self, before: Position, *, force: bool = False, timeout: float | None = None) -> None:
         """See `Log.truncate`."""
         async with asyncio.timeout(timeout):
-            await truncate(self._parts, Position(*before), self._ledger)
+            await truncate(self._parts, Position(*before), self._ledger, is_forced=force)
 
     async def _sweep(self) -> None:
         with contextlib.suppress(BookKeeperError):  # The next truncation or leader does it.

@@ -11,11 +11,11 @@ Source: client-protocol 5.2, 5.3; the changes are in `protocol/log.py`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from bookies.client.metadata_loop import FAILURES_MAX, PROMPT_CONFLICTS, back_off
 from bookies.errors import LogNotFound, MetadataError, RecordNotFound, VersionConflict
-from bookies.metadata.driver import MetadataDriver, Watch
+from bookies.metadata.driver import MetadataDriver, RecordWrite, Step, Watch
 from bookies.protocol.log import Manifest, check_log_name, pack_manifest, parse_manifest
 from bookies.runtime.ports import Runtime
 
@@ -48,8 +48,14 @@ class ManifestLoop:
             self.current, self.version = found, version
         return self.current
 
-    async def update(self, change: Callable[[Manifest], Manifest | None]) -> Manifest:
+    async def update(
+        self,
+        change: Callable[[Manifest], Manifest | None],
+        guard: Callable[[Manifest], Awaitable[Sequence[Step]]] | None = None,
+    ) -> Manifest:
         """Bring the list into a state in which there is nothing to change. Safe to cancel: nothing half done.
+
+        `guard`: asked before each swap for what else has to be true at the moment of it; it may raise.
 
         Raises what the function raises, `LogNotFound`, `InvalidArgument` (the list would be too long for the store),
         and `MetadataError` when the store stays unusable; then the change may or may not have been made.
@@ -58,7 +64,12 @@ class ManifestLoop:
             conflicts = failures = 0
             while (changed := change(self.current)) is not None:
                 try:
-                    self.version = await self._driver.write_record(self.record, pack_manifest(changed), self.version)
+                    data = pack_manifest(changed)
+                    if guard is None:
+                        self.version = await self._driver.write_record(self.record, data, self.version)
+                    else:
+                        swap = RecordWrite(self.record, data, self.version)
+                        self.version = await self._driver.transact([swap, *await guard(self.current)])
                     self.current = changed
                     break
                 except RecordNotFound:

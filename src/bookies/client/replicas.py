@@ -11,6 +11,7 @@ import struct
 from collections.abc import Sequence
 from itertools import pairwise
 
+from bookies.client.entries import EntryBatch
 from bookies.client.keys import Keys
 from bookies.client.pool import BookiePool
 from bookies.errors import BookieTimeout, BookieUnreachable, BookKeeperError, ClientClosed
@@ -36,6 +37,11 @@ class LedgerReplicas:
 
     async def read(self, bookie: BookieId, ids: Sequence[int]) -> list[bytes]:
         """The bodies of the first of these consecutive ids: at least one, verified. Raises why there is none."""
+        batch = await self.read_batch(bookie, ids)
+        return [batch.data[start + 4 : stop] for start, stop in pairwise(batch.starts)]
+
+    async def read_batch(self, bookie: BookieId, ids: Sequence[int]) -> EntryBatch:
+        """As `read`, in the buffer in which they arrived."""
         first, ledger_id = ids[0], self._keys.ledger_id
         if len(ids) > 1 and self._batches(bookie):
             try:
@@ -46,13 +52,11 @@ class LedgerReplicas:
                 self._pool.batch_support.dropped(bookie)  # Perhaps it does not know batch reads.
             else:
                 self._pool.batch_support.answered_batch(bookie)
-                batch = self._keys.verified(bookie, data, first, ids[-1])
-                return [batch.data[start + 4 : stop] for start, stop in pairwise(batch.starts)]
+                return self._keys.verified(bookie, data, first, ids[-1])
         response = await self._pool.read_entry(bookie, ledger_id, first)
         self._pool.batch_support.answered_single(bookie)
         body = bytes(response.body or b"")
-        self._keys.verified(bookie, Records.of([body]).data, first, first)
-        return [body]
+        return self._keys.verified(bookie, Records.of([body]).data, first, first)
 
     async def read_from_any(self, bookies: Sequence[BookieId], ids: Sequence[int]) -> list[bytes]:
         """As `read`, from whichever of these has them. Raises the error that says most, naming what each answered."""

@@ -15,8 +15,8 @@ from bookies.client.metadata_loop import MetadataLoop
 from bookies.errors import BookKeeperError, ClientClosed, LedgerNotFound
 from bookies.metadata.driver import Versioned
 from bookies.model import BookieId, LedgerMetadata, LedgerState
-from bookies.protocol.fragments import Fragment, fragments_on, fragments_to_check
-from bookies.protocol.replicate import FragmentCopy, Pace, Replacement, choose_targets
+from bookies.protocol.fragments import Fragment, fragments_on, fragments_to_check, runs_of
+from bookies.protocol.replicate import ENTRIES_MAX, FragmentCopy, Pace, Replacement, choose_targets, renewals
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,37 @@ async def replicate(
             await asyncio.sleep(pause_s)
     await update.update(copy.swap.needed, copy.swap.apply)
     return Move(fragment.ledger_id, fragment.first, fragment.last, copy.replacements)
+
+
+async def renew(
+    access: LedgerAccess,
+    record: LedgerMetadata,
+    fragment: Fragment,
+    position: int,
+    ids: Sequence[int],
+    account: Account,
+) -> None:
+    """Write these entries again to the bookie that is at a position of the fragment and has lost or damaged them.
+
+    The record stays as it is. Raises why an entry cannot be read anywhere or written.
+    """
+    loop = asyncio.get_running_loop()
+    replicas, bookie = access.replicas(record), fragment.ensemble[position]
+    copy = FragmentCopy(fragment, renewals(fragment, [position]))
+    for run in runs_of(ids):
+        at = run.start
+        while at < run.stop:
+            count = 1 if fragment.is_striped else ENTRIES_MAX  # The next entry of a striped one is on other bookies.
+            bodies = await replicas.read_from_any(
+                access.pool.health.order(copy.sources(at)), range(at, min(run.stop, at + count))
+            )
+            share = range(at, at + len(bodies))
+            await replicas.write([(bookie, share)], share, bodies)
+            size = sum(map(len, bodies))
+            account.copied(fragment.ledger_id, len(bodies), size)
+            at = share.stop
+            if (pause_s := account.pace.spent(size, loop.time())) > 0:
+                await asyncio.sleep(pause_s)
 
 
 class BookieRecovery:

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from bookies.client.cursors import LogCursors
 from bookies.client.manifest import ManifestLoop
 from bookies.client.metadata_loop import back_off
 from bookies.errors import BookKeeperError, InvalidArgument, LedgerNotFound, LogFenced, LogNotFound
@@ -30,6 +31,7 @@ class LogParts(NamedTuple):
     client: Client
     runtime: Runtime
     records: ManifestLoop
+    cursors: LogCursors
     password: bytes
 
 
@@ -112,7 +114,9 @@ async def discard(parts: LogParts, ledger: LedgerWriter) -> None:
         await parts.client.delete(ledger.ledger_id)
 
 
-async def truncate(parts: LogParts, before: Position, own: LedgerWriter | None = None) -> None:
+async def truncate(
+    parts: LogParts, before: Position, own: LedgerWriter | None = None, *, is_forced: bool = False
+) -> None:
     """Let the log begin at `before`. `own`: the ledger that the caller is writing. Raises as `Log.truncate`."""
     manifest = parts.records.current
     ends: dict[int, LedgerEnd] = {}
@@ -121,7 +125,8 @@ async def truncate(parts: LogParts, before: Position, own: LedgerWriter | None =
         if metadata.is_closed:
             ends[ledger_id] = LedgerEnd(metadata.last_entry_id, metadata.length)
     confirmed = await _last_add_confirmed(parts, manifest, before, ends, own)
-    await parts.records.update(lambda found: truncated(found, before, ends, confirmed))
+    guard = None if is_forced else parts.cursors.guard(before, ends)
+    await parts.records.update(lambda found: truncated(found, before, ends, confirmed), guard)
     await sweep(parts)
 
 

@@ -42,6 +42,43 @@ class LedgerEvent(enum.Enum):
     DELETED = "deleted"
 
 
+@dataclass(frozen=True, slots=True)
+class LedgerAt:
+    """In a transaction: the ledger's record has this version."""
+
+    ledger_id: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordAt:
+    """In a transaction: the named record has this version; 0: there is none."""
+
+    name: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerDeletion:
+    """In a transaction: the ledger's record, which has this version, is deleted."""
+
+    ledger_id: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordWrite:
+    """In a transaction: the named record, which has this version, gets new data; 0: it is created."""
+
+    name: str
+    data: bytes
+    version: int
+
+
+Step = LedgerAt | RecordAt | LedgerDeletion | RecordWrite
+TRANSACTION_STEPS_MAX = 4096
+
+
 class Watch(ABC):
     """A registered callback. Callbacks run on the event loop and must not raise."""
 
@@ -180,6 +217,17 @@ class MetadataDriver(ABC):
     async def record_names(self, prefix: str) -> Sequence[str]:
         """All names that begin with `prefix`, sorted. Complete for every record that exists during the whole call."""
 
+    # -- several at once -----------------------------------------------------------------------------------------
+    @abstractmethod
+    async def transact(self, steps: Sequence[Step]) -> int:
+        """All of the steps, or none: at one moment every version is as said, and everything is changed.
+
+        The version of every record it writes. No ledger and no record may be changed by two steps. A transaction that
+        changes nothing is allowed. Raises `VersionConflict`, `LedgerNotFound`, `RecordNotFound`, `RecordExists` (and
+        nothing was done), `InvalidArgument` (more than `TRANSACTION_STEPS_MAX` steps, or see `check_record`). Nobody
+        can tell a transaction whose reply was lost from somebody else's: read what it was meant to write.
+        """
+
     @abstractmethod
     def watch_record(self, name: str, version: int, callback: Callable[[], None]) -> Watch:
         """At least one call after the record has another version than `version`, or none; several changes may be one.
@@ -204,3 +252,22 @@ def check_record(name: str, data: bytes = b"") -> None:
         raise InvalidArgument(
             f"record {name} would have {len(data):,} bytes; a metadata store takes {RECORD_SIZE_MAX:,} at most"
         )
+
+
+def check_steps(steps: Sequence[Step]) -> None:
+    """What every store can do at once. Raises `InvalidArgument`."""
+    if len(steps) > TRANSACTION_STEPS_MAX:
+        raise InvalidArgument(
+            f"a transaction of {len(steps):,} steps; a metadata store takes {TRANSACTION_STEPS_MAX:,}"
+        )
+    changed: set[int | str] = set()
+    for step in steps:
+        if isinstance(step, RecordWrite):
+            check_record(step.name, step.data)
+        elif isinstance(step, RecordAt):
+            check_record(step.name)
+        if isinstance(step, RecordWrite | LedgerDeletion):
+            key = step.name if isinstance(step, RecordWrite) else step.ledger_id
+            if key in changed:
+                raise InvalidArgument(f"a transaction that changes {key} twice")
+            changed.add(key)

@@ -27,11 +27,24 @@ from bookies.errors import (
     LedgerExists,
     LedgerNotFound,
     MetadataError,
+    RecordExists,
+    RecordNotFound,
     SessionExpired,
     StorageError,
     VersionConflict,
 )
-from bookies.metadata.driver import BookieSet, LedgerEvent, MetadataDriver, Versioned, Watch, check_record
+from bookies.metadata.driver import (
+    BookieSet,
+    LedgerEvent,
+    MetadataDriver,
+    RecordAt,
+    RecordWrite,
+    Step,
+    Versioned,
+    Watch,
+    check_record,
+    check_steps,
+)
 from bookies.metadata.serde import is_bookie_id, pack_bookie_info, pack_ledger, parse_bookie_info, parse_ledger
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
 from bookies.runtime.tasks import Tasks
@@ -141,12 +154,23 @@ class Store(Protocol):
 
     def record_names(self, prefix: str) -> Sequence[str]: ...
 
+    def transact(self, steps: Sequence[Step]) -> int: ...
+
 
 def check_version(found: int, expected: int, *, ledger_id: int | None = None, bookie: str | None = None) -> None:
     """Of a compare-and-swap. Raises `VersionConflict`."""
     if found != expected:
         message = f"the record has version {found}, not {expected}: somebody else changed it"
         raise VersionConflict(message, ledger_id=ledger_id, bookie=bookie)
+
+
+def check_record_version(found: int, step: RecordAt | RecordWrite) -> None:
+    """Of a transaction's step. `found`: the record's version, 0 without one. Raises as `MetadataDriver.transact`."""
+    if found and not step.version and isinstance(step, RecordWrite):
+        raise RecordExists(f"the metadata store has a record {step.name} already")
+    if step.version and not found:
+        raise RecordNotFound(f"no record {step.name} in the metadata store")
+    check_version(found, step.version)
 
 
 def instance_id_of(number: int) -> str:
@@ -411,6 +435,10 @@ class LeasedDriver(MetadataDriver):
     async def delete_record(self, name: str, expected_version: int) -> None:
         check_record(name)
         await self._run("delete_record", self._store.delete_record, name, expected_version)
+
+    async def transact(self, steps: Sequence[Step]) -> int:
+        check_steps(steps)
+        return await self._run("transact", self._store.transact, tuple(steps))
 
     async def record_names(self, prefix: str) -> Sequence[str]:
         return await self._run("record_names", self._store.record_names, prefix)

@@ -22,8 +22,15 @@ from bookies.errors import (
     SessionExpired,
     VersionConflict,
 )
-from bookies.metadata.driver import BookieSet
-from bookies.metadata.leased import LeasedDriver, Observation, Record, check_version, instance_id_of
+from bookies.metadata.driver import BookieSet, LedgerAt, LedgerDeletion, RecordWrite, Step
+from bookies.metadata.leased import (
+    LeasedDriver,
+    Observation,
+    Record,
+    check_record_version,
+    check_version,
+    instance_id_of,
+)
 from bookies.model import BookieId, BookieMode
 from bookies.runtime.ports import Runtime
 
@@ -236,6 +243,25 @@ class MemoryStore:
         check_version(self.read_record(name)[1], expected_version)
         del self._records[name]
         self._changed()
+
+    def transact(self, steps: Sequence[Step]) -> int:
+        for step in steps:
+            if isinstance(step, LedgerAt | LedgerDeletion):
+                ledger = self._ledgers.get(step.ledger_id)
+                if ledger is None:
+                    raise LedgerNotFound("no such ledger in the metadata store", ledger_id=step.ledger_id)
+                check_version(ledger.version, step.version, ledger_id=step.ledger_id)
+            else:
+                check_record_version(self._records.get(step.name, (b"", 0))[1], step)
+        if not any(isinstance(step, LedgerDeletion | RecordWrite) for step in steps):
+            return self.revision
+        version = self._changed()
+        for step in steps:
+            if isinstance(step, LedgerDeletion):
+                del self._ledgers[step.ledger_id]
+            elif isinstance(step, RecordWrite):
+                self._records[step.name] = (step.data, version)
+        return version
 
     def record_names(self, prefix: str) -> Sequence[str]:
         return sorted(name for name in self._records if name.startswith(prefix))

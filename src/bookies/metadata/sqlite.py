@@ -32,8 +32,8 @@ from bookies.errors import (
     RecordNotFound,
     SessionExpired,
 )
-from bookies.metadata.driver import BookieSet
-from bookies.metadata.leased import Observation, Record, check_version
+from bookies.metadata.driver import BookieSet, LedgerAt, LedgerDeletion, RecordWrite, Step
+from bookies.metadata.leased import Observation, Record, check_record_version, check_version
 from bookies.model import BookieId, BookieMode
 
 if TYPE_CHECKING:
@@ -413,6 +413,29 @@ class SqliteStore:
             check_version(self._existing(name)[1], expected_version)
             connection.execute("DELETE FROM records WHERE name = ?", (name,))
             self._changed()
+
+    def transact(self, steps: Sequence[Step]) -> int:
+        with self._writing() as connection:
+            for step in steps:
+                if isinstance(step, LedgerAt | LedgerDeletion):
+                    ledger = self._record(step.ledger_id)
+                    if ledger is None:
+                        raise LedgerNotFound("no such ledger in the metadata store", ledger_id=step.ledger_id)
+                    check_version(ledger.version, step.version, ledger_id=step.ledger_id)
+                else:
+                    named = self._named(step.name)
+                    check_record_version(0 if named is None else named[1], step)
+            changes = [step for step in steps if isinstance(step, LedgerDeletion | RecordWrite)]
+            version = self._changed() if changes else self._counter("revision")
+            for step in changes:
+                if isinstance(step, LedgerDeletion):
+                    connection.execute("DELETE FROM ledgers WHERE id = ?", (step.ledger_id,))
+                else:
+                    connection.execute(
+                        "INSERT OR REPLACE INTO records (name, version, data) VALUES (?, ?, ?)",
+                        (step.name, version, step.data),
+                    )
+            return version
 
     def record_names(self, prefix: str) -> Sequence[str]:
         with self._reading() as connection:

@@ -246,9 +246,8 @@ class AddPipeline:
     def _begin(self, first: int, last: int) -> Effects:
         """Send entries that are new, after handling what failed late."""
         effects: list[Effect] = []
-        if self._late and self.allows_changes:
-            late, self._late = self._late, {}
-            effects.extend(self._handle_failure(late))
+        if self._late and self.allows_changes and not self.is_changing:
+            effects.extend(self._handle_failure({}))
             if self.error is not None:
                 self._has_failures = True
                 for position, failed in enumerate(self._failed):  # Nothing was sent, so nobody will answer.
@@ -478,14 +477,9 @@ class AddPipeline:
     # -- changing the ensemble -----------------------------------------------------------------------------------
 
     def _handle_failure(self, failed: dict[int, BookieId]) -> Effects:
-        failed = {position: bookie for position, bookie in failed.items() if self.ensemble[position] == bookie}
-        if self.is_changing:
-            self._late.update(failed)
-            return ()
-        failed |= self._late
-        self._late = {}
-        if not failed:
-            return self._deliver()
+        """Replace these bookies, members of the ensemble in use, and those that failed late."""
+        assert not self.is_changing
+        failed, self._late = failed | self._late, {}
         self._gone = []
         return self._start_round(failed)
 
@@ -560,8 +554,7 @@ class AddPipeline:
         """
         bound = self._sent_bound
         if isinstance(entry_ids, range) and entry_ids.step == 1 and not self._is_striped:
-            if entry_ids.start < entry_ids.stop:
-                yield entry_ids.start, min(entry_ids.stop, bound)
+            yield entry_ids.start, min(entry_ids.stop, bound)
             return
         ids = list(entry_ids)
         stored = stored_ids(position, ids[0], ids[-1], self._size, self._write_quorum) if ids else ()

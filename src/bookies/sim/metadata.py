@@ -15,7 +15,16 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from bookies.errors import MetadataError
-from bookies.metadata.driver import BookieSet, LedgerEvent, MetadataDriver, Versioned, Watch
+from bookies.metadata.driver import (
+    BookieSet,
+    LedgerDeletion,
+    LedgerEvent,
+    MetadataDriver,
+    RecordWrite,
+    Step,
+    Versioned,
+    Watch,
+)
 from bookies.metadata.memory import MemoryDriver
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
 from bookies.sim.loop import SimLoop
@@ -309,6 +318,16 @@ class SimDriver(MetadataDriver):
 
     async def delete_record(self, name: str, expected_version: int) -> None:
         await self._call(lambda: self.inner.delete_record(name, expected_version), self._note_record(name, None))
+
+    async def transact(self, steps: Sequence[Step]) -> int:
+        def note(_: int) -> None:
+            for step in steps:
+                if isinstance(step, LedgerDeletion):
+                    self._store.note(self._host, step.ledger_id, None)
+                elif isinstance(step, RecordWrite):
+                    self._store.note_record(self._host, step.name, step.data)
+
+        return await self._call(lambda: self.inner.transact(steps), note)
 
     async def record_names(self, prefix: str) -> Sequence[str]:
         return await self._call(lambda: self.inner.record_names(prefix))

@@ -16,6 +16,7 @@ import pyarrow as pa
 from bookies.client.entries import EntryBatch
 from bookies.errors import InvalidArgument
 from bookies.model import ENTRY_HEADER_SIZE
+from bookies.spark.options import flag
 
 BATCH_SIZE_MAX = 8 << 20  # bytes of records in one record batch; a single larger entry is a batch of its own
 
@@ -48,13 +49,6 @@ def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(
         name for name in COLUMNS if (name != "value" or with_value) and (name not in METADATA_COLUMNS or with_metadata)
     )
-
-
-def flag(options: Mapping[str, str], name: str, default: bool) -> bool:
-    text = options.get(name, "").strip().lower()
-    if text not in ("", "true", "false"):
-        raise InvalidArgument(f"option {name}={text!r}: expected true or false")
-    return text == "true" if text else default
 
 
 def spark_schema(columns: Sequence[str]) -> str:

@@ -7,8 +7,8 @@ add confirmed; the source never recovers or fences one. Source: spark 3.1 to 3.5
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,23 +16,24 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from bookies.errors import BookKeeperError, ConfigError, InvalidArgument
+from bookies.errors import BookKeeperError, InvalidArgument
 from bookies.spark import arrow, plan, runtime
+from bookies.spark.options import metadata_uri, number, proper_names, read_password
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
 
     from bookies.client.client import Client
     from bookies.client.entries import EntryBatch
     from bookies.model import LedgerMetadata
 
-URI = "bookkeeper.metadataServiceUri"
+ENTRIES = "entries"  # the table that is read when none is named
 SELECTIONS = ("ledger", "ledgers", "label", "assign", "path", "paths")
 OPTIONS = (
-    *SELECTIONS, "columns", "includeValue", "includeMetadata", "maxBytesPerPartition", "maxRecordsPerPartition",
-    "minPartitions", "readAheadBytes",
+    *SELECTIONS, "table", "columns", "includeValue", "includeMetadata", "maxBytesPerPartition",
+    "maxRecordsPerPartition", "minPartitions", "readAheadBytes",
 )  # fmt: skip
-CLIENT_OPTIONS = (URI, "bookkeeper.passwordFile", "bookkeeper.passwordEnv")
 READ_AHEAD = 16 << 20
 
 
@@ -70,14 +71,35 @@ class BookKeeperDataSource(DataSource):
     def name(cls) -> str:
         return "bookkeeper"
 
-    def schema(self) -> str:
+    def schema(self) -> Any:
+        if (tables := self._tables()) is not None:
+            return tables.schema(self.options)
         columns = arrow.columns_of(_checked(self.options))
         self._snapshot = resolve(self.options)
         return arrow.spark_schema(columns)
 
-    def reader(self, schema: Any) -> EntriesReader:
+    def reader(self, schema: Any) -> DataSourceReader:
+        if (tables := self._tables()) is not None:
+            reader: DataSourceReader = tables.reader(self.options, schema)
+            return reader
         options = _checked(self.options)
         return EntriesReader(options, schema.names, self._snapshot or resolve(options))
+
+    def writer(self, schema: Any, overwrite: bool) -> DataSourceArrowWriter:
+        from bookies.spark import sink
+
+        return sink.BatchWriter(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamArrowWriter:
+        from bookies.spark import sink
+
+        return sink.StreamWriter(self.options, schema, overwrite)
+
+    def _tables(self) -> Any:
+        """The module that knows the other tables, when one of them is asked for."""
+        if self.options.get("table", ENTRIES) == ENTRIES:
+            return None
+        return importlib.import_module("bookies.spark.tables")
 
 
 class EntriesReader(DataSourceReader):
@@ -89,10 +111,10 @@ class EntriesReader(DataSourceReader):
             raise InvalidArgument(f"no column {unknown[0]!r}; there are {', '.join(arrow.COLUMNS)}")
         self._columns = columns
         self._snapshot = snapshot
-        self._read_ahead = _number(options, "readAheadBytes", READ_AHEAD)
-        self._size_max = _number(options, "maxBytesPerPartition", plan.DEFAULT_PARTITION_SIZE)
-        self._count_max = _number(options, "maxRecordsPerPartition", 0) or None
-        self._parts_min = _number(options, "minPartitions", 1)
+        self._read_ahead = number(options, "readAheadBytes", READ_AHEAD)
+        self._size_max = number(options, "maxBytesPerPartition", plan.DEFAULT_PARTITION_SIZE)
+        self._count_max = number(options, "maxRecordsPerPartition", 0) or None
+        self._parts_min = number(options, "minPartitions", 1)
         self._password = read_password(options)
 
     def partitions(self) -> list[EntriesPartition]:
@@ -147,9 +169,7 @@ async def _unchanged(metadata: LedgerMetadata) -> LedgerMetadata:
 def resolve(options: Mapping[str, str]) -> Snapshot:
     """Ask the metadata store, and the bookies of open ledgers, for what the options select."""
     options = _checked(options)
-    uri = options.get(URI)
-    if not uri:
-        raise ConfigError(f"option {URI} is missing: the metadata store's address, such as file:/srv/bk/metadata")
+    uri = metadata_uri(options)
 
     async def main() -> Snapshot:
         from bookies.client.client import Client
@@ -221,16 +241,7 @@ async def _selected(client: Client, options: Mapping[str, str]) -> list[tuple[in
 
 def _checked(options: Mapping[str, str]) -> dict[str, str]:
     """The options under their proper names. Raises `InvalidArgument` for unknown or contradicting ones."""
-    proper = {name.lower(): name for name in (*OPTIONS, *CLIENT_OPTIONS)}
-    found = {}
-    for key, value in dict(options).items():
-        if key.lower() not in proper:
-            import difflib
-
-            near = difflib.get_close_matches(key.lower(), proper, 1)
-            hint = f"; did you mean {proper[near[0]]}?" if near else f"; there are {', '.join(OPTIONS)}"
-            raise InvalidArgument(f"unknown option {key!r}{hint}")
-        found[proper[key.lower()]] = value
+    found = proper_names(options, OPTIONS)
     named = [name for name in SELECTIONS if name in found]
     if len(named) != 1:
         said = f"got {' and '.join(named)}" if named else "got none"
@@ -238,33 +249,6 @@ def _checked(options: Mapping[str, str]) -> dict[str, str]:
             f"say which ledgers with exactly one of ledger, ledgers, label, assign, load(...): {said}"
         )
     return found
-
-
-def _number(options: Mapping[str, str], name: str, default: int) -> int:
-    """A count or a size; sizes may end in k, m or g."""
-    text = options.get(name, "").strip().lower()
-    if not text:
-        return default
-    scale = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}.get(text[-1], 1)
-    digits = text[:-1] if scale > 1 else text
-    if not digits.isdigit() or int(digits) < 1:
-        raise InvalidArgument(f"option {name}={text!r}: expected a whole number above 0 (k, m, g allowed)")
-    return int(digits) * scale
-
-
-def read_password(options: Mapping[str, str]) -> bytes:
-    """The ledgers' password, given by reference so that it shows up in no plan. Raises `ConfigError`."""
-    if path := options.get("bookkeeper.passwordFile"):
-        try:
-            with open(path, "rb") as file:
-                return file.read().rstrip(b"\n")
-        except OSError as error:
-            raise ConfigError(f"option bookkeeper.passwordFile: {error}") from error
-    if name := options.get("bookkeeper.passwordEnv"):
-        if name not in os.environ:
-            raise ConfigError(f"option bookkeeper.passwordEnv: the environment has no variable {name}")
-        return os.environ[name].encode()
-    return b""
 
 
 __all__ = ["BookKeeperDataSource", "BookKeeperError", "EntriesReader", "resolve"]

@@ -73,6 +73,12 @@ def test_close_by_the_writer() -> None:
             ledger.close_needed(CLOSED, last, length, is_implicit=False)
 
 
+def test_a_recovery_announces_itself_once() -> None:
+    assert ledger.announcement_needed(OPEN)
+    assert not ledger.announcement_needed(RECOVERING)
+    assert not ledger.announcement_needed(CLOSED)
+
+
 def test_close_by_a_recovery() -> None:
     assert ledger.recovery_close_needed(RECOVERING)
     assert not ledger.recovery_close_needed(CLOSED)

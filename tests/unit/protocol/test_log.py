@@ -315,6 +315,14 @@ def test_a_record_is_one_line_of_json() -> None:
     )
 
 
+def test_rows_that_were_truncated_are_in_the_record() -> None:
+    after = truncated(LONG, Position(12, 3), {}, 9)
+    assert after is not None
+    assert b'"rows_truncated":23' in pack_manifest(after)
+    assert parse_manifest("x", pack_manifest(after)) == after
+    assert illegality(LONG, replace(after, rows_truncated=22)) == "rows of the log got other numbers"
+
+
 def test_fields_of_a_later_version_are_kept() -> None:
     content = json.loads(pack_manifest(manifest(closed(0, 10))))
     content["retention"] = {"days": 3}

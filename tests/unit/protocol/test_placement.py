@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bookies.errors import NotEnoughBookies
+from bookies.errors import ConfigError, NotEnoughBookies
 from bookies.model import BookieId
-from bookies.protocol.placement import choose_ensemble, replace_failed
+from bookies.protocol.placement import choose_ensemble, parse_fault_domains, replace_failed
 
 WRITABLE = [BookieId(name) for name in ("c", "a", "b", "a", "d")]
 
@@ -25,3 +25,16 @@ def test_replacement_is_never_the_bookie_it_replaces() -> None:
     """Even if it is still listed as writable, and with members that were just replaced."""
     ensemble = (BookieId("a"), BookieId("b"))
     assert replace_failed(ensemble, [(0, BookieId("a")), (1, BookieId("b"))], WRITABLE) == ("c", "d")
+
+
+def test_fault_domains_by_bookie() -> None:
+    """A bookie id may have an equals sign of its own; the domain is what follows the last."""
+    found = parse_fault_domains(" b1:3181=east, b2:3181 = west ,,x=y=west,")
+    assert found == {"b1:3181": "east", "b2:3181": "west", "x=y": "west"}
+    assert parse_fault_domains("") == {}
+
+
+@pytest.mark.parametrize("pair", ["b1", "=east", "b1=", "="])
+def test_malformed_fault_domains(pair: str) -> None:
+    with pytest.raises(ConfigError, match=f"fault_domains: '{pair}': must be bookie=domain pairs"):
+        parse_fault_domains(f"b0=west,{pair}")

@@ -1,0 +1,73 @@
+"""Options of the source, the sink and the jobs: their names, their values, and what is said about wrong ones.
+
+Spark hands over keys in lower case and values as text, and a typing error would be silent; so every name is checked,
+and the nearest one that exists is suggested. Secrets are given by reference: options show up in query plans.
+Source: spark 3.3.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+
+from bookies.errors import ConfigError, InvalidArgument
+
+URI = "bookkeeper.metadataServiceUri"
+CLIENT_OPTIONS = (URI, "bookkeeper.passwordFile", "bookkeeper.passwordEnv")
+_SCALES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+def proper_names(options: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
+    """The options under their proper names: those in `known`, and `CLIENT_OPTIONS`. Raises `InvalidArgument`."""
+    proper = {name.lower(): name for name in (*known, *CLIENT_OPTIONS)}
+    found = {}
+    for key, value in dict(options).items():
+        if key.lower() not in proper:
+            near = difflib.get_close_matches(key.lower(), proper, 1)
+            hint = f"; did you mean {proper[near[0]]}?" if near else f"; there are {', '.join(known)}"
+            raise InvalidArgument(f"unknown option {key!r}{hint}")
+        found[proper[key.lower()]] = value
+    return found
+
+
+def metadata_uri(options: Mapping[str, str]) -> str:
+    """Raises `ConfigError` when there is none."""
+    uri = options.get(URI)
+    if not uri:
+        raise ConfigError(f"option {URI} is missing: the metadata store's address, such as file:/srv/bk/metadata")
+    return uri
+
+
+def flag(options: Mapping[str, str], name: str, default: bool) -> bool:
+    text = options.get(name, "").strip().lower()
+    if text not in ("", "true", "false"):
+        raise InvalidArgument(f"option {name}={text!r}: expected true or false")
+    return text == "true" if text else default
+
+
+def number(options: Mapping[str, str], name: str, default: int) -> int:
+    """A count or a size above 0; it may end in k, m or g (powers of 1,024). Raises `InvalidArgument`."""
+    text = options.get(name, "").strip().lower()
+    if not text:
+        return default
+    scale = _SCALES.get(text[-1], 1)
+    digits = text[:-1] if scale > 1 else text
+    if not (digits.isascii() and digits.isdigit()) or int(digits) < 1:
+        raise InvalidArgument(f"option {name}={text!r}: expected a whole number above 0 (k, m, g allowed)")
+    return int(digits) * scale
+
+
+def read_password(options: Mapping[str, str]) -> bytes:
+    """The ledgers' password, given by reference so that it shows up in no plan. Raises `ConfigError`."""
+    if path := options.get("bookkeeper.passwordFile"):
+        try:
+            with open(path, "rb") as file:
+                return file.read().rstrip(b"\n")
+        except OSError as error:
+            raise ConfigError(f"option bookkeeper.passwordFile: {error}") from error
+    if name := options.get("bookkeeper.passwordEnv"):
+        if name not in os.environ:
+            raise ConfigError(f"option bookkeeper.passwordEnv: the environment has no variable {name}")
+        return os.environ[name].encode()
+    return b""
