@@ -47,7 +47,7 @@ def run(seed: int, profile: str) -> tuple[Result, int]:
                     cluster.trace.note(client.name, f"recovery of {bookie} failed: {type(error).__name__}: {error}")
 
         workload.start()
-        slots = [asyncio.create_task(workload._keep_running(f"replicator{n}", replicate)) for n in (1, 2)]
+        slots = [asyncio.create_task(workload.keep_running(f"replicator{n}", replicate)) for n in (1, 2)]
         faults = asyncio.create_task(simulation.faults.run())
         await asyncio.sleep(simulation.profile.duration_s)
         simulation.faults.stop()
