@@ -124,6 +124,12 @@ def test_what_is_damaged_is_found_and_mended(
     assert lines[2].startswith("scrub:  0 findings")
     coverage = rows(spark.read.parquet(f"{runs}/second/coverage"))
     assert sum(row["entries"] for row in coverage) >= 8 * 200 * 2
+    with cluster.connect() as store:
+        administration = store.administration()
+        ledger_id, bookie, entry_id = done.flipped[0]
+        _, [fragment] = administration.fragments(ledger_id)
+        assert bookie in fragment.ensemble
+        assert administration.renew_entries(ledger_id, bookie, [range(entry_id, entry_id + 1)]) == 1
     again = repair.complete(spark, config(cluster, plan=f"{runs}/first/plan", mode=common.DRY_RUN))
     assert {row["outcome"] for row in rows(again.frame)} == {"satisfied"}
     with pytest.raises(InvalidArgument, match="no repair plan there"):
@@ -209,7 +215,7 @@ def test_what_does_not_fit_together_is_told(spark: Any, cluster: LocalCluster, r
     assert "unknown-bookie" not in kinds
     assert "unreferenced" not in {row["kind"] for row in rows(reconcile.job(spark, config(cluster)))}
     with cluster.connect() as store:
-        log.delete()
+        store.log("broken").delete()
 
 
 def test_usage_adds_up(
