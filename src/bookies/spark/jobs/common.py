@@ -229,15 +229,16 @@ def execute(spark: Any, config: JobConfig, name: str, items: Sequence[Item], wor
     tasks = pack(left, task_size=config.task_size, tasks_max=config.tasks_max, tasks_min=2 * cores)
     plan = estimate(tasks, cores=cores, bytes_per_s=config.bytes_per_s)
     skipped = len(items) - len(left)
-    progress = Progress(spark, name, config.run_id, plan, is_quiet=config.is_quiet)
-    progress.begin(skipped)
     if config.mode == PLAN:
         return Run(config, plan, skipped, _plan_frame(spark, config, tasks))
     rate = None if config.bytes_per_s is None else config.bytes_per_s / cores
     carry = CarryOut(config.uri, config.run_id, work, rate, name)
-    frame = spark.createDataFrame(_work_table(tasks))
-    results = frame.repartitionById(max(1, len(tasks)), "task").mapInArrow(carry, RESULT_SCHEMA)
+    is_kept = config.directory is not None
+    progress = Progress(spark, name, config.run_id, plan, skipped, is_kept=is_kept, is_quiet=config.is_quiet)
     with progress:
+        progress.begin()
+        frame = spark.createDataFrame(_work_table(tasks))
+        results = frame.repartitionById(max(1, len(tasks)), "task").mapInArrow(carry, RESULT_SCHEMA)
         if config.directory is None:
             results = results.persist()
             results.count()
