@@ -317,6 +317,18 @@ class LogTruncated(LogError):
     code = -13
 
 
+class LogInUse(LogError):
+    """A leader writes the last ledger of the log, so that nothing can be put behind it before that is ended."""
+
+    code = -101
+
+
+class TransactionRefused(LogError):
+    """The transaction was not committed, and never will be: what it wrote is gone, or its name is another's."""
+
+    code = -17
+
+
 class CursorBehind(LogError):
     """A truncation would take away what a named cursor of the log has not come to."""
 

@@ -7,15 +7,19 @@ from types import TracebackType
 from typing import Self
 
 from bookies.client import log as asynchronous
-from bookies.client.blocking_iteration import BlockingBatches, BlockingEntries, Caller
+from bookies.client.blocking_iteration import BlockingBatches, BlockingEntries, Caller, next_or_none
 from bookies.client.entries import Entry
 from bookies.client.iteration import Entries
 from bookies.client.log_reader import LogReader as AsyncLogReader
 from bookies.client.log_writer import LogWriter as AsyncLogWriter
+from bookies.client.transaction import COMMIT_TIMEOUT_S, OnOpenTail, Reaped
+from bookies.client.transaction_writer import LEDGER_SIZE
+from bookies.client.transaction_writer import LogTransaction as AsyncLogTransaction
 from bookies.client.writer import Payload
 from bookies.model import DigestType
 from bookies.protocol.cursors import Cursor
-from bookies.protocol.log import Manifest, Position
+from bookies.protocol.log import RAW, Manifest, Position
+from bookies.protocol.transaction import ORPHAN_GRACE_MS, REPLAY_GRACE_MS
 
 
 class LogWriter:
@@ -123,6 +127,36 @@ class LogReader:
         self.close()
 
 
+class LogTransaction:
+    """Entries that get into a log all at once. See `bookies.client.transaction_writer.LogTransaction`."""
+
+    def __init__(self, thread: Caller, transaction: AsyncLogTransaction) -> None:
+        self._thread = thread
+        self._transaction = transaction
+
+    @property
+    def was_committed_before(self) -> bool:
+        """Known after the block; what this one wrote is deleted then."""
+        return self._transaction.was_committed_before
+
+    def append(self, payload: Payload) -> None:
+        """Append one entry. `append_many` costs less."""
+        self._thread.call(self._transaction.append(payload))
+
+    def append_many(self, payloads: Iterable[Payload]) -> None:
+        """Append entries; they are neither durable nor visible before the end of the block."""
+        self._thread.call(self._transaction.append_many(list(payloads)))
+
+    def __enter__(self) -> Self:
+        self._thread.call(self._transaction.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._thread.call(self._transaction.__aexit__(kind, error, traceback))
+
+
 class Log:
     """One log by its name. See `bookies.client.log.Log`."""
 
@@ -141,6 +175,7 @@ class Log:
         write_quorum: int | None = None,
         ack_quorum: int | None = None,
         digest: str | DigestType = "crc32c",
+        record_format: str = RAW,
         exist_ok: bool = False,
         timeout: float | None = None,
     ) -> None:
@@ -150,6 +185,7 @@ class Log:
             write_quorum=write_quorum,
             ack_quorum=ack_quorum,
             digest=digest,
+            record_format=record_format,
             exist_ok=exist_ok,
             timeout=timeout,
         )
@@ -177,6 +213,40 @@ class Log:
     def open(self, *, timeout: float | None = None) -> LogReader:
         """Open it for reading and tailing."""
         return LogReader(self._thread, self._thread.call(self._log.open(timeout=timeout).begin()))
+
+    def transaction(
+        self,
+        app: str,
+        version: int,
+        *,
+        ledger_size: int = LEDGER_SIZE,
+        is_replacing: bool = False,
+        on_open_tail: OnOpenTail = "fail",
+        timeout: float | None = COMMIT_TIMEOUT_S,
+    ) -> LogTransaction:
+        """Append entries all at once, or not at all: `with log.transaction("loader", 7) as txn`."""
+        made = self._log.transaction(
+            app,
+            version,
+            ledger_size=ledger_size,
+            is_replacing=is_replacing,
+            on_open_tail=on_open_tail,
+            timeout=timeout,
+        )
+        return LogTransaction(self._thread, made)
+
+    def reap(
+        self,
+        *,
+        app: str | None = None,
+        dry_run: bool = False,
+        orphan_grace: float = ORPHAN_GRACE_MS / 1000,
+        replay_grace: float = REPLAY_GRACE_MS / 1000,
+    ) -> Iterator[Reaped]:
+        """Delete what transactions wrote for this log and will not commit."""
+        rows = self._log.reap(app=app, dry_run=dry_run, orphan_grace=orphan_grace, replay_grace=replay_grace)
+        while (row := self._thread.call(next_or_none(rows))) is not None:
+            yield row
 
     def truncate(self, before: Position, *, force: bool = False, timeout: float | None = None) -> None:
         """Let the log begin at a position; what is before it cannot be read any more."""

@@ -25,6 +25,7 @@ from bookies.client.pool import BookiePool
 from bookies.client.reader import LedgerReader
 from bookies.client.recovery import recover_ledger
 from bookies.client.stall import rules_of
+from bookies.client.transaction import Parts
 from bookies.client.turns import Turns
 from bookies.client.watcher import BookieStatus, BookieWatcher
 from bookies.client.writer import Announce, LedgerWriter
@@ -306,6 +307,12 @@ class Client:
         """
         _check_password(password)
         return Log(self, self._runtime, self._driver, name, password)
+
+    def transactions(self, *, password: bytes = b"") -> Parts:
+        """For transactions over several logs, and those that many processes write: see `client/transaction.py`."""
+        self._check_open()
+        _check_password(password)
+        return Parts(self, self._runtime, self._driver, password)
 
     async def logs(self, prefix: str = "", *, timeout: float | None = None) -> list[str]:
         """The names of all logs that begin with `prefix`, sorted."""

@@ -10,7 +10,7 @@ their peace, not for the safety of the log. Readers need nobody's leave and dist
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 from bookies.client.cursors import LogCursors, check_position
@@ -21,12 +21,15 @@ from bookies.client.manifest import LOGS, ManifestLoop
 from bookies.client.metadata_loop import repeated
 from bookies.client.opening import Opening
 from bookies.client.takeover import LogParts, end_of, sweep, take_over, truncate
+from bookies.client.transaction import COMMIT_TIMEOUT_S, OnOpenTail, Parts, Reaped, reap
+from bookies.client.transaction_writer import LEDGER_SIZE, LogTransaction
 from bookies.errors import InvalidArgument, LedgerNotFound, LogExists, LogNotFound, RecordExists, RecordNotFound
 from bookies.metadata.driver import MetadataDriver
 from bookies.model import DigestType
 from bookies.protocol.cursors import Cursor
 from bookies.protocol.ledger import check_quorums
-from bookies.protocol.log import Manifest, Position, check_log_name, emptied, pack_manifest
+from bookies.protocol.log import RAW, RECORD_FORMATS, Manifest, Position, check_log_name, emptied, pack_manifest
+from bookies.protocol.transaction import ORPHAN_GRACE_MS, REPLAY_GRACE_MS
 from bookies.runtime.ports import Runtime
 
 if TYPE_CHECKING:
@@ -55,20 +58,24 @@ class Log:
         write_quorum: int | None = None,
         ack_quorum: int | None = None,
         digest: str | DigestType = "crc32c",
+        record_format: str = RAW,
         exist_ok: bool = False,
         timeout: float | None = None,
     ) -> None:
         """Make the log, without entries. The numbers are those of each of its ledgers: see `Client.create`.
 
-        `exist_ok`: content with one that exists, whatever its numbers. `timeout`: seconds. Raises `LogExists`,
-        `InvalidArgument`.
+        `record_format`: what an entry is, for Spark: "raw", the value itself, or "envelope", with key, headers and
+        timestamp. `exist_ok`: content with one that exists, whatever its numbers. `timeout`: seconds. Raises
+        `LogExists`, `InvalidArgument`.
         """
         write_quorum = ensemble if write_quorum is None else write_quorum
         ack_quorum = write_quorum // 2 + 1 if ack_quorum is None else ack_quorum
         check_quorums(ensemble, write_quorum, ack_quorum)
         token = f"{self._runtime.random.getrandbits(64):016x}"
         now_ms = self._runtime.clock.wall_ms()
-        new = Manifest(token, now_ms, ensemble, write_quorum, ack_quorum, digest_type_of(digest))
+        if record_format not in RECORD_FORMATS:
+            raise InvalidArgument(f"record_format={record_format!r}: expected one of {', '.join(RECORD_FORMATS)}")
+        new = Manifest(token, now_ms, ensemble, write_quorum, ack_quorum, digest_type_of(digest), record_format)
 
         async def make() -> None:
             try:
@@ -122,6 +129,65 @@ class Log:
             return LogReader(await self._parts())
 
         return Opening(make, timeout)
+
+    # -- transactions --------------------------------------------------------------------------------------------
+    def transaction(
+        self,
+        app: str,
+        version: int,
+        *,
+        ledger_size: int = LEDGER_SIZE,
+        is_replacing: bool = False,
+        on_open_tail: OnOpenTail = "fail",
+        timeout: float | None = COMMIT_TIMEOUT_S,
+    ) -> LogTransaction:
+        """Append entries all at once, or not at all: `async with log.transaction("loader", 7) as txn`.
+
+        Repeat a block that failed with the same `app` and `version`: what was committed is not appended again.
+        Versions of one application only grow; a smaller one than the last counts as committed. `ledger_size`: payload
+        bytes of each ledger. `is_replacing`: the log holds nothing else afterwards. `on_open_tail`: what to do when a
+        leader writes the log: "fail", or "fence", that is, stop it. `timeout`: of the commit, seconds.
+
+        The block raises `LogNotFound`, what `LedgerWriter.append_many` raises, and when it ends `LogInUse`,
+        `TransactionRefused` (a stream's application), or `LogError` (no answer in time: repeat it to find out).
+        """
+        return LogTransaction(
+            self._transaction_parts(),
+            self.name,
+            app,
+            version,
+            ledger_size=ledger_size,
+            is_replacing=is_replacing,
+            on_open_tail=on_open_tail,
+            timeout=timeout,
+        )
+
+    async def reap(
+        self,
+        *,
+        app: str | None = None,
+        dry_run: bool = False,
+        orphan_grace: float = ORPHAN_GRACE_MS / 1000,
+        replay_grace: float = REPLAY_GRACE_MS / 1000,
+    ) -> AsyncIterator[Reaped]:
+        """Delete what transactions wrote for this log and will not commit: tasks that died, attempts that lost.
+
+        One row for each ledger that the log does not list. `app`: only of this application. `orphan_grace`: seconds
+        after which a transaction that nobody knows of is given up; if it is committed later, that is refused.
+        `replay_grace`: the same for left-overs of committed ones. Reads the records of all ledgers of the cluster.
+        """
+        async for each in reap(
+            self._transaction_parts(),
+            self.name,
+            app=app,
+            is_dry_run=dry_run,
+            orphan_grace_ms=int(orphan_grace * 1000),
+            replay_grace_ms=int(replay_grace * 1000),
+        ):
+            yield each
+
+    def _transaction_parts(self) -> Parts:
+        return Parts(self._client, self._runtime, self._driver, self._password)
 
     async def truncate(self, before: Position, *, force: bool = False, timeout: float | None = None) -> None:
         """Let the log begin at a position; what is before it cannot be read any more, and its ledgers are deleted.

@@ -228,15 +228,22 @@ class LedgerWriter:
 
         Raises as `append`; then the first of them may be stored and the rest not.
         """
+        if timeout is None:
+            return await self._outcome(await self.push_many(payloads))
+        deadline = deadline_of(timeout)
+        future = await self._in_time(self.push_many(payloads), deadline)
+        return await self._confirmed_in_time(future, deadline)
+
+    async def push_many(self, payloads: Iterable[Payload]) -> asyncio.Future[int]:
+        """Append entries as `append_many` does, waiting only for memory; the future becomes the last id.
+
+        Nobody need await it: `seal` raises the first failure.
+        """
         batch = [_as_bytes(payload) for payload in payloads]
         if not batch:
             raise InvalidArgument("append_many needs at least one payload")
         self._check_size(max(map(len, batch)))
-        if timeout is None:
-            return await self._outcome(await self._enqueue_many(batch))
-        deadline = deadline_of(timeout)
-        future = await self._in_time(self._enqueue_many(batch), deadline)
-        return await self._confirmed_in_time(future, deadline)
+        return await self._enqueue_many(batch)
 
     async def wait_writable(self, *, timeout: float | None = None) -> None:
         """Wait until an entry of the largest size could be appended. Raises `BookieBusy` on timeout, `LedgerClosed`."""

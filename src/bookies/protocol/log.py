@@ -10,6 +10,8 @@ safe is that a ledger has one writer, who can be fenced, and that the list has o
 * Rolling. Put a new ledger at the end of the list, end the one before, and only then acknowledge anything in the new
   one: otherwise something could be missing in the middle of the log. The next roll waits for the end of this one, so
   never more than the last two ledgers of a list are open, and recovering two is enough.
+* Committing (`protocol/transaction.py`). Ledgers that were written and closed beforehand are put at the end in one
+  swap. What is open in the list is ended before; its leader leads no more then, as if it had been taken over.
 * Truncating. First a swap that takes extents out of the list and notes their ledgers in `deleting`; then the ledgers
   are deleted; then `deleting` is cleared. Whoever crashes in between leaves a note of what is still to be done, and a
   list never names what is not there. A ledger that is listed and missing was lost; one that is not listed, truncated.
@@ -36,6 +38,8 @@ from bookies.errors import InvalidArgument, LogFenced, LogTruncated, MetadataCor
 from bookies.model import DigestType
 
 FORMAT = 1
+RAW, ENVELOPE = "raw", "envelope"  # an entry is the value itself, or a record with key, headers and time
+RECORD_FORMATS = (RAW, ENVELOPE)
 OPEN_MAX = 2  # ledgers at the end of a list that may be open
 NAME_LENGTH_MAX = 200
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._")
@@ -62,6 +66,14 @@ def parse_position(text: str) -> Position:
     if not colon or not all(part.isascii() and part.isdigit() for part in (ledger, entry)):
         raise InvalidArgument(f"{text!r} is no position in a log: LEDGER:ENTRY, two whole numbers")
     return Position(int(ledger), int(entry))
+
+
+class Written(NamedTuple):
+    """A closed ledger that a transaction puts into a log. `length`: its payload, bytes."""
+
+    ledger_id: int
+    last_entry_id: int
+    length: int
 
 
 class LedgerEnd(NamedTuple):
@@ -104,7 +116,8 @@ class Manifest:
     """The list, and what new ledgers of it are like. `token`: tells this log from others of its name.
 
     `epoch` counts the leaders. `deleting`: ledgers that are out of the list and still have to be deleted.
-    `is_deleting`: the log itself is. `txns`: application -> its last transaction, as whoever writes them likes it.
+    `is_deleting`: the log itself is. `txns`: application -> its last transaction, see `protocol/transaction.py`.
+    `record_format`: what an entry is, `RAW` or `ENVELOPE`; nothing here depends on it.
     `rows_truncated`: rows of the log before its present beginning, so that a row's number never changes.
     """
 
@@ -114,6 +127,7 @@ class Manifest:
     write_quorum: int
     ack_quorum: int
     digest: DigestType
+    record_format: str = RAW
     epoch: int = 0
     next_seq: int = 0
     extents: tuple[Extent, ...] = ()
@@ -237,6 +251,31 @@ def truncated(
     return None if changed == found else changed
 
 
+def appended(
+    found: Manifest, written: Sequence[Written], ends: Mapping[int, LedgerEnd], txn: str, *, is_replacing: bool = False
+) -> Manifest:
+    """Put the closed ledgers of a transaction at the end of the list, or in the place of all that is in it.
+
+    `ends`: of the ledgers whose end the list does not say; who leads the log leads no more then. `txn`: its name.
+    """
+    closed = _with_ends(found, ends)
+    assert not closed.open_ledgers, "committed behind an end that is not decided"
+    extents = tuple(
+        Extent(seq, each.ledger_id, 0, each.last_entry_id, each.last_entry_id + 1, each.length, txn)
+        for seq, each in enumerate(written, found.next_seq)
+    )
+    is_over = is_replacing or bool(found.open_ledgers)
+    gone = closed.extents if is_replacing else ()
+    return replace(
+        closed,
+        extents=(*closed.extents[len(gone) :], *extents),
+        deleting=(*found.deleting, *dict.fromkeys(extent.ledger_id for extent in gone)),
+        rows_truncated=found.rows_truncated + sum(map(_rows_left, gone)),
+        next_seq=found.next_seq + len(extents),
+        epoch=found.epoch + 1 if is_over else found.epoch,
+    )
+
+
 def ended(found: Manifest, ends: Mapping[int, LedgerEnd]) -> Manifest | None:
     """Note the ends of ledgers that were closed; None: they are."""
     changed = _with_ends(found, ends)
@@ -255,6 +294,12 @@ def emptied(found: Manifest) -> Manifest | None:
         return None
     gone = dict.fromkeys((*found.deleting, *found.ledger_ids))
     return replace(found, extents=(), deleting=tuple(gone), is_deleting=True, epoch=found.epoch + 1)
+
+
+def _rows_left(extent: Extent) -> int:
+    """Of a closed extent."""
+    assert extent.last is not None
+    return max(0, extent.last - extent.first + 1)
 
 
 def _with_ledger(manifest: Manifest, ledger_id: int) -> Manifest:
@@ -296,13 +341,16 @@ def illegality(before: Manifest | None, after: Manifest | None) -> str:
 
 
 def _list_illegality(before: Manifest, after: Manifest) -> str:
-    """A prefix may go to `deleting`, one ledger may come at the end, and what stays may only become shorter."""
+    """A prefix may go to `deleting`, ledgers may come at the end, and what stays may only become shorter."""
     kept = {extent.seq: extent for extent in after.extents}
     stays = [extent for extent in before.extents if extent.seq in kept]
     gone = before.extents[: len(before.extents) - len(stays)]
     if tuple(stays) != before.extents[len(gone) :]:
         return "an extent went away from the middle"
-    if any(extent.last is None for extent in gone) or len(gone) > max(0, len(before.extents) - OPEN_MAX):
+    # A transaction that replaces everything leaves no leader, so nobody looks for the last two ledgers any more.
+    is_replaced = after.epoch > before.epoch and not stays and not after.open_ledgers
+    kept_count_min = 0 if is_replaced else min(OPEN_MAX, len(before.extents))
+    if len(stays) < kept_count_min or (not is_replaced and any(extent.last is None for extent in gone)):
         return "a ledger that may be open was removed"
     if any(extent.ledger_id not in (*after.deleting, *after.ledger_ids) for extent in gone):
         return "a ledger was removed and nothing says that it has to be deleted"
@@ -315,12 +363,15 @@ def _list_illegality(before: Manifest, after: Manifest) -> str:
         return "an extent came back"
     if any(extent.last is None for extent in added) and len(added) > 1:
         return "two ledgers were opened at once"
+    if after.open_ledgers and any(extent.last is not None for extent in added):
+        return "a transaction behind a ledger that may be open"
     opened = [extent for extent in before.extents if extent.last is None]
     if after.epoch > before.epoch and any(kept[extent.seq].last is None for extent in opened if extent.seq in kept):
         return "taken over before every end was decided"
-    rows = sum(max(0, extent.last - extent.first + 1) for extent in gone if extent.last is not None)
+    rows = sum(_rows_left(extent) for extent in gone if extent.last is not None)
     rows += sum(kept[extent.seq].first - extent.first for extent in stays)
-    if after.rows_truncated != before.rows_truncated + rows:
+    rows = after.rows_truncated - before.rows_truncated - rows
+    if rows < 0 or (rows > 0 and all(extent.last is not None for extent in gone)):
         return "rows of the log got other numbers"
     return ""
 
@@ -352,6 +403,7 @@ _FIELDS = frozenset(
         "write_quorum",
         "ack_quorum",
         "digest",
+        "record_format",
         "epoch",
         "next_seq",
         "extents",
@@ -384,6 +436,8 @@ def pack_manifest(manifest: Manifest) -> bytes:
         "txns": dict(manifest.txns),
         "state": "deleting" if manifest.is_deleting else "live",
     }
+    if manifest.record_format != RAW:
+        content["record_format"] = manifest.record_format
     if manifest.rows_truncated:
         content["rows_truncated"] = manifest.rows_truncated
     return json.dumps(content | dict(manifest.extra), separators=(",", ":")).encode()
@@ -404,6 +458,7 @@ def parse_manifest(name: str, data: bytes) -> Manifest:
             write_quorum=int(content["write_quorum"]),
             ack_quorum=int(content["ack_quorum"]),
             digest=DigestType[content["digest"].upper()],
+            record_format=str(content.get("record_format", RAW)),
             epoch=int(content["epoch"]),
             next_seq=int(content["next_seq"]),
             extents=tuple(map(_parse_extent, content["extents"])),

@@ -1,0 +1,191 @@
+"""Jobs that commit batches to a log, restart and repeat them, beside aborts, a reaper and leaders: each batch once.
+
+A job stands for a Spark query: a batch is written by a few tasks, then committed by a driver; a batch counts as done
+when the driver has noted it in the checkpoint, which only happens after the commit. Drivers die at any await, two of
+them run at once, and a batch that is not in the checkpoint is written again, in new ledgers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from random import Random
+
+import pytest
+from tests.sim.log_world import HEALED_DEADLINE_S, NAME, LogWorld
+from tests.sim.test_logs import CLIENTS, PLANS
+
+from bookies.client import transaction_writer
+from bookies.client.transaction import Parts, abort, commit, reap
+from bookies.errors import BookKeeperError, LogInUse
+from bookies.metadata.driver import LedgerAt, LedgerDeletion, RecordAt, Step
+from bookies.protocol.transaction import Origin, Transaction
+from bookies.sim.cluster import SimClient
+from bookies.sim.faults import FaultPlan, Faults, Injected
+from bookies.sim.metadata import SimDriver
+
+BATCH_COUNT = 12
+
+
+class Job:
+    """A query with a checkpoint: how many batches are noted as done."""
+
+    def __init__(self, world: LogWorld, app: str, *, orphan_grace_ms: int, fences: bool) -> None:
+        self.world = world
+        self.app = app
+        self.done = 0
+        self.all_done = asyncio.Event()
+        self._grace_ms = orphan_grace_ms
+        self._fences = fences
+
+    def payloads(self, batch: int, partition: int) -> list[bytes]:
+        return [b"%s/%d/%d/%d" % (self.app.encode(), batch, partition, number) for number in range(1 + batch % 3)]
+
+    async def drive(self, client: SimClient, random: Random) -> None:
+        """One life of a driver: go on where the checkpoint says."""
+        parts = client.client.transactions()
+        while self.done < BATCH_COUNT and not self.world.is_over:
+            batch = self.done
+            try:
+                await self._run(parts, batch, random)
+            except BookKeeperError as error:
+                self.world.trace.note(client.name, f"batch {batch} failed: {type(error).__name__}: {error}")
+                await asyncio.sleep(random.uniform(0, 0.5))
+                continue
+            self.done = max(self.done, batch + 1)
+        self.all_done.set()
+        await asyncio.Event().wait()
+
+    async def _run(self, parts: Parts, batch: int, random: Random) -> None:
+        written, token = [], ""
+        count = random.choice((1, 2, 3))
+        for partition in range(count):
+            origin = Origin(self.app, batch, f"query-{self.app}", partition, f"{random.getrandbits(32):x}")
+            part = await transaction_writer.open_part(parts, NAME, origin, ledger_size=random.choice((20, 1 << 20)))
+            for at in range(3 * partition // count, 3 * (partition + 1) // count):
+                await part.append_many(self.payloads(batch, at))
+            await asyncio.sleep(random.choice((0, 0.05, 0.3)))
+            written += await part.finish()
+            token = part.token
+        txn = Transaction(self.app, batch, f"query-{self.app}", {NAME: tuple(written)}, {NAME: token})
+        try:
+            await commit(parts, txn, on_open_tail="fence" if self._fences else "fail", timeout=random.choice((5, 60)))
+            if random.random() < 0.1:
+                raise LogInUse("the driver failed after its commit took effect")
+        except BookKeeperError:
+            await abort(parts, txn, timeout=5)
+            raise
+
+    async def reap(self, client: SimClient, random: Random) -> None:
+        parts = client.client.transactions()
+        while True:
+            try:
+                async for _ in reap(parts, NAME, orphan_grace_ms=self._grace_ms, replay_grace_ms=self._grace_ms // 2):
+                    await asyncio.sleep(0)
+            except BookKeeperError as error:
+                self.world.trace.note(client.name, f"reaper failed: {type(error).__name__}: {error}")
+            await asyncio.sleep(random.uniform(0, 2))
+
+
+def expected(job: Job, partitions: int = 3) -> list[bytes]:
+    return [each for batch in range(BATCH_COUNT) for at in range(partitions) for each in job.payloads(batch, at)]
+
+
+async def play(world: LogWorld, plan: FaultPlan, jobs: list[Job], *, leaders: int, duration_s: float = 30.0) -> None:
+    random = Random(f"{world.seed}/jobs")
+    faults = Faults(world.cluster, f"{world.seed}/faults", plan, Injected())
+    lives: list[tuple[str, Callable[[SimClient], Awaitable[None]]]] = []
+    for job in jobs:
+        for number, payload in enumerate(expected(job)):
+            world.history.attempted[payload] = (job.app, number)
+        for _ in range(2):
+            lives.append((f"driver-{job.app}", lambda client, job=job: job.drive(client, Random(random.random()))))
+    lives.append(("reaper", lambda client: jobs[0].reap(client, Random(random.random()))))
+    roles = [asyncio.ensure_future(world.supervise(role, life)) for role, life in lives]
+    for index in range(leaders):
+        roles.append(
+            asyncio.ensure_future(
+                world.supervise(
+                    f"leader{index}", lambda client: world.lead_for_ever(client, Random(f"{random.random()}"))
+                )
+            )
+        )
+    breaking = asyncio.ensure_future(faults.run())
+    all_done = asyncio.gather(*[job.all_done.wait() for job in jobs])
+    await asyncio.wait([all_done], timeout=duration_s)
+    faults.stop()
+    breaking.cancel()
+    await world.cluster.heal()
+    async with asyncio.timeout(HEALED_DEADLINE_S):
+        await all_done
+    world.is_over = True
+    for role in roles:
+        role.cancel()
+    await asyncio.gather(*roles, return_exceptions=True)
+    for name in list(world.cluster.clients):
+        world.cluster.kill_client(name)
+
+
+def run(seed: object, plan: FaultPlan, *, leaders: int = 0, apps: int = 2, grace_ms: int = 1_500) -> LogWorld:
+    world = LogWorld(seed)
+    jobs = [Job(world, f"app{index}", orphan_grace_ms=grace_ms, fences=leaders > 0) for index in range(apps)]
+
+    async def main(world: LogWorld) -> None:
+        await play(world, plan, jobs, leaders=leaders)
+
+    world.run(main)
+    final = [payload for _, payload in world.history.final]
+    for job in jobs:
+        own = [payload for payload in final if payload.startswith(job.app.encode() + b"/")]
+        if own != expected(job):
+            wrong = [each for each in expected(job) if own.count(each) != 1]
+            world.history.problems.append(f"batches: {job.app} is not in the log as written; not once: {wrong[:5]}")
+    return world
+
+
+def assert_sound(world: LogWorld) -> None:
+    assert not world.history.problems, "\n".join([*world.history.problems[:10], *world.trace.tail(50)])
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("plan", PLANS)
+def test_two_jobs_a_reaper_and_no_leader(plan: str, seed: int) -> None:
+    assert_sound(run(f"transactions/{plan}/{seed}", PLANS[plan]))
+
+
+@pytest.mark.parametrize("plan", ["calm", "clients"])
+def test_a_job_and_a_leader_take_the_log_from_each_other(plan: str) -> None:
+    assert_sound(run(f"transactions/leader/{plan}", PLANS[plan], leaders=1, apps=1))
+
+
+# -- mutants ---------------------------------------------------------------------------------------------------------
+
+
+def do_not_check_the_ledgers(step: Step) -> bool:
+    return isinstance(step, LedgerAt)
+
+
+def do_not_check_the_list_before_deleting(step: Step) -> bool:
+    return isinstance(step, RecordAt)
+
+
+@pytest.mark.parametrize(
+    "leaves_out",
+    [do_not_check_the_ledgers, do_not_check_the_list_before_deleting],
+    ids=lambda leaves_out: str(leaves_out.__name__),
+)
+def test_mutants_are_found(leaves_out: Callable[[Step], bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Either half of the condition is needed. A ledger that is gone must count as deleted for the mutant."""
+    original = SimDriver.transact
+
+    async def transact(self: SimDriver, steps: Sequence[Step]) -> int:
+        kept = [step for step in steps if not leaves_out(step)]
+        if kept and isinstance(kept[0], LedgerDeletion):
+            for step in kept:
+                assert isinstance(step, LedgerDeletion)
+                await self.delete_ledger(step.ledger_id)
+            return 0
+        return await original(self, kept)
+
+    monkeypatch.setattr(SimDriver, "transact", transact)
+    assert any(run(f"mutants/{seed}", CLIENTS, grace_ms=300).history.problems for seed in range(12))
