@@ -104,7 +104,7 @@ class ClientConfig:
 
 
 def validate(config: T) -> T:
-    """Check every field's type and range. Raises `ConfigError` naming field, value, range."""
+    """Check every field's type and range, and that they agree. Raises `ConfigError` naming field, value, range."""
     for each in fields(config):  # type: ignore[arg-type]
         value = getattr(config, each.name)
         low, high = each.metadata["low"], each.metadata["high"]
@@ -116,6 +116,11 @@ def validate(config: T) -> T:
                 raise ConfigError(f"{each.name} = {value}: must be at least {low} ({each.metadata['help']})")
             if high is not None and value > high:
                 raise ConfigError(f"{each.name} = {value}: must be at most {high} ({each.metadata['help']})")
+    if isinstance(config, ClientConfig) and config.hedge_delay_min_ms > config.hedge_delay_max_ms:
+        raise ConfigError(
+            f"hedge_delay_min_ms = {config.hedge_delay_min_ms} is more than hedge_delay_max_ms = "
+            f"{config.hedge_delay_max_ms}: lower the one or raise the other"
+        )
     return config
 
 

@@ -158,3 +158,22 @@ def test_the_blocking_client(uri: str) -> None:
         log.lead().abandon()
         log.delete()
         assert store.logs("block") == []
+
+
+def test_what_transactions_leave_behind_is_listed_and_reaped(uri: str) -> None:
+    assert log(uri, "create", "transactions", "--ensemble", 1, "--format", "envelope").status == 0
+    assert log(uri, "show", "transactions", "--json").json()["record_format"] == "envelope"
+    with bookies.blocking.connect(uri) as store:
+        orders = store.log("transactions")
+        with orders.transaction("loader", 1) as txn:
+            txn.append_many([b"a", b"b"])
+        with store.create(
+            ensemble=1, labels={"sink.log": "transactions", "sink.app": "lost", "sink.version": "3"}
+        ) as left:
+            left.append(b"from a task that died")
+    listed = log(uri, "reap", "transactions", "--dry-run")
+    assert [line.split()[:2] for line in listed.out.splitlines()[1:]] == [[str(left.ledger_id), "lost:3"]]
+    assert log(uri, "reap", "transactions", "--dry-run", "--app", "loader", "--json").json() == []
+    assert log(uri, "reap", "transactions", "--json").json()[0]["outcome"] == "deleted"
+    assert log(uri, "reap", "transactions", "--json").json() == []
+    assert log(uri, "read", "transactions").out == "a\nb\n"

@@ -9,6 +9,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from typing import Any, Literal
 
 import pytest
 
@@ -24,12 +25,17 @@ def test_generated_pages_are_current() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_public_method_is_documented() -> None:
+def load_generate() -> Any:
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate.py")
     assert spec is not None
     assert spec.loader is not None
     generate = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generate)
+    return generate
+
+
+def test_every_public_method_is_documented() -> None:
+    generate = load_generate()
     kinds = [each for name in bookies.__all__ if inspect.isclass(each := getattr(bookies, name))]
     assert not [
         f"{kind.__name__}.{name}"
@@ -37,6 +43,35 @@ def test_every_public_method_is_documented() -> None:
         for name, member in generate.public_members(kind).items()
         if inspect.isfunction(member) and not inspect.getdoc(member)
     ]
+
+
+def test_what_public_methods_return_is_public() -> None:
+    """And so has a section, with its fields, in docs/api.md."""
+    generate = load_generate()
+    kinds = [each for name in bookies.__all__ if inspect.isclass(each := getattr(bookies, name))]
+    missing = set()
+    for kind in kinds:
+        texts = list(generate.fields_of(kind).values())
+        for member in generate.public_members(kind).values():
+            function = member.fget if isinstance(member, property) else member
+            if inspect.isfunction(function):
+                texts.append(str(inspect.signature(function).return_annotation))
+        scope = vars(sys.modules[kind.__module__])
+        for name in re.findall(r"\w+", " ".join(texts)):
+            found = scope.get(name)
+            if inspect.isclass(found) and found.__module__.startswith("bookies."):
+                missing |= {name} - set(bookies.__all__)
+    assert not missing
+
+
+def test_signatures_read_as_they_were_written() -> None:
+    generate = load_generate()
+
+    def example(a: Literal["x"], b: bytes = b"", *, c: str = "y", d: str | None = None) -> list[int]:
+        raise NotImplementedError
+
+    shown = "(a: Literal['x'], b: bytes = b'', *, c: str = 'y', d: str | None = None) -> list[int]"
+    assert generate._signature(example).replace('"', "'") == shown
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/status.md"])

@@ -15,10 +15,11 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 
 from bookies.client.adds import FRAME_OVERHEAD, AddChannel
+from bookies.client.arguments import whole_number
 from bookies.client.stall import deadline_of
 from bookies.client.writer import LedgerWriter, Payload
 from bookies.config import ClientConfig
-from bookies.errors import InvalidArgument, NotSupported
+from bookies.errors import NotSupported
 from bookies.model import DigestType, LedgerMetadata
 from bookies.protocol.add_advanced import AdvancedAddPipeline
 
@@ -105,8 +106,7 @@ class AdvancedLedgerWriter(LedgerWriter):
 
     async def _start(self, entry_id: int, payload: Payload, deadline: float | None) -> asyncio.Future[int]:
         data = self._accepted(payload)
-        if type(entry_id) is not int:
-            raise InvalidArgument(f"entry_id={entry_id!r}: must be a whole number", ledger_id=self.ledger_id)
+        entry_id = whole_number("entry_id", entry_id, None)
         self._check_open()
         self._pipeline.check(entry_id)
         size = len(data) + self._overhead
@@ -139,6 +139,10 @@ class AdvancedLedgerWriter(LedgerWriter):
         raise self._unnumbered()
 
     async def append_many(self, payloads: Iterable[Payload], *, timeout: float | None = None) -> int:
+        """Not on an advanced ledger. Raises `NotSupported`."""
+        raise self._unnumbered()
+
+    async def push_many(self, payloads: Iterable[Payload]) -> asyncio.Future[int]:
         """Not on an advanced ledger. Raises `NotSupported`."""
         raise self._unnumbered()
 

@@ -202,7 +202,7 @@ class _Commit:
             manifest = found[log].manifest
             if manifest is None:
                 raise LogNotFound(f"there is no log {log}")
-            if manifest.token != self._txn.tokens[log]:
+            if self._txn.tokens.get(log, manifest.token) != manifest.token:
                 raise TransactionRefused(
                     f"log {log} was deleted and made again while transaction {self._txn.name} was written for it"
                 )

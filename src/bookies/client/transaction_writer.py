@@ -54,6 +54,7 @@ class PartWriter:
             manifest.ack_quorum if ack_quorum is None else ack_quorum,
             manifest.digest if digest is None else digest,
         )
+        self._turn = asyncio.Lock()  # appends follow each other, also while a ledger is being made
         self._ledger: LedgerWriter | None = None
         self._size = 0
         self._written: list[Written] = []
@@ -62,14 +63,16 @@ class PartWriter:
         """Append entries. They are durable when `finish` returns. Raises as `LedgerWriter.append_many`."""
         batch = list(payloads)
         if batch:
-            ledger = await self._room(sum(map(len, batch)))
-            await ledger.push_many(batch)
+            async with self._turn:
+                ledger = await self._room(sum(map(len, batch)))
+                await ledger.push_many(batch)
 
     async def append_packed(self, data: bytes, offsets: Sequence[int]) -> None:
         """Append the entries that stand one after the other in `data`. `offsets`: their starts, and the last end."""
         if len(offsets) > 1:
-            ledger = await self._room(offsets[-1] - offsets[0])
-            await ledger.push_many([data[start:end] for start, end in pairwise(offsets)])
+            async with self._turn:
+                ledger = await self._room(offsets[-1] - offsets[0])
+                await ledger.push_many([data[start:end] for start, end in pairwise(offsets)])
 
     async def _room(self, size: int) -> LedgerWriter:
         """The ledger for so many bytes more."""

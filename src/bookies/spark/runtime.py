@@ -12,6 +12,7 @@ import os
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 from bookies.errors import BookieUnreachable
@@ -41,6 +42,10 @@ class Worker:
         except BaseException:
             future.cancel()
             raise
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run it on the loop, and do not wait."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def iterate(
         self, make: Callable[[], AsyncGenerator[T, None]], size_of: Callable[[T], int], size_max: int

@@ -22,6 +22,7 @@ from bookies.spark.options import metadata_uri, number, proper_names, read_passw
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
 
     from bookies.client.client import Client
     from bookies.client.entries import EntryBatch
@@ -83,6 +84,16 @@ class BookKeeperDataSource(DataSource):
             return reader
         options = _checked(self.options)
         return EntriesReader(options, schema.names, self._snapshot or resolve(options))
+
+    def writer(self, schema: Any, overwrite: bool) -> DataSourceArrowWriter:
+        from bookies.spark import sink
+
+        return sink.BatchWriter(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamArrowWriter:
+        from bookies.spark import sink
+
+        return sink.StreamWriter(self.options, schema, overwrite)
 
     def _tables(self) -> Any:
         """The module that knows the other tables, when one of them is asked for."""

@@ -53,7 +53,7 @@ def test_an_id_is_taken_once() -> None:
         assert stage.pool.log == log
         assert await ledger.write(1, b"one") == 1
         assert await waiting == 2
-        for append in (ledger.append, ledger.append_nowait, ledger.append_many):
+        for append in (ledger.append, ledger.append_nowait, ledger.append_many, ledger.push_many):
             with pytest.raises(errors.NotSupported, match="write"):
                 await append(b"x")  # type: ignore[operator]
         await ledger.close()

@@ -1,4 +1,4 @@
-"""`bk log`: create, append, read, tail, truncate, cursors, show, list, delete.
+"""`bk log`: create, append, read, tail, truncate, cursors, reap, show, list, delete.
 
 A log is a list of ledgers that goes on: `append` takes the lead, appends one entry per line of stdin, and may be
 called again and again. Positions are `LEDGER:ENTRY`.
@@ -52,6 +52,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--ack-quorum", type=int, default=None, help="replicas on disk before an answer (default: majority)"
     )
     create.add_argument("--digest", default="crc32c", choices=("crc32c", "crc32", "hmac", "dummy"))
+    create.add_argument(
+        "--format", default="raw", choices=("raw", "envelope"), help="an entry is the value, or has key and headers too"
+    )
     create.add_argument("--exist-ok", action="store_true", help="content with a log of that name")
     append = verb(
         "append", "take the lead and append the lines of stdin", "zcat access.log.gz | bk log append web", password=True
@@ -76,6 +79,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     cursors = verb("cursors", "how far named consumers have come, which truncation respects", "bk log cursors orders")
     cursors.add_argument("--move", metavar="NAME=POSITION", help="put a cursor before an entry, making it if need be")
     cursors.add_argument("--delete", metavar="NAME", help="delete a cursor: it holds nothing back any more")
+    reap = verb(
+        "reap", "delete what transactions wrote and will not commit", "bk log reap orders --dry-run", password=True
+    )
+    reap.add_argument("--dry-run", action="store_true", help="say what would be deleted")
+    reap.add_argument("--app", default=None, help="only of this application (txnAppId)")
+    reap.add_argument(
+        "--orphan-grace", type=float, default=24.0, metavar="HOURS",
+        help="after which a transaction that nobody knows of is given up (default 24)",
+    )  # fmt: skip
     verb("show", "its ledgers", "bk log show orders")
     list_parser = verb("list", "all logs", "bk log list --prefix web", log=False)
     list_parser.add_argument("--prefix", default="", help="only names that begin so")
@@ -86,7 +98,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     handlers = {
-        "create": _create, "read": _read, "tail": _tail, "truncate": _truncate, "cursors": _cursors,
+        "create": _create, "read": _read, "tail": _tail, "truncate": _truncate, "cursors": _cursors, "reap": _reap,
         "show": _show, "list": _list, "delete": _delete,
     }  # fmt: skip
     if arguments.verb == "append":
@@ -112,6 +124,7 @@ async def _create(client: Client, arguments: argparse.Namespace) -> int:
         write_quorum=arguments.write_quorum,
         ack_quorum=arguments.ack_quorum,
         digest=arguments.digest,
+        record_format=arguments.format,
         exist_ok=arguments.exist_ok,
     )
     if arguments.json:
@@ -185,6 +198,7 @@ def describe(name: str, manifest: Manifest) -> dict[str, object]:
         "write_quorum": manifest.write_quorum,
         "ack_quorum": manifest.ack_quorum,
         "digest": manifest.digest.name.lower(),
+        "record_format": manifest.record_format,
         "epoch": manifest.epoch,
         "created_ms": manifest.created_ms,
         "extents": [
@@ -220,6 +234,35 @@ async def _show(client: Client, arguments: argparse.Namespace) -> int:
         right=(0, 1, 2, 3, 4),
     )
     return 0
+
+
+async def _reap(client: Client, arguments: argparse.Namespace) -> int:
+    log = _log(client, arguments)
+    rows = [
+        each
+        async for each in log.reap(
+            app=arguments.app, dry_run=arguments.dry_run, orphan_grace=arguments.orphan_grace * 3600
+        )
+    ]
+    if arguments.json:
+        print_json([each._asdict() for each in rows])
+        return 0
+    print_table(
+        [
+            (
+                each.ledger_id,
+                f"{each.app}:{each.version}",
+                each.partition,
+                each.age_ms // 1000,
+                size_text(each.size),
+                each.outcome,
+            )
+            for each in rows
+        ],
+        ("ledger", "transaction", "partition", "age, s", "payload", "outcome"),
+        right=(0, 2, 3, 4),
+    )
+    return 0 if all(each.outcome in ("listed", "young", "garbage", "deleted") for each in rows) else 1
 
 
 async def _list(client: Client, arguments: argparse.Namespace) -> int:
