@@ -22,6 +22,7 @@ import pytest
 from bookies import kernels
 from bookies.bookie import reads
 from bookies.client import adds
+from bookies.client.ending import Ending
 from bookies.client.writer import LedgerWriter
 from bookies.errors import Status, status_of_error
 from bookies.protocol.add import AddPipeline
@@ -356,7 +357,7 @@ def _(patch: Patch) -> None:
     "A seal that has failed is not tried again.",
 )
 def _(patch: Patch) -> None:
-    patch.setattr(LedgerWriter, "_may_write_end_again", lambda self: False)
+    patch.setattr(Ending, "_may_write_again", lambda self: False)
 
 
 @exhibit(

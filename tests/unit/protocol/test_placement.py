@@ -6,7 +6,7 @@ import pytest
 
 from bookies.errors import ConfigError, NotEnoughBookies
 from bookies.model import BookieId
-from bookies.protocol.placement import choose_ensemble, parse_fault_domains, replace_failed
+from bookies.protocol.placement import choose_ensemble, fewest_domains, parse_fault_domains, replace_failed
 
 WRITABLE = [BookieId(name) for name in ("c", "a", "b", "a", "d")]
 
@@ -38,3 +38,14 @@ def test_fault_domains_by_bookie() -> None:
 def test_malformed_fault_domains(pair: str) -> None:
     with pytest.raises(ConfigError, match=f"fault_domains: '{pair}': must be bookie=domain pairs"):
         parse_fault_domains(f"b0=west,{pair}")
+
+
+def test_the_entry_with_the_fewest_domains_counts() -> None:
+    """Of a, b, c, d, two in each domain: striped over neighbours, and the last entry's replicas are d and a."""
+    ensemble = tuple(BookieId(name) for name in "abcd")
+    domains = {BookieId(name): domain for name, domain in zip("abcd", ("east", "west", "east", "west"), strict=True)}
+    assert fewest_domains(ensemble, 2, domains) == 2
+    assert fewest_domains(ensemble, 4, domains) == 2
+    assert fewest_domains(ensemble, 1, domains) == 1
+    assert fewest_domains((ensemble[0], ensemble[2], ensemble[1]), 2, domains) == 1
+    assert fewest_domains(ensemble, 4, {}) == 1, "those nobody knows the domain of share one"
