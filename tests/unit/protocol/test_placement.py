@@ -40,12 +40,21 @@ def test_malformed_fault_domains(pair: str) -> None:
         parse_fault_domains(f"b0=west,{pair}")
 
 
-def test_the_entry_with_the_fewest_domains_counts() -> None:
-    """Of a, b, c, d, two in each domain: striped over neighbours, and the last entry's replicas are d and a."""
-    ensemble = tuple(BookieId(name) for name in "abcd")
-    domains = {BookieId(name): domain for name, domain in zip("abcd", ("east", "west", "east", "west"), strict=True)}
-    assert fewest_domains(ensemble, 2, domains) == 2
-    assert fewest_domains(ensemble, 4, domains) == 2
-    assert fewest_domains(ensemble, 1, domains) == 1
-    assert fewest_domains((ensemble[0], ensemble[2], ensemble[1]), 2, domains) == 1
-    assert fewest_domains(ensemble, 4, {}) == 1, "those nobody knows the domain of share one"
+@pytest.mark.parametrize(
+    ("ensemble", "write_quorum", "expected"),
+    [
+        ("ab", 2, 1),
+        ("ac", 2, 2),
+        ("abc", 3, 2),
+        ("abc", 2, 1),  # an entry on a and b
+        ("acbd", 2, 2),
+        ("acbe", 3, 2),
+        ("ace", 3, 3),
+        ("xy", 2, 1),  # neither has a domain
+        ("ax", 2, 2),
+        ("a", 1, 1),
+    ],
+)
+def test_in_how_many_fault_domains_an_entry_is(ensemble: str, write_quorum: int, expected: int) -> None:
+    domains = {BookieId(bookie): domain for bookie, domain in zip("abcde", ("1", "1", "2", "2", "3"), strict=True)}
+    assert fewest_domains(tuple(map(BookieId, ensemble)), write_quorum, domains) == expected
