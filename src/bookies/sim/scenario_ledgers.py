@@ -291,7 +291,7 @@ async def replace_bookies(stage: Stage, given: Given) -> None:
     client = await stage.connected(name)
 
     async def work() -> None:
-        await client.client.administration().recover_bookies(bookies, ledger_id=story.ledger_id)
+        await client.client.administration().recover_bookies(bookies, ledger_id=story.ledger_id, force=True)
 
     await stage.perform(client, f"{name} replace {' '.join(bookies)}", work(), given["ending"])
 

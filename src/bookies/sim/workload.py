@@ -107,7 +107,7 @@ class Workload(Roles):
         bookie = BookieId(self.random.choice(list(self.cluster.bookies)))
         skips_open = self.random.random() < 0.7
         try:
-            report = await client.client.administration().recover_bookies([bookie], skip_open=skips_open)
+            report = await client.client.administration().recover_bookies([bookie], skip_open=skips_open, force=True)
             self.history.count("fragments replicated", len(report.moves))
         except BookKeeperError as error:
             self.history.failed(client.name, f"replication of {bookie}", error)
