@@ -27,6 +27,15 @@ WINDOW = 64  # single reads under way at once
 _U32 = struct.Struct(">I")
 
 
+class CopyRefused(Exception):
+    """A bookie did not store a copy. `error`: why."""
+
+    def __init__(self, bookie: BookieId, error: BookKeeperError) -> None:
+        super().__init__(f"bookie {bookie}: {error}")
+        self.bookie = bookie
+        self.error = error
+
+
 class LedgerReplicas:
     """The replicas of one ledger. Holds nothing that has to be let go of."""
 
@@ -113,7 +122,7 @@ class LedgerReplicas:
     async def write(
         self, shares: Sequence[tuple[BookieId, Sequence[int]]], ids: Sequence[int], bodies: Sequence[bytes]
     ) -> None:
-        """Store copies durably: which of the `ids`, whose bodies these are, goes to whom. Raises the first refusal."""
+        """Store copies durably: which of the `ids`, whose bodies these are, goes to whom. Raises `CopyRefused`."""
         frames = [_U32.pack(len(self._head) + len(body)) + self._head + body for body in bodies]
         by_id = dict(zip(ids, frames, strict=True))
         loop = asyncio.get_running_loop()
@@ -141,4 +150,4 @@ class _Copy:
 
     def on_failed(self, bookie: BookieId, entry_ids: Sequence[int], error: BookKeeperError) -> None:
         if not self.stored.done():
-            self.stored.set_exception(error)
+            self.stored.set_exception(CopyRefused(bookie, error))
