@@ -136,27 +136,6 @@ class Administration:
             )
         )
 
-    def fragments(self, ledger_id: int) -> tuple[LedgerMetadata, list[Fragment]]:
-        """A ledger's record, and its fragments that hold entries, in order."""
-        return self._thread.call(self._administration.fragments(ledger_id))
-
-    def renew_entries(
-        self,
-        ledger_id: int,
-        bookie: BookieId,
-        entries: Sequence[range],
-        *,
-        bytes_per_s: float | None = None,
-        progress: OnProgress | None = None,
-        timeout: float | None = None,
-    ) -> int:
-        """Write again to a bookie those of these entries that it must hold by the record; how many were written."""
-        return self._thread.call(
-            self._administration.renew_entries(
-                ledger_id, bookie, entries, bytes_per_s=bytes_per_s, progress=progress, timeout=timeout
-            )
-        )
-
     def repair_ledger(
         self,
         ledger_id: int,
