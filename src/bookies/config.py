@@ -92,7 +92,10 @@ class ClientConfig:
         False, "replace failed bookies only when an entry could not reach its ack quorum otherwise"
     )
     add_quorum_timeout_ms: int = setting(
-        120_000, "a writer whose oldest entry is not acknowledged by then ends with AckQuorumTimeout; 0: never", low=0
+        120_000,
+        "a writer whose oldest entry is not acknowledged by then ends with AckQuorumTimeout; 0: never; an id that an "
+        "advanced writer leaves out is not waited for",
+        low=0,
     )
     opportunistic_striping: bool = setting(
         False, "create ledgers with fewer bookies than asked for, down to the write quorum, when there are no more"

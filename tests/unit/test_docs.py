@@ -9,9 +9,11 @@ import pathlib
 import re
 import subprocess
 import sys
+import textwrap
 from typing import Any, Literal
 
 import pytest
+from tests.fakes.world import World, play
 
 import bookies
 
@@ -72,6 +74,22 @@ def test_signatures_read_as_they_were_written() -> None:
 
     shown = "(a: Literal['x'], b: bytes = b'', *, c: str = 'y', d: str | None = None) -> list[int]"
     assert generate._signature(example).replace('"', "'") == shown
+
+
+def test_the_example_of_reading_works_as_printed() -> None:
+    page = (ROOT / "docs/reading.md").read_text()
+    [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    scope: dict[str, Any] = {}
+    printed: list[int] = []
+    exec("async def example(store, print):\n" + textwrap.indent(code, "    ") + "    return news, batch", scope)
+
+    async def act(world: World) -> None:
+        news, batch = await scope["example"](await world.client(), lambda entry_id, payload: printed.append(entry_id))
+        assert (news.last_add_confirmed, news.entry.payload) == (1999, b"entry 1999")
+        assert batch.entry_ids == range(1000, 1050)
+        assert printed == [*range(1500, 2000), *range(11), *range(2000)]
+
+    play(act)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/status.md"])

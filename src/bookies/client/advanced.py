@@ -2,8 +2,10 @@
 
 For whoever has numbers of their own (positions in a log, keys of a queue) and writes them from several places at once.
 An entry is confirmed when it and every smaller id are; an id that nobody writes, a hole, holds back all above it, and
-the ledger ends before the first hole. Never write two different payloads under one id: a second attempt is refused
-here, but a crash forgets what was sent, and a ledger cannot be resumed.
+the ledger ends before the first hole. A hole is no failure of the bookies, so `add_quorum_timeout_ms` does not count
+while the id that everything waits for has not been written: give `write` a `timeout`. Never write two different
+payloads under one id: a second attempt is refused here, but a crash forgets what was sent, and a ledger cannot be
+resumed.
 
 Source: client-protocol 2.14, D-15.
 """
@@ -73,7 +75,12 @@ class AdvancedChannel(AddChannel):
 
 
 class AdvancedLedgerWriter(LedgerWriter):
-    """See the module. Made by `Client.create(advanced=True)`."""
+    """A writer whose caller chooses the entry ids, in any order. Made by `Client.create(advanced=True)`.
+
+    An entry is confirmed when it and every smaller id are; an id that nobody writes, a hole, holds back all above it,
+    for as long as it stays one: `add_quorum_timeout_ms` counts only while bookies do not answer. The ledger ends before
+    the first hole.
+    """
 
     _pipeline: AdvancedAddPipeline
     _channel: AdvancedChannel
