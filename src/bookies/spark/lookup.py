@@ -259,8 +259,10 @@ class Lookup:
 
     async def close(self) -> None:
         """Let go of what was opened."""
-        for reader in (*self._readers.values(), *self._logs.values()):
+        for reader in self._readers.values():
             await reader.close()
+        for log in self._logs.values():
+            await log.close()
         self._readers.clear()
         self._logs.clear()
 
