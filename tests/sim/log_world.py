@@ -18,6 +18,7 @@ from bookies.client.log import Log
 from bookies.client.log_writer import LogWriter
 from bookies.errors import BookKeeperError, LogTruncated
 from bookies.protocol.log import Manifest, Position, illegality, parse_manifest
+from bookies.protocol.log_segments import joined, parse_segment
 from bookies.sim.cluster import SimClient, SimCluster
 from bookies.sim.faults import FaultPlan, Faults, Injected
 from bookies.sim.loop import SimLoop
@@ -251,9 +252,17 @@ class LogWorld:
         """(when, who, list) of every commit."""
         commits = self.cluster.store.record_commits[f"logs/{NAME}"]
         return [
-            (each.at_s, each.author, None if each.after is None else parse_manifest(NAME, each.after))
+            (each.at_s, each.author, None if each.after is None else self._whole(parse_manifest(NAME, each.after)))
             for each in commits
         ]
+
+    def _whole(self, head: Manifest) -> Manifest:
+        """With the extents of its segments, which hold the same whenever they hold anything."""
+        found = {}
+        for segment in head.segments:
+            contents = [each.after for each in self.cluster.store.record_commits[segment.name] if each.after]
+            found[segment.name] = parse_segment(segment.name, contents[0])
+        return joined(head, found)
 
     def _check_commits(self) -> None:
         before: Manifest | None = None

@@ -19,6 +19,8 @@ from bookies.client import transaction_writer
 from bookies.client.transaction import Parts, abort, commit, reap
 from bookies.errors import BookKeeperError, LogInUse
 from bookies.metadata.driver import LedgerAt, LedgerDeletion, RecordAt, Step
+from bookies.protocol import log_segments
+from bookies.protocol.log import parse_manifest
 from bookies.protocol.transaction import Origin, Transaction
 from bookies.sim.cluster import SimClient
 from bookies.sim.faults import FaultPlan, Faults, Injected
@@ -156,6 +158,20 @@ def test_two_jobs_a_reaper_and_no_leader(plan: str, seed: int) -> None:
 @pytest.mark.parametrize("plan", ["calm", "clients"])
 def test_a_job_and_a_leader_take_the_log_from_each_other(plan: str) -> None:
     assert_sound(run(f"transactions/leader/{plan}", PLANS[plan], leaders=1, apps=1))
+
+
+@pytest.mark.parametrize("plan", ["calm", "clients"])
+def test_lists_in_segments(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above, and with every few ledgers older extents go to records of their own."""
+    monkeypatch.setattr(log_segments, "HEAD_EXTENTS_MAX", 6)
+    monkeypatch.setattr(log_segments, "HEAD_EXTENTS_KEPT", 3)
+    monkeypatch.setattr(log_segments, "SEGMENT_EXTENTS_MAX", 10)
+    for seed in range(2):
+        world = run(f"segments/{plan}/{seed}", PLANS[plan], leaders=seed)
+        assert_sound(world)
+        heads = [parse_manifest(NAME, each.after) for each in world.cluster.store.record_commits[f"logs/{NAME}"]]
+        assert max(len(head.segments) for head in heads) > 1
+        assert max(len(head.extents) for head in heads) <= 6
 
 
 # -- transactions that land late -------------------------------------------------------------------------------------
