@@ -13,9 +13,10 @@ import inspect
 import os
 import pathlib
 import sys
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 
 WIDTH = 100  # of a signature on one line
+PLUMBING = {"check_open", "client_closed", "transactions"}  # what handles are to each other, and to Spark
 HERE = pathlib.Path(__file__).parent
 
 
@@ -99,10 +100,30 @@ def _doc(thing: object) -> str:
 
 def _function(name: str, function: object, level: str) -> str:
     word = "async " if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function) else ""
-    signature = str(inspect.signature(function)).replace("'", "")  # type: ignore[arg-type]
+    signature = _signature(function)
     if len(signature) > WIDTH:
         signature = _one_per_line(signature)
     return f"{level} {name}\n\n```python\n{word}{name}{signature}\n```\n\n{_doc(function)}\n"
+
+
+class _Verbatim(str):
+    """An annotation, which shows as it was written: not in quotes, as text would."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _signature(function: object) -> str:
+    found = inspect.signature(function)  # type: ignore[arg-type]
+    parameters = [
+        each if each.annotation is each.empty else each.replace(annotation=_Verbatim(each.annotation))
+        for each in found.parameters.values()
+    ]
+    result = found.return_annotation
+    result = result if result is found.empty else _Verbatim(result)
+    return str(found.replace(parameters=parameters, return_annotation=result))
 
 
 def _one_per_line(signature: str) -> str:
@@ -123,15 +144,23 @@ def public_members(kind: type) -> dict[str, object]:
     from bookies.client.announcer import Announcing
     from bookies.client.turns import Sending
 
-    inner = {name for port in (AddOwner, Announcing, Sending) for name in port.__dict__}
+    inner = {name for port in (AddOwner, Announcing, Sending) for name in port.__dict__} | PLUMBING
     return {name: each for name, each in kind.__dict__.items() if not name.startswith("_") and name not in inner}
+
+
+def fields_of(kind: type) -> dict[str, str]:
+    """The fields of a value, dataclass or named tuple, with their types as they were written."""
+    if not is_dataclass(kind) and not hasattr(kind, "_fields"):
+        return {}
+    return {name: str(text) for name, text in inspect.get_annotations(kind).items() if not name.startswith("_")}
 
 
 def _class(kind: type) -> str:
     parts = [f"## {kind.__name__}\n\n{_doc(kind)}\n"]
+    parts += [f"* `{name}`: `{annotation}`" for name, annotation in fields_of(kind).items()]
     for name, member in public_members(kind).items():
         if isinstance(member, property):
-            result = str(inspect.signature(member.fget).return_annotation).replace("'", "")  # type: ignore[arg-type]
+            result = inspect.signature(member.fget).return_annotation  # type: ignore[arg-type]
             parts.append(f"* `{name}`: `{result}`. {' '.join(_doc(member).split())}".rstrip())
         elif inspect.isfunction(member):
             parts.append("\n" + _function(name, member, "###"))

@@ -53,7 +53,9 @@ IO_ALLOWED_FILES = {
 
 def package_of(path: pathlib.Path) -> str:
     parts = path.relative_to(SOURCE).parts
-    return parts[0] if len(parts) > 1 else ("" if parts[0] == "__init__.py" else parts[0].removesuffix(".py"))
+    if len(parts) > 1:
+        return parts[0]
+    return "" if parts[0] in ("__init__.py", "__main__.py") else parts[0].removesuffix(".py")
 
 
 def imports_of(path: pathlib.Path) -> list[tuple[int, str, bool]]:

@@ -75,26 +75,43 @@ if TYPE_CHECKING:
     from bookies.client.connect import connect as connect
     from bookies.client.entries import Entry as Entry
     from bookies.client.entries import EntryBatch as EntryBatch
+    from bookies.client.entries import LastConfirmedAndEntry as LastConfirmedAndEntry
+    from bookies.client.iteration import Batches as Batches
+    from bookies.client.iteration import Entries as Entries
     from bookies.client.log import Log as Log
     from bookies.client.log_reader import LogReader as LogReader
     from bookies.client.log_writer import LogWriter as LogWriter
+    from bookies.client.opening import Opening as Opening
     from bookies.client.reader import LedgerReader as LedgerReader
     from bookies.client.replication import CopyProgress as CopyProgress
     from bookies.client.replication import Move as Move
+    from bookies.client.replication import Obstacle as Obstacle
     from bookies.client.replication import RecoveryReport as RecoveryReport
+    from bookies.client.scan import BadRun as BadRun
+    from bookies.client.scan import ReplicaScan as ReplicaScan
+    from bookies.client.transaction import Reaped as Reaped
+    from bookies.client.transaction_writer import LogTransaction as LogTransaction
     from bookies.client.watcher import BookieStatus as BookieStatus
     from bookies.client.writer import LedgerWriter as LedgerWriter
     from bookies.config import BookieConfig as BookieConfig
     from bookies.config import ClientConfig as ClientConfig
+    from bookies.metadata.driver import BookieSet as BookieSet
+    from bookies.metadata.driver import Versioned as Versioned
+    from bookies.metadata.driver import Watch as Watch
     from bookies.model import BookieId as BookieId
+    from bookies.model import BookieInfo as BookieInfo
     from bookies.model import BookieMode as BookieMode
     from bookies.model import DigestType as DigestType
+    from bookies.model import Endpoint as Endpoint
     from bookies.model import LedgerMetadata as LedgerMetadata
     from bookies.model import LedgerState as LedgerState
+    from bookies.protocol.cursors import Cursor as Cursor
     from bookies.protocol.fragments import Fragment as Fragment
     from bookies.protocol.fragments import FragmentVerdict as FragmentVerdict
     from bookies.protocol.fragments import ReplicaState as ReplicaState
     from bookies.protocol.fragments import ReplicaVerdict as ReplicaVerdict
+    from bookies.protocol.log import Extent as Extent
+    from bookies.protocol.log import LedgerEnd as LedgerEnd
     from bookies.protocol.log import Manifest as Manifest
     from bookies.protocol.log import Position as Position
     from bookies.protocol.replicate import Replacement as Replacement
@@ -103,33 +120,50 @@ if TYPE_CHECKING:
 _LAZY = {
     "Administration": "bookies.client.administration",
     "AdvancedLedgerWriter": "bookies.client.advanced",
+    "BadRun": "bookies.client.scan",
+    "Batches": "bookies.client.iteration",
     "BookieConfig": "bookies.config",
     "BookieId": "bookies.model",
+    "BookieInfo": "bookies.model",
     "BookieMode": "bookies.model",
+    "BookieSet": "bookies.metadata.driver",
     "BookieStatus": "bookies.client.watcher",
     "Client": "bookies.client.client",
     "ClientConfig": "bookies.config",
     "CopyProgress": "bookies.client.replication",
+    "Cursor": "bookies.protocol.cursors",
     "DigestType": "bookies.model",
+    "Endpoint": "bookies.model",
+    "Entries": "bookies.client.iteration",
     "Entry": "bookies.client.entries",
     "EntryBatch": "bookies.client.entries",
+    "Extent": "bookies.protocol.log",
     "Fragment": "bookies.protocol.fragments",
     "FragmentVerdict": "bookies.protocol.fragments",
+    "LastConfirmedAndEntry": "bookies.client.entries",
     "LedgerCheck": "bookies.client.administration",
+    "LedgerEnd": "bookies.protocol.log",
     "LedgerMetadata": "bookies.model",
     "LedgerReader": "bookies.client.reader",
     "LedgerState": "bookies.model",
     "LedgerWriter": "bookies.client.writer",
     "Log": "bookies.client.log",
     "LogReader": "bookies.client.log_reader",
+    "LogTransaction": "bookies.client.transaction_writer",
     "LogWriter": "bookies.client.log_writer",
     "Manifest": "bookies.protocol.log",
     "Move": "bookies.client.replication",
+    "Obstacle": "bookies.client.replication",
+    "Opening": "bookies.client.opening",
     "Position": "bookies.protocol.log",
+    "Reaped": "bookies.client.transaction",
     "RecoveryReport": "bookies.client.replication",
     "Replacement": "bookies.protocol.replicate",
+    "ReplicaScan": "bookies.client.scan",
     "ReplicaState": "bookies.protocol.fragments",
     "ReplicaVerdict": "bookies.protocol.fragments",
+    "Versioned": "bookies.metadata.driver",
+    "Watch": "bookies.metadata.driver",
     "blocking": "bookies.client",
     "connect": "bookies.client.connect",
     "local": "bookies.admin.local_cluster",
@@ -139,13 +173,17 @@ __all__ = [
     "AckQuorumTimeout",
     "Administration",
     "AdvancedLedgerWriter",
+    "BadRun",
+    "Batches",
     "BookKeeperError",
     "BookieBusy",
     "BookieConfig",
     "BookieError",
     "BookieId",
+    "BookieInfo",
     "BookieMode",
     "BookieReadOnly",
+    "BookieSet",
     "BookieStatus",
     "BookieTimeout",
     "BookieUnreachable",
@@ -153,28 +191,34 @@ __all__ = [
     "ClientClosed",
     "ClientConfig",
     "ConfigError",
-    "CursorBehind",
     "CookieExists",
     "CookieMismatch",
     "CookieNotFound",
     "CopyProgress",
     "CorruptRecord",
+    "Cursor",
+    "CursorBehind",
     "DataUnknown",
     "DigestMismatch",
     "DigestType",
     "DirectoryInUse",
     "DiskFull",
+    "Endpoint",
+    "Entries",
     "Entry",
     "EntryBatch",
     "EntryError",
     "EntryExists",
     "EntryNotFound",
+    "Extent",
     "Fragment",
     "FragmentNotFinished",
     "FragmentVerdict",
     "InvalidArgument",
+    "LastConfirmedAndEntry",
     "LedgerCheck",
     "LedgerClosed",
+    "LedgerEnd",
     "LedgerError",
     "LedgerExists",
     "LedgerFenced",
@@ -192,6 +236,7 @@ __all__ = [
     "LogInUse",
     "LogNotFound",
     "LogReader",
+    "LogTransaction",
     "LogTruncated",
     "LogWriter",
     "Manifest",
@@ -200,16 +245,20 @@ __all__ = [
     "Move",
     "NotEnoughBookies",
     "NotSupported",
+    "Obstacle",
+    "Opening",
     "Position",
     "ProtocolError",
     "QuorumError",
     "ReadFailed",
+    "Reaped",
     "RecordExists",
     "RecordNotFound",
     "RecoveryFailed",
     "RecoveryReport",
     "RemoteProtocolError",
     "Replacement",
+    "ReplicaScan",
     "ReplicaState",
     "ReplicaVerdict",
     "ReplicationFailed",
@@ -218,6 +267,8 @@ __all__ = [
     "TransactionRefused",
     "Unauthorized",
     "VersionConflict",
+    "Versioned",
+    "Watch",
     "WriteFailed",
     "blocking",
     "connect",

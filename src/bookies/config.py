@@ -92,7 +92,10 @@ class ClientConfig:
         False, "replace failed bookies only when an entry could not reach its ack quorum otherwise"
     )
     add_quorum_timeout_ms: int = setting(
-        120_000, "a writer whose oldest entry is not acknowledged by then ends with AckQuorumTimeout; 0: never", low=0
+        120_000,
+        "a writer whose oldest entry is not acknowledged by then ends with AckQuorumTimeout; 0: never; an id that an "
+        "advanced writer leaves out is not waited for",
+        low=0,
     )
     opportunistic_striping: bool = setting(
         False, "create ledgers with fewer bookies than asked for, down to the write quorum, when there are no more"
@@ -104,7 +107,7 @@ class ClientConfig:
 
 
 def validate(config: T) -> T:
-    """Check every field's type and range. Raises `ConfigError` naming field, value, range."""
+    """Check every field's type and range, and that they agree. Raises `ConfigError` naming field, value, range."""
     for each in fields(config):  # type: ignore[arg-type]
         value = getattr(config, each.name)
         low, high = each.metadata["low"], each.metadata["high"]
@@ -116,6 +119,11 @@ def validate(config: T) -> T:
                 raise ConfigError(f"{each.name} = {value}: must be at least {low} ({each.metadata['help']})")
             if high is not None and value > high:
                 raise ConfigError(f"{each.name} = {value}: must be at most {high} ({each.metadata['help']})")
+    if isinstance(config, ClientConfig) and config.hedge_delay_min_ms > config.hedge_delay_max_ms:
+        raise ConfigError(
+            f"hedge_delay_min_ms = {config.hedge_delay_min_ms} is more than hedge_delay_max_ms = "
+            f"{config.hedge_delay_max_ms}: lower the one or raise the other"
+        )
     return config
 
 

@@ -52,10 +52,12 @@ class BookKeeperError(Exception):
         return str(self.args[0])
 
     def __str__(self) -> str:
+        """The message and what it is about, as far as the message, perhaps made of another's, does not say so."""
+        said = f" {self.message} ".replace("(", " ").replace(")", " ").replace(",", " ").replace(": ", " ")
         facts = [
             f"{name} {value}"
             for name, value in (("ledger", self.ledger_id), ("entry", self.entry_id), ("bookie", self.bookie))
-            if value is not None
+            if value is not None and f" {name} {value} " not in said
         ]
         return self.message + (f" ({', '.join(facts)})" if facts else "")
 

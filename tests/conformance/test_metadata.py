@@ -278,11 +278,32 @@ def test_delete(kind: Kind) -> None:
             await driver.read_ledger(7)
         await driver.delete_ledger(7)
         await driver.delete_ledger(7, created.version)
-        again = await driver.create_ledger(ledger(7))
-        assert again.version > created.version
-        await driver.delete_ledger(7)
         with pytest.raises(LedgerNotFound):
-            await driver.write_ledger(again.metadata, again.version)
+            await driver.write_ledger(created.metadata, created.version)
+
+    kind.run(body)
+
+
+def test_the_id_of_a_deleted_ledger_is_spent(kind: Kind) -> None:
+    """Bookies may hold its entries for ever, and its writer may go on; a ledger of this id would meet both."""
+
+    async def body(cluster: Cluster) -> None:
+        one, two = await cluster.driver(), await cluster.driver()
+        await one.delete_ledger(3)  # There was none, so nothing is spent.
+        order = [7, 9, 8, 3, (1 << 63) - 1, 0, 6, 2, 1]
+        for ledger_id in order:
+            await one.create_ledger(ledger(ledger_id, creator_token=5))
+        for count, ledger_id in enumerate(order):
+            for left in order[count:]:
+                with pytest.raises(LedgerExists, match="is taken"):
+                    await two.create_ledger(ledger(left, creator_token=6))
+            await one.delete_ledger(ledger_id)
+            for spent in order[: count + 1]:
+                for token in (5, 6):  # also not for the one who made it, and repeats because no reply came
+                    with pytest.raises(LedgerExists, match=rf"deleted.* choose another one.*\(ledger {spent}\)"):
+                        await two.create_ledger(ledger(spent, creator_token=token))
+        for free in (4, 5, 10, (1 << 63) - 2):
+            await two.create_ledger(ledger(free))
 
     kind.run(body)
 
@@ -821,6 +842,8 @@ def test_a_transaction_does_all_or_nothing(kind: Kind) -> None:
         for number in (7, 8):
             with pytest.raises(LedgerNotFound):
                 await one.read_ledger(number)
+            with pytest.raises(LedgerExists, match="deleted"):
+                await one.create_ledger(ledger(number))
         assert await one.transact([RecordAt("log", version)]) >= version
 
     kind.run(body)

@@ -7,6 +7,7 @@ import gc
 import threading
 import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from operator import attrgetter
 from pathlib import Path
 
@@ -205,6 +206,83 @@ def test_blocking_twin(uri: str) -> None:
     assert threading.active_count() == threads
     with pytest.raises(bk.ClientClosed, match="connect again"):
         store.bookies()
+    store.close()
+
+
+def test_blocking_appends_that_do_not_wait(uri: str) -> None:
+    with bk.blocking.connect(uri, memory_limit=1 << 20) as store:
+        with store.create() as ledger:
+            futures = []
+            for number in range(300):
+                try:
+                    futures.append(ledger.append_nowait(b"%d" % number * 2000))
+                except bk.BookieBusy:
+                    ledger.wait_writable(timeout=20)
+                    futures.append(ledger.append_nowait(b"%d" % number * 2000))
+            assert [future.result(20) for future in futures] == list(range(300))
+            assert ledger.push_many(payloads(100)).result(20) == 399
+            assert ledger.pending_count == 0
+            ledger.allow_ensemble_changes(False)
+            store.allow_ensemble_changes(True)
+            with pytest.raises(bk.InvalidArgument):
+                ledger.append_nowait("text")  # type: ignore[arg-type]
+        with pytest.raises(bk.LedgerClosed):
+            ledger.append_nowait(b"late")
+        lost = store.create()
+        pending = lost.append_nowait(b"x")
+        lost.close()
+        assert isinstance(pending.exception(20), bk.LedgerClosed | None)
+        kept = store.create()
+        reader = store.open(ledger.ledger_id)
+        assert sum(map(len, reader.read().batches())) == 400
+        assert sum(map(len, store.administration().open(ledger.ledger_id).read_batches(7))) == 393
+    for late in (lambda: kept.append_nowait(b"x"), lambda: kept.push_many([b"x"]), lambda: kept.append(b"x")):
+        with pytest.raises(bk.ClientClosed):
+            late()
+
+
+def test_the_blocking_administration_watches(uri: str) -> None:
+    with bk.blocking.connect(uri) as store:
+        seen = threading.Event()
+        sets: list[bk.BookieSet] = []
+
+        def changed(bookies: bk.BookieSet) -> None:
+            sets.append(bookies)
+            seen.set()
+
+        watch = store.administration().watch_bookies(bk.BookieMode.WRITABLE, changed)
+        assert seen.wait(20)
+        assert len(sets[0].bookies) == 3
+        watch.cancel()
+        watch.cancel()
+        forgotten = store.administration().watch_bookies(bk.BookieMode.WRITABLE, changed)
+    forgotten.cancel()
+
+
+@pytest.mark.parametrize("who", ["client", "reader"])
+def test_a_blocking_tail_that_is_closed_says_so(uri: str, who: str) -> None:
+    store = bk.blocking.connect(uri)
+    ledger = store.create()
+    ledger.append(b"x")
+    reader = store.open(ledger.ledger_id)
+    has_one = threading.Event()
+    outcome: list[BaseException | None] = []
+
+    def tail() -> None:
+        try:
+            for _ in reader.tail(0):
+                has_one.set()
+            outcome.append(None)
+        except (bk.BookKeeperError, asyncio.CancelledError, CancelledError) as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=tail)
+    thread.start()
+    assert has_one.wait(20)
+    (store if who == "client" else reader).close()
+    thread.join(20)
+    assert len(outcome) == 1
+    assert outcome[0] is None or isinstance(outcome[0], bk.ClientClosed | bk.LedgerClosed), outcome
     store.close()
 
 

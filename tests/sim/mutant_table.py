@@ -42,26 +42,22 @@ Patch = pytest.MonkeyPatch
 
 @dataclass(frozen=True)
 class Mutant:
-    """`what`: as 8.4 calls it; `schedules`: each of them has to kill it; `profile`: chance finds it there.
-
-    `why_not`: without a profile, why random runs cannot meet it.
-    """
+    """`what`: as 8.4 calls it; `schedules`: each of them has to kill it; `profile`: chance finds it there."""
 
     what: str
     schedules: tuple[str, ...]
     apply: Callable[[Patch], None]
     profile: str
-    why_not: str
 
 
 MUTANTS: list[Mutant] = []
 
 
 def mutant(
-    what: str, *schedules: str, profile: str = "races", why_not: str = ""
+    what: str, *schedules: str, profile: str = "races"
 ) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
     def declare(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
-        MUTANTS.append(Mutant(what, schedules, apply, "" if why_not else profile, why_not))
+        MUTANTS.append(Mutant(what, schedules, apply, profile))
         return apply
 
     return declare
@@ -237,9 +233,7 @@ def _(patch: Patch) -> None:
     patch.setattr(AddPipeline, "failed", failed)
 
 
-@mutant(
-    "an id is refused by the last add confirmed only", "X-74", why_not="the random writers let the client choose ids"
-)
+@mutant("an id is refused by the last add confirmed only", "X-74", profile="advanced")
 def _(patch: Patch) -> None:
     original = AdvancedAddPipeline.check
 
@@ -250,11 +244,7 @@ def _(patch: Patch) -> None:
     patch.setattr(AdvancedAddPipeline, "check", check)
 
 
-@mutant(
-    "a change is not delayed until the quorum breaks",
-    "X-39",
-    why_not="loses nothing; the random writers do not delay changes",
-)
+@mutant("a change is not delayed until the quorum breaks", "X-39", profile="delayed")
 def _(patch: Patch) -> None:
     original = client.rules_of
     patch.setattr(
@@ -262,9 +252,7 @@ def _(patch: Patch) -> None:
     )
 
 
-@mutant(
-    "what waits behind a hole outlives its client", "leaving", why_not="the random writers let the client choose ids"
-)
+@mutant("what waits behind a hole outlives its client", "leaving", profile="advanced")
 def _(patch: Patch) -> None:
     patch.setattr(LedgerWriter, "client_closed", lambda self: None)
 
@@ -427,11 +415,7 @@ def _(patch: Patch) -> None:
         patch.setattr(module, "replicate", swap_first)
 
 
-@mutant(
-    "a fragment that may still receive entries is copied",
-    "X-70",
-    why_not="random replicators replace whole bookies and so recover a ledger first",
-)
+@mutant("a fragment that may still receive entries is copied", "X-70", profile="fragments")
 def _(patch: Patch) -> None:
     original = administration.fragments_to_check
 
@@ -452,11 +436,7 @@ def _(patch: Patch) -> None:
     patch.setattr(keys, "verify_records", verify_records)
 
 
-@mutant(
-    "no clamp at the end of a closed ledger",
-    "X-55",
-    why_not="needs entries that a foreign recovery left behind the end (D-5)",
-)
+@mutant("no clamp at the end of a closed ledger", "X-55", profile="foreign")
 def _(patch: Patch) -> None:
     original = view.LedgerView.refresh_last_add_confirmed
 
@@ -524,8 +504,6 @@ def table_row(each: Mutant, seeds: range, profile: str | None) -> tuple[bool, st
         killed.append(is_dead)
         marks.append(f"{schedule} {'killed' if is_dead else '**survives**'}")
     where = profile or each.profile
-    if not where:
-        return all(killed), f"| {each.what} | {', '.join(marks)} | none: {each.why_not} | | |"
     found = first_seed(each, seeds, where)
     needed = f"{found[0] - seeds.start + 1}" if found else f"**survives {len(seeds)}**"
     noticed = short(found[1].violations[0], 90) if found else ""

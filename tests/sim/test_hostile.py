@@ -12,11 +12,13 @@ from bookies.errors import BookKeeperError
 from bookies.metadata.memory import MemoryDriver
 from bookies.sim.cluster import SimClient
 from bookies.sim.faults import FaultPlan
+from bookies.sim.history import Story
 from bookies.sim.hostile import MISDEEDS, HostileBookie
 from bookies.sim.loop import Participant
 from bookies.sim.metadata import SimDriver
-from bookies.sim.run import Profile, Simulation
-from bookies.sim.workload import Plan, Story
+from bookies.sim.plan import Plan
+from bookies.sim.profiles import Profile
+from bookies.sim.run import Simulation
 
 TIMEOUT_MS = 300
 DURATION_S = 1.5
@@ -106,7 +108,7 @@ class HostileRun:
                 async with client.client.recover(story.ledger_id, password=story.password) as ledger:
                     end = ledger.metadata.last_entry_id
                     history.ended(story, client.name, end, ledger.metadata.length)
-                    count = await self.simulation.workload.read_all(client, story, ledger)
+                    count = await self.simulation.workload.readers.read_all(client, story, ledger)
                 if count != end + 1:
                     history.violated("I-1", f"{count} entries of ledger {story.ledger_id} were read, not {end + 1}")
                 return

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from random import Random
 from typing import Any
 
 import pytest
-from tests.sim.log_world import LogWorld
 
 from bookies.client import takeover
 from bookies.client.log_writer import LogWriter
 from bookies.client.writer import LedgerWriter
 from bookies.protocol.log import Extent, LedgerEnd, Manifest, rolled
 from bookies.sim.faults import FaultPlan
-from bookies.sim.metadata import SimDriver
+from bookies.sim.plan import LogPlan
+from bookies.sim.profiles import PROFILES
+from bookies.sim.run import Simulation, mixed, simulate
 
 CLIENTS = FaultPlan(
     gap_ms=250,
@@ -47,47 +47,39 @@ BOOKIES = FaultPlan(
 PLANS = {"calm": FaultPlan(weights={}), "clients": CLIENTS, "bookies": BOOKIES}
 
 
+def run(seed: int, faults: FaultPlan, *, bookies: int = 4, leaders: int = 2, staleness: float = 0.0) -> Simulation:
+    """A run without truncations, in which everything acknowledged has to be there at the end."""
+    log = LogPlan(leaders=leaders, truncators=0)
+    simulation = Simulation(seed, replace(PROFILES["logs"], bookies=bookies, faults=faults, log=log))
+    simulation.cluster.store.stale_read_probability = staleness
+    simulation.run(mixed)
+    return simulation
+
+
+def holds(simulation: Simulation) -> None:
+    violations = simulation.history.violations
+    assert not violations, "\n".join([*violations[:10], *simulation.trace.tail(50)])
+    assert simulation.history.counts["entries acknowledged"] > 0
+
+
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("plan", PLANS)
 def test_duelling_leaders(plan: str, seed: int) -> None:
-    world = LogWorld(f"{plan}/{seed}")
-    history = world.run(lambda world: world.duel(PLANS[plan], 4.0))
-    assert not history.problems, "\n".join([*history.problems[:10], *world.trace.tail(50)])
-    assert history.acks
+    holds(run(seed, PLANS[plan]))
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_leader_without_rivals_goes_on_after_every_failure_of_its_ledger(seed: int) -> None:
-    world = LogWorld(f"alone/{seed}", bookies=3)  # none to replace a bookie: each failure of two ends the ledger
-    history = world.run(lambda world: world.duel(BOOKIES, 4.0, leaders=1))
-    assert not history.problems, "\n".join([*history.problems[:10], *world.trace.tail(50)])
+    holds(run(seed, BOOKIES, bookies=3, leaders=1))  # none to replace a bookie: each failure of two ends the ledger
 
 
 def test_a_seed_is_one_run() -> None:
-    traces = []
-    for _ in range(2):
-        world = LogWorld("again")
-        world.run(lambda world: world.duel(CLIENTS, 2.0))
-        traces.append(world.trace.digest())
-    assert traces[0] == traces[1]
+    assert run(7, CLIENTS).trace.digest() == run(7, CLIENTS).trace.digest()
 
 
-def test_leaders_that_read_an_old_list_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    original, random = SimDriver.read_record, Random(7)
-    versions: dict[str, list[tuple[bytes, int]]] = {}
-
-    async def read_record(self: SimDriver, name: str) -> tuple[bytes, int]:
-        found = await original(self, name)
-        known = versions.setdefault(name, [])
-        if not known or known[-1][1] < found[1]:
-            known.append(found)
-        is_stale = self._host.startswith("leader") and random.random() < 0.4
-        return known[max(0, len(known) - 2)] if is_stale else found
-
-    monkeypatch.setattr(SimDriver, "read_record", read_record)
-    world = LogWorld("stale")
-    history = world.run(lambda world: world.duel(CLIENTS, 4.0))
-    assert not history.problems, "\n".join([*history.problems[:10], *world.trace.tail(50)])
+def test_leaders_that_read_an_old_list_now_and_then() -> None:
+    weights = {kind: weight for kind, weight in CLIENTS.weights.items() if kind != "metadata trouble"}
+    holds(run(1, replace(CLIENTS, weights=weights), staleness=0.3))
 
 
 # -- mutants ---------------------------------------------------------------------------------------------------------
@@ -139,8 +131,7 @@ def delete_before_the_list_says_so(patch: pytest.MonkeyPatch) -> None:  # I-20
 )
 def test_mutants_are_found(mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)
-    for seed in range(12):
-        history = LogWorld(f"mutant/{seed}").run(lambda world: world.duel((CLIENTS, BOOKIES)[seed % 2], 4.0))  # noqa: B023
-        if history.problems:
+    for seed in range(1, 13):
+        if simulate(seed, "logs", stops_at_first=True).violations:
             return
     raise AssertionError("not found")

@@ -41,13 +41,13 @@ def run(seed: int, profile: str) -> tuple[Result, int]:
                 await asyncio.sleep(random.expovariate(2.0))
                 bookie = BookieId(random.choice(list(cluster.bookies)))
                 try:
-                    report = await administration.recover_bookies([bookie], skip_open=random.random() < 0.7)
+                    report = await administration.recover_bookies([bookie], skip_open=random.random() < 0.7, force=True)
                     moves.extend(report.moves)
                 except BookKeeperError as error:
                     cluster.trace.note(client.name, f"recovery of {bookie} failed: {type(error).__name__}: {error}")
 
         workload.start()
-        slots = [asyncio.create_task(workload._keep_running(f"replicator{n}", replicate)) for n in (1, 2)]
+        slots = [asyncio.create_task(workload.keep_running(f"replicator{n}", replicate)) for n in (1, 2)]
         faults = asyncio.create_task(simulation.faults.run())
         await asyncio.sleep(simulation.profile.duration_s)
         simulation.faults.stop()
@@ -89,7 +89,7 @@ def test_copies_survive_a_power_failure_of_all_bookies() -> None:
                     ledgers.append(ledger.ledger_id)
             cluster.crash_bookie("b1", NOTHING_SURVIVES)
             administration = store.administration()
-            report = await administration.recover_bookies([BookieId("b1")])
+            report = await administration.recover_bookies([BookieId("b1")], force=True)
             assert report.moves
             for name in ("b2", "b3", "b4", "b5"):
                 cluster.crash_bookie(name, NOTHING_SURVIVES, restart_after_s=0.1)

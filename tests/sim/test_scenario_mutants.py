@@ -38,6 +38,11 @@ def test_mutant_is_killed(mutant: Any) -> None:
         ("limbo as negative", 1),
         ("the target of a force is taken after it", 1),
         ("swap before copy", 1),
+        ("an id is refused by the last add confirmed only", 1),
+        ("a change is not delayed until the quorum breaks", 1),
+        ("what waits behind a hole outlives its client", 1),
+        ("a fragment that may still receive entries is copied", 5),
+        ("no clamp at the end of a closed ledger", 1),
     ],
 )
 def test_chance_finds_it(what: str, first_seed: int) -> None:

@@ -16,14 +16,16 @@ from bookies import kernels
 from bookies.errors import BookKeeperError, LedgerFenced
 from bookies.sim.cluster import SimClient, SimCluster
 from bookies.sim.disk import NOTHING_SURVIVES
-from bookies.sim.run import PROFILES, Scenario, Simulation, simulate
-from bookies.sim.workload import payload_of
+from bookies.sim.history import payload_of
+from bookies.sim.profiles import PROFILES
+from bookies.sim.run import Scenario, Simulation, simulate
 
-SWEEP_S = 8.0  # wall time for each profile; at least SWEEP_COUNT_MIN seeds run whatever they take
+SWEEP_S = 6.0  # wall time for each profile; at least SWEEP_COUNT_MIN seeds run whatever they take
 SWEEP_COUNT_MIN = 3
 SWEPT_PROFILES = (
     *("mixed", "crashes", "network", "metadata", "races", "tight", "disks", "rot", "small"),
     *("answers", "limbo", "deferred", "repair"),
+    *("advanced", "delayed", "reads", "foreign", "fragments", "logs"),
 )
 
 

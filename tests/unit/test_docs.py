@@ -9,8 +9,11 @@ import pathlib
 import re
 import subprocess
 import sys
+import textwrap
+from typing import Any, Literal
 
 import pytest
+from tests.fakes.world import World, play
 
 import bookies
 
@@ -24,12 +27,17 @@ def test_generated_pages_are_current() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_public_method_is_documented() -> None:
+def load_generate() -> Any:
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs/generate.py")
     assert spec is not None
     assert spec.loader is not None
     generate = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generate)
+    return generate
+
+
+def test_every_public_method_is_documented() -> None:
+    generate = load_generate()
     kinds = [each for name in bookies.__all__ if inspect.isclass(each := getattr(bookies, name))]
     assert not [
         f"{kind.__name__}.{name}"
@@ -37,6 +45,51 @@ def test_every_public_method_is_documented() -> None:
         for name, member in generate.public_members(kind).items()
         if inspect.isfunction(member) and not inspect.getdoc(member)
     ]
+
+
+def test_what_public_methods_return_is_public() -> None:
+    """And so has a section, with its fields, in docs/api.md."""
+    generate = load_generate()
+    kinds = [each for name in bookies.__all__ if inspect.isclass(each := getattr(bookies, name))]
+    missing = set()
+    for kind in kinds:
+        texts = list(generate.fields_of(kind).values())
+        for member in generate.public_members(kind).values():
+            function = member.fget if isinstance(member, property) else member
+            if inspect.isfunction(function):
+                texts.append(str(inspect.signature(function).return_annotation))
+        scope = vars(sys.modules[kind.__module__])
+        for name in re.findall(r"\w+", " ".join(texts)):
+            found = scope.get(name)
+            if inspect.isclass(found) and found.__module__.startswith("bookies."):
+                missing |= {name} - set(bookies.__all__)
+    assert not missing
+
+
+def test_signatures_read_as_they_were_written() -> None:
+    generate = load_generate()
+
+    def example(a: Literal["x"], b: bytes = b"", *, c: str = "y", d: str | None = None) -> list[int]:
+        raise NotImplementedError
+
+    shown = "(a: Literal['x'], b: bytes = b'', *, c: str = 'y', d: str | None = None) -> list[int]"
+    assert generate._signature(example).replace('"', "'") == shown
+
+
+def test_the_example_of_reading_works_as_printed() -> None:
+    page = (ROOT / "docs/reading.md").read_text()
+    [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    scope: dict[str, Any] = {}
+    printed: list[int] = []
+    exec("async def example(store, print):\n" + textwrap.indent(code, "    ") + "    return news, batch", scope)
+
+    async def act(world: World) -> None:
+        news, batch = await scope["example"](await world.client(), lambda entry_id, payload: printed.append(entry_id))
+        assert (news.last_add_confirmed, news.entry.payload) == (1999, b"entry 1999")
+        assert batch.entry_ids == range(1000, 1050)
+        assert printed == [*range(1500, 2000), *range(11), *range(2000)]
+
+    play(act)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/status.md"])

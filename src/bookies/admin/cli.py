@@ -28,6 +28,7 @@ COMMANDS = {
     "inspect": ("bookies.admin.commands.inspect", "look into a bookie's files, offline, also Apache's"),
     "bench": ("bookies.admin.commands.bench", "measure appends and reads"),
     "chaos": ("bookies.admin.commands.chaos", "run a real cluster and break it: kills, stops, cut connections"),
+    "spark": ("bookies.admin.spark_command", "fleet jobs on Spark: scrub, repair, reconcile, usage, whatif"),
     "sim": ("bookies.admin.commands.sim", "run the cluster on virtual time with faults"),
 }
 
@@ -36,7 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. Installed as `bk`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_overview())
+        try:
+            print(_overview(), flush=True)
+        except BrokenPipeError:
+            _end_quietly()
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):
         print(_version())
@@ -54,6 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
+
+
+def _end_quietly() -> None:
+    """Nobody reads our output any more: what is left of it goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(noun: str, arguments: list[str]) -> int:
@@ -75,7 +84,7 @@ def _run(noun: str, arguments: list[str]) -> int:
         return int(status or 0)
     except BrokenPipeError:
         # The reader of our output went away (`bk ledger read 7 | head`): not an error, but nothing more to say.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _end_quietly()
         return 0
     except (UsageError, ConfigError, InvalidArgument) as error:
         print(f"bk {noun}: {error}", file=sys.stderr)

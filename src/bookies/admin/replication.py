@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bookies.admin.common import Progress, print_json, print_table, size_text
-from bookies.admin.usage import UsageError
 from bookies.errors import LedgerNotFound, ReplicationFailed
 from bookies.model import BookieId
 from bookies.runtime.tasks import all_of
@@ -17,7 +16,7 @@ from bookies.runtime.tasks import all_of
 if TYPE_CHECKING:
     from bookies.client.administration import LedgerCheck
     from bookies.client.client import Client
-    from bookies.client.replication import CopyProgress, Move
+    from bookies.client.replication import CopyProgress, Move, Obstacle
     from bookies.protocol.fragments import FragmentVerdict, ReplicaVerdict
 
 CHECKED_AT_ONCE = 8  # ledgers
@@ -139,17 +138,11 @@ async def recover_bookies(
     dry_run: bool,
     skip_open: bool,
     skip_unrecoverable: bool,
+    force: bool,
     bytes_per_s: float | None,
     as_json: bool,
 ) -> int:
     """Copy what these bookies hold to others, or say what would be copied. Raises as `recover_bookies` there."""
-    known = {each.id: each.mode for each in await client.bookies()}
-    for bookie in bookies:
-        if known.get(BookieId(bookie)) == "writable" and not dry_run:
-            raise UsageError(
-                f"bookie {bookie} is running and writable: stop it, or make it read-only, first; "
-                "otherwise it goes on receiving entries while its old ones are copied"
-            )
     progress = Progress("ledgers", None, quiet=as_json)
 
     def copied(news: CopyProgress) -> None:
@@ -164,6 +157,7 @@ async def recover_bookies(
             dry_run=dry_run,
             skip_open=skip_open,
             skip_unrecoverable=skip_unrecoverable,
+            force=force,
             bytes_per_s=bytes_per_s,
             progress=copied,
         )
@@ -177,19 +171,33 @@ async def recover_bookies(
                 "skipped": list(report.skipped),
                 "entries": report.entries,
                 "size": report.size,
+                "obstacles": [_described_obstacle(each) for each in report.obstacles],
             }
         )
-        return 0
+        return 1 if report.obstacles else 0
     if report.moves:
         print_table([_move_row(move) for move in report.moves], ("ledger", "entries", "new bookies", ""), right=(0,))
     for skipped in report.skipped:
         print(f"ledger {skipped} was left alone")
     fragments = _fragments(len(report.moves))
+    for obstacle in report.obstacles:
+        what = "" if obstacle.first is None else f", entries {obstacle.first:,} to {obstacle.last:,}"
+        print(f"ledger {obstacle.ledger_id}{what} could not be copied: {obstacle.error}")
     if dry_run:
-        print(f"would copy {fragments}; nothing was changed")
+        but = f", but not {len(report.obstacles):,} more" if report.obstacles else ""
+        print(f"would copy {fragments}{but}; nothing was changed")
     else:
         print(f"copied {fragments}: {report.entries:,} entries, {size_text(report.size)}")
-    return 0
+    return 1 if report.obstacles else 0
+
+
+def _described_obstacle(obstacle: Obstacle) -> dict[str, object]:
+    return {
+        "ledger": obstacle.ledger_id,
+        "first_entry": obstacle.first,
+        "last_entry": obstacle.last,
+        "error": str(obstacle.error),
+    }
 
 
 def _fragments(count: int) -> str:

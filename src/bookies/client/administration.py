@@ -8,16 +8,36 @@ there, so what was interrupted is repeated, never undone. The shell of `protocol
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from bookies.client.arguments import (
+    TimeLimit,
+    any_ledger_id,
+    bookie_id,
+    bookie_ids,
+    percentage_of,
+    rate,
+    switch,
+    whole_number,
+)
+from bookies.client.entries import EntryBatch
 from bookies.client.ledger_access import LedgerAccess
 from bookies.client.metadata_loop import MetadataLoop
 from bookies.client.pool import BookiePool
 from bookies.client.reader import LedgerReader
 from bookies.client.replicas import LedgerReplicas
-from bookies.client.replication import Account, BookieRecovery, Move, OnProgress, RecoveryReport, replicate
+from bookies.client.replication import (
+    Account,
+    BookieRecovery,
+    Move,
+    OnProgress,
+    RecoveryReport,
+    renew,
+    replicate_anywhere,
+)
+from bookies.client.scan import ReplicaScan, scan, scan_list
 from bookies.client.watcher import BookieWatcher
 from bookies.config import ClientConfig
 from bookies.errors import (
@@ -31,7 +51,7 @@ from bookies.errors import (
     ReadFailed,
     ReplicationFailed,
 )
-from bookies.metadata.driver import BookieSet, MetadataDriver, Watch
+from bookies.metadata.driver import BookieSet, MetadataDriver, Versioned, Watch
 from bookies.model import BookieId, BookieInfo, BookieMode, DigestType, LedgerMetadata
 from bookies.protocol.fragments import (
     Fragment,
@@ -41,9 +61,10 @@ from bookies.protocol.fragments import (
     fragments_to_check,
     is_stored_on,
     missing_runs,
+    stored_in,
 )
 from bookies.protocol.quorum import write_set
-from bookies.protocol.replicate import check_finished, choose_targets, renewals, repairs
+from bookies.protocol.replicate import Pace, Replacement, check_finished, choose_targets, renewals, repairs
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import all_of
 
@@ -96,20 +117,26 @@ class Administration:
     # -- ledgers -------------------------------------------------------------------------------------------------
     async def open(self, ledger_id: int, *, timeout: float | None = None) -> LedgerReader:
         """Open a ledger for reading, whatever its password; never disturbs its writer. Raises as `Client.open`."""
-        async with asyncio.timeout(timeout):
-            return await self._access.reader(await self._access.read(ledger_id))
+        async with TimeLimit(timeout, f"open ledger {ledger_id}"):
+            return await self._access.reader(await self._access.read(any_ledger_id(ledger_id)))
 
     async def recover(self, ledger_id: int, *, timeout: float | None = None) -> LedgerMetadata:
         """Fence a ledger's writer, find its last entry, seal it, whatever its password. Raises as `Client.recover`."""
-        async with asyncio.timeout(timeout):
-            return (await self._access.sealed(ledger_id)).metadata
+        async with TimeLimit(timeout, f"recover ledger {ledger_id}"):
+            return (await self._access.sealed(any_ledger_id(ledger_id))).metadata
 
-    async def read_stored(self, ledger_id: int, first: int = 0, last: int = -1) -> AsyncIterator[tuple[int, bytes]]:
+    def read_stored(self, ledger_id: int, first: int = 0, last: int = -1) -> AsyncIterator[tuple[int, bytes]]:
         """(id, body) of entries first..last as they are stored: header, digest, payload; verified.
 
-        `last` -1: up to the last add confirmed, or to where an open ledger's entries end before that. Raises what
-        reading raises, `EntryNotFound` only with a `last`.
+        `last` -1: up to the last add confirmed, or to where an open ledger's entries end before that. The iteration
+        raises what reading raises, `EntryNotFound` only with a `last`. Raises `InvalidArgument`.
         """
+        ledger_id, first, last = any_ledger_id(ledger_id), whole_number("first", first), whole_number("last", last, -1)
+        if last != -1 and last < first:
+            raise InvalidArgument(f"read_stored({first}, {last}): must be first <= last, or last -1 for all there are")
+        return self._stored(ledger_id, first, last)
+
+    async def _stored(self, ledger_id: int, first: int, last: int) -> AsyncIterator[tuple[int, bytes]]:
         found = await self._access.read(ledger_id)
         record = found.metadata
         confirmed = await self._access.last_add_confirmed(found)
@@ -130,16 +157,25 @@ class Administration:
         if last > confirmed:
             raise EntryNotFound(f"behind the last add confirmed, {confirmed}", ledger_id=ledger_id, entry_id=entry_id)
 
+    async def record(self, ledger_id: int) -> Versioned:
+        """A ledger's record and its version in the metadata store. Raises `LedgerNotFound`."""
+        return await self._access.read(ledger_id)
+
+    async def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
+        """The ids of all ledgers, ascending, in pages. Complete for every ledger that exists during all of it."""
+        async for ids in self._driver.ledger_ids():
+            yield ids
+
     async def ledgers_on(
         self, bookies: Collection[BookieId], *, timeout: float | None = None
     ) -> dict[int, LedgerMetadata]:
         """The ledgers, in any state, that have any of these bookies in any fragment, by ascending id."""
-        found = {}
-        async with asyncio.timeout(timeout):
+        wanted, found = bookie_ids("bookies", bookies), {}
+        async with TimeLimit(timeout, f"list the ledgers on {', '.join(wanted)}"):
             async for ids in self._driver.ledger_ids():
                 for start in range(0, len(ids), LISTED_AT_ONCE):
                     for record in await all_of(map(self._record_or_none, ids[start : start + LISTED_AT_ONCE])):
-                        if record and any(each in ensemble for _, ensemble in record.ensembles for each in bookies):
+                        if record and any(each in ensemble for _, ensemble in record.ensembles for each in wanted):
                             found[record.ledger_id] = record
         return found
 
@@ -156,22 +192,46 @@ class Administration:
         `percentage`: also so many of the entries between, 100: all, which verifies every copy of every entry.
         `timeout`: seconds. Raises `LedgerNotFound`; a bookie that does not answer is a verdict, not an error.
         """
-        if not 0 <= percentage <= 100:
-            raise InvalidArgument(f"percentage={percentage}: must be 0 to 100")
-        async with asyncio.timeout(timeout):
-            found = await self._access.read(ledger_id)
-            record = found.metadata
-            try:
-                confirmed = await self._access.last_add_confirmed(found)
-            except (BookieUnreachable, ReadFailed):
-                confirmed = -1  # Nobody can tell, so the last fragment is judged by its first entry.
+        ledger_id, percentage = any_ledger_id(ledger_id), percentage_of(percentage)
+        async with TimeLimit(timeout, f"check ledger {ledger_id}"):
+            record, fragments = await self.fragments(ledger_id)
             known = await self._registered()
             replicas = self._access.replicas(record)
-            verdicts = [
-                await self._check(fragment, known, percentage, replicas)
-                for fragment in fragments_to_check(record, confirmed)
-            ]
+            verdicts = [await self._check(fragment, known, percentage, replicas) for fragment in fragments]
             return LedgerCheck(record, tuple(verdicts))
+
+    async def fragments(self, ledger_id: int) -> tuple[LedgerMetadata, list[Fragment]]:
+        """A ledger's record, and its fragments that hold entries, in order. Raises `LedgerNotFound`.
+
+        Of a ledger that is not sealed its bookies are asked where it ends; when they cannot say, its last fragment is
+        taken to end where it begins.
+        """
+        found = await self._access.read(any_ledger_id(ledger_id))
+        try:
+            confirmed = await self._access.last_add_confirmed(found)
+        except (BookieUnreachable, ReadFailed):
+            confirmed = -1  # Nobody can tell, so the last fragment is judged by its first entry.
+        return found.metadata, fragments_to_check(found.metadata, confirmed)
+
+    async def scan_replica(
+        self,
+        record: LedgerMetadata,
+        bookie: BookieId,
+        ids: Sequence[int],
+        *,
+        visit: Callable[[EntryBatch], None] | None = None,
+        pace: Pace | None = None,
+        is_listing: bool = False,
+    ) -> ReplicaScan:
+        """Read these entries, ascending, as one bookie has them, verify each, and say which are not good.
+
+        `visit`: called with each batch of good ones, in no particular order. `pace`: of the bytes read. `is_listing`:
+        only look which are there, by the bookie's own list. A bookie that does not answer ends it; it is no error.
+        """
+        replicas = self._access.replicas(record)
+        if is_listing:
+            return await scan_list(replicas, self._pool, record.ledger_id, bookie, ids)
+        return await scan(replicas, self._pool, record.ledger_id, bookie, ids, visit, pace)
 
     async def _check(
         self, fragment: Fragment, known: Collection[BookieId], percentage: float, replicas: LedgerReplicas
@@ -187,14 +247,15 @@ class Administration:
 
     async def list_entries(self, bookie: BookieId, ledger_id: int) -> list[range]:
         """Which entries of a ledger a bookie holds, as ranges. Raises `LedgerUnknownToBookie`, `BookieUnreachable`."""
-        return await self._pool.list_entries(bookie, ledger_id)
+        return await self._pool.list_entries(bookie_id(bookie), whole_number("ledger_id", ledger_id))
 
     async def missing_entries(self, bookie: BookieId, ledger_id: int, *, timeout: float | None = None) -> list[range]:
         """Which entries a bookie ought to hold of a ledger and does not, by its own list: one request, nothing is read.
 
         Raises `LedgerNotFound`, `BookieUnreachable`.
         """
-        async with asyncio.timeout(timeout):
+        bookie, ledger_id = bookie_id(bookie), any_ledger_id(ledger_id)
+        async with TimeLimit(timeout, f"list what bookie {bookie} lacks of ledger {ledger_id}"):
             found = await self._access.read(ledger_id)
             fragments = fragments_to_check(found.metadata, await self._access.last_add_confirmed(found))
             try:
@@ -209,7 +270,7 @@ class Administration:
     async def are_entries_stored(self, ledger_id: int, bookie: BookieId) -> bool:
         """Whether, by its record, the bookie holds entries of a ledger or may get some. False: deleted, too."""
         try:
-            return is_stored_on((await self._access.read(ledger_id)).metadata, bookie)
+            return is_stored_on((await self._access.read(any_ledger_id(ledger_id))).metadata, bookie_id(bookie))
         except LedgerNotFound:
             return False
 
@@ -229,21 +290,52 @@ class Administration:
 
         `in_place`: copy to the very bookies that are there, which have lost entries. `exclude`: who must not be
         chosen. `fragment`, `positions`: as from `check_ledger`. `bytes_per_s`: of all copies; None: as fast as it goes.
-        Raises `FragmentNotFinished`, `NotEnoughBookies`, `VersionConflict` (changed meanwhile), why entries cannot be
-        read or written, and what a metadata update raises. Then the record has not been changed.
+        A bookie that refuses its copy is passed over for another one. Raises `InvalidArgument`, `FragmentNotFinished`,
+        `NotEnoughBookies`, `VersionConflict` (changed meanwhile), why entries cannot be read or written, and what a
+        metadata update raises. Then the record has not been changed.
         """
-        async with asyncio.timeout(timeout):
-            account = Account(1, bytes_per_s, progress)
+        wanted = _positions(fragment, positions)
+        unwanted = bookie_ids("exclude", exclude)
+        in_place, bytes_per_s = switch("in_place", in_place), rate("bytes_per_s", bytes_per_s)
+
+        def plan(refusing: Collection[BookieId]) -> tuple[Replacement, ...]:
+            access = self._access
+            if in_place:
+                return renewals(fragment, wanted)
+            return choose_targets(fragment, wanted, access.candidates(), access.domains, [*unwanted, *refusing])
+
+        async with TimeLimit(timeout, f"copy entries {fragment.first} to {fragment.last} of {fragment.ledger_id}"):
             found = await self._access.read(fragment.ledger_id)
             check_finished(fragment)
-            if in_place:
-                replacements = renewals(fragment, positions)
-            else:
-                replacements = choose_targets(
-                    fragment, positions, self._access.candidates(), self._access.domains, exclude
-                )
             update = MetadataLoop(self._access.runtime, self._driver, found)
-            return await replicate(self._access, fragment, replacements, update, account)
+            return await replicate_anywhere(self._access, fragment, plan, update, Account(1, bytes_per_s, progress))
+
+    async def renew_entries(
+        self,
+        ledger_id: int,
+        bookie: BookieId,
+        entries: Sequence[range],
+        *,
+        bytes_per_s: float | None = None,
+        progress: OnProgress | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Write again to a bookie those of these entries that it must hold by the record; how many were written.
+
+        For single entries that it has lost, or holds damaged; nothing but these is copied and the record stays as it
+        is. Raises `LedgerNotFound`, `FragmentNotFinished`, and why an entry cannot be read anywhere or written.
+        """
+        ledger_id, bookie = any_ledger_id(ledger_id), bookie_id(bookie)
+        bytes_per_s = rate("bytes_per_s", bytes_per_s)
+        async with TimeLimit(timeout, f"renew entries of ledger {ledger_id} on {bookie}"):
+            account = Account(1, bytes_per_s, progress)
+            record, fragments = await self.fragments(ledger_id)
+            for fragment, positions in fragments_on(fragments, [bookie]):
+                ids = stored_in(fragment.stored(positions[0]), entries)
+                if ids:
+                    check_finished(fragment)
+                    await renew(self._access, record, fragment, positions[0], ids, account)
+            return account.entries
 
     async def repair_ledger(
         self,
@@ -259,7 +351,8 @@ class Administration:
         `percentage`: as in `check_ledger`; what it does not look at is not repaired. Fragments that may still grow
         are left to the ledger's writer. Raises `ReplicationFailed` after all that could be repaired was.
         """
-        async with asyncio.timeout(timeout):
+        bytes_per_s = rate("bytes_per_s", bytes_per_s)
+        async with TimeLimit(timeout, f"repair ledger {ledger_id}"):
             check = await self.check_ledger(ledger_id, percentage=percentage)
             account = Account(1, bytes_per_s, progress)
             update = MetadataLoop(self._access.runtime, self._driver, await self._access.read(ledger_id))
@@ -268,9 +361,9 @@ class Administration:
             for verdict in check.fragments:
                 if verdict.is_ok or not verdict.fragment.is_finished:
                     continue
+                plan = partial(self._repairs, verdict)
                 try:
-                    replacements = repairs(verdict, self._access.candidates(), self._access.domains)
-                    moves.append(await replicate(self._access, verdict.fragment, replacements, update, account))
+                    moves.append(await replicate_anywhere(self._access, verdict.fragment, plan, update, account))
                 except ClientClosed:
                     raise
                 except BookKeeperError as error:
@@ -284,6 +377,10 @@ class Administration:
             )
         return tuple(moves)
 
+    def _repairs(self, verdict: FragmentVerdict, refusing: Collection[BookieId]) -> tuple[Replacement, ...]:
+        candidates = [bookie for bookie in self._access.candidates() if bookie not in refusing]
+        return repairs(verdict, candidates, self._access.domains)
+
     async def recover_bookies(
         self,
         bookies: Collection[BookieId],
@@ -292,31 +389,37 @@ class Administration:
         dry_run: bool = False,
         skip_open: bool = False,
         skip_unrecoverable: bool = False,
+        force: bool = False,
         bytes_per_s: float | None = None,
         progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> RecoveryReport:
         """Copy all that these bookies hold, by the records, to others, of every ledger or of one.
 
-        They have to be down or read-only, otherwise they go on receiving. A ledger that is being written to one of
-        them is recovered first, which stops its writer; `skip_open` leaves it alone. `skip_unrecoverable`: pass over
-        ledgers that cannot be recovered. `dry_run`: only say what would be done. `progress`: called now and then.
+        They have to be down or read-only, otherwise they go on receiving; `force`: even so. A ledger that is being
+        written to one of them is recovered first, which stops its writer; `skip_open` leaves it alone.
+        `skip_unrecoverable`: pass over ledgers that cannot be recovered. `dry_run`: only say what would be done, of
+        bookies in any state, with everything that could not be among the report's `obstacles`. `progress`: called now
+        and then.
 
-        Raises `ReplicationFailed` when fragments could not be copied, after all others were; repeat it.
+        Raises `InvalidArgument` for a bookie that is writable, or that nobody knows, before anything is done;
+        `ReplicationFailed` when fragments could not be copied, after all others were: repeat it.
         """
-        if isinstance(bookies, str):
-            raise InvalidArgument(f"recover_bookies({bookies!r}): give a list of bookies, [{bookies!r}]")
-        wanted = list(dict.fromkeys(bookies))
+        wanted = bookie_ids("bookies", bookies)
         if not wanted:
             raise InvalidArgument("recover_bookies: name at least one bookie")
-        async with asyncio.timeout(timeout):
+        dry_run, skip_open = switch("dry_run", dry_run), switch("skip_open", skip_open)
+        skip_unrecoverable, force = switch("skip_unrecoverable", skip_unrecoverable), switch("force", force)
+        bytes_per_s = rate("bytes_per_s", bytes_per_s)
+        async with TimeLimit(timeout, f"recover {', '.join(wanted)}"):
             if ledger_id is None:
-                ledger_ids = list(await self.ledgers_on(wanted))
+                ledgers = await self.ledgers_on(wanted)
             else:
-                ledger_ids = [(await self._access.read(ledger_id)).metadata.ledger_id]
-            account = Account(len(ledger_ids), bytes_per_s, progress)
+                ledgers = {ledger_id: (await self._access.read(any_ledger_id(ledger_id))).metadata}
+            await self._check_recoverable(wanted, ledgers, may_be_writable=force or dry_run)
+            account = Account(len(ledgers), bytes_per_s, progress)
             run = BookieRecovery(self._access, wanted, account, dry_run, skip_open, skip_unrecoverable)
-            waiting = iter(ledger_ids)
+            waiting = iter(list(ledgers))
 
             async def work() -> None:
                 for each in waiting:
@@ -325,14 +428,37 @@ class Administration:
                     account.report(each)
 
             await all_of(work() for _ in range(COPIED_AT_ONCE))
-        if run.failures:
+        obstacles = sorted(run.obstacles, key=lambda each: (each.ledger_id, each.first or 0))
+        if obstacles and not dry_run:
             raise ReplicationFailed(
-                f"{len(run.moves)} fragments of {', '.join(wanted)} were copied and {len(run.failures)} could "
-                f"not be; repeat it when the cause is mended. The first: {run.failures[0]}",
-                causes=run.failures,
+                f"{len(run.moves)} fragments of {', '.join(wanted)} were copied and {len(obstacles)} could "
+                f"not be; repeat it when the cause is mended. The first, of ledger {obstacles[0].ledger_id}: "
+                f"{obstacles[0].error}",
+                causes=[each.error for each in obstacles],
             )
         moves = sorted(run.moves, key=lambda move: (move.ledger_id, move.first))
-        return RecoveryReport(tuple(moves), tuple(sorted(run.skipped)), account.entries, account.size)
+        skipped = tuple(sorted(run.skipped))
+        return RecoveryReport(tuple(moves), skipped, account.entries, account.size, tuple(obstacles))
+
+    async def _check_recoverable(
+        self, bookies: Sequence[BookieId], ledgers: Mapping[int, LedgerMetadata], *, may_be_writable: bool
+    ) -> None:
+        """Raises `InvalidArgument` for bookies that `recover_bookies` must not be asked to recover."""
+        writable = (await self._driver.bookies(BookieMode.WRITABLE)).bookies
+        known = [*(await self._registered()), *(await self._driver.all_bookies()).bookies]
+        for bookie in bookies:
+            is_named = any(bookie in ensemble for record in ledgers.values() for _, ensemble in record.ensembles)
+            if bookie not in known and not is_named:
+                raise InvalidArgument(
+                    f"there is no bookie {bookie}, and no ledger names it: the cluster has "
+                    f"{', '.join(sorted(dict.fromkeys(known))) or 'none'}"
+                )
+            if bookie in writable and not may_be_writable:
+                raise InvalidArgument(
+                    f"bookie {bookie} is registered as writable, so it goes on receiving entries while its old ones "
+                    "are copied: stop it or make it read-only, and wait until that is noticed, or force it "
+                    "(force=True, --force)"
+                )
 
     async def decommission(
         self,
@@ -346,7 +472,8 @@ class Administration:
 
         Raises `InvalidArgument` while it is still registered, `ReplicationFailed`.
         """
-        async with asyncio.timeout(timeout):
+        bookie, bytes_per_s = bookie_id(bookie), rate("bytes_per_s", bytes_per_s)
+        async with TimeLimit(timeout, f"decommission {bookie}"):
             if bookie in await self._registered():
                 raise InvalidArgument(f"bookie {bookie} is still registered: stop it first")
             report = await self.recover_bookies([bookie], bytes_per_s=bytes_per_s, progress=progress)
@@ -377,3 +504,15 @@ class Administration:
     async def _registered(self) -> tuple[BookieId, ...]:
         writable = await self._driver.bookies(BookieMode.WRITABLE)
         return (*writable.bookies, *(await self._driver.bookies(BookieMode.READ_ONLY)).bookies)
+
+
+def _positions(fragment: object, positions: object) -> list[int]:
+    """Checked arguments of `replicate_fragment`. Raises `InvalidArgument`."""
+    if not isinstance(fragment, Fragment):
+        raise InvalidArgument(f"fragment={fragment!r}: must be a Fragment, as check_ledger gives them")
+    if isinstance(positions, str) or not isinstance(positions, Sequence) or not positions:
+        raise InvalidArgument(f"positions={positions!r}: must be a list of at least one place in the ensemble")
+    wanted = [whole_number("positions", each, 0, len(fragment.ensemble) - 1) for each in positions]
+    if len(set(wanted)) < len(wanted):
+        raise InvalidArgument(f"positions={positions!r}: names a place in the ensemble twice")
+    return wanted

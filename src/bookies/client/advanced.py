@@ -2,8 +2,10 @@
 
 For whoever has numbers of their own (positions in a log, keys of a queue) and writes them from several places at once.
 An entry is confirmed when it and every smaller id are; an id that nobody writes, a hole, holds back all above it, and
-the ledger ends before the first hole. Never write two different payloads under one id: a second attempt is refused
-here, but a crash forgets what was sent, and a ledger cannot be resumed.
+the ledger ends before the first hole. A hole is no failure of the bookies, so `add_quorum_timeout_ms` does not count
+while the id that everything waits for has not been written: give `write` a `timeout`. Never write two different
+payloads under one id: a second attempt is refused here, but a crash forgets what was sent, and a ledger cannot be
+resumed.
 
 Source: client-protocol 2.14, D-15.
 """
@@ -15,10 +17,11 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 
 from bookies.client.adds import FRAME_OVERHEAD, AddChannel
+from bookies.client.arguments import whole_number
 from bookies.client.stall import deadline_of
 from bookies.client.writer import LedgerWriter, Payload
 from bookies.config import ClientConfig
-from bookies.errors import InvalidArgument, NotSupported
+from bookies.errors import NotSupported
 from bookies.model import DigestType, LedgerMetadata
 from bookies.protocol.add_advanced import AdvancedAddPipeline
 
@@ -72,7 +75,12 @@ class AdvancedChannel(AddChannel):
 
 
 class AdvancedLedgerWriter(LedgerWriter):
-    """See the module. Made by `Client.create(advanced=True)`."""
+    """A writer whose caller chooses the entry ids, in any order. Made by `Client.create(advanced=True)`.
+
+    An entry is confirmed when it and every smaller id are; an id that nobody writes, a hole, holds back all above it,
+    for as long as it stays one: `add_quorum_timeout_ms` counts only while bookies do not answer. The ledger ends before
+    the first hole.
+    """
 
     _pipeline: AdvancedAddPipeline
     _channel: AdvancedChannel
@@ -105,8 +113,7 @@ class AdvancedLedgerWriter(LedgerWriter):
 
     async def _start(self, entry_id: int, payload: Payload, deadline: float | None) -> asyncio.Future[int]:
         data = self._accepted(payload)
-        if type(entry_id) is not int:
-            raise InvalidArgument(f"entry_id={entry_id!r}: must be a whole number", ledger_id=self.ledger_id)
+        entry_id = whole_number("entry_id", entry_id, None)
         self._check_open()
         self._pipeline.check(entry_id)
         size = len(data) + self._overhead
@@ -139,6 +146,10 @@ class AdvancedLedgerWriter(LedgerWriter):
         raise self._unnumbered()
 
     async def append_many(self, payloads: Iterable[Payload], *, timeout: float | None = None) -> int:
+        """Not on an advanced ledger. Raises `NotSupported`."""
+        raise self._unnumbered()
+
+    async def push_many(self, payloads: Iterable[Payload]) -> asyncio.Future[int]:
         """Not on an advanced ledger. Raises `NotSupported`."""
         raise self._unnumbered()
 

@@ -8,39 +8,36 @@ Iterators fetch batches: one switch of threads per batch, not per entry.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import CancelledError, Future
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from bookies.client import administration as asynchronous_administration
 from bookies.client import client as asynchronous
 from bookies.client import connect as connecting
 from bookies.client.blocking_administration import Administration
-from bookies.client.blocking_iteration import BlockingBatches, BlockingEntries, next_or_none
+from bookies.client.blocking_iteration import next_or_none, run
+from bookies.client.blocking_ledger import LedgerReader as LedgerReader
+from bookies.client.blocking_ledger import LedgerWriter as LedgerWriter
 from bookies.client.blocking_log import Log
-from bookies.client.entries import Entry, EntryBatch, LastConfirmedAndEntry
-from bookies.client.iteration import Batches
-from bookies.client.reader import LedgerReader as AsyncLedgerReader
 from bookies.client.watcher import BookieStatus
-from bookies.client.writer import LedgerWriter as AsyncLedgerWriter
 from bookies.config import ClientConfig
-from bookies.errors import ClientClosed
+from bookies.errors import ClientClosed, InvalidArgument
 from bookies.model import BookieId, DigestType, LedgerMetadata
 
-if TYPE_CHECKING:
-    import pyarrow
-
 T = TypeVar("T")
-Payload = bytes | bytearray | memoryview
 
 
 class LoopThread:
     """A thread that runs an event loop; coroutines are sent to it and waited for.
 
     It ends with `stop`, when nobody refers to it any more, or with the interpreter, where a daemon thread inside a
-    loop would be cut off; in each case it first runs the clean-up that was asked for.
+    loop would be cut off; in each case it first runs the clean-up that was asked for. A process that is forked has the
+    object but not the thread: there nothing of it can be used, and nothing is cleaned up.
     """
 
     def __init__(self) -> None:
@@ -48,25 +45,49 @@ class LoopThread:
 
         self._loop = aio.new_event_loop()
         self._cleanups: list[Callable[[], Coroutine[Any, Any, None]]] = []
-        thread = threading.Thread(target=_run, args=(self._loop,), name="bookies client", daemon=True)
-        self._finalizer = weakref.finalize(self, _stop, self._loop, thread, self._cleanups)
-        thread.start()
-
-    @property
-    def is_running(self) -> bool:
-        return self._finalizer.alive
+        self._gate = threading.Lock()  # held while a coroutine is sent, so that none comes behind the end
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=_run, args=(self._loop,), name="bookies client", daemon=True)
+        self._finalizer = weakref.finalize(
+            self, _stop, self._loop, self._thread, self._gate, self._process, self._cleanups
+        )
+        self._thread.start()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run it there, wait here. An interruption cancels it. Raises `ClientClosed` after `stop`."""
-        if not self.is_running:
+        """Run it there, wait here. An interruption cancels it.
+
+        Raises `ClientClosed` after `stop`, also when it stops meanwhile, and in a forked process.
+        """
+        try:
+            future = self._send(coroutine)
+        except BaseException:
             coroutine.close()
-            raise ClientClosed("the client is closed: connect again")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            raise
         try:
             return future.result()
+        except CancelledError:
+            if self._finalizer.alive:
+                raise
+            raise ClientClosed(
+                "the client was closed while this call waited; what it was to do may or may not have been done"
+            ) from None
         except BaseException:
             future.cancel()
             raise
+
+    def _send(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        if os.getpid() != self._process:
+            raise ClientClosed(
+                "the client was made before this process was forked, and stayed with its parent: connect again here"
+            )
+        if threading.current_thread() is self._thread:
+            raise InvalidArgument(
+                "called from a callback on the client's own thread, which cannot wait for itself: hand it to another"
+            )
+        with self._gate:
+            if not self._finalizer.alive:
+                raise ClientClosed("the client is closed: connect again")
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def before_stop(self, cleanup: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run this on the loop before it ends. It must not refer to this object."""
@@ -88,8 +109,14 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 def _stop(
     loop: asyncio.AbstractEventLoop,
     thread: threading.Thread,
+    gate: threading.Lock,
+    process: int,
     cleanups: list[Callable[[], Coroutine[Any, Any, None]]],
 ) -> None:
+    if os.getpid() != process:
+        return  # The loop's descriptors are shared with the parent, whose client goes on.
+    with gate:
+        pass  # Whoever sends a coroutine now has sent it; those who come later see that this has begun.
     ending = asyncio.run_coroutine_threadsafe(_end(loop, cleanups), loop)
     ending.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
     # The garbage collector may find the last reference on the loop's own thread, which cannot wait for itself.
@@ -110,184 +137,6 @@ async def _end(loop: asyncio.AbstractEventLoop, cleanups: list[Callable[[], Coro
         if tasks:
             await asyncio.wait(tasks)
         await loop.shutdown_asyncgens()
-
-
-class LedgerWriter:
-    """The one writer of a ledger. See `bookies.client.writer.LedgerWriter`."""
-
-    def __init__(self, thread: LoopThread, writer: AsyncLedgerWriter) -> None:
-        self._thread = thread
-        self._writer = writer
-
-    @property
-    def ledger_id(self) -> int:
-        return self._writer.ledger_id
-
-    @property
-    def metadata(self) -> LedgerMetadata:
-        return self._writer.metadata
-
-    @property
-    def last_add_confirmed(self) -> int:
-        """The last entry that is durable, as all before it are; -1 when there is none."""
-        return self._writer.last_add_confirmed
-
-    @property
-    def length(self) -> int:
-        """Payload bytes of the confirmed entries."""
-        return self._writer.length
-
-    def __repr__(self) -> str:
-        return repr(self._writer)
-
-    def append(self, payload: Payload, *, timeout: float | None = None) -> int:
-        """Append one entry; its id, once it is durable on the ack quorum. Many small ones: `append_many`."""
-        return self._thread.call(self._writer.append(payload, timeout=timeout))
-
-    def append_many(self, payloads: Iterable[Payload], *, timeout: float | None = None) -> int:
-        """Append entries with consecutive ids; the last id, once all are durable."""
-        return self._thread.call(self._writer.append_many(list(payloads), timeout=timeout))
-
-    def write(self, entry_id: int, payload: Payload, *, timeout: float | None = None) -> int:
-        """Append one entry under an id of one's own: on ledgers created with `advanced=True`.
-
-        It returns when the entry and all before it are durable: write smaller ids first, or from several threads.
-        """
-        return self._thread.call(self._writer.write(entry_id, payload, timeout=timeout))
-
-    def force(self, *, timeout: float | None = None) -> int:
-        """Make durable what was acknowledged before (`deferred_sync`); the last add confirmed."""
-        return self._thread.call(self._writer.force(timeout=timeout))
-
-    def seal(self, *, force: bool = True, timeout: float | None = None) -> int:
-        """End the ledger for ever; its last entry id. See `bookies.client.writer.LedgerWriter.seal`."""
-        return self._thread.call(self._writer.seal(force=force, timeout=timeout))
-
-    def close(self) -> None:
-        """Let go of the handle without ending the ledger."""
-        self._thread.call(self._writer.close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._thread.call(self._writer.__aexit__(kind, error, traceback))
-
-
-class LedgerReader:
-    """A ledger open for reading. See `bookies.client.reader.LedgerReader`."""
-
-    def __init__(self, thread: LoopThread, reader: AsyncLedgerReader) -> None:
-        self._thread = thread
-        self._reader = reader
-
-    @property
-    def ledger_id(self) -> int:
-        return self._reader.ledger_id
-
-    @property
-    def metadata(self) -> LedgerMetadata:
-        return self._reader.metadata
-
-    @property
-    def is_sealed(self) -> bool:
-        return self._reader.is_sealed
-
-    @property
-    def last_add_confirmed(self) -> int:
-        """The last entry known to be readable; of a sealed ledger its end. -1: none."""
-        return self._reader.last_add_confirmed
-
-    @property
-    def labels(self) -> dict[str, str]:
-        return self._reader.labels
-
-    def __repr__(self) -> str:
-        return repr(self._reader)
-
-    @property
-    def length(self) -> int:
-        """Payload bytes of the ledger; of one that is not sealed a hint."""
-        return self._reader.length
-
-    def read(self, first: int = 0, last: int | None = None, *, timeout: float | None = None) -> Iterator[Entry]:
-        """The entries first..last in order; `last` None: up to the last add confirmed."""
-        return BlockingEntries(self.read_batches(first, last, timeout=timeout))
-
-    def read_batches(
-        self, first: int = 0, last: int | None = None, *, timeout: float | None = None
-    ) -> Iterator[EntryBatch]:
-        """As `read`, in verified batches."""
-        return self._batches(self._reader.read_batches(first, last, timeout=timeout))
-
-    def read_arrow(self, first: int = 0, last: int | None = None, *, timeout: float | None = None) -> pyarrow.Table:
-        """As `read`, as a pyarrow.Table: ledger_id, entry_id, value."""
-        return self._thread.call(self._reader.read_arrow(first, last, timeout=timeout))
-
-    def read_entry(self, entry_id: int, *, parallel: bool = False, timeout: float | None = None) -> Entry:
-        """One entry. `parallel`: ask all its replicas at once."""
-        return self._thread.call(self._reader.read_entry(entry_id, parallel=parallel, timeout=timeout))
-
-    def read_batch(
-        self,
-        first: int,
-        *,
-        count_max: int = 0,
-        size_max: int = 0,
-        unconfirmed: bool = False,
-        timeout: float | None = None,
-    ) -> EntryBatch:
-        """Consecutive entries from `first` on: at least one, perhaps fewer than there are."""
-        return self._thread.call(
-            self._reader.read_batch(
-                first, count_max=count_max, size_max=size_max, unconfirmed=unconfirmed, timeout=timeout
-            )
-        )
-
-    def read_unconfirmed(self, first: int, last: int, *, timeout: float | None = None) -> Iterator[Entry]:
-        """The entries first..last, also those that may turn out not to be in the ledger."""
-        return BlockingEntries(self._batches(self._reader.read_unconfirmed(first, last, timeout=timeout).batches()))
-
-    def read_last(self, *, timeout: float | None = None) -> Entry:
-        """The entry at the last add confirmed, which is refreshed first."""
-        return self._thread.call(self._reader.read_last(timeout=timeout))
-
-    def read_last_add_confirmed(self, *, timeout: float | None = None) -> int:
-        """Ask the bookies for the last entry that may be read; -1: none."""
-        return self._thread.call(self._reader.read_last_add_confirmed(timeout=timeout))
-
-    def try_read_last_add_confirmed(self, *, timeout: float | None = None) -> int:
-        """As `read_last_add_confirmed`, content with the first bookie that knows more, or with any answer at all."""
-        return self._thread.call(self._reader.try_read_last_add_confirmed(timeout=timeout))
-
-    def read_last_add_confirmed_and_entry(
-        self, entry_id: int, *, wait: float = 2.0, parallel: bool = False, timeout: float | None = None
-    ) -> LastConfirmedAndEntry:
-        """Wait until the entry is confirmed, at most about `wait` seconds; the entry is None when it is not by then."""
-        return self._thread.call(
-            self._reader.read_last_add_confirmed_and_entry(entry_id, wait=wait, parallel=parallel, timeout=timeout)
-        )
-
-    def tail(self, first: int | None = None, *, timeout: float | None = None) -> Iterator[Entry]:
-        """Entries from `first` on (None: new ones only), waiting until the ledger is sealed."""
-        return BlockingEntries(self._batches(self._reader.tail(first, timeout=timeout).batches()))
-
-    def close(self) -> None:
-        """Let go of the handle; nothing happens to the ledger."""
-        self._thread.call(self._reader.close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _batches(self, batches: Batches) -> Iterator[EntryBatch]:
-        return BlockingBatches(self._thread, batches)
 
 
 class Client:
@@ -384,6 +233,10 @@ class Client:
         """Which entries of a ledger a bookie holds, as ranges."""
         return self._thread.call(self._client.list_entries(bookie, ledger_id))
 
+    def allow_ensemble_changes(self, allowed: bool) -> None:
+        """Switch the replacement of failed bookies on or off, for every writer of this client."""
+        self._thread.call(run(lambda: self._client.allow_ensemble_changes(allowed)))
+
     def log(self, name: str, *, password: bytes = b"") -> Log:
         """The log of that name, a list of ledgers that goes on for ever; nobody is asked yet."""
         return Log(self._thread, self._client.log(name, password=password))
@@ -394,7 +247,11 @@ class Client:
 
     def administration(self, *, password: bytes = b"", digest: str | DigestType = "crc32") -> Administration:
         """Tools for whoever looks after the cluster: check ledgers, copy what a lost bookie held to others."""
-        return Administration(self._thread, self._thread.call(_made(self._client, password, digest)))
+
+        def making() -> asynchronous_administration.Administration:
+            return self._client.administration(password=password, digest=digest)
+
+        return Administration(self._thread, self._thread.call(run(making)))
 
     def close(self) -> None:
         """Drop connections and session; open writers are not sealed. Idempotent."""
@@ -407,12 +264,6 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-async def _made(
-    client: asynchronous.Client, password: bytes, digest: str | DigestType
-) -> asynchronous_administration.Administration:
-    return client.administration(password=password, digest=digest)
 
 
 async def _connected(uri: str, config: ClientConfig | None, settings: Mapping[str, Any]) -> asynchronous.Client:

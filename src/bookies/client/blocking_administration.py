@@ -5,23 +5,24 @@ CopyProgress is reported on the client's own thread: a callback must be quick, a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from typing import TypeVar
 
 from bookies.client import administration as asynchronous
 from bookies.client.administration import LedgerCheck
+from bookies.client.blocking_iteration import Caller, next_or_none, run
+from bookies.client.blocking_ledger import LedgerReader
+from bookies.client.entries import EntryBatch
 from bookies.client.replication import Move, OnProgress, RecoveryReport
-from bookies.metadata.driver import BookieSet
+from bookies.client.scan import ReplicaScan
+from bookies.errors import ClientClosed
+from bookies.metadata.driver import BookieSet, Versioned, Watch
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
 from bookies.protocol.fragments import Fragment
+from bookies.protocol.replicate import Pace
 
 T = TypeVar("T")
-
-
-class Caller(Protocol):
-    """Who runs coroutines for a thread that waits."""
-
-    def call(self, coroutine: Coroutine[Any, Any, T]) -> T: ...
 
 
 class Administration:
@@ -31,15 +32,26 @@ class Administration:
         self._thread = thread
         self._administration = administration
 
+    def open(self, ledger_id: int, *, timeout: float | None = None) -> LedgerReader:
+        """Open a ledger for reading, whatever its password; never disturbs its writer."""
+        return LedgerReader(self._thread, self._thread.call(self._administration.open(ledger_id, timeout=timeout)))
+
     def recover(self, ledger_id: int, *, timeout: float | None = None) -> LedgerMetadata:
         """Fence the ledger's writer, find its last entry, seal it, whatever its password."""
         return self._thread.call(self._administration.recover(ledger_id, timeout=timeout))
 
     def read_stored(self, ledger_id: int, first: int = 0, last: int = -1) -> Iterator[tuple[int, bytes]]:
         """(id, body) of entries as they are stored; `last` -1: to the end."""
-        found = self._administration.read_stored(ledger_id, first, last)
-        while (entry := self._thread.call(_next(found))) is not None:
-            yield entry
+        found = self._administration.read_stored(ledger_id, first, last)  # refuses at once what it must
+        return _each(self._thread, found)
+
+    def record(self, ledger_id: int) -> Versioned:
+        """A ledger's record with its version in the metadata store."""
+        return self._thread.call(self._administration.record(ledger_id))
+
+    def ledger_ids(self) -> Iterator[Sequence[int]]:
+        """The ids of all ledgers, ascending, in pages."""
+        return _each(self._thread, self._administration.ledger_ids())
 
     def ledgers_on(self, bookies: Collection[BookieId], *, timeout: float | None = None) -> dict[int, LedgerMetadata]:
         """The ledgers that have any of these bookies in any fragment, by ascending id."""
@@ -48,6 +60,45 @@ class Administration:
     def check_ledger(self, ledger_id: int, *, percentage: float = 0, timeout: float | None = None) -> LedgerCheck:
         """Look whether every replica of a ledger is there. `percentage`: of entries to read, 100: all."""
         return self._thread.call(self._administration.check_ledger(ledger_id, percentage=percentage, timeout=timeout))
+
+    def fragments(self, ledger_id: int) -> tuple[LedgerMetadata, list[Fragment]]:
+        """A ledger's record, and its fragments that hold entries, in order."""
+        return self._thread.call(self._administration.fragments(ledger_id))
+
+    def scan_replica(
+        self,
+        record: LedgerMetadata,
+        bookie: BookieId,
+        ids: Sequence[int],
+        *,
+        visit: Callable[[EntryBatch], None] | None = None,
+        pace: Pace | None = None,
+        is_listing: bool = False,
+    ) -> ReplicaScan:
+        """Read these entries, ascending, as one bookie has them, verify each, and say which are not good.
+
+        `visit` is called on the client's own thread: it must be quick, and must not call the client.
+        """
+        return self._thread.call(
+            self._administration.scan_replica(record, bookie, ids, visit=visit, pace=pace, is_listing=is_listing)
+        )
+
+    def renew_entries(
+        self,
+        ledger_id: int,
+        bookie: BookieId,
+        entries: Sequence[range],
+        *,
+        bytes_per_s: float | None = None,
+        progress: OnProgress | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Write again to a bookie those of these entries that it must hold by the record; how many were written."""
+        return self._thread.call(
+            self._administration.renew_entries(
+                ledger_id, bookie, entries, bytes_per_s=bytes_per_s, progress=progress, timeout=timeout
+            )
+        )
 
     def list_entries(self, bookie: BookieId, ledger_id: int) -> list[range]:
         """Which entries of a ledger a bookie holds, as ranges."""
@@ -109,6 +160,7 @@ class Administration:
         dry_run: bool = False,
         skip_open: bool = False,
         skip_unrecoverable: bool = False,
+        force: bool = False,
         bytes_per_s: float | None = None,
         progress: OnProgress | None = None,
         timeout: float | None = None,
@@ -121,6 +173,7 @@ class Administration:
                 dry_run=dry_run,
                 skip_open=skip_open,
                 skip_unrecoverable=skip_unrecoverable,
+                force=force,
                 bytes_per_s=bytes_per_s,
                 progress=progress,
                 timeout=timeout,
@@ -148,6 +201,28 @@ class Administration:
         """What a bookie publishes of itself; None while it is not registered."""
         return self._thread.call(self._administration.bookie_info(bookie))
 
+    def watch_bookies(self, mode: BookieMode, callback: Callable[[BookieSet], None]) -> Watch:
+        """Call back with the bookies in a mode: now, and after each change, until the watch is cancelled.
 
-async def _next(found: AsyncIterator[T]) -> T | None:
-    return await anext(found, None)
+        On the client's own thread: the callback must be quick, and must not call the client.
+        """
+        watch = self._thread.call(run(lambda: self._administration.watch_bookies(mode, callback)))
+        return BlockingWatch(self._thread, watch)
+
+
+def _each(thread: Caller, items: AsyncIterator[T]) -> Iterator[T]:
+    while (item := thread.call(next_or_none(items))) is not None:
+        yield item
+
+
+class BlockingWatch(Watch):
+    """A watch that any thread may cancel, also after the client was closed."""
+
+    def __init__(self, thread: Caller, watch: Watch) -> None:
+        self._thread = thread
+        self._watch = watch
+
+    def cancel(self) -> None:
+        """No call comes after this."""
+        with suppress(ClientClosed):
+            self._thread.call(run(self._watch.cancel))

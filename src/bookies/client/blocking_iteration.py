@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Protocol, TypeVar
 
 from bookies.client.entries import Entry, EntryBatch
@@ -15,6 +15,11 @@ class Caller(Protocol):
     """Who runs coroutines for a thread that waits."""
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T: ...
+
+
+async def run(function: Callable[[], T]) -> T:
+    """Call it where the coroutine runs: for what has to happen on the loop's own thread, though it never waits."""
+    return function()
 
 
 async def next_or_none(items: AsyncIterator[T]) -> T | None:
@@ -42,6 +47,10 @@ class BlockingEntries(Iterator[Entry]):
     def __init__(self, batches: Iterator[EntryBatch]) -> None:
         self._batches = batches
         self._entries: Iterator[Entry] = iter(())
+
+    def batches(self) -> Iterator[EntryBatch]:
+        """The same iteration, batch by batch; entries that were taken singly, or came with those, are not repeated."""
+        return self._batches
 
     def __next__(self) -> Entry:
         return next(iter(self))

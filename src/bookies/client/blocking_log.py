@@ -8,7 +8,6 @@ from typing import Self
 
 from bookies.client import log as asynchronous
 from bookies.client.blocking_iteration import BlockingBatches, BlockingEntries, Caller, next_or_none
-from bookies.client.entries import Entry
 from bookies.client.iteration import Entries
 from bookies.client.log_reader import LogReader as AsyncLogReader
 from bookies.client.log_writer import LogWriter as AsyncLogWriter
@@ -103,15 +102,15 @@ class LogReader:
     def __repr__(self) -> str:
         return repr(self._reader)
 
-    def read(self, start: Position | None = None, *, timeout: float | None = None) -> Iterator[Entry]:
+    def read(self, start: Position | None = None, *, timeout: float | None = None) -> BlockingEntries:
         """The entries from `start` on (None: from the beginning) up to what is confirmed when it gets there."""
         return self._entries(self._reader.read(start, timeout=timeout))
 
-    def tail(self, start: Position | None = None, *, timeout: float | None = None) -> Iterator[Entry]:
+    def tail(self, start: Position | None = None, *, timeout: float | None = None) -> BlockingEntries:
         """The entries from `start` on (None: new ones only) as they are confirmed, without an end."""
         return self._entries(self._reader.tail(start, timeout=timeout))
 
-    def _entries(self, entries: Entries) -> Iterator[Entry]:
+    def _entries(self, entries: Entries) -> BlockingEntries:
         return BlockingEntries(BlockingBatches(self._thread, entries.batches()))
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 from bookies.client.administration import Administration
 from bookies.client.advanced import AdvancedLedgerWriter
 from bookies.client.announcer import Announcer
+from bookies.client.arguments import TimeLimit, any_ledger_id, bookie_id, quorums, switch, whole_number
 from bookies.client.budget import MemoryBudget
 from bookies.client.keys import Keys, digest_type_of, keys_of
 from bookies.client.log import LOGS, Log
@@ -39,13 +40,12 @@ from bookies.errors import (
 )
 from bookies.metadata.driver import MetadataDriver, Versioned
 from bookies.model import BookieId, DigestType, LedgerMetadata
-from bookies.protocol.ledger import check_quorums, new_ledger
+from bookies.protocol.ledger import new_ledger
 from bookies.protocol.placement import parse_fault_domains
 from bookies.runtime.ports import Runtime
 from bookies.wire.digest import master_key, package_lac
 
 CREATE_ATTEMPTS_MAX = 100  # ids handed out that turn out to be taken; more means that the id store is broken
-LEDGER_ID_MAX = (1 << 63) - 1
 TOKEN_BITS = 63
 LISTED_AT_ONCE = 32  # records that a listing reads at a time
 
@@ -132,26 +132,31 @@ class Client:
         ensemble); `ack_quorum`: replicas on disk before an append is confirmed (default: a majority of the write
         quorum). `digest`: crc32c, crc32, hmac or none. `labels`: stored with the ledger. `timeout`: seconds.
 
-        `ledger_id`: an id of one's own (default: the next one). `advanced`: entries get their ids from the caller, in
-        any order, with `write` (an `AdvancedLedgerWriter`). `deferred_sync`: appends are acknowledged before they are
-        on disk, and confirmed by `force`; a bookie that fails ends the writer.
+        `ledger_id`: an id of one's own (default: the next one); never one that a ledger had before, also when that is
+        deleted, since bookies may hold its entries for a long time yet and a reader of the new ledger could be given
+        them. The metadata store remembers (`MetadataDriver.create_ledger`).
+
+        `advanced`: entries get their ids from the caller, in any order, with `write` (an `AdvancedLedgerWriter`).
+        `deferred_sync`: appends are acknowledged before they are on disk, and confirmed by `force`; a bookie that fails
+        ends the writer.
 
         Leaving the block seals the ledger; leaving it by an exception only lets go of it. Raises `InvalidArgument`,
         `NotEnoughBookies`, `LedgerExists`.
         """
-        write_quorum = ensemble if write_quorum is None else write_quorum
-        ack_quorum = write_quorum // 2 + 1 if ack_quorum is None else ack_quorum
-        check_quorums(ensemble, write_quorum, ack_quorum)
+        ensemble, write_quorum, ack_quorum = quorums(ensemble, write_quorum, ack_quorum)
         kind = digest_type_of(digest)
         _check_password(password)
         custom = _packed_labels(labels)
-        if ledger_id is not None and not 0 <= ledger_id <= LEDGER_ID_MAX:
-            raise InvalidArgument(f"ledger_id={ledger_id}: must be 0 to {LEDGER_ID_MAX}")
+        ledger_id = None if ledger_id is None else whole_number("ledger_id", ledger_id)
+        advanced, deferred_sync = switch("advanced", advanced), switch("deferred_sync", deferred_sync)
 
         async def make() -> LedgerWriter:
             self._check_open()
             size_min = write_quorum if self.config.opportunistic_striping else None
-            chosen = await self._watcher.choose_ensemble(ensemble, size_min=size_min)
+            domains_min = min(self.config.fault_domains_min, write_quorum)
+            chosen = await self._watcher.choose_ensemble(
+                ensemble, size_min=size_min, write_quorum=write_quorum, domains_min=domains_min
+            )
             token = self._runtime.random.getrandbits(TOKEN_BITS)
             record = await self._create_record(
                 lambda number: new_ledger(
@@ -185,7 +190,7 @@ class Client:
             self._writers[writer.ledger_id] = writer
             return writer
 
-        return Opening(make, timeout)
+        return Opening(make, timeout, "create a ledger")
 
     def open(
         self,
@@ -201,6 +206,7 @@ class Client:
         Raises `LedgerNotFound`, `Unauthorized` (wrong password), and for a ledger that is not sealed `ReadFailed` or
         `BookieTimeout` when too few of its bookies answer.
         """
+        ledger_id = any_ledger_id(ledger_id)
         kind = None if digest is None else digest_type_of(digest)
         _check_password(password)
 
@@ -209,7 +215,7 @@ class Client:
             keys = self._keys(found, password, kind)
             return await LedgerReader.begin(self._pool, self._driver, self.config, keys, found)
 
-        return Opening(make, timeout)
+        return Opening(make, timeout, f"open ledger {ledger_id}")
 
     def recover(
         self,
@@ -227,6 +233,7 @@ class Client:
         Raises `LedgerNotFound`, `Unauthorized`, `BookieTimeout`, `RecoveryFailed` (too few bookies answered; nothing
         is lost, repeat it).
         """
+        ledger_id = any_ledger_id(ledger_id)
         kind = None if digest is None else digest_type_of(digest)
         _check_password(password)
 
@@ -247,7 +254,7 @@ class Client:
             keys = self._keys(found, password, kind)
             return await LedgerReader.begin(self._pool, self._driver, self.config, keys, found)
 
-        return Opening(make, timeout)
+        return Opening(make, timeout, f"recover ledger {ledger_id}")
 
     async def delete(self, ledger_id: int, *, timeout: float | None = None) -> None:
         """Delete a ledger for ever; bookies free its space later. One that does not exist counts as deleted.
@@ -255,14 +262,14 @@ class Client:
         Recover a ledger first if its writer may be alive: it would go on confirming entries that nobody can find.
         """
         self._check_open()
-        if ledger_id < 0:
-            raise InvalidArgument(f"delete({ledger_id}): ledger ids are 0 or more")
-        async with asyncio.timeout(timeout):
+        ledger_id = whole_number("ledger_id", ledger_id)
+        async with TimeLimit(timeout, f"delete ledger {ledger_id}"):
             await repeated(self._runtime, partial(self._driver.delete_ledger, ledger_id))
 
     async def metadata(self, ledger_id: int, *, timeout: float | None = None) -> LedgerMetadata:
         """What the metadata store knows of a ledger; no bookie is asked. Raises `LedgerNotFound`."""
-        async with asyncio.timeout(timeout):
+        ledger_id = any_ledger_id(ledger_id)
+        async with TimeLimit(timeout, f"read the metadata of ledger {ledger_id}"):
             return (await self._read_record(ledger_id)).metadata
 
     async def is_sealed(self, ledger_id: int, *, timeout: float | None = None) -> bool:
@@ -286,18 +293,18 @@ class Client:
     async def bookies(self, *, timeout: float | None = None) -> list[BookieStatus]:
         """Every bookie of the cluster, sorted by id, with its mode: "writable", "read-only" or "down"."""
         self._check_open()
-        async with asyncio.timeout(timeout):
+        async with TimeLimit(timeout, "list the bookies"):
             return await self._watcher.statuses()
 
     async def bookie_space(self, bookie: BookieId) -> tuple[int, int]:
         """(total, free) bytes of a bookie's disks, as it says. Raises `BookieUnreachable`."""
         self._check_open()
-        return await self._pool.bookie_info(bookie)
+        return await self._pool.bookie_info(bookie_id(bookie))
 
     async def list_entries(self, bookie: BookieId, ledger_id: int) -> list[range]:
         """Which entries of a ledger a bookie holds, as ranges. Raises `LedgerUnknownToBookie`, `BookieUnreachable`."""
         self._check_open()
-        return await self._pool.list_entries(bookie, ledger_id)
+        return await self._pool.list_entries(bookie_id(bookie), whole_number("ledger_id", ledger_id))
 
     # -- logs ----------------------------------------------------------------------------------------------------
     def log(self, name: str, *, password: bytes = b"") -> Log:
@@ -317,7 +324,7 @@ class Client:
     async def logs(self, prefix: str = "", *, timeout: float | None = None) -> list[str]:
         """The names of all logs that begin with `prefix`, sorted."""
         self._check_open()
-        async with asyncio.timeout(timeout):
+        async with TimeLimit(timeout, "list the logs"):
             return [name.removeprefix(LOGS) for name in await self._driver.record_names(LOGS + prefix)]
 
     # -- the cluster ---------------------------------------------------------------------------------------------
@@ -344,7 +351,7 @@ class Client:
         While it is off, entries go to a bookie that fails again and again, and metadata does not change: for planned
         work on many bookies. Starts as the setting `ensemble_changes_allowed`.
         """
-        self._allows_changes = allowed
+        self._allows_changes = switch("allow_ensemble_changes", allowed)
         for writer in list(self._writers.values()):
             writer.allow_ensemble_changes(allowed)
 
@@ -384,7 +391,7 @@ class Client:
             try:
                 return await repeated(self._runtime, partial(self._driver.create_ledger, record))
             except LedgerExists:
-                continue  # Somebody chose this id by hand.
+                continue  # Somebody chose this id by hand, and may have deleted the ledger since.
         raise LedgerExists(f"the last {CREATE_ATTEMPTS_MAX} ids that the metadata store handed out were taken")
 
     async def _record_or_none(self, ledger_id: int) -> LedgerMetadata | None:

@@ -7,7 +7,7 @@ from dataclasses import fields
 from bookies.client.client import Client
 from bookies.client.opening import Opening
 from bookies.config import ClientConfig, from_environment
-from bookies.errors import InvalidArgument
+from bookies.errors import InvalidArgument, MetadataError
 
 
 def connect(
@@ -40,8 +40,13 @@ def connect(
 
     URIs: `file:DIRECTORY` (embedded, for one machine), `memory:NAME` (this process). The other keywords are the
     fields of `ClientConfig`; what is neither given here nor in `config` comes from BK_... environment variables.
-    `timeout`: seconds. Raises `ConfigError`, `MetadataError`.
+    `timeout`: seconds. Raises `ConfigError`, `InvalidArgument`, and `MetadataError` when there is no such store, or no
+    cluster in it: a client never makes one.
     """
+    if not isinstance(uri, str):
+        raise InvalidArgument(f"uri={uri!r}: must be text, as 'file:DIRECTORY', not {type(uri).__name__}")
+    if config is not None and not isinstance(config, ClientConfig):
+        raise InvalidArgument(f"config={config!r}: must be a ClientConfig, not {type(config).__name__}")
     given = {name: value for name, value in locals().items() if name in _SETTINGS and value is not None}
     if config is not None and given:
         raise InvalidArgument(f"pass either config= or {', '.join(given)}=, not both")
@@ -52,14 +57,18 @@ def connect(
         from bookies.runtime import aio
 
         runtime = aio.runtime()
-        client = Client(runtime, metadata.connect(uri, runtime), chosen)
+        driver = metadata.connect(uri, runtime, may_create=False)
+        client = Client(runtime, driver, chosen)
         try:
-            return await client.open_session()
+            await client.open_session()
+            if await driver.instance_id() is None:
+                raise MetadataError(f"there is no cluster at {uri}: start one with `bk up`, or its first bookie")
+            return client
         except BaseException:
             await client.close()
             raise
 
-    return Opening(make, timeout)
+    return Opening(make, timeout, f"connect to {uri}")
 
 
 _SETTINGS = tuple(field.name for field in fields(ClientConfig))

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from bookies.client.manifest import ManifestLoop
 from bookies.client.metadata_loop import back_off, repeated
-from bookies.errors import CursorBehind, InvalidArgument, RecordExists, RecordNotFound, VersionConflict
+from bookies.errors import CursorBehind, RecordExists, RecordNotFound, VersionConflict
 from bookies.metadata.driver import MetadataDriver, RecordAt, RecordWrite, Step
 from bookies.protocol.cursors import Cursor, moved, pack_cursors, parse_cursors, passed
 from bookies.protocol.log import LedgerEnd, Manifest, Position
@@ -95,10 +95,3 @@ class LogCursors:
                 pass  # None is left.
 
         await repeated(self._runtime, attempt)
-
-
-def check_position(position: Position) -> Position:
-    """Raises `InvalidArgument`."""
-    if position.ledger_id < 0 or position.entry_id < 0:
-        raise InvalidArgument(f"{position} is no position in a log: LEDGER:ENTRY, two whole numbers")
-    return position

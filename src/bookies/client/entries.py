@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise, repeat
 from typing import NamedTuple
 
+from bookies.errors import InvalidArgument
 from bookies.kernels import gather_payloads
 from bookies.protocol.log import Position
 
@@ -88,7 +89,12 @@ class EntryBatch:
         return data, offsets.tobytes()
 
     def slice(self, first: int, last: int) -> EntryBatch:
-        """The entries with ids first..last, sharing the data."""
+        """The entries with ids first..last, sharing the data. Raises `InvalidArgument` for ids that are not here."""
+        if not self.first_entry_id <= first <= last <= self.last_entry_id:
+            raise InvalidArgument(
+                f"slice({first}, {last}): must be first <= last, both of the batch's entries, "
+                f"{self.first_entry_id} to {self.last_entry_id}"
+            )
         at = first - self.first_entry_id
         return EntryBatch(
             self.ledger_id, first, self.data, self.starts[at : last - self.first_entry_id + 2], self.header_size

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Protocol
 
+from bookies.client.arguments import TimeLimit, seconds
 from bookies.client.entries import Entry, EntryBatch
+from bookies.errors import InvalidArgument
 
 
 class BatchSource(Protocol):
@@ -15,7 +16,7 @@ class BatchSource(Protocol):
 
 
 class Entries:
-    """Asynchronous iterator over single entries; `batches()` gives the same entries as `EntryBatch`es.
+    """Asynchronous iterator over single entries, for one task; `batches()` gives them as `EntryBatch`es instead.
 
     `timeout`: seconds that a step may wait; then it raises `TimeoutError`, and the iteration may be continued.
     """
@@ -34,22 +35,30 @@ class Entries:
         return next(self._entries)
 
     def batches(self) -> Batches:
+        """The same iteration, batch by batch; entries that were taken singly, or came with those, are not repeated."""
         return self._batches
 
 
 class Batches:
-    """Asynchronous iterator over verified batches. `timeout`: as of `Entries`."""
+    """Asynchronous iterator over verified batches, for one task. `timeout`: as of `Entries`."""
 
     def __init__(self, source: BatchSource, timeout: float | None = None) -> None:
         self._source = source
-        self._timeout = timeout
+        self._timeout = seconds(timeout)
+        self._is_waited_for = False
 
     def __aiter__(self) -> AsyncIterator[EntryBatch]:
         return self
 
     async def __anext__(self) -> EntryBatch:
-        async with asyncio.timeout(self._timeout):
-            batch = await self._source.next_batch()
+        if self._is_waited_for:
+            raise InvalidArgument("another task waits for this iteration's next step: begin an iteration for each task")
+        self._is_waited_for = True
+        try:
+            async with TimeLimit(self._timeout, "the next step of an iteration"):
+                batch = await self._source.next_batch()
+        finally:
+            self._is_waited_for = False
         if batch is None:
             raise StopAsyncIteration
         return batch

@@ -86,7 +86,7 @@ def digest_type_of(digest: str | DigestType) -> DigestType:
     """The type of that name. Raises `InvalidArgument`."""
     if isinstance(digest, DigestType):
         return digest
-    kind = DIGESTS.get(digest.lower())
+    kind = DIGESTS.get(digest.lower()) if isinstance(digest, str) else None
     if kind is None:
         raise InvalidArgument(f"digest={digest!r}: must be one of {', '.join(DIGESTS)}")
     return kind

@@ -9,11 +9,12 @@ their peace, not for the safety of the log. Readers need nobody's leave and dist
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
-from bookies.client.cursors import LogCursors, check_position
+from bookies.client.arguments import TimeLimit, quorums, seconds, switch, whole_number
+from bookies.client.arguments import position as position_of
+from bookies.client.cursors import LogCursors
 from bookies.client.keys import digest_type_of
 from bookies.client.log_reader import LogReader
 from bookies.client.log_writer import LogWriter
@@ -28,7 +29,6 @@ from bookies.errors import InvalidArgument, LedgerNotFound, LogExists, LogNotFou
 from bookies.metadata.driver import MetadataDriver
 from bookies.model import DigestType
 from bookies.protocol.cursors import Cursor
-from bookies.protocol.ledger import check_quorums
 from bookies.protocol.log import RAW, RECORD_FORMATS, Manifest, Position, check_log_name, emptied, pack_manifest
 from bookies.protocol.transaction import ORPHAN_GRACE_MS, REPLAY_GRACE_MS
 from bookies.runtime.ports import Runtime
@@ -69,9 +69,7 @@ class Log:
         timestamp. `exist_ok`: content with one that exists, whatever its numbers. `timeout`: seconds. Raises
         `LogExists`, `InvalidArgument`.
         """
-        write_quorum = ensemble if write_quorum is None else write_quorum
-        ack_quorum = write_quorum // 2 + 1 if ack_quorum is None else ack_quorum
-        check_quorums(ensemble, write_quorum, ack_quorum)
+        ensemble, write_quorum, ack_quorum = quorums(ensemble, write_quorum, ack_quorum)
         token = f"{self._runtime.random.getrandbits(64):016x}"
         now_ms = self._runtime.clock.wall_ms()
         if record_format not in RECORD_FORMATS:
@@ -88,12 +86,12 @@ class Log:
                 if found.token != token and not exist_ok:  # otherwise it is ours, and the reply was lost
                     raise LogExists(f"there is a log {self.name} already") from None
 
-        async with asyncio.timeout(timeout):
+        async with TimeLimit(timeout, f"create log {self.name}"):
             await repeated(self._runtime, make)
 
     async def manifest(self, *, timeout: float | None = None) -> Manifest:
         """The list of its ledgers, as it is now. Raises `LogNotFound`."""
-        async with asyncio.timeout(timeout):
+        async with TimeLimit(timeout, f"read the list of log {self.name}"):
             return (await self._parts()).records.current
 
     def lead(
@@ -114,14 +112,15 @@ class Log:
         Leaving the block closes the writer; leaving it by an exception only lets go of it. Raises `LogNotFound`,
         `LogFenced` (not a candidate any more), `RecoveryFailed`, `NotEnoughBookies` and others that last too long.
         """
-        if roll_size < 1 or roll_age <= 0:
-            raise InvalidArgument(f"roll_size={roll_size}, roll_age={roll_age}: must be more than 0")
+        roll_size = whole_number("roll_size", roll_size, 1)
+        if isinstance(roll_age, bool) or not isinstance(roll_age, int | float) or not roll_age > 0:
+            raise InvalidArgument(f"roll_age={roll_age!r}: must be a number of seconds above 0")
 
         async def make() -> LogWriter:
             parts = await self._parts()
             return LogWriter(parts, await take_over(parts, is_candidate=is_candidate), roll_size, roll_age)
 
-        return Opening(make, timeout)
+        return Opening(make, timeout, f"take the lead of log {self.name}")
 
     def open(self, *, timeout: float | None = None) -> Opening[LogReader]:
         """Open it for reading and tailing. Raises `LogNotFound`. `timeout`: seconds."""
@@ -129,7 +128,7 @@ class Log:
         async def make() -> LogReader:
             return LogReader(await self._parts())
 
-        return Opening(make, timeout)
+        return Opening(make, timeout, f"open log {self.name}")
 
     # -- transactions --------------------------------------------------------------------------------------------
     def transaction(
@@ -152,15 +151,16 @@ class Log:
         The block raises `LogNotFound`, what `LedgerWriter.append_many` raises, and when it ends `LogInUse`,
         `TransactionRefused` (a stream's application), or `LogError` (no answer in time: repeat it to find out).
         """
+        version, ledger_size = whole_number("version", version), whole_number("ledger_size", ledger_size, 1)
         return LogTransaction(
             self._transaction_parts(),
             self.name,
             app,
             version,
             ledger_size=ledger_size,
-            is_replacing=is_replacing,
+            is_replacing=switch("is_replacing", is_replacing),
             on_open_tail=on_open_tail,
-            timeout=timeout,
+            timeout=seconds(timeout),
         )
 
     async def reap(
@@ -198,12 +198,13 @@ class Log:
         `CursorBehind` (a cursor has not come so far) unless `force`, `LogTruncated` (a position that is not in the
         log), `InvalidArgument` (behind its end), `LogNotFound`.
         """
-        async with asyncio.timeout(timeout):
-            await truncate(await self._parts(), Position(*before), is_forced=force)
+        before, force = position_of("before", before), switch("force", force)
+        async with TimeLimit(timeout, f"truncate log {self.name}"):
+            await truncate(await self._parts(), before, is_forced=force)
 
     async def cursors(self, *, timeout: float | None = None) -> dict[str, Cursor]:
         """The named cursors: how far consumers have come. Truncation does not pass them. Raises `LogNotFound`."""
-        async with asyncio.timeout(timeout):
+        async with TimeLimit(timeout, f"read the cursors of log {self.name}"):
             parts = await self._parts()
             return (await repeated(self._runtime, parts.cursors.read))[0]
 
@@ -213,12 +214,13 @@ class Log:
         `entry.position.next` says that the entry was dealt with. `name`: as names of logs. Raises `LogTruncated` (a
         position that is not in the log), `LogNotFound`, `InvalidArgument`.
         """
-        async with asyncio.timeout(timeout):
-            await (await self._parts()).cursors.move(check_log_name(name), check_position(Position(*position)))
+        position = position_of("position", position)
+        async with TimeLimit(timeout, f"move cursor {name} of log {self.name}"):
+            await (await self._parts()).cursors.move(check_log_name(name), position)
 
     async def delete_cursor(self, name: str, *, timeout: float | None = None) -> None:
         """It holds nothing back any more; one that does not exist counts as deleted. Raises `LogNotFound`."""
-        async with asyncio.timeout(timeout):
+        async with TimeLimit(timeout, f"delete cursor {name} of log {self.name}"):
             await (await self._parts()).cursors.delete(name)
 
     async def delete(self, *, timeout: float | None = None) -> None:
@@ -226,7 +228,7 @@ class Log:
 
         Its leader is stopped. When it fails or is cancelled half-way, the log cannot be used any more: repeat it.
         """
-        async with asyncio.timeout(timeout):
+        async with TimeLimit(timeout, f"delete log {self.name}"):
             records = ManifestLoop(self._runtime, self._driver, self.name)
             parts = self._parts_of(records)
             try:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 from weakref import WeakValueDictionary
 
+from bookies.client.arguments import position
 from bookies.client.entries import EntryBatch
 from bookies.client.iteration import Batches, Entries
 from bookies.client.reader import LedgerReader
@@ -65,6 +66,7 @@ class LogReader:
         return Entries(self._source(start, is_tail=True), timeout)
 
     def _source(self, start: Position | None, *, is_tail: bool) -> _LogSource:
+        start = None if start is None else position("start", start)
         source = _LogSource(self, self._parts, start, is_tail=is_tail)
         self._count += 1
         self._sources[self._count] = source

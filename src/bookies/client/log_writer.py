@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from bookies.client.arguments import TimeLimit, position, seconds, switch
 from bookies.client.metadata_loop import back_off
 from bookies.client.takeover import PATIENCE_S, LogParts, discard, new_ledger, sweep, take_over, truncate
 from bookies.client.writer import BATCH_SIZE_MAX, LedgerWriter, Payload
@@ -142,7 +143,7 @@ class LogWriter:
 
     async def _in_time(self, appending: Coroutine[object, object, Position], timeout: float) -> Position:
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(seconds(timeout)):
                 return await appending
         except TimeoutError:
             raise AckQuorumTimeout(f"not confirmed in time: it may or may not be in log {self.name}") from None
@@ -331,7 +332,7 @@ class LogWriter:
         """
         if self._error is not None:
             raise self._ended()
-        async with asyncio.timeout(timeout):
+        async with TimeLimit(timeout, f"roll log {self.name}"):
             await self._roll(self._ledger)
 
     async def _roll(self, ledger: LedgerWriter) -> None:
@@ -386,8 +387,9 @@ class LogWriter:
     # -- the rest ------------------------------------------------------------------------------------------------
     async def truncate(self, before: Position, *, force: bool = False, timeout: float | None = None) -> None:
         """See `Log.truncate`."""
-        async with asyncio.timeout(timeout):
-            await truncate(self._parts, Position(*before), self._ledger, is_forced=force)
+        before, force = position("before", before), switch("force", force)
+        async with TimeLimit(timeout, f"truncate log {self.name}"):
+            await truncate(self._parts, before, self._ledger, is_forced=force)
 
     async def _sweep(self) -> None:
         with contextlib.suppress(BookKeeperError):  # The next truncation or leader does it.
@@ -400,7 +402,7 @@ class LogWriter:
         """
         try:
             if self._error is None:
-                async with asyncio.timeout(timeout):
+                async with TimeLimit(timeout, f"end log {self.name} in order"):
                     await self._seal()
         finally:
             await self.abandon()

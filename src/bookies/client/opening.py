@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
+
+from bookies.client.arguments import TimeLimit, seconds
 
 
 class Handle(Protocol):
@@ -22,11 +23,15 @@ H = TypeVar("H", bound=Handle)
 
 
 class Opening(Generic[H]):
-    """A handle that is being made: `await` it, or use it in `async with`, which also lets go of it."""
+    """A handle that is being made: `await` it, or use it in `async with`, which also lets go of it.
 
-    def __init__(self, make: Callable[[], Awaitable[H]], timeout: float | None = None) -> None:
+    Nothing happens before that. `what`: what is not done when `timeout` is over, for the message.
+    """
+
+    def __init__(self, make: Callable[[], Awaitable[H]], timeout: float | None, what: str) -> None:
         self._make = make
-        self._timeout = timeout
+        self._timeout = seconds(timeout)
+        self._what = what
         self._handle: H | None = None
 
     def __await__(self) -> Generator[object, None, H]:
@@ -34,7 +39,7 @@ class Opening(Generic[H]):
 
     async def begin(self) -> H:
         """The handle. As awaiting this object, for those who need a coroutine."""
-        async with asyncio.timeout(self._timeout):
+        async with TimeLimit(self._timeout, self._what):
             return await self._make()
 
     async def __aenter__(self) -> H:

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from bookies.client.arguments import TimeLimit, whole_number
 from bookies.client.entries import Entry, EntryBatch, LastConfirmedAndEntry
 from bookies.client.iteration import Batches as Batches
 from bookies.client.iteration import Entries as Entries
@@ -94,7 +95,7 @@ class LedgerReader:
         `TimeoutError`, and what every replica of an entry failing leads to: `EntryNotFound`, `DigestMismatch`,
         `BookieUnreachable` and so on.
         """
-        _check_range("read", first, last)
+        first, last = _range("read", first, last)
         return Entries(RangeSource(self._view, first, last), timeout)
 
     def read_batches(self, first: int = 0, last: int | None = None, *, timeout: float | None = None) -> Batches:
@@ -110,14 +111,13 @@ class LedgerReader:
         """
         from bookies.client.arrow import table_of
 
-        async with asyncio.timeout(timeout):
+        async with TimeLimit(timeout, self._reading()):
             return table_of([batch async for batch in self.read_batches(first, last)])
 
     async def read_entry(self, entry_id: int, *, parallel: bool = False, timeout: float | None = None) -> Entry:
         """One entry. `parallel`: ask all its replicas at once, for the sake of time. `timeout`: seconds."""
-        if entry_id < 0:
-            raise InvalidArgument(f"read_entry({entry_id}): must be 0 or more")
-        async with asyncio.timeout(timeout):
+        entry_id = whole_number("entry_id", entry_id)
+        async with TimeLimit(timeout, f"{self._reading()}, entry {entry_id}"):
             await self._view.check_confirmed(entry_id)
             batch = await self._view.range_fetch(entry_id, entry_id, is_parallel=parallel).next_batch()
         assert batch is not None
@@ -138,10 +138,10 @@ class LedgerReader:
         that is longer, 0: what fits into a frame. Never beyond the last add confirmed, unless `unconfirmed` (see
         `read_unconfirmed`), nor beyond the end. Raises what `read` does. Source: client-protocol 3.8.
         """
-        if first < 0 or count_max < 0 or size_max < 0:
-            raise InvalidArgument(f"read_batch({first}, count_max={count_max}, size_max={size_max}): must be 0 or more")
+        first, count_max = whole_number("first", first), whole_number("count_max", count_max)
+        size_max = whole_number("size_max", size_max)
         size_max = min(size_max or self._view.pool.batch_size_max, self._view.pool.batch_size_max)
-        async with asyncio.timeout(timeout):
+        async with TimeLimit(timeout, f"{self._reading()} from entry {first} on"):
             if unconfirmed:
                 last = first + (count_max or BATCH_COUNT_MAX) - 1
                 await self._view.check_unconfirmed(first)
@@ -169,12 +169,13 @@ class LedgerReader:
         ledger that is known to be sealed, whatever bookies hold there. `timeout`: seconds that a step may take.
         Source: client-protocol 3.2.
         """
-        _check_range("read_unconfirmed", first, last)
+        last = whole_number("last", last, None)
+        first, _ = _range("read_unconfirmed", first, last)
         return Entries(UnconfirmedSource(self._view, first, last), timeout)
 
     async def read_last(self, *, timeout: float | None = None) -> Entry:
         """The entry at the last add confirmed, which is refreshed first. Raises `EntryNotFound` when there is none."""
-        async with asyncio.timeout(timeout):
+        async with TimeLimit(timeout, f"read the last entry of ledger {self.ledger_id}"):
             last = await self.read_last_add_confirmed()
             if last < 0:
                 raise EntryNotFound("the ledger has no entry to read yet", ledger_id=self.ledger_id)
@@ -186,9 +187,7 @@ class LedgerReader:
         The iteration ends when the ledger is sealed and its last entry was delivered. It survives bookies that fail;
         it raises when none has answered for 30 seconds, and `TimeoutError` when no entry came for `timeout` seconds.
         """
-        if first is not None and first < 0:
-            raise InvalidArgument(f"tail({first}): must be 0 or more")
-        start = self.last_add_confirmed + 1 if first is None else first
+        start = self.last_add_confirmed + 1 if first is None else whole_number("first", first)
         return Entries(TailSource(self._view, start), timeout)
 
     # -- last add confirmed --------------------------------------------------------------------------------------
@@ -198,7 +197,7 @@ class LedgerReader:
         Certain: the answers leave no room for a later entry that was confirmed and told to them. Never less than
         what was known before. Raises `ReadFailed`, `BookieTimeout` and so on when too few bookies answer.
         """
-        async with asyncio.timeout(timeout):
+        async with TimeLimit(timeout, f"{self._reading()}, its last add confirmed"):
             return await self._view.refresh_last_add_confirmed()
 
     async def try_read_last_add_confirmed(self, *, timeout: float | None = None) -> int:
@@ -206,7 +205,7 @@ class LedgerReader:
 
         Raises `RecoveryFailed` when no bookie answered.
         """
-        async with asyncio.timeout(timeout):
+        async with TimeLimit(timeout, f"{self._reading()}, its last add confirmed"):
             return await self._view.try_last_add_confirmed()
 
     async def read_last_add_confirmed_and_entry(
@@ -215,13 +214,16 @@ class LedgerReader:
         """Wait until the entry is confirmed, at most about `wait` seconds; the entry is None when it is not by then.
 
         `parallel`: ask all bookies at once. Without an entry the ledger may have ended before it: see `is_sealed`.
-        `timeout`: seconds for everything, then `TimeoutError`. Source: client-protocol 3.6.
+        `timeout`: seconds for everything, then `TimeoutError`. Raises `LedgerUnknownToBookie` of a ledger that nobody
+        has written to, of which bookies cannot give news, for they do not know it; `tail` waits. Source:
+        client-protocol 3.6.
         """
-        if entry_id < 0 or wait < 0:
-            raise InvalidArgument(f"read_last_add_confirmed_and_entry({entry_id}, wait={wait}): must be 0 or more")
+        entry_id = whole_number("entry_id", entry_id)
+        if isinstance(wait, bool) or not isinstance(wait, int | float) or not wait >= 0:
+            raise InvalidArgument(f"wait={wait!r}: must be a number of seconds, 0 or more")
         loop = asyncio.get_running_loop()
         end = loop.time() + wait
-        async with asyncio.timeout(timeout):
+        async with TimeLimit(timeout, f"{self._reading()}, entry {entry_id} and the last add confirmed"):
             while True:
                 self._view.check_open()
                 await self._view.follow_metadata()
@@ -234,6 +236,10 @@ class LedgerReader:
                 if batch is not None:
                     return LastConfirmedAndEntry(self.last_add_confirmed, next(batch.entries()))
                 wait = wait or 1e-9  # Bookies have been asked once.
+
+    def _reading(self) -> str:
+        """What takes too long, for messages."""
+        return f"read ledger {self.ledger_id}"
 
     async def close(self) -> None:
         """Let go of the handle; nothing happens to the ledger. Idempotent."""
@@ -248,6 +254,10 @@ class LedgerReader:
         await self.close()
 
 
-def _check_range(name: str, first: int, last: int | None) -> None:
+def _range(name: str, first: int, last: int | None) -> tuple[int, int | None]:
+    """Both as whole numbers. Raises `InvalidArgument`."""
+    first = whole_number("first", first, None)
+    last = None if last is None else whole_number("last", last, None)
     if first < 0 or (last is not None and last < first):
         raise InvalidArgument(f"{name}({first}, {last}): must be 0 <= first <= last")
+    return first, last

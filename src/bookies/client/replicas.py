@@ -11,6 +11,7 @@ import struct
 from collections.abc import Sequence
 from itertools import pairwise
 
+from bookies.client.entries import EntryBatch
 from bookies.client.keys import Keys
 from bookies.client.pool import BookiePool
 from bookies.errors import BookieTimeout, BookieUnreachable, BookKeeperError, ClientClosed
@@ -26,6 +27,15 @@ WINDOW = 64  # single reads under way at once
 _U32 = struct.Struct(">I")
 
 
+class CopyRefused(Exception):
+    """A bookie did not store a copy. `error`: why."""
+
+    def __init__(self, bookie: BookieId, error: BookKeeperError) -> None:
+        super().__init__(f"bookie {bookie}: {error}")
+        self.bookie = bookie
+        self.error = error
+
+
 class LedgerReplicas:
     """The replicas of one ledger. Holds nothing that has to be let go of."""
 
@@ -36,6 +46,11 @@ class LedgerReplicas:
 
     async def read(self, bookie: BookieId, ids: Sequence[int]) -> list[bytes]:
         """The bodies of the first of these consecutive ids: at least one, verified. Raises why there is none."""
+        batch = await self.read_batch(bookie, ids)
+        return [batch.data[start + 4 : stop] for start, stop in pairwise(batch.starts)]
+
+    async def read_batch(self, bookie: BookieId, ids: Sequence[int]) -> EntryBatch:
+        """As `read`, in the buffer in which they arrived."""
         first, ledger_id = ids[0], self._keys.ledger_id
         if len(ids) > 1 and self._batches(bookie):
             try:
@@ -46,13 +61,11 @@ class LedgerReplicas:
                 self._pool.batch_support.dropped(bookie)  # Perhaps it does not know batch reads.
             else:
                 self._pool.batch_support.answered_batch(bookie)
-                batch = self._keys.verified(bookie, data, first, ids[-1])
-                return [batch.data[start + 4 : stop] for start, stop in pairwise(batch.starts)]
+                return self._keys.verified(bookie, data, first, ids[-1])
         response = await self._pool.read_entry(bookie, ledger_id, first)
         self._pool.batch_support.answered_single(bookie)
         body = bytes(response.body or b"")
-        self._keys.verified(bookie, Records.of([body]).data, first, first)
-        return [body]
+        return self._keys.verified(bookie, Records.of([body]).data, first, first)
 
     async def read_from_any(self, bookies: Sequence[BookieId], ids: Sequence[int]) -> list[bytes]:
         """As `read`, from whichever of these has them. Raises the error that says most, naming what each answered."""
@@ -109,7 +122,7 @@ class LedgerReplicas:
     async def write(
         self, shares: Sequence[tuple[BookieId, Sequence[int]]], ids: Sequence[int], bodies: Sequence[bytes]
     ) -> None:
-        """Store copies durably: which of the `ids`, whose bodies these are, goes to whom. Raises the first refusal."""
+        """Store copies durably: which of the `ids`, whose bodies these are, goes to whom. Raises `CopyRefused`."""
         frames = [_U32.pack(len(self._head) + len(body)) + self._head + body for body in bodies]
         by_id = dict(zip(ids, frames, strict=True))
         loop = asyncio.get_running_loop()
@@ -137,4 +150,4 @@ class _Copy:
 
     def on_failed(self, bookie: BookieId, entry_ids: Sequence[int], error: BookKeeperError) -> None:
         if not self.stored.done():
-            self.stored.set_exception(error)
+            self.stored.set_exception(CopyRefused(bookie, error))

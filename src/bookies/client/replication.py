@@ -7,16 +7,17 @@ Source: client-protocol 7.3 and 7.4.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from bookies.client.ledger_access import LedgerAccess
 from bookies.client.metadata_loop import MetadataLoop
-from bookies.errors import BookKeeperError, ClientClosed, LedgerNotFound
+from bookies.client.replicas import CopyRefused
+from bookies.errors import BookKeeperError, ClientClosed, LedgerNotFound, NotEnoughBookies
 from bookies.metadata.driver import Versioned
 from bookies.model import BookieId, LedgerMetadata, LedgerState
-from bookies.protocol.fragments import Fragment, fragments_on, fragments_to_check
-from bookies.protocol.replicate import FragmentCopy, Pace, Replacement, choose_targets
+from bookies.protocol.fragments import Fragment, fragments_on, fragments_to_check, runs_of
+from bookies.protocol.replicate import ENTRIES_MAX, FragmentCopy, Pace, Replacement, choose_targets, renewals
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +44,25 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Entries first..last of a ledger that cannot be copied, and why; `first` None: nothing of the ledger can be."""
+
+    ledger_id: int
+    first: int | None
+    last: int | None
+    error: BookKeeperError
+
+
+@dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """What `recover_bookies` did or, if dry, would do. `skipped`: ledgers left alone because they asked for it."""
+    """What `recover_bookies` did or, if dry, would do. `skipped`: ledgers left alone because they asked for it.
+    `obstacles`: what it could not do; only a dry run gets so far as to say, others raise."""
 
     moves: tuple[Move, ...]
     skipped: tuple[int, ...]
     entries: int
     size: int
+    obstacles: tuple[Obstacle, ...] = ()
 
 
 OnProgress = Callable[[CopyProgress], None]
@@ -76,6 +89,32 @@ class Account:
             self._progress(CopyProgress(ledger_id, self.ledgers_done, self.ledgers, self.entries, self.size))
 
 
+async def replicate_anywhere(
+    access: LedgerAccess,
+    fragment: Fragment,
+    plan: Callable[[Collection[BookieId]], Sequence[Replacement]],
+    update: MetadataLoop,
+    account: Account,
+) -> Move:
+    """Copy to the bookies of a plan, and to others as long as one of them refuses.
+
+    `plan`: chooses among all but those that are given to it. Raises as it and `replicate` do; when nobody is left, what
+    the first one answered.
+    """
+    refusals: dict[BookieId, BookKeeperError] = {}
+    while True:
+        try:
+            replacements = plan(list(refusals))
+        except NotEnoughBookies as error:
+            raise next(iter(refusals.values()), error) from error
+        try:
+            return await replicate(access, fragment, replacements, update, account)
+        except CopyRefused as refused:
+            if isinstance(refused.error, ClientClosed) or refused.bookie in refusals:
+                raise refused.error from refused
+            refusals[refused.bookie] = refused.error
+
+
 async def replicate(
     access: LedgerAccess,
     fragment: Fragment,
@@ -85,8 +124,8 @@ async def replicate(
 ) -> Move:
     """Copy what the positions store to their new bookies, then let the record name those.
 
-    Raises `FragmentNotFinished`, `VersionConflict` (it is another fragment now), why an entry cannot be read anywhere
-    or written, and what a metadata update raises.
+    Raises `FragmentNotFinished`, `VersionConflict` (it is another fragment now), why an entry cannot be read anywhere,
+    `CopyRefused`, and what a metadata update raises.
     """
     pool, loop = access.pool, asyncio.get_running_loop()
     copy = FragmentCopy(fragment, replacements)
@@ -111,6 +150,40 @@ async def replicate(
     return Move(fragment.ledger_id, fragment.first, fragment.last, copy.replacements)
 
 
+async def renew(
+    access: LedgerAccess,
+    record: LedgerMetadata,
+    fragment: Fragment,
+    position: int,
+    ids: Sequence[int],
+    account: Account,
+) -> None:
+    """Write these entries again to the bookie that is at a position of the fragment and has lost or damaged them.
+
+    The record stays as it is. Raises why an entry cannot be read anywhere or written.
+    """
+    loop = asyncio.get_running_loop()
+    replicas, bookie = access.replicas(record), fragment.ensemble[position]
+    copy = FragmentCopy(fragment, renewals(fragment, [position]))
+    for run in runs_of(ids):
+        at = run.start
+        while at < run.stop:
+            count = 1 if fragment.is_striped else ENTRIES_MAX  # The next entry of a striped one is on other bookies.
+            bodies = await replicas.read_from_any(
+                access.pool.health.order(copy.sources(at)), range(at, min(run.stop, at + count))
+            )
+            share = range(at, at + len(bodies))
+            try:
+                await replicas.write([(bookie, share)], share, bodies)
+            except CopyRefused as refused:
+                raise refused.error from refused  # It is this bookie that needs them.
+            size = sum(map(len, bodies))
+            account.copied(fragment.ledger_id, len(bodies), size)
+            at = share.stop
+            if (pause_s := account.pace.spent(size, loop.time())) > 0:
+                await asyncio.sleep(pause_s)
+
+
 class BookieRecovery:
     """One run of `recover_bookies`: ledger after ledger. Source: client-protocol 7.4."""
 
@@ -131,7 +204,7 @@ class BookieRecovery:
         self._skips_unrecoverable = skips_unrecoverable
         self.moves: list[Move] = []
         self.skipped: list[int] = []
-        self.failures: list[BookKeeperError] = []
+        self.obstacles: list[Obstacle] = []
 
     async def ledger(self, ledger_id: int) -> None:
         """Copy all that the bookies hold of one ledger, or say what would be copied. Failures are kept, not raised."""
@@ -148,7 +221,7 @@ class BookieRecovery:
             if self._skips_unrecoverable:
                 self.skipped.append(ledger_id)
             else:
-                self.failures.append(error)
+                self.obstacles.append(Obstacle(ledger_id, None, None, error))
             return
         update = MetadataLoop(self._access.runtime, self._access.driver, found)
         for fragment, positions in fragments_on(fragments_to_check(found.metadata, confirmed), self._bookies):
@@ -169,20 +242,21 @@ class BookieRecovery:
         return not record.is_closed and any(bookie in record.last_ensemble for bookie in self._bookies)
 
     async def _fragment(self, fragment: Fragment, positions: Sequence[int], update: MetadataLoop) -> None:
+        def plan(refusing: Collection[BookieId]) -> tuple[Replacement, ...]:
+            access = self._access
+            return choose_targets(fragment, positions, access.candidates(), access.domains, [*self._bookies, *refusing])
+
         try:
-            replacements = choose_targets(
-                fragment, positions, self._access.candidates(), self._access.domains, self._bookies
-            )
             if self._is_dry:
                 needs_sealing = self._needs_sealing(update.current.metadata)
-                move = Move(fragment.ledger_id, fragment.first, fragment.last, replacements, needs_sealing)
+                move = Move(fragment.ledger_id, fragment.first, fragment.last, plan([]), needs_sealing)
             else:
-                move = await replicate(self._access, fragment, replacements, update, self._account)
+                move = await replicate_anywhere(self._access, fragment, plan, update, self._account)
         except ClientClosed:
             raise
         except LedgerNotFound:
             return  # Deleted meanwhile.
         except BookKeeperError as error:
-            self.failures.append(error)
+            self.obstacles.append(Obstacle(fragment.ledger_id, fragment.first, fragment.last, error))
         else:
             self.moves.append(move)

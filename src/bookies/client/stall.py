@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import Sequence
 
 from bookies.client.adds import AddChannel, AddPool
+from bookies.client.arguments import seconds
 from bookies.config import ClientConfig
-from bookies.errors import AckQuorumTimeout, InvalidArgument
+from bookies.errors import AckQuorumTimeout
 from bookies.model import BookieId
 from bookies.protocol.add import AddPipeline, AddRules
 from bookies.protocol.placement import parse_fault_domains
@@ -69,8 +70,7 @@ class StallWatch:
 
 def deadline_of(timeout: float) -> float:
     """When a call that may take `timeout` seconds from now has to end. Raises `InvalidArgument` for what is no time."""
-    if not isinstance(timeout, int | float) or not timeout >= 0:
-        raise InvalidArgument(f"timeout={timeout!r}: must be a number of seconds, 0 or more, or None")
+    seconds(timeout)
     return asyncio.get_running_loop().time() + timeout
 
 

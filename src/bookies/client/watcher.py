@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from bookies.errors import BookieUnreachable, MetadataError, NotEnoughBookies
 from bookies.metadata.driver import BookieSet, MetadataDriver, Watch
 from bookies.model import BookieId, BookieMode, Ensemble
-from bookies.protocol.placement import choose_ensemble, spread
+from bookies.protocol.placement import choose_ensemble, fewest_domains, spread
 from bookies.runtime.ports import Runtime
 
 DOWN = "down"
+ARRANGEMENTS_MAX = 10  # tries, each in another order, to have every write set span enough fault domains
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +76,33 @@ class BookieWatcher:
         self._changed(await self._driver.bookies(BookieMode.WRITABLE))
 
     async def choose_ensemble(
-        self, size: int, exclude: Collection[BookieId] = (), *, size_min: int | None = None
+        self,
+        size: int,
+        exclude: Collection[BookieId] = (),
+        *,
+        size_min: int | None = None,
+        write_quorum: int = 1,
+        domains_min: int = 0,
     ) -> Ensemble:
         """Distinct writable bookies, spread over the fault domains; fewer than `size`, down to `size_min`, if there
-        are no more. Raises `NotEnoughBookies`, which says how many there are."""
+        are no more. The replicas of each entry are in `domains_min` fault domains, for otherwise no quorum would ever
+        do. Raises `NotEnoughBookies`, which says how many there are."""
+        if domains_min < 2:
+            return await self._choose(size, exclude, size_min)
+        for _ in range(ARRANGEMENTS_MAX):
+            chosen = await self._choose(size, exclude, size_min)
+            if fewest_domains(chosen, write_quorum, self._domains) >= domains_min:
+                return chosen
+            await self.refresh()
+        there = self._writable.bookies if self._writable else ()
+        where = ", ".join(f"{bookie} in {self._domains.get(bookie) or 'none that is named'}" for bookie in there)
+        raise NotEnoughBookies(
+            f"fault_domains_min asks for replicas of every entry in {domains_min} fault domains, for which an ensemble "
+            f"of {size} cannot be chosen from the writable bookies ({where}): start bookies in other domains, or name "
+            "theirs in fault_domains"
+        )
+
+    async def _choose(self, size: int, exclude: Collection[BookieId], size_min: int | None) -> Ensemble:
         if self._writable is None or len(self._writable.bookies) < size + len(exclude):
             await self.refresh()
         candidates = spread(self.candidates(), self._domains)

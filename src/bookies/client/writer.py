@@ -35,7 +35,9 @@ from typing import Self, TypeVar
 
 from bookies.client.adds import AddChannel, AddPool
 from bookies.client.announcer import Announcer
+from bookies.client.arguments import TimeLimit, seconds, switch
 from bookies.client.budget import MemoryBudget
+from bookies.client.ending import Ending
 from bookies.client.metadata_loop import MetadataLoop
 from bookies.client.stall import StallWatch, deadline_of, force_everywhere, rules_of
 from bookies.client.turns import Turns
@@ -49,14 +51,12 @@ from bookies.errors import (
     LedgerClosed,
     LedgerFenced,
     LocalProtocolError,
-    MetadataError,
     NotSupported,
-    VersionConflict,
 )
 from bookies.metadata.driver import MetadataDriver, Versioned
 from bookies.model import BookieId, DigestType, LedgerMetadata
 from bookies.protocol.add import AddPipeline, AddRules, ChangeEnsemble, CloseLedger
-from bookies.protocol.ledger import change_needed, close_needed, closed, with_ensemble
+from bookies.protocol.ledger import change_needed, with_ensemble
 from bookies.protocol.placement import others_first, replace_failed
 from bookies.protocol.quorum import write_set
 from bookies.runtime.ports import Runtime
@@ -107,11 +107,16 @@ class LedgerWriter:
         self._payloads: list[bytes] = []  # this turn's appends, not packaged yet
         self._futures: list[asyncio.Future[int]] = []
         self._waiting: deque[tuple[int, list[asyncio.Future[int]]]] = deque()  # first id, who waits for it and on
-        self._idle_waiters: list[asyncio.Future[None]] = []  # who waits for nothing to be pending
-        self._is_sealing = False
-        self._is_ended_in_order = False  # by `seal`, not by a failure
-        self._is_closed = False  # by `close`
-        self._closing: asyncio.Future[BookKeeperError | None] | None = None  # outcome of writing CLOSED
+        self._ending = Ending(
+            self,
+            self._pipeline,
+            self._channel,
+            self._record,
+            self._tasks,
+            self._turn,
+            self._flush,
+            is_deferred_sync=self._rules.is_deferred_sync,
+        )
         self._turns = turns or Turns()
         self._is_held = False  # what is queued waits for what is on its way
         self._tell = announce
@@ -179,7 +184,7 @@ class LedgerWriter:
         if self._record.current.metadata.is_closed:
             return "sealed"
         if self._pipeline.error is None:
-            return "sealing" if self._is_sealing else "open"
+            return "sealing" if self._ending.is_sealing else "open"
         if isinstance(self._pipeline.error, LedgerClosed):
             return "closed"
         return f"failed({type(self._pipeline.error).__name__})"
@@ -279,7 +284,7 @@ class LedgerWriter:
         if target < 0:
             return self.last_add_confirmed
         length = self._channel.length_at(target)
-        async with asyncio.timeout(timeout):
+        async with TimeLimit(timeout, f"force ledger {self.ledger_id}"):
             await force_everywhere(self._pool, self.ledger_id, list(dict.fromkeys(self._pipeline.ensemble)))
         if self._rules.is_deferred_sync and target > self._pipeline.last_add_confirmed:
             self._check_pipeline()
@@ -291,7 +296,7 @@ class LedgerWriter:
 
     def allow_ensemble_changes(self, allowed: bool) -> None:
         """Switch the replacement of failed bookies on or off (client-protocol 2.9)."""
-        self._pipeline.allows_changes = allowed
+        self._pipeline.allows_changes = switch("allow_ensemble_changes", allowed)
 
     def _check_pipeline(self) -> None:
         error = self._pipeline.error
@@ -302,7 +307,7 @@ class LedgerWriter:
         error = self._pipeline.error
         if error is not None:
             raise LedgerClosed(f"the writer has ended, nothing was sent: {error}", ledger_id=self.ledger_id) from error
-        if self._is_sealing:
+        if self._ending.is_sealing:
             raise LedgerClosed("the ledger is being sealed, nothing was sent", ledger_id=self.ledger_id)
 
     def _accepted(self, payload: Payload) -> bytes:
@@ -322,7 +327,7 @@ class LedgerWriter:
 
     def _try_enqueue(self, data: bytes) -> asyncio.Future[int] | None:
         """Queue one entry for this turn of the loop; None when that needs waiting for memory."""
-        if self._pipeline.error is not None or self._is_sealing:
+        if self._pipeline.error is not None or self._ending.is_sealing:
             self._check_open()
         if len(data) > self._payload_size_max:
             self._check_size(len(data))
@@ -462,8 +467,8 @@ class LedgerWriter:
         for entry_id, future in self._take_waiting(last):
             if not future.done():
                 future.set_result(entry_id)
-        if (self._is_held or self._idle_waiters) and not self._pipeline.has_undelivered:
-            self._wake_idle()
+        if (self._is_held or self._ending.has_waiters) and not self._pipeline.has_undelivered:
+            self._ending.wake()
             self._resume()
         if self._tell is not None:
             self._announcer.later(self)
@@ -473,7 +478,7 @@ class LedgerWriter:
         for entry_id, future in self._take_waiting(last):
             if not future.done():
                 _fail(future, _unknown(error, self.ledger_id, entry_id))
-        self._wake_idle()
+        self._ending.wake()
         if self._is_held:
             self._resume()
 
@@ -481,9 +486,7 @@ class LedgerWriter:
         self._tasks.start(self._change(change), f"change the ensemble of ledger {self.ledger_id}")
 
     def on_close(self, close: CloseLedger) -> None:
-        length = self.length
-        self._closing = self._loop.create_future()
-        self._tasks.start(self._write_closed(close, length, self._closing), f"close ledger {self.ledger_id}")
+        self._ending.begin(close)
 
     def on_released(self, size: int) -> None:
         self._budget.release(size)
@@ -498,12 +501,6 @@ class LedgerWriter:
                 waiting.appendleft((last + 1, futures[count:]))
                 futures = futures[:count]
             yield from enumerate(futures, first)
-
-    def _wake_idle(self) -> None:
-        for future in self._idle_waiters:
-            if not future.done():
-                future.set_result(None)
-        self._idle_waiters.clear()
 
     async def _change(self, change: ChangeEnsemble) -> None:
         """Commit replacements for the failed bookies, whatever others do to the record meanwhile."""
@@ -526,27 +523,11 @@ class LedgerWriter:
         else:
             self._channel.metadata_changed(versioned.metadata)
 
-    async def _write_closed(
-        self, close: CloseLedger, length: int, closing: asyncio.Future[BookKeeperError | None]
-    ) -> None:
-        last = close.last_entry_id
-        outcome: BookKeeperError | None = None
-        try:
-            await self._record.update(
-                lambda record: close_needed(record, last, length, is_implicit=close.is_implicit),
-                lambda record: closed(record, last, length),
-            )
-        except BookKeeperError as error:
-            outcome = error
-        closing.set_result(outcome)
-
     def _task_died(self, cause: BaseException) -> None:
         """A background task failed in a way that it does not know: our own mistake. Nobody may wait for it."""
         error = LocalProtocolError(f"the writer has failed: {cause!r}", ledger_id=self.ledger_id)
         error.__cause__ = cause
-        if self._closing is not None and not self._closing.done():
-            self._closing.set_result(error)
-        else:
+        if not self._ending.failed(error):
             self._channel.carry_out(self._pipeline.change_failed(error))
 
     # -- telling readers (Announcing) ----------------------------------------------------------------------------
@@ -559,7 +540,7 @@ class LedgerWriter:
     def announce(self) -> bool:
         """Tell the bookies of the last entry what is confirmed, in the background; whether that is news to them."""
         lac = self._pipeline.last_add_confirmed
-        if self._tell is None or not self._pipeline.is_open or self._is_sealing:
+        if self._tell is None or not self._pipeline.is_open or self._ending.is_sealing:
             return False
         if lac <= max(self._announced, self._channel.piggybacked):
             return False
@@ -587,70 +568,20 @@ class LedgerWriter:
         recovery decides its end. `VersionConflict`: somebody else ended it elsewhere. On a timeout or cancellation
         before the end is written the writer stays open; later: call `seal` again. Idempotent, with one outcome.
         """
-        try:
-            async with asyncio.timeout(timeout):
-                return await self._seal(force)
-        except TimeoutError:
-            if self._closing is None:
-                raise AckQuorumTimeout(
-                    f"{self.pending_count} entries were not confirmed in time; the ledger is not sealed",
-                    ledger_id=self.ledger_id,
-                ) from None
-            raise MetadataError(
-                "the metadata store did not answer in time; the ledger may or may not be sealed, call seal() again",
-                ledger_id=self.ledger_id,
-            ) from None
-
-    async def _seal(self, force: bool) -> int:
-        async with self._turn:  # Appends that wait for memory came first.
-            self._flush()
-            if force and self._rules.is_deferred_sync and self._pipeline.is_open and not self._is_sealing:
-                await self._wait_idle()
-                if self._pipeline.is_open:
-                    await self.force()
-            self._is_sealing = True
-        try:
-            await self._wait_idle()
-        except asyncio.CancelledError:
-            self._is_sealing = False
-            raise
-        if self._pipeline.is_open:
-            self._is_ended_in_order = True
-            self._channel.carry_out(self._pipeline.close())
-        elif self._may_write_end_again():
-            self.on_close(CloseLedger(self.last_add_confirmed, is_implicit=not self._is_ended_in_order))
-        outcome = await asyncio.shield(self._closing) if self._closing is not None else None
-        failure = outcome if self._is_ended_in_order else self._pipeline.error
-        if failure is not None:
-            raise copy.copy(failure)
-        return self.last_add_confirmed
-
-    def _may_write_end_again(self) -> bool:
-        """Whether the end was not written only because the store was away (D-25)."""
-        if self._closing is None or not self._closing.done() or self._is_closed:
-            return False
-        outcome = self._closing.result()
-        return isinstance(outcome, MetadataError) and outcome.retriable and not isinstance(outcome, VersionConflict)
-
-    async def _wait_idle(self) -> None:
-        while self._pipeline.is_open and self._pipeline.has_undelivered:
-            future: asyncio.Future[None] = self._loop.create_future()
-            self._idle_waiters.append(future)
-            await future
+        return await self._ending.seal(switch("force", force), seconds(timeout))
 
     async def close(self) -> None:
         """Let go of the ledger without sealing it; a recovery decides its end. What is pending becomes unknown.
 
         An end that is already being written is finished first. Idempotent.
         """
-        self._is_closed = True
+        self._ending.is_let_go = True
         error = LedgerClosed("the writer was closed", ledger_id=self.ledger_id)
         self._announcer.forget(self)
         self._stall.stop()
         self._channel.carry_out(self._pipeline.abandon(error))
         self._flush()
-        if self._closing is not None:
-            await asyncio.shield(self._closing)
+        await self._ending.wait_written()
         await self._tasks.stop()
 
     def client_closed(self) -> None:

@@ -60,7 +60,7 @@ class RecordAt:
 
 @dataclass(frozen=True, slots=True)
 class LedgerDeletion:
-    """In a transaction: the ledger's record, which has this version, is deleted."""
+    """In a transaction: the ledger's record, which has this version, is deleted, and its id spent."""
 
     ledger_id: int
     version: int
@@ -83,7 +83,8 @@ class Watch(ABC):
     """A registered callback. Callbacks run on the event loop and must not raise."""
 
     @abstractmethod
-    def cancel(self) -> None: ...
+    def cancel(self) -> None:
+        """No call comes after this. Idempotent."""
 
 
 class MetadataDriver(ABC):
@@ -120,7 +121,11 @@ class MetadataDriver(ABC):
     async def create_ledger(self, metadata: LedgerMetadata) -> Versioned:
         """Exclusive create. A stored record with the same non-zero creator token is our own earlier attempt: success.
 
-        Raises `LedgerExists`.
+        Raises `LedgerExists`, also for every id that a deleted ledger had, chosen or handed out. Such an id can never
+        be used again: bookies may hold the old entries for any length of time, also those that cannot be asked now and
+        come back later, and the old writer, if nobody fenced it, goes on sending entries under this id with the same
+        key. No question to the bookies could prove the contrary, so the store remembers; as runs of ids, so that this
+        takes no more room than the ledgers that are left.
         """
 
     @abstractmethod
@@ -133,7 +138,10 @@ class MetadataDriver(ABC):
 
     @abstractmethod
     async def delete_ledger(self, ledger_id: int, expected_version: int | None = None) -> None:
-        """A missing record counts as success. With a version: raises `VersionConflict` when it is another."""
+        """A missing record counts as success. With a version: raises `VersionConflict` when it is another.
+
+        In the same step the id is spent for ever: see `create_ledger`.
+        """
 
     @abstractmethod
     def ledger_ids(self) -> AsyncIterator[Sequence[int]]:

@@ -29,15 +29,17 @@ _READS = frozenset(
 
 
 class EmbeddedDriver(LeasedDriver):
-    """One session with the embedded store in `directory`, which has to exist when it is opened."""
+    """One session with the embedded store in `directory`, which has to exist when it is opened; so has the store
+    itself unless `may_create`."""
 
     poll_interval_s = POLL_INTERVAL_S
     has_heartbeat = True
 
-    def __init__(self, directory: str, runtime: Runtime, *, lease_ms: int = 10_000) -> None:
+    def __init__(self, directory: str, runtime: Runtime, *, lease_ms: int = 10_000, may_create: bool = True) -> None:
         self.database = SqliteStore(os.path.join(directory, FILE_NAME), runtime.clock.wall_ms)
         super().__init__(f"file:{directory}", self.database, lease_ms)
         self._directory = directory
+        self._may_create = may_create
         self._runtime = runtime
         self._worker: Worker | None = None
 
@@ -47,6 +49,11 @@ class EmbeddedDriver(LeasedDriver):
             if not await worker.run(self._runtime.disk.is_directory, self._directory):
                 way_out = "`bk up` makes a cluster; to begin a store of your own, create the directory"
                 raise MetadataError(f"no metadata store at {self._directory}: {way_out}")
+            if not self._may_create and not await worker.run(self._runtime.disk.exists, self.database.path):
+                raise MetadataError(
+                    f"there is no cluster in {self._directory}, which has no {FILE_NAME}: name the directory of its "
+                    "metadata (of `bk up` bk-data/metadata), or start one with `bk up` or its first bookie"
+                )
             await self._open_database()
         except BaseException:
             await self._close_database()

@@ -97,7 +97,7 @@ class Store(Protocol):
     def next_ledger_id(self) -> int: ...
 
     def create_ledger(self, ledger_id: int, data: bytes, ctime_ms: int) -> tuple[bool, Record]:
-        """(whether it was created, the record there is now)."""
+        """(whether it was created, the record there is now). Raises `deleted_before` for the id of a deleted ledger."""
 
     def read_ledger(self, ledger_id: int) -> Record | None: ...
 
@@ -162,6 +162,15 @@ def check_version(found: int, expected: int, *, ledger_id: int | None = None, bo
     if found != expected:
         message = f"the record has version {found}, not {expected}: somebody else changed it"
         raise VersionConflict(message, ledger_id=ledger_id, bookie=bookie)
+
+
+def deleted_before(ledger_id: int) -> LedgerExists:
+    """Why an id cannot be had that was a ledger's once."""
+    return LedgerExists(
+        "a ledger of this id was deleted, and bookies may still hold its entries, so the id can never be used again: "
+        "choose another one, or leave the choice to the metadata store",
+        ledger_id=ledger_id,
+    )
 
 
 def check_record_version(found: int, step: RecordAt | RecordWrite) -> None:
@@ -333,7 +342,9 @@ class LeasedDriver(MetadataDriver):
         # Our own earlier attempt, whose answer was lost. Formats before 3 have no token, and then nobody can tell.
         if is_new or (metadata.creator_token and found.metadata.creator_token == metadata.creator_token):
             return found
-        raise LedgerExists("the ledger id is taken", ledger_id=ledger_id)
+        raise LedgerExists(
+            "the ledger id is taken: choose another one, or leave the choice to the metadata store", ledger_id=ledger_id
+        )
 
     async def read_ledger(self, ledger_id: int) -> Versioned:
         record = await self._run("read_ledger", self._store.read_ledger, ledger_id)

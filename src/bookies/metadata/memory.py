@@ -29,9 +29,11 @@ from bookies.metadata.leased import (
     Record,
     check_record_version,
     check_version,
+    deleted_before,
     instance_id_of,
 )
 from bookies.model import BookieId, BookieMode
+from bookies.protocol.intervals import IdSet
 from bookies.runtime.ports import Runtime
 
 T = TypeVar("T")
@@ -64,6 +66,7 @@ class MemoryStore:
         self._instance_id: str | None = None
         self._next_ledger_id = 0
         self._ledgers: dict[int, Record] = {}
+        self._deleted = IdSet(0)  # ids that no ledger can have again
         self._cookies: dict[BookieId, tuple[bytes, int]] = {}
         self._records: dict[str, tuple[bytes, int]] = {}
         self._session_count = 0
@@ -112,6 +115,8 @@ class MemoryStore:
     def create_ledger(self, ledger_id: int, data: bytes, ctime_ms: int) -> tuple[bool, Record]:
         if ledger_id in self._ledgers:
             return False, self._ledgers[ledger_id]
+        if ledger_id in self._deleted:
+            raise deleted_before(ledger_id)
         self._ledgers[ledger_id] = Record(data, self._changed(), ctime_ms)
         return True, self._ledgers[ledger_id]
 
@@ -139,6 +144,7 @@ class MemoryStore:
         if expected_version is not None:
             check_version(record.version, expected_version, ledger_id=ledger_id)
         del self._ledgers[ledger_id]
+        self._deleted.add(ledger_id, ledger_id + 1)
         self._changed()
 
     def ledger_ids(self, above: int, count: int) -> Sequence[int]:
@@ -259,6 +265,7 @@ class MemoryStore:
         for step in steps:
             if isinstance(step, LedgerDeletion):
                 del self._ledgers[step.ledger_id]
+                self._deleted.add(step.ledger_id, step.ledger_id + 1)
             elif isinstance(step, RecordWrite):
                 self._records[step.name] = (step.data, version)
         return version

@@ -33,7 +33,7 @@ from bookies.errors import (
     SessionExpired,
 )
 from bookies.metadata.driver import BookieSet, LedgerAt, LedgerDeletion, RecordWrite, Step
-from bookies.metadata.leased import Observation, Record, check_record_version, check_version
+from bookies.metadata.leased import Observation, Record, check_record_version, check_version, deleted_before
 from bookies.model import BookieId, BookieMode
 
 if TYPE_CHECKING:
@@ -58,9 +58,12 @@ CREATE TABLE cookies (bookie TEXT PRIMARY KEY, version INTEGER NOT NULL, data BL
 INSERT INTO counters VALUES ('revision', 0), ('next ledger id', 0), ('writable', 0), ('read-only', 0), ('cookies', 0);
 """
 # Came later. A table that older versions do not look at is no new format for them.
-_RECORDS = """
-CREATE TABLE IF NOT EXISTS records (name TEXT PRIMARY KEY, version INTEGER NOT NULL, data BLOB NOT NULL) WITHOUT ROWID
-"""
+_LATER = (
+    "CREATE TABLE IF NOT EXISTS records "
+    "(name TEXT PRIMARY KEY, version INTEGER NOT NULL, data BLOB NOT NULL) WITHOUT ROWID",
+    # Runs of ids that no ledger can have again; they do not touch.
+    "CREATE TABLE IF NOT EXISTS deleted_ledgers (first INTEGER PRIMARY KEY, last INTEGER NOT NULL)",
+)
 _COOKIES = "cookies"  # the counter of the set of all bookies; those of the modes have the modes' names
 
 
@@ -99,7 +102,8 @@ class SqliteStore:
                     raise MetadataCorrupt(f"{self.path} is some other program's database, not a metadata store")
                 elif version != SCHEMA_VERSION:
                     raise NotSupported(f"{self.path} has format {version}, which is newer than this version of bookies")
-                connection.execute(_RECORDS)
+                for statement in _LATER:
+                    connection.execute(statement)
         except BaseException:
             self.close()
             raise
@@ -190,6 +194,8 @@ class SqliteStore:
             found = self._record(ledger_id)
             if found is not None:
                 return False, found
+            if self._deleted_run(ledger_id)[1] >= ledger_id:
+                raise deleted_before(ledger_id)
             record = Record(data, self._changed(), ctime_ms)
             connection.execute(
                 "INSERT INTO ledgers (id, version, data, ctime_ms) VALUES (?, ?, ?, ?)",
@@ -229,7 +235,28 @@ class SqliteStore:
             if expected_version is not None:
                 check_version(found.version, expected_version, ledger_id=ledger_id)
             connection.execute("DELETE FROM ledgers WHERE id = ?", (ledger_id,))
+            self._note_deleted(ledger_id)
             self._changed()
+
+    def _deleted_run(self, ledger_id: int) -> tuple[int, int]:
+        """The last run of deleted ids (first, last) that begins at or before an id; (-2, -2): there is none."""
+        assert self._connection is not None
+        query = "SELECT first, last FROM deleted_ledgers WHERE first <= ? ORDER BY first DESC LIMIT 1"
+        row: tuple[int, int] | None = self._connection.execute(query, (ledger_id,)).fetchone()
+        return row or (-2, -2)
+
+    def _note_deleted(self, ledger_id: int) -> None:
+        """Add an id to the runs of deleted ones, joining what touches."""
+        assert self._connection is not None
+        before, first, last = self._deleted_run(ledger_id), ledger_id, ledger_id
+        if before[1] == ledger_id - 1:
+            first = before[0]
+        query = "SELECT first, last FROM deleted_ledgers WHERE first > ? ORDER BY first LIMIT 1"
+        after = self._connection.execute(query, (ledger_id,)).fetchone()
+        if after is not None and after[0] == ledger_id + 1:
+            last = after[1]
+            self._connection.execute("DELETE FROM deleted_ledgers WHERE first = ?", (after[0],))
+        self._connection.execute("INSERT OR REPLACE INTO deleted_ledgers (first, last) VALUES (?, ?)", (first, last))
 
     def ledger_ids(self, above: int, count: int) -> Sequence[int]:
         with self._reading() as connection:
@@ -430,6 +457,7 @@ class SqliteStore:
             for step in changes:
                 if isinstance(step, LedgerDeletion):
                     connection.execute("DELETE FROM ledgers WHERE id = ?", (step.ledger_id,))
+                    self._note_deleted(step.ledger_id)
                 else:
                     connection.execute(
                         "INSERT OR REPLACE INTO records (name, version, data) VALUES (?, ?, ?)",

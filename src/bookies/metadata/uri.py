@@ -18,11 +18,12 @@ FORMS = "file:DIR, memory: or memory:NAME"
 LEASE_MS = 10_000  # a registration that is not renewed for so long is gone
 
 
-def connect(uri: str, runtime: Runtime, *, lease_ms: int = LEASE_MS) -> MetadataDriver:
+def connect(uri: str, runtime: Runtime, *, lease_ms: int = LEASE_MS, may_create: bool = True) -> MetadataDriver:
     """A driver for the store that the URI names, not opened yet.
 
-    `lease_ms`: how long registrations outlive a process that dies. Raises `ConfigError` for what is no such URI,
-    `NotSupported` for stores that this version does not have.
+    `lease_ms`: how long registrations outlive a process that dies. `may_create`: opening makes a store where there is
+    none, which is for those who begin a cluster; others would only hide that they look in the wrong place.
+    Raises `ConfigError` for what is no such URI, `NotSupported` for stores that this version does not have.
     """
     scheme, colon, rest = uri.strip().partition(":")
     kind = scheme.lower().split("+")[0]
@@ -32,16 +33,16 @@ def connect(uri: str, runtime: Runtime, *, lease_ms: int = LEASE_MS) -> Metadata
     connector = _CONNECTORS.get(scheme.lower())
     if not colon or connector is None:
         raise ConfigError(f"{uri!r} is not a metadata URI: expected {FORMS}")
-    return connector(uri, rest, runtime, lease_ms)
+    return connector(uri, rest, runtime, lease_ms, may_create)
 
 
-def _connect_memory(uri: str, name: str, runtime: Runtime, lease_ms: int) -> MetadataDriver:
+def _connect_memory(uri: str, name: str, runtime: Runtime, lease_ms: int, may_create: bool) -> MetadataDriver:
     if not re.fullmatch(r"[A-Za-z0-9._-]*", name):
         raise ConfigError(f"{uri!r}: the name of a memory store is made of letters, digits, '-', '.' and '_'")
     return MemoryDriver(shared_store(name) if name else MemoryStore(), runtime)
 
 
-def _connect_file(uri: str, path: str, runtime: Runtime, lease_ms: int) -> MetadataDriver:
+def _connect_file(uri: str, path: str, runtime: Runtime, lease_ms: int, may_create: bool) -> MetadataDriver:
     # Reading a database is none of the start-up cost of those who use another store, or none.
     from bookies.metadata.embedded import EmbeddedDriver
 
@@ -51,10 +52,10 @@ def _connect_file(uri: str, path: str, runtime: Runtime, lease_ms: int) -> Metad
         path = path[2:]
     if not path or "\0" in path:
         raise ConfigError(f"{uri!r} names no directory: write file:DIR")
-    return EmbeddedDriver(path, runtime, lease_ms=lease_ms)
+    return EmbeddedDriver(path, runtime, lease_ms=lease_ms, may_create=may_create)
 
 
-_CONNECTORS: dict[str, Callable[[str, str, Runtime, int], MetadataDriver]] = {
+_CONNECTORS: dict[str, Callable[[str, str, Runtime, int, bool], MetadataDriver]] = {
     "memory": _connect_memory,
     "file": _connect_file,
 }

@@ -12,7 +12,7 @@ ledger that is not closed may begin with an entry that was never written; if nob
 from __future__ import annotations
 
 import enum
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -141,7 +141,7 @@ def missing_runs(expected: Sequence[int], held: Sequence[range]) -> list[range]:
     Source: client-protocol 7.5.
     """
     missing: list[range] = []
-    for run in _runs(expected):
+    for run in runs_of(expected):
         at = run.start
         index = max(0, bisect_right(held, at, key=lambda each: each.start) - 1)
         while at < run.stop:
@@ -154,7 +154,18 @@ def missing_runs(expected: Sequence[int], held: Sequence[range]) -> list[range]:
     return missing
 
 
-def _runs(ids: Sequence[int]) -> Iterator[range]:
+def stored_in(stored: Sequence[int], runs: Sequence[range]) -> list[int]:
+    """Those of the ids that are in any of the runs. Both ascend; work per id found, not per id."""
+    found: list[int] = []
+    for run in runs:
+        at = bisect_left(stored, max(run.start, found[-1] + 1 if found else run.start))
+        while at < len(stored) and stored[at] < run.stop:
+            found.append(stored[at])
+            at += 1
+    return found
+
+
+def runs_of(ids: Sequence[int]) -> Iterator[range]:
     """Ascending ids as maximal runs."""
     if not ids:
         return

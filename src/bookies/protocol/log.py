@@ -108,6 +108,7 @@ class Extent:
         return None if self.last is None else LedgerEnd(self.last, self.bytes or 0)
 
     def closed(self, end: LedgerEnd) -> Extent:
+        """This extent once its ledger has that end."""
         rows = end.last_entry_id - self.first + 1
         return replace(self, last=end.last_entry_id, rows=max(0, rows), bytes=end.length)
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from bookies.errors import ConfigError, NotEnoughBookies
 from bookies.model import BookieId, Ensemble
+from bookies.protocol.quorum import write_set
 
 
 def parse_fault_domains(text: str) -> dict[BookieId, str]:
@@ -33,6 +34,15 @@ def spread(candidates: Sequence[BookieId], domains: Mapping[BookieId, str]) -> l
     for bookie in candidates:
         queues.setdefault(domains.get(bookie, ""), []).append(bookie)
     return [queue[turn] for turn in range(len(candidates)) for queue in queues.values() if turn < len(queue)]
+
+
+def fewest_domains(ensemble: Ensemble, write_quorum: int, domains: Mapping[BookieId, str]) -> int:
+    """In how many fault domains the replicas of an entry are at least. Bookies without one are all in the same."""
+    size = len(ensemble)
+    return min(
+        len({domains.get(ensemble[position], "") for position in write_set(start, size, write_quorum)})
+        for start in range(size)
+    )
 
 
 def others_first(

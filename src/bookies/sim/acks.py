@@ -44,6 +44,7 @@ class Acks:
         ] = {}  # a success, which may still be on its way: when it was asked for
         self._answered: dict[Key, set[int]] = {}  # positions that such an answer may count for
         self._failures: dict[int, list[Failure]] = {}
+        self.excused: dict[int, None] = {}  # ledgers whose writers need not replace what fails late
         self._is_delivering: dict[int, bool] = {}  # ledger -> something was acknowledged since its last commit
 
     def sent(self, line: int, bookie: str, ledger_id: int, entry_id: int, positions: frozenset[int]) -> None:
@@ -67,7 +68,9 @@ class Acks:
 
     def learned(self, bookie: str, ledger_id: int) -> None:
         """The writer has read that the bookie failed an entry."""
-        if self._is_delivering.get(ledger_id):  # Otherwise a change is under way, of which this may be part.
+        if (
+            self._is_delivering.get(ledger_id) and ledger_id not in self.excused
+        ):  # Otherwise a change is under way, of which this may be part.
             self._failures.setdefault(ledger_id, []).append(Failure(bookie, self._instant()))
 
     def committed(self, ledger_id: int) -> None:

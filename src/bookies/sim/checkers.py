@@ -29,9 +29,10 @@ from bookies.model import BookieId, LedgerMetadata, fragments_of
 from bookies.protocol.ledger import Author, illegality, malformation
 from bookies.protocol.quorum import write_set
 from bookies.sim.cluster import BOOKIE_PORT, SimClient, SimCluster
+from bookies.sim.history import History, Story, payload_of
 from bookies.sim.metadata import Commit
 from bookies.sim.order import disorder
-from bookies.sim.workload import History, Story, Workload, payload_of
+from bookies.sim.reading import Readers
 from bookies.wire.digest import mac_key, verify_entry
 
 RECOVERY_TRIES = 8
@@ -70,23 +71,27 @@ def _illegal(commit: Commit) -> str:
     problem = illegality(commit.before, commit.after, Author.RECOVERY)
     if problem and commit.author.startswith("replicator"):  # which recovers ledgers before it replaces bookies
         return illegality(commit.before, commit.after, Author.REPLICATOR)
+    if problem and commit.author.startswith(
+        ("leader", "last")
+    ):  # of a log, who recovers old ledgers and writes new ones
+        return illegality(commit.before, commit.after, Author.WRITER)
     return problem
 
 
-async def check_ledgers(cluster: SimCluster, history: History, workload: Workload) -> None:
+async def check_ledgers(cluster: SimCluster, history: History, readers: Readers) -> None:
     """Recover and read every ledger with a client of its own, and look at every replica."""
     client = cluster.new_client("checker", {})
-    await client.participant.create_task(_check_ledgers(cluster, client, history, workload), name="checker")
+    await client.participant.create_task(_check_ledgers(cluster, client, history, readers), name="checker")
 
 
-async def _check_ledgers(cluster: SimCluster, client: SimClient, history: History, workload: Workload) -> None:
+async def _check_ledgers(cluster: SimCluster, client: SimClient, history: History, readers: Readers) -> None:
     await cluster.open_client(client)
     for story in list(history.stories.values()):
         if cluster.store.record(story.ledger_id) is None:
             continue  # deleted
         try:
             if (metadata := await _recover(client, history, story)) is not None:
-                await _read_back(client, history, workload, story, metadata)
+                await _read_back(client, history, readers, story, metadata)
                 await _check_replicas(client, history, story, metadata, cluster.rotten)
         except BookKeeperError as error:
             history.violated("I-1", f"ledger {story.ledger_id}: reading it back: {type(error).__name__}: {error}")
@@ -111,10 +116,10 @@ async def _recover(client: SimClient, history: History, story: Story) -> LedgerM
 
 
 async def _read_back(
-    client: SimClient, history: History, workload: Workload, story: Story, metadata: LedgerMetadata
+    client: SimClient, history: History, readers: Readers, story: Story, metadata: LedgerMetadata
 ) -> None:
     async with client.client.open(story.ledger_id, password=story.password) as ledger:
-        count = await workload.read_all(client, story, ledger)
+        count = await readers.read_all(client, story, ledger)
     if count != metadata.last_entry_id + 1:
         history.violated("I-1", f"ledger {story.ledger_id}: {count} entries read of {metadata.last_entry_id + 1}")
     exact = story.length_up_to(metadata.last_entry_id)

@@ -58,6 +58,7 @@ class SimStore:
         self.stale_read_probability = 0.0  # of a record: what it was before the last change
         self.news_delay_s = 0.0  # of watches, besides the way
         self._versions: dict[int, list[Versioned]] = {}  # of each record, the last two
+        self._named: dict[str, list[tuple[bytes, int]]] = {}  # the same of named records
         self.commits: dict[int, list[Commit]] = {}
         self.on_commit: Callable[[Commit], None] | None = None
         self.record_commits: dict[str, list[RecordCommit]] = {}
@@ -86,6 +87,15 @@ class SimStore:
         self.remember(found)
         is_stale = self.stale_read_probability > 0 and self.network.random.random() < self.stale_read_probability
         return self._versions[found.metadata.ledger_id][0] if is_stale else found
+
+    def maybe_stale_record(self, name: str, found: tuple[bytes, int]) -> tuple[bytes, int]:
+        """The same for a named record."""
+        versions = self._named.setdefault(name, [])
+        if not versions or versions[-1][1] < found[1]:
+            versions.append(found)
+            del versions[:-2]
+        is_stale = self.stale_read_probability > 0 and self.network.random.random() < self.stale_read_probability
+        return versions[0] if is_stale else found
 
     def note(self, author: str, ledger_id: int, after: LedgerMetadata | None) -> None:
         """A record was committed."""
@@ -298,7 +308,7 @@ class SimDriver(MetadataDriver):
         return await self._call(lambda: self.inner.create_record(name, data), self._note_record(name, data))
 
     async def read_record(self, name: str) -> tuple[bytes, int]:
-        return await self._call(lambda: self.inner.read_record(name))
+        return self._store.maybe_stale_record(name, await self._call(lambda: self.inner.read_record(name)))
 
     async def write_record(self, name: str, data: bytes, expected_version: int) -> int:
         delays_s = self._store.on_update(self._host) if self._store.on_update is not None else (0.0, 0.0)

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bookies.sim import scenario_expect, scenario_ledgers, scenario_steps
-from bookies.sim.run import Profile, Simulation
+from bookies.sim.profiles import Profile
+from bookies.sim.run import Simulation
 from bookies.sim.scenario_grammar import Given, Sentence, StepSyntaxError, parse_step
 from bookies.sim.scenario_stage import SETTLING_S, ScenarioFailure, Stage
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from bookies.client.advanced import AdvancedLedgerWriter
 from bookies.errors import EntryExists
+from bookies.sim.history import Story, payload_of
 from bookies.sim.scenario_grammar import Given, range_of, step
 from bookies.sim.scenario_stage import ScenarioFailure, Stage
-from bookies.sim.workload import Story, payload_of
 
 
 # -- ledgers -------------------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ async def replace_bookies(stage: Stage, given: Given) -> None:
     client = await stage.connected(name)
 
     async def work() -> None:
-        await client.client.administration().recover_bookies(bookies, ledger_id=story.ledger_id)
+        await client.client.administration().recover_bookies(bookies, ledger_id=story.ledger_id, force=True)
 
     await stage.perform(client, f"{name} replace {' '.join(bookies)}", work(), given["ending"])
 

@@ -19,11 +19,11 @@ from bookies.errors import BookKeeperError
 from bookies.model import LedgerMetadata
 from bookies.sim.cluster import SimBookie, SimClient
 from bookies.sim.disk import SimDisk
+from bookies.sim.history import Story
 from bookies.sim.metadata import STORE_HOST
 from bookies.sim.run import Simulation
 from bookies.sim.scenario_messages import STORE, Interception
 from bookies.sim.workers import SimWorkers
-from bookies.sim.workload import Story
 
 ROLES = {"W": "writer", "R": "recoverer", "T": "reader", "A": "replicator"}
 SETTLING_S = 0.02  # after every step: longer than any way that nobody has slowed down

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import struct
-from functools import partial
 from typing import Any
 
 from bookies.config import ClientConfig
 from bookies.errors import Status
-from bookies.kernels import Records, digest
-from bookies.model import DigestType
+from bookies.sim import planting
 from bookies.sim.disk import PROCESS_DIES, Loss
 from bookies.sim.scenario_grammar import Given, parse_step, step
 from bookies.sim.scenario_messages import Countdown, Message, Rule
 from bookies.sim.scenario_stage import PATIENCE_S, SETTLING_S, ScenarioFailure, Stage, host_of
-from bookies.sim.workload import payload_of
-from bookies.wire.digest import mac_key, master_key
 
 POWER_FAILS = Loss(survival=0.0)
 
@@ -185,7 +180,8 @@ async def answer_all(stage: Stage, given: Given) -> None:
 
 @step("answer all MESSAGES with entry NUMBER", "each such read brings the valid bytes of another entry")
 async def answer_with_entry(stage: Stage, given: Given) -> None:
-    body = _body(stage, given["number"], given["number"] - 1)
+    assert stage.record is not None
+    body = planting.package(stage.record, stage.ledger, given["number"], given["number"] - 1)
     stage.messages.rules.append(Rule("answer", given["messages"], status=Status.OK, body=body))
 
 
@@ -335,32 +331,9 @@ async def expire(stage: Stage, given: Given) -> None:
     "plant entry NUMBER lac NUMBER:lac on BOOKIES", "a replica as another client left it, with this LAC in its header"
 )
 async def plant(stage: Stage, given: Given) -> None:
-    _plant(stage, given["bookies"], given["number"], given["lac"])
-
-
-def _plant(stage: Stage, bookies: list[str], entry_id: int, last_add_confirmed: int) -> None:
-    story = stage.ledger
-    body = _body(stage, entry_id, last_add_confirmed)
-    story.started = max(story.started, entry_id + 1)
-    for name in bookies:
-        bookie = stage.bookie(name)
-        if bookie.server is None or bookie.participant is None:
-            raise ScenarioFailure(f"{name} is down")
-        add = partial(bookie.server.store.add, is_recovery=True, is_deferred_sync=False, done=_ignore)
-        where = range(entry_id, entry_id + 1)
-        key = master_key(story.password)
-        bookie.participant.call(add, story.ledger_id, key, where, Records.of([body]), last_add_confirmed)
-
-
-def _body(stage: Stage, entry_id: int, last_add_confirmed: int) -> bytes:
-    """An entry of the ledger as its writer would have packaged it."""
-    story, record = stage.ledger, stage.record
+    story, record, entry_id = stage.ledger, stage.record, given["number"]
     assert record is not None
-    payload = payload_of(story.ledger_id, entry_id)
-    head = struct.pack(">qqqq", story.ledger_id, entry_id, last_add_confirmed, story.length_up_to(entry_id))
-    kind = record.digest_type or DigestType.CRC32C
-    return b"".join((head, digest(kind, mac_key(story.password), head, payload), payload))
-
-
-def _ignore(error: BaseException | None) -> None:
-    """Whether a replica could be planted shows where it is looked for."""
+    story.started = max(story.started, entry_id + 1)
+    for name in given["bookies"]:
+        if not planting.plant(stage.bookie(name), record, story, entry_id, given["lac"]):
+            raise ScenarioFailure(f"{name} is down, or refuses")

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bookies.sim.run import PROFILE_NAMES, Result, simulate
+from bookies.sim.profiles import PROFILE_NAMES
+from bookies.sim.run import Result, simulate
 
 FORMAT = 1
 RUN_COUNT_MAX = 80

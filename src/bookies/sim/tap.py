@@ -9,6 +9,7 @@ by its name, the committed records from the store, and what bookies hold and hav
     I-10   recovery reads go to the bookies of the record that announced the recovery
     I-9    an answer counts for the position its entry was sent to (`sim/acks.py`, as is what fails late)
     I-13   a last add confirmed in a message is true: all up to it is on ack quorums, or the ledger is closed behind it
+    I-18   nobody replaces a bookie in an open ledger's fragment that is not known to be finished
     I-28   a bookie answers a fencing request only when it has fenced the ledger
     I-30   readers neither add nor fence nor announce; recoveries send no ordinary adds; nobody fences unannounced
     I-32   what was denied to whom, for the readers' "no such entry"
@@ -82,6 +83,7 @@ class Tap:
         self._denied: dict[tuple[str, int, int], None] = {}  # bookie, ledger, entry, to fencing reads
         self._recovering: dict[tuple[str, int], None] = {}  # client, ledger whose tail is being read
         self.denials: dict[tuple[str, int, int], dict[str, None]] = {}  # client, ledger, entry -> bookies
+        self._announced: dict[int, int] = {}  # ledger -> up to where its writer has said that it is confirmed
         self.headers: dict[tuple[int, int], int] = {}  # ledger, entry -> the last add confirmed that it carries
         network.on_join = self._joined
 
@@ -127,6 +129,24 @@ class Tap:
     def committed(self, commit: Commit) -> None:
         if commit.after is not None:
             self._acks.committed(commit.after.ledger_id)
+            self._check_finished(commit, commit.after)
+
+    def _check_finished(self, commit: Commit, after: LedgerMetadata) -> None:
+        """I-18: nobody can know that a fragment of an open ledger is finished before its writer has said so."""
+        before, border = commit.before, after.last_fragment_first_entry - 1
+        if before is None or not commit.author.startswith("replicator") or before.state is not after.state:
+            return
+        announced = self._announced.get(after.ledger_id, -1)
+        if not after.is_closed and before.ensembles != after.ensembles and announced < border:
+            self._report(
+                "I-18",
+                f"{commit.author} replaces bookies in ledger {after.ledger_id}, whose last fragment is not known to "
+                f"begin behind what is confirmed: entries up to {announced} are",
+            )
+
+    def excuse_late(self, ledger_id: int) -> None:
+        """The ledger's writer is set not to replace bookies that fail what has its quorum already."""
+        self._acks.excused[ledger_id] = None
 
     def check_acknowledgement(self, ledger_id: int, first: int, last: int, begun: Callable[[int], int]) -> None:
         """Entries first..last, of which `begun` tells when their appends began, are acknowledged to an application."""
@@ -140,6 +160,8 @@ class Tap:
             if line.role != "writer":
                 self._report("I-30", f"{line.client} announces an end of ledger {request.ledger_id}")
             self._check_lac(line, request.ledger_id, request.last_add_confirmed, is_recovery=False)
+            announced = self._announced.get(request.ledger_id, -1)
+            self._announced[request.ledger_id] = max(request.last_add_confirmed, announced)
         elif isinstance(request, ReadRequest) and request.is_fencing:
             line.fencing[request.ledger_id, request.entry_id] = None
             self._check_fencing(line, request.ledger_id, request.entry_id)
@@ -159,7 +181,8 @@ class Tap:
             return
         for index, entry_id in enumerate(batch.entry_ids):
             body = batch.records.body(index)
-            self.headers[ledger_id, entry_id] = int.from_bytes(body[16:24], "big", signed=True)
+            said = self.headers[ledger_id, entry_id] = int.from_bytes(body[16:24], "big", signed=True)
+            self._announced[ledger_id] = max(said, self._announced.get(ledger_id, -1))
             positions = frozenset(
                 position
                 for record in self._open_records(ledger_id)

@@ -119,6 +119,15 @@ class Witness:
         positions = write_set(entry_id, record.ensemble_size, record.write_quorum)
         return sum(entry_id in held.get((ensemble[each], ledger_id), ()) for each in positions) >= record.ack_quorum
 
+    def acknowledged_by(self, ledger_id: int, entry_id: int) -> list[BookieId]:
+        """Which of the bookies that the writer's record lists for an entry have told the writer that they hold it."""
+        record = self._writers_record(ledger_id)
+        if record is None:
+            return []
+        ensemble = record.ensemble_at(entry_id)
+        members = [ensemble[each] for each in write_set(entry_id, record.ensemble_size, record.write_quorum)]
+        return [each for each in members if entry_id in self._promised.get((each, ledger_id), ())]
+
     def _writers_record(self, ledger_id: int) -> LedgerMetadata | None:
         """The last record before any recovery."""
         for commit in reversed(self._store.commits.get(ledger_id, [])):
@@ -154,7 +163,8 @@ class Witness:
                 f"ledger {after.ledger_id}: a fragment begins at {after.last_fragment_first_entry}, but entry "
                 f"{confirmed - 1} was acknowledged",
             )
-        if after.is_closed and before.state is LedgerState.IN_RECOVERY and not commit.author.startswith("writer"):
+        is_writer = commit.author == self._store.commits[after.ledger_id][0].author  # who ends what it has confirmed
+        if after.is_closed and before.state is LedgerState.IN_RECOVERY and not is_writer:
             self._check_end(after)
         if is_replicator and before.state is after.state:
             self._check_replacements(before, after)

@@ -17,9 +17,21 @@ from bookies.client.entries import EntryBatch
 from bookies.errors import InvalidArgument
 from bookies.model import ENTRY_HEADER_SIZE
 from bookies.spark.options import flag
+from bookies.spark.plan import Gap, Range
 
 BATCH_SIZE_MAX = 8 << 20  # bytes of records in one record batch; a single larger entry is a batch of its own
 
+_HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+_GAP = pa.struct(
+    [
+        pa.field("from_seq", pa.int64()),
+        pa.field("from_entry", pa.int64()),
+        pa.field("until_seq", pa.int64()),
+        pa.field("until_entry", pa.int64()),
+        pa.field("rows", pa.int64()),
+        pa.field("reason", pa.string()),
+    ]
+)
 # name -> (Spark's type, Arrow's type); the order is the order of the columns.
 COLUMNS: Mapping[str, tuple[str, pa.DataType]] = {
     "log": ("STRING", pa.string()),
@@ -29,26 +41,38 @@ COLUMNS: Mapping[str, tuple[str, pa.DataType]] = {
     "timestamp": ("TIMESTAMP", pa.timestamp("us", tz="UTC")),
     "key": ("BINARY", pa.binary()),
     "value": ("BINARY", pa.binary()),
+    "headers": ("ARRAY<STRUCT<key: STRING, value: BINARY>>", pa.list_(pa.field("element", _HEADER))),
     "length": ("BIGINT", pa.int64()),
     "lac": ("BIGINT", pa.int64()),
     "crc32c": ("INT", pa.int32()),
+    "gap": (
+        "STRUCT<from_seq: BIGINT, from_entry: BIGINT, until_seq: BIGINT, until_entry: BIGINT, rows: BIGINT, "
+        "reason: STRING>",
+        _GAP,
+    ),
 }
 METADATA_COLUMNS = ("length", "lac", "crc32c")
+ENVELOPE_COLUMNS = ("timestamp", "key", "value", "headers")  # those that are inside the payload of an envelope
 
 
 def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns that `columns`, `includeValue` and `includeMetadata` ask for. Raises `InvalidArgument`."""
+    """The columns that `columns`, `includeValue`, `includeHeaders`, `includeMetadata` and `failOnDataLoss` ask for.
+
+    Raises `InvalidArgument`.
+    """
+    with_gap = not flag(options, "failOnDataLoss", True)
     if options.get("columns"):
         names = tuple(name.strip() for name in options["columns"].split(","))
         for name in names:
             if name not in COLUMNS:
                 raise InvalidArgument(f"option columns: no column {name!r}; there are {', '.join(COLUMNS)}")
-        return tuple(name for name in COLUMNS if name in names)
-    with_value = flag(options, "includeValue", True)
-    with_metadata = flag(options, "includeMetadata", False)
-    return tuple(
-        name for name in COLUMNS if (name != "value" or with_value) and (name not in METADATA_COLUMNS or with_metadata)
-    )
+        return tuple(name for name in COLUMNS if name in names or (name == "gap" and with_gap))
+    left_out = {
+        "value": not flag(options, "includeValue", True),
+        "headers": not flag(options, "includeHeaders", False),
+        "gap": not with_gap,
+    } | dict.fromkeys(METADATA_COLUMNS, not flag(options, "includeMetadata", False))
+    return tuple(name for name in COLUMNS if not left_out.get(name, False))
 
 
 def spark_schema(columns: Sequence[str]) -> str:
@@ -60,8 +84,11 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
     return pa.schema([pa.field(name, COLUMNS[name][1], nullable=True) for name in columns])
 
 
-def record_batches(batch: EntryBatch, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The entries in record batches of at most `BATCH_SIZE_MAX` bytes, or of one entry."""
+def parts(batch: EntryBatch) -> Iterator[EntryBatch]:
+    """The entries in batches of at most `BATCH_SIZE_MAX` bytes, or of one entry."""
+    if batch.size <= BATCH_SIZE_MAX:
+        yield batch
+        return
     first, last = batch.first_entry_id, batch.last_entry_id
     while first <= last:
         index = first - batch.first_entry_id
@@ -73,19 +100,29 @@ def record_batches(batch: EntryBatch, schema: pa.Schema) -> Iterator[pa.RecordBa
             while high < len(batch) and batch.starts[high + 1] <= limit:
                 high += 1
         part = batch.slice(first, batch.first_entry_id + high - 1)
-        yield pa.RecordBatch.from_arrays([_column(part, name) for name in schema.names], schema=schema)
+        yield part
         first = part.last_entry_id + 1
 
 
-def _column(batch: EntryBatch, name: str) -> pa.Array:
+def record_batch(batch: EntryBatch, origin: Range, schema: pa.Schema) -> pa.RecordBatch:
+    """The entries as rows. `origin`: the range that they are part of."""
+    return pa.RecordBatch.from_arrays([column(batch, origin, name) for name in schema.names], schema=schema)
+
+
+def column(batch: EntryBatch, origin: Range, name: str) -> pa.Array:
+    """One column of the source."""
     count = len(batch)
     if name == "value":
-        data, offsets = batch.arrow_buffers()
-        return pa.BinaryArray.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+        return values(batch)
+    if name == "log" and origin.log is not None:
+        return pa.repeat(origin.log, count)
     if name == "ledger_id":
-        return _int64(array("q", [batch.ledger_id]) * count)
+        return pa.repeat(batch.ledger_id, count)
     if name == "entry_id":
         return _int64(array("q", batch.entry_ids))
+    if name == "offset" and origin.row is not None:
+        row = origin.row + batch.first_entry_id - origin.first
+        return _int64(array("q", range(row, row + count)))
     if name == "length":
         return _int64(_fields(batch, 24))
     if name == "lac":
@@ -93,6 +130,24 @@ def _column(batch: EntryBatch, name: str) -> pa.Array:
     if name == "crc32c":
         return _checksums(batch)
     return pa.nulls(count, COLUMNS[name][1])
+
+
+def values(batch: EntryBatch) -> pa.Array:
+    """The payloads as binary."""
+    data, offsets = batch.arrow_buffers()
+    return pa.BinaryArray.from_buffers(pa.binary(), len(batch), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def gap_batch(gap: Gap, schema: pa.Schema) -> pa.RecordBatch:
+    """One row that says what is missing; everything else in it is null."""
+    told: dict[str, int | str | None] = {
+        "from_seq": gap.from_seq,
+        "from_entry": gap.from_entry,
+        "until_seq": gap.until_seq,
+    }
+    told |= {"until_entry": gap.until_entry, "rows": gap.rows, "reason": gap.reason}
+    row = {"log": gap.log, "ledger_id": gap.ledger_id, "offset": gap.row, "gap": told}
+    return pa.RecordBatch.from_arrays([pa.array([row.get(field.name)], field.type) for field in schema], schema=schema)
 
 
 def _int64(numbers: array[int]) -> pa.Array:

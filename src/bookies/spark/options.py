@@ -7,20 +7,26 @@ Source: spark 3.3.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import json
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from bookies.config import ClientConfig, validate
 from bookies.errors import ConfigError, InvalidArgument
 
 URI = "bookkeeper.metadataServiceUri"
 CLIENT_OPTIONS = (URI, "bookkeeper.passwordFile", "bookkeeper.passwordEnv")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SCALES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 def proper_names(options: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
     """The options under their proper names: those in `known`, and `CLIENT_OPTIONS`. Raises `InvalidArgument`."""
-    proper = {name.lower(): name for name in (*known, *CLIENT_OPTIONS)}
+    settings = [option for option, _ in _client_settings().values()]
+    proper = {name.lower(): name for name in (*known, *CLIENT_OPTIONS, *settings)}
     found = {}
     for key, value in dict(options).items():
         if key.lower() not in proper:
@@ -71,3 +77,68 @@ def read_password(options: Mapping[str, str]) -> bytes:
             raise ConfigError(f"option bookkeeper.passwordEnv: the environment has no variable {name}")
         return os.environ[name].encode()
     return b""
+
+
+def choice(options: Mapping[str, str], name: str, allowed: Sequence[str]) -> str:
+    """One of `allowed`, of which the first is the default; upper and lower case are one. Raises `InvalidArgument`."""
+    text = options.get(name, "").strip().lower()
+    found = [each for each in allowed if each.lower() == text]
+    if text and not found:
+        raise InvalidArgument(f"option {name}={options[name]!r}: expected {', '.join(allowed)}")
+    return found[0] if found else allowed[0]
+
+
+def whole_number(options: Mapping[str, str], name: str, default: int) -> int:
+    """0 or more. Raises `InvalidArgument`."""
+    text = options.get(name, "").strip()
+    if text and not (text.isascii() and text.isdigit()):
+        raise InvalidArgument(f"option {name}={text!r}: expected a whole number")
+    return int(text) if text else default
+
+
+def seconds(options: Mapping[str, str], name: str, default: float) -> float:
+    """A duration such as 90s, 15m, 2h, 500ms. Raises `InvalidArgument`."""
+    text = options.get(name, "").strip().lower()
+    if not text:
+        return default
+    digits = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    scale = _SECONDS.get(text[len(digits) :].strip())
+    if scale is None or not (digits.isascii() and digits.isdigit()):
+        raise InvalidArgument(f"option {name}={text!r}: expected a duration such as 90s, 15m, 2h or 500ms")
+    return int(digits) * scale
+
+
+def json_object(options: Mapping[str, str], name: str, example: str) -> dict[str, Any]:
+    """Raises `InvalidArgument`."""
+    try:
+        content = json.loads(options[name])
+        if not isinstance(content, dict):
+            raise ValueError("not an object")
+    except ValueError as error:
+        raise InvalidArgument(f"option {name}={options[name]!r}: expected JSON such as {example}: {error}") from error
+    return content
+
+
+def client_config(options: Mapping[str, str], **settings: object) -> ClientConfig:
+    """The client's settings: `settings`, and those given as options (`bookkeeper.readTimeoutMs`).
+
+    Raises `ConfigError`.
+    """
+    given: dict[str, object] = dict(settings)
+    for name, (option, kind) in _client_settings().items():
+        if option in options:
+            text = options[option].strip()
+            try:
+                given[name] = text.lower() == "true" if kind == "bool" else int(text) if kind == "int" else text
+            except ValueError:
+                raise ConfigError(f"option {option}={text!r}: expected a whole number") from None
+    return validate(ClientConfig(**given))  # type: ignore[arg-type]
+
+
+def _client_settings() -> dict[str, tuple[str, str]]:
+    """Name of the setting -> (its option, its type)."""
+    found = {}
+    for each in dataclasses.fields(ClientConfig):
+        head, *rest = each.name.split("_")
+        found[each.name] = "bookkeeper." + head + "".join(word.capitalize() for word in rest), str(each.type)
+    return found

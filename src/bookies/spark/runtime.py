@@ -11,11 +11,16 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from bookies.errors import BookieUnreachable
+
+if TYPE_CHECKING:
+    from bookies.client.client import Client
+    from bookies.client.pool import BookiePool
+    from bookies.config import ClientConfig
 
 T = TypeVar("T")
 _worker: Worker | None = None
@@ -31,6 +36,8 @@ class Worker:
         self.pid = os.getpid()
         self.runtime = aio.runtime()
         self.loop = aio.new_event_loop()
+        self._clients: dict[tuple[str, ClientConfig], asyncio.Task[Client]] = {}
+        self._pools: dict[tuple[str, ClientConfig], tuple[BookiePool, dict[str, tuple[str, int]]]] = {}
         thread = threading.Thread(target=self.loop.run_forever, name="bookies", daemon=True)
         thread.start()
 
@@ -42,6 +49,42 @@ class Worker:
         except BaseException:
             future.cancel()
             raise
+
+    async def client(self, uri: str, config: ClientConfig) -> Client:
+        """The client with these settings, which all of the process share. On the loop.
+
+        Raises what connecting raises; the next call tries again.
+        """
+        key = uri, config
+        opening = self._clients.get(key)
+        if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
+            opening = self._clients[key] = self.loop.create_task(self._connected(uri, config))
+        return await asyncio.shield(opening)
+
+    def pool(self, uri: str, config: ClientConfig, addresses: Mapping[str, tuple[str, int]]) -> BookiePool:
+        """Connections to the bookies at these addresses, which all tasks of the process share. On the loop.
+
+        The metadata store is asked only for a bookie that is not among them.
+        """
+        from bookies.client.pool import BookiePool
+
+        key = uri, config
+        if key not in self._pools:
+            known: dict[str, tuple[str, int]] = {}
+
+            async def ask(bookie: str) -> tuple[str, int] | None:
+                return (await addresses_of(await self.client(uri, config))).get(bookie)
+
+            self._pools[key] = BookiePool(self.runtime, config, resolver(known, ask)), known
+        pool, known = self._pools[key]
+        known.update(addresses)
+        return pool
+
+    async def _connected(self, uri: str, config: ClientConfig) -> Client:
+        from bookies.client.client import Client
+        from bookies.metadata.uri import connect
+
+        return await Client(self.runtime, connect(uri, self.runtime), config).open_session()
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run it on the loop, and do not wait."""
@@ -62,7 +105,9 @@ class _Ahead(Generic[T]):
     ) -> None:
         self._worker, self._make, self._size_of, self._size_max = worker, make, size_of, size_max
         self._items: queue.SimpleQueue[tuple[Any, int]] = queue.SimpleQueue()
-        self._size = 0
+        self._put = 0  # bytes, written on the loop's thread only
+        self._taken = 0  # bytes, written on the other one only
+        self._is_waiting = False
         self._room = asyncio.Event()
 
     def items(self) -> Iterator[T]:
@@ -74,7 +119,10 @@ class _Ahead(Generic[T]):
                     task.result()
                     return
                 yield item
-                self._worker.loop.call_soon_threadsafe(self._taken, size)
+                self._taken += size
+                # Waking the loop costs more than a batch: only when it waits, and then for half the room.
+                if self._is_waiting and 2 * (self._put - self._taken) <= self._size_max:
+                    self._worker.loop.call_soon_threadsafe(self._room.set)
         finally:
             task.cancel()
 
@@ -83,17 +131,16 @@ class _Ahead(Generic[T]):
             async with contextlib.aclosing(self._make()) as items:
                 async for item in items:
                     size = self._size_of(item)
-                    while self._size and self._size + size > self._size_max:
+                    while self._put > self._taken and self._put - self._taken + size > self._size_max:
                         self._room.clear()
-                        await self._room.wait()
-                    self._size += size
+                        self._is_waiting = True
+                        if 2 * (self._put - self._taken) > self._size_max:  # It may have been taken just now.
+                            await self._room.wait()
+                        self._is_waiting = False
+                    self._put += size
                     self._items.put((item, size))
         finally:
             self._items.put((_END, 0))
-
-    def _taken(self, size: int) -> None:
-        self._size -= size
-        self._room.set()
 
 
 def worker() -> Worker:
@@ -104,12 +151,27 @@ def worker() -> Worker:
     return _worker
 
 
-def resolver(addresses: dict[str, tuple[str, int]]) -> Callable[[str], Coroutine[Any, Any, tuple[str, int]]]:
-    """Addresses from the partition instead of the metadata store."""
+async def addresses_of(client: Client) -> dict[str, tuple[str, int]]:
+    """Of the registered bookies."""
+    addresses = {}
+    for each in await client.bookies():
+        if each.address:
+            host, _, port = each.address.rpartition(":")
+            addresses[str(each.id)] = (host, int(port))
+    return addresses
+
+
+def resolver(
+    addresses: dict[str, tuple[str, int]], ask: Callable[[str], Awaitable[tuple[str, int] | None]]
+) -> Callable[[str], Coroutine[Any, Any, tuple[str, int]]]:
+    """Addresses from the partition; `ask` is asked for those of bookies that it does not have."""
 
     async def resolve(bookie: str) -> tuple[str, int]:
         if bookie not in addresses:
-            raise BookieUnreachable("was not registered when the query was planned", bookie=bookie)
+            found = await ask(bookie)
+            if found is None:
+                raise BookieUnreachable("is not registered: it is down", bookie=bookie)
+            addresses[bookie] = found
         return addresses[bookie]
 
     return resolve

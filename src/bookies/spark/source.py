@@ -1,71 +1,41 @@
-"""The data source `bookkeeper`: ledgers as a table, in batches.
+"""The data source `bookkeeper`: logs and ledgers as tables, in batches and as streams.
 
-`schema()` resolves which ledgers there are and where each ends, once: later planning uses those positions, so a
-DataFrame is a stable snapshot of ledgers that go on growing. A ledger that is being written is read up to its last
-add confirmed; the source never recovers or fences one. Source: spark 3.1 to 3.5.
+`schema()` resolves what there is and where each of it ends, once: later planning uses those positions, so a DataFrame
+is a stable snapshot of logs that go on growing. A ledger that is being written is read up to its last add confirmed;
+the source never recovers or fences one. Source: spark 3.1 to 3.6.
 """
 
 from __future__ import annotations
 
-import importlib
-import json
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+import time
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from bookies.errors import BookKeeperError, InvalidArgument
-from bookies.spark import arrow, plan, runtime
-from bookies.spark.options import metadata_uri, number, proper_names, read_password
+from bookies.errors import InvalidArgument
+from bookies.spark import planning, pushdown, rows, runtime
+from bookies.spark.extents import Extents
+from bookies.spark.lookup import Lookup, resolved
+from bookies.spark.offsets import At
+from bookies.spark.options import flag
+from bookies.spark.read import EntriesPartition, RowReader, row_reader
+from bookies.spark.selection import LATEST
+from bookies.spark.settings import STREAM_ONLY, Settings, checked, settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
+    from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, Filter
 
-    from bookies.client.client import Client
-    from bookies.client.entries import EntryBatch
-    from bookies.model import LedgerMetadata
+    from bookies.spark.stream import EntriesStreamReader
 
 ENTRIES = "entries"  # the table that is read when none is named
-SELECTIONS = ("ledger", "ledgers", "label", "assign", "path", "paths")
-OPTIONS = (
-    *SELECTIONS, "table", "columns", "includeValue", "includeMetadata", "maxBytesPerPartition",
-    "maxRecordsPerPartition", "minPartitions", "readAheadBytes",
-)  # fmt: skip
-READ_AHEAD = 16 << 20
-
-
-@dataclass(frozen=True)
-class Position:
-    """A ledger and the entries of it that this DataFrame shows. `size`: payload bytes of entries 0..last."""
-
-    metadata: LedgerMetadata
-    first: int
-    last: int
-    size: int
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    positions: tuple[Position, ...]
-    addresses: Mapping[str, tuple[str, int]]
-
-
-class EntriesPartition(InputPartition):
-    """The ranges of one task, with everything needed to read them."""
-
-    def __init__(self, ranges: list[plan.Range], addresses: dict[str, tuple[str, int]]) -> None:
-        super().__init__(None)
-        self.ranges = ranges
-        self.addresses = addresses
 
 
 class BookKeeperDataSource(DataSource):
     """`spark.read.format("bookkeeper")`. Options: docs/spark.md."""
 
-    _snapshot: Snapshot | None = None
+    _planned: list[EntriesPartition] | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -74,16 +44,33 @@ class BookKeeperDataSource(DataSource):
     def schema(self) -> Any:
         if (tables := self._tables()) is not None:
             return tables.schema(self.options)
-        columns = arrow.columns_of(_checked(self.options))
-        self._snapshot = resolve(self.options)
-        return arrow.spark_schema(columns)
+        options = checked(self.options)
+        ddl = rows.ddl_of(options)
+        # Nothing tells `read` from `readStream` here; what only one of them takes, the other one refuses later.
+        if not any(name in options for name in STREAM_ONLY) and options.get("startingOffsets") != LATEST:
+            self._planned = resolve(settings(options, is_stream=False))
+        return ddl
 
     def reader(self, schema: Any) -> DataSourceReader:
         if (tables := self._tables()) is not None:
             reader: DataSourceReader = tables.reader(self.options, schema)
             return reader
-        options = _checked(self.options)
-        return EntriesReader(options, schema.names, self._snapshot or resolve(options))
+        options = checked(self.options)
+        chosen = settings(options, is_stream=False)
+        how = row_reader(options, chosen, schema)
+        planned, self._planned = self._planned, None  # The tasks get a copy of this object: without the plan.
+        kind = FilteringReader if flag(options, "pushDownFilters", False) else EntriesReader
+        return kind(how, resolve(chosen) if planned is None else planned)
+
+    def streamReader(self, schema: Any) -> EntriesStreamReader:
+        from bookies.spark.stream import EntriesStreamReader
+
+        if self.options.get("table", ENTRIES) != ENTRIES:
+            raise InvalidArgument(f"option table={self.options['table']}: only entries can be read as a stream")
+        options = checked(self.options)
+        chosen = settings(options, is_stream=True)
+        self._planned = None
+        return EntriesStreamReader(row_reader(options, chosen, schema))
 
     def writer(self, schema: Any, overwrite: bool) -> DataSourceArrowWriter:
         from bookies.spark import sink
@@ -99,156 +86,80 @@ class BookKeeperDataSource(DataSource):
         """The module that knows the other tables, when one of them is asked for."""
         if self.options.get("table", ENTRIES) == ENTRIES:
             return None
-        return importlib.import_module("bookies.spark.tables")
+        from bookies.spark import tables
+
+        return tables
 
 
 class EntriesReader(DataSourceReader):
-    """Plans on the driver, reads in the tasks."""
+    """Delivers what was planned when the DataFrame was made."""
 
-    def __init__(self, options: dict[str, str], columns: list[str], snapshot: Snapshot) -> None:
-        unknown = [name for name in columns if name not in arrow.COLUMNS]
-        if unknown:
-            raise InvalidArgument(f"no column {unknown[0]!r}; there are {', '.join(arrow.COLUMNS)}")
-        self._columns = columns
-        self._snapshot = snapshot
-        self._read_ahead = number(options, "readAheadBytes", READ_AHEAD)
-        self._size_max = number(options, "maxBytesPerPartition", plan.DEFAULT_PARTITION_SIZE)
-        self._count_max = number(options, "maxRecordsPerPartition", 0) or None
-        self._parts_min = number(options, "minPartitions", 1)
-        self._password = read_password(options)
+    def __init__(self, how: RowReader, planned: list[EntriesPartition]) -> None:
+        self._how = how
+        self._planned = planned
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The tasks get their partitions one by one."""
+        return {"_how": self._how, "_planned": []}
 
     def partitions(self) -> list[EntriesPartition]:
-        ranges = [
-            each
-            for position in self._snapshot.positions
-            for each in plan.ranges_of(position.metadata, position.first, position.last, position.size)
-        ]
-        parts = plan.pack(ranges, size_max=self._size_max, count_max=self._count_max, parts_min=self._parts_min)
-        return [EntriesPartition(part, plan.bookies_of(part, self._snapshot.addresses)) for part in parts]
+        return self._planned
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, EntriesPartition):
-            return  # Spark's stand-in for an empty list of partitions.
-        schema = arrow.arrow_schema(self._columns)
-        worker = runtime.worker()
-        batches = worker.iterate(lambda: self._fetch(worker, partition), lambda batch: batch.size, self._read_ahead)
-        for batch in batches:
-            yield from arrow.record_batches(batch, schema)
-
-    async def _fetch(self, worker: runtime.Worker, partition: EntriesPartition) -> AsyncGenerator[EntryBatch, None]:
-        from bookies.client.fetch import RangeFetch
-        from bookies.client.keys import keys_of
-        from bookies.client.pool import BookiePool
-        from bookies.config import ClientConfig
-
-        config = ClientConfig(read_ahead_size=max(64 << 10, self._read_ahead // 4))
-        pool = BookiePool(worker.runtime, config, runtime.resolver(partition.addresses))
-        try:
-            for each in partition.ranges:
-                fetch = RangeFetch(
-                    pool,
-                    config,
-                    keys_of(each.metadata, self._password),
-                    each.metadata,
-                    each.first,
-                    each.last,
-                    refresh=partial(_unchanged, each.metadata),
-                    entry_size=each.size / each.count,
-                )
-                while (batch := await fetch.next_batch()) is not None:
-                    yield batch
-        finally:
-            await pool.close()
+        return self._how.read(partition)
 
 
-async def _unchanged(metadata: LedgerMetadata) -> LedgerMetadata:
-    """Tasks do not ask the metadata store whether replicas have moved; a new `load()` does."""
-    return metadata
+class FilteringReader(EntriesReader):
+    """Takes filters on ledger_id, entry_id and offset, for one scan of a DataFrame: Spark keeps them for the next one.
 
+    Chosen by option `pushDownFilters` only. Source: spark 1.4.
+    """
 
-def resolve(options: Mapping[str, str]) -> Snapshot:
-    """Ask the metadata store, and the bookies of open ledgers, for what the options select."""
-    options = _checked(options)
-    uri = metadata_uri(options)
-
-    async def main() -> Snapshot:
-        from bookies.client.client import Client
-        from bookies.config import ClientConfig
-        from bookies.metadata.uri import connect as connect_metadata
-
-        worker = runtime.worker()
-        driver = connect_metadata(uri, worker.runtime)
-        async with Client(worker.runtime, driver, ClientConfig()) as client:
-            return await _snapshot(client, options)
-
-    return runtime.worker().run(main())
-
-
-async def _snapshot(client: Client, options: Mapping[str, str]) -> Snapshot:
-    from bookies.client.keys import keys_of
-
-    password = read_password(options)
-    positions = []
-    for ledger_id, first, last in await _selected(client, options):
-        metadata = await client.metadata(ledger_id)
-        keys_of(metadata, password)  # A wrong password is better found here than in every task.
-        if metadata.is_closed:
-            end, size = metadata.last_entry_id, metadata.length
-        else:
-            async with client.open(ledger_id, password=password) as ledger:
-                end = ledger.last_add_confirmed
-                size = (await ledger.read_entry(end)).length if end >= 0 else 0
-            # Read after the end was learned, the record names the bookies of every entry up to there.
-            metadata = await client.metadata(ledger_id)
-        if first < 0 or (last is not None and last < first):
-            raise InvalidArgument(f"option assign: entries {first} to {last} of ledger {ledger_id} are no range")
-        if last is not None and last > end:
-            raise InvalidArgument(f"ledger {ledger_id} ends at entry {end}, option assign asks for {last}")
-        last = end if last is None else last
-        positions.append(Position(metadata, first, last, size * max(0, last - first + 1) // max(1, end + 1)))
-    addresses = {}
-    for each in await client.bookies():
-        if each.address:
-            host, _, port = each.address.rpartition(":")
-            addresses[str(each.id)] = (host, int(port))
-    return Snapshot(tuple(positions), addresses)
-
-
-async def _selected(client: Client, options: Mapping[str, str]) -> list[tuple[int, int, int | None]]:
-    """(ledger id, first entry, last entry or None for its end), in the order in which they were named."""
-    if "label" in options:
-        name, equals, value = options["label"].partition("=")
-        if not equals:
-            raise InvalidArgument(f"option label={options['label']!r}: expected NAME=VALUE")
-        return [(each.ledger_id, 0, None) async for each in client.ledgers(label=(name, value))]
-    try:
-        if "assign" in options:
-            ranges = json.loads(options["assign"])["ledgers"]
-            return [
-                (int(ledger), int(first), None if last is None else int(last))
-                for ledger, (first, last) in ranges.items()
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        bounds, rest = pushdown.bounds_of(filters)
+        self._planned = (
+            [
+                EntriesPartition(pushdown.narrowed(part.ranges, bounds), [], part.addresses)
+                for part in self._planned
+                if not part.gaps or not bounds
             ]
-        if "paths" in options:
-            return [(int(each), 0, None) for each in json.loads(options["paths"])]
-        text = options.get("ledgers") or options.get("ledger") or options["path"]
-        return [(int(each), 0, None) for each in text.split(",")]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidArgument(
-            'ledgers are named by number: ledgers="17,18", load("17"), or assign=\'{"ledgers": {"17": [0, 99]}}\' '
-            f"(null for the end); got { ({name: options[name] for name in SELECTIONS if name in options}) }"
-        ) from error
-
-
-def _checked(options: Mapping[str, str]) -> dict[str, str]:
-    """The options under their proper names. Raises `InvalidArgument` for unknown or contradicting ones."""
-    found = proper_names(options, OPTIONS)
-    named = [name for name in SELECTIONS if name in found]
-    if len(named) != 1:
-        said = f"got {' and '.join(named)}" if named else "got none"
-        raise InvalidArgument(
-            f"say which ledgers with exactly one of ledger, ledgers, label, assign, load(...): {said}"
+            if bounds
+            else self._planned
         )
-    return found
+        return rest
 
 
-__all__ = ["BookKeeperDataSource", "BookKeeperError", "EntriesReader", "resolve"]
+def resolve(chosen: Settings) -> list[EntriesPartition]:
+    """Ask the metadata store, and the bookies of open ledgers, for what the options select."""
+    return runtime.worker().run(planning.persistently(chosen, lambda: _resolve(chosen)))
+
+
+async def _resolve(chosen: Settings) -> list[EntriesPartition]:
+    lookup, addresses = await planning.opened(chosen)
+    try:
+        found = await lookup.extents(await lookup.keys(chosen.selection))
+        parts = [(each, *await _bounds(lookup, chosen, each)) for each in found.values()]
+        return await planning.partitions(lookup, chosen, parts, addresses)
+    finally:
+        await lookup.close()
+
+
+async def _bounds(lookup: Lookup, chosen: Settings, extents: Extents) -> tuple[At, At]:
+    """From where to where. Raises `InvalidArgument`."""
+    if extents.key in chosen.selection.bounds:
+        first, last = chosen.selection.bounds[extents.key]
+        if last is not None and last >= extents.rows:
+            what = "row" if extents.is_log else "entry"
+            raise InvalidArgument(f"{extents} ends at {what} {extents.rows - 1}, option assign asks for {last}")
+        start = extents.at_row(first) if first <= extents.rows else extents.end
+        return start, extents.end if last is None else extents.at_row(last + 1)
+    now_ms = int(time.time() * 1000)
+    start = await resolved(lookup, extents, chosen.starting, is_end=False, now_ms=now_ms, strategy=chosen.strategy)
+    end = await resolved(lookup, extents, chosen.ending, is_end=True, now_ms=now_ms)
+    for at, name in ((start, "startingOffsets"), (end, "endingOffsets")):
+        if at > extents.end:
+            raise InvalidArgument(f"option {name}: {extents} ends at {list(extents.end)}, before {list(at)}")
+    return start, end
+
+
+__all__ = ["BookKeeperDataSource", "EntriesReader", "FilteringReader", "resolve"]

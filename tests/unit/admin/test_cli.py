@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pathlib
 import resource
@@ -11,6 +12,8 @@ import sys
 import pytest
 
 from bookies.admin import cli
+from bookies.metadata.embedded import EmbeddedDriver
+from bookies.runtime import aio
 
 BUDGET_MS = 150
 
@@ -25,6 +28,14 @@ def bk(*words: str, cwd: pathlib.Path, stdin: bytes = b"") -> subprocess.Complet
         capture_output=True,
         check=False,
     )
+
+
+async def make_cluster(directory: str) -> None:
+    """One without bookies."""
+    driver = EmbeddedDriver(directory, aio.runtime())
+    await driver.open()
+    await driver.initialize_cluster()
+    await driver.close()
 
 
 def test_start_up_is_quick(tmp_path: pathlib.Path) -> None:
@@ -118,6 +129,7 @@ def test_options_out_of_their_range_are_refused(
     arguments = words.split()
     if arguments[0] == "ledger":
         (tmp_path / "metadata").mkdir()
+        asyncio.run(make_cluster(str(tmp_path / "metadata")))
         arguments += ["--metadata", f"file:{tmp_path}/metadata"]
     try:
         status = cli.main(arguments)

@@ -623,6 +623,115 @@ def test_ledgers_that_cannot_be_recovered_are_said_or_skipped() -> None:
     play(act, 6)
 
 
+def test_which_bookies_may_be_recovered() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        ledger_id = await written(store, 20)
+        record = await store.metadata(ledger_id)
+        live = record.last_ensemble[0]
+        administration = store.administration()
+        nobody = BookieId("b77")
+        for dry_run in (False, True):
+            for force in (False, True):
+                with pytest.raises(InvalidArgument, match=r"there is no bookie b77.*b1, b2, b3, b4"):
+                    await administration.recover_bookies([nobody, live], dry_run=dry_run, force=force)
+        for chosen in (None, ledger_id):
+            with pytest.raises(InvalidArgument, match=rf"{live} is registered as writable.*stop it.*force=True"):
+                await administration.recover_bookies([live], ledger_id=chosen)
+        for wrong in (live, None, 5, [None], [""]):
+            with pytest.raises(InvalidArgument):
+                await administration.recover_bookies(wrong)  # type: ignore[arg-type]
+        assert await store.metadata(ledger_id) == record
+        assert len((await administration.recover_bookies([live], dry_run=True)).moves) == 1
+        assert len((await administration.recover_bookies([live], force=True)).moves) == 1
+        # One without a cookie, as after a decommission, but with entries.
+        gone = (await store.metadata(ledger_id)).last_ensemble[0]
+        await remove(world, gone)
+        driver = world._drivers[0]
+        await driver.delete_cookie(gone, (await driver.read_cookie(gone))[1])
+        assert len((await administration.recover_bookies([gone])).moves) == 1
+        with pytest.raises(InvalidArgument, match=f"there is no bookie {gone}"):
+            await administration.recover_bookies([gone])
+
+    play(act, 5)
+
+
+def test_a_plan_has_also_what_cannot_be_done() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        lost = BookieId("b1")
+        wide = await written(store, 20, "4/4/3")  # on all bookies, so that nobody can take a place
+        small = await written(store, 20, "2/2/2")
+        while lost not in (await store.metadata(small)).last_ensemble:
+            small = await written(store, 20, "2/2/2")
+        unknown = await written(store, 20, "3/3/2", seal=False)
+        for bookie in world.bookies.values():
+            bookie.ledgers.pop(unknown, None)
+        others = [each for each in await store.administration().ledgers_on([lost]) if each not in (wide, small)]
+        await remove(world, lost)
+        report = await store.administration().recover_bookies([lost], dry_run=True)
+        assert small in {move.ledger_id for move in report.moves}
+        [obstacle] = [each for each in report.obstacles if each.ledger_id == wide]
+        assert (obstacle.first, obstacle.last) == (0, 19)
+        assert isinstance(obstacle.error, NotEnoughBookies)
+        planned = {move.ledger_id for move in report.moves} | {each.ledger_id for each in report.obstacles}
+        assert planned == {wide, small, *others}
+        with pytest.raises(ReplicationFailed, match=f"of ledger {wide}: none of the 3 writable bookies"):
+            await store.administration().recover_bookies([lost])
+
+    play(act, 4)
+
+
+def test_a_target_that_is_dead_is_passed_over() -> None:
+    async def act(world: World) -> None:
+        store = await world.client(read_timeout_ms=500, add_timeout_ms=500)
+        ledger_id = await written(store, 50)
+        administration = store.administration()
+        for round_number in range(4):
+            record = await store.metadata(ledger_id)
+            lost = record.last_ensemble[round_number % 3]
+            target = spare_of(world, record)[round_number % 2]
+            await world.take_down(target)  # It stays registered.
+            check = await administration.check_ledger(ledger_id)
+            fragment = check.fragments[0].fragment
+            move = await administration.replicate_fragment(fragment, [fragment.ensemble.index(lost)])
+            assert move.replacements[0].new != target
+            await world.listen(target)
+        assert_replicated(world, await store.metadata(ledger_id), 49)
+        for spare in spare_of(world, await store.metadata(ledger_id)):
+            await world.take_down(spare)
+        fragment = (await administration.check_ledger(ledger_id)).fragments[0].fragment
+        with pytest.raises(BookieUnreachable):
+            await administration.replicate_fragment(fragment, [0])
+        assert_replicated(world, await store.metadata(ledger_id), 49)
+
+    play(act, 5)
+
+
+def test_what_replicate_fragment_refuses() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        administration = store.administration()
+        ledger_id = await written(store, 5)
+        fragment = (await administration.check_ledger(ledger_id)).fragments[0].fragment
+        for wrong in (None, ledger_id, (0, 4)):
+            with pytest.raises(InvalidArgument, match="must be a Fragment"):
+                await administration.replicate_fragment(wrong, [0])  # type: ignore[arg-type]
+        for positions in ([], "0", None, [3], [-1], [0, 0], ["0"], [True], 0):
+            with pytest.raises(InvalidArgument, match="positions="):
+                await administration.replicate_fragment(fragment, positions)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="exclude="):
+            await administration.replicate_fragment(fragment, [0], exclude="b1")
+        with pytest.raises(InvalidArgument, match="in_place="):
+            await administration.replicate_fragment(fragment, [0], in_place=1)  # type: ignore[arg-type]
+        for first, last in ((-1, 2), (0, -2), (3, 2)):
+            with pytest.raises(InvalidArgument):
+                administration.read_stored(ledger_id, first, last)
+        assert [each async for each, _ in administration.read_stored(ledger_id, 3)] == [3, 4]
+
+    play(act, 4)
+
+
 def test_decommissioning() -> None:
     async def act(world: World) -> None:
         store = await world.client()
@@ -653,8 +762,8 @@ def test_a_client_that_is_closed_ends_everything(quorums: str, delay_s: float) -
         ledger_id = await written(first, 2000, quorums, size=1000)
         lost = (await first.metadata(ledger_id)).last_ensemble[0]
         operations: list[Callable[[Administration], Coroutine[Any, Any, Any]]] = [
-            lambda administration: administration.recover_bookies([lost], bytes_per_s=100_000),
-            lambda administration: administration.recover_bookies([lost]),
+            lambda administration: administration.recover_bookies([lost], force=True, bytes_per_s=100_000),
+            lambda administration: administration.recover_bookies([lost], force=True),
             lambda administration: administration.check_ledger(ledger_id, percentage=100),
             lambda administration: administration.repair_ledger(ledger_id, bytes_per_s=100_000),
         ]

@@ -13,15 +13,10 @@ import pytest
 from tests.fakes.world import World, play
 
 import bookies
-from bookies.client import blocking, blocking_log
+from bookies.client import blocking
 from bookies.client.client import Client
 from bookies.client.connect import connect
-from bookies.client.log import Log
-from bookies.client.log_reader import LogReader
-from bookies.client.log_writer import LogWriter
-from bookies.client.reader import LedgerReader
 from bookies.client.watcher import address_of_id
-from bookies.client.writer import LedgerWriter
 from bookies.config import ClientConfig
 from bookies.errors import (
     BookKeeperError,
@@ -421,21 +416,33 @@ def test_every_setting_is_a_keyword_of_connect() -> None:
         assert names <= set(inspect.signature(function).parameters)
 
 
-def test_the_blocking_twin_has_the_same_words() -> None:
-    for asynchronous, twin in [
-        (Client, blocking.Client),
-        (LedgerReader, blocking.LedgerReader),
-        (LedgerWriter, blocking.LedgerWriter),
-        (Log, blocking_log.Log),
-        (LogReader, blocking_log.LogReader),
-        (LogWriter, blocking_log.LogWriter),
-    ]:
-        ours = {name for name in vars(twin) if not name.startswith("_")}
-        assert ours <= {name for name in dir(asynchronous) if not name.startswith("_")}
-        for name in ours:
-            method, other = getattr(asynchronous, name), getattr(twin, name)
-            if inspect.isfunction(method):
-                assert list(inspect.signature(method).parameters) == list(inspect.signature(other).parameters), name
+@pytest.mark.parametrize("advanced", [False, True])
+def test_no_ledger_has_an_id_for_the_second_time(advanced: bool) -> None:
+    """The bookies hold the old entries yet, and would give them to readers of the new ledger."""
+
+    async def act(world: World) -> None:
+        store, other = await world.client(), await world.client()
+        async with store.create(ledger_id=2, advanced=advanced) as ledger:
+            await (ledger.write(0, b"old") if advanced else ledger.append(b"old"))
+        with pytest.raises(LedgerExists, match=r"is taken: choose another one.*\(ledger 2\)"):
+            await other.create(ledger_id=2)
+        await store.delete(2)
+        assert world.bookies[ledger.metadata.last_ensemble[0]].ledgers[2].entries
+        for client in (store, other):
+            with pytest.raises(LedgerExists, match=r"was deleted.*can never be used again: choose.*\(ledger 2\)"):
+                await client.create(ledger_id=2)
+        # Neither an id that was handed out, nor is one handed out that was chosen.
+        made = [await store.create() for _ in range(3)]
+        assert [writer.ledger_id for writer in made] == [0, 1, 3]
+        for writer in made:
+            await writer.close()
+        await store.delete(1)
+        with pytest.raises(LedgerExists, match=r"\(ledger 1\)"):
+            await store.create(ledger_id=1)
+        await store.delete(7)  # There is none: deleting it spends nothing.
+        await (await store.create(ledger_id=7)).close()
+
+    play(act)
 
 
 # -- the package ---------------------------------------------------------------------------------------------------

@@ -113,8 +113,10 @@ def test_names_creation_and_deletion() -> None:
             store.log("x", password="text")  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument, match="ack_quorum"):
             await log.create(write_quorum=2, ack_quorum=3)
-        for wrong in ({"roll_size": 0}, {"roll_age": 0}):
-            with pytest.raises(InvalidArgument, match="more than 0"):
+        for wrong in ({"roll_size": 0}, {"roll_size": "1"}, {"roll_age": 0}, {"roll_age": "1"}, {"roll_age": True}):
+            with pytest.raises(
+                InvalidArgument, match=r"must be (1 or more|a whole number|a number of seconds above 0)"
+            ):
                 log.lead(**wrong)  # type: ignore[arg-type]
 
     play(act)

@@ -23,6 +23,7 @@ from bookies.errors import (
     InvalidArgument,
     LedgerClosed,
     LedgerNotFound,
+    LedgerUnknownToBookie,
     ReadFailed,
     Status,
     Unauthorized,
@@ -697,5 +698,20 @@ def test_arrow_table() -> None:
         table.validate(full=True)
         empty = await reopen(store, await write(store, 0))
         assert (await empty.read_arrow()).num_rows == 0
+
+    play(act)
+
+
+def test_bookies_have_no_news_of_a_ledger_that_nobody_has_written_to() -> None:
+    """They do not know it. A tail waits for them to."""
+
+    async def act(world: World) -> None:
+        store = await world.client()
+        async with store.create() as writer, store.open(writer.ledger_id) as reader:
+            for parallel in (False, True):
+                with pytest.raises(LedgerUnknownToBookie):
+                    await reader.read_last_add_confirmed_and_entry(0, wait=0.5, parallel=parallel)
+            with pytest.raises(TimeoutError, match="next step of an iteration"):
+                await anext(reader.tail(0, timeout=0.5))
 
     play(act)

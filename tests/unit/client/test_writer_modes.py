@@ -53,7 +53,7 @@ def test_an_id_is_taken_once() -> None:
         assert stage.pool.log == log
         assert await ledger.write(1, b"one") == 1
         assert await waiting == 2
-        for append in (ledger.append, ledger.append_nowait, ledger.append_many):
+        for append in (ledger.append, ledger.append_nowait, ledger.append_many, ledger.push_many):
             with pytest.raises(errors.NotSupported, match="write"):
                 await append(b"x")  # type: ignore[operator]
         await ledger.close()
@@ -377,3 +377,23 @@ def test_a_replacement_comes_from_a_domain_that_is_missing() -> None:
         await ledger.close()
 
     play(act, fault_domains="a=r1, b=r1, c=r2, d=r1, e=r2", fault_domains_min=2)
+
+
+def test_a_hole_is_no_want_of_a_quorum() -> None:
+    """The bookies have answered; what is missing is up to the caller, for any length of time."""
+
+    async def act(stage: Stage) -> None:
+        ledger = await stage.create("3/3/2", kind=AdvancedLedgerWriter)
+        assert await ledger.write(0, b"0") == 0
+        waiting = asyncio.create_task(ledger.write(2, b"2"))
+        with pytest.raises(errors.AckQuorumTimeout, match="not confirmed in time"):
+            await ledger.write(3, b"3", timeout=3)
+        await asyncio.sleep(60)
+        assert not waiting.done()
+        assert await ledger.write(1, b"1") == 1
+        assert await waiting == 2
+        assert ledger.last_add_confirmed == 3
+        await ledger.seal()
+        await ledger.close()
+
+    play(act, add_quorum_timeout_ms=2000)

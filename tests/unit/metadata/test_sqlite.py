@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bookies.errors import DiskFull, MetadataCorrupt, MetadataError, NotSupported, SessionExpired
+from bookies.errors import DiskFull, LedgerExists, MetadataCorrupt, MetadataError, NotSupported, SessionExpired
 from bookies.metadata import sqlite
 from bookies.metadata.driver import BookieSet
 from bookies.metadata.sqlite import SqliteStore, is_busy
@@ -166,6 +166,35 @@ def test_a_failed_transaction_changes_nothing(desk: Desk) -> None:
     assert other.read_ledger(7) == record
     _, second = other.create_ledger(8, b"x", 0)
     assert second.version == record.version + 1  # not even the revision
+
+
+def test_deleted_ids_take_no_more_room_than_the_gaps_between_them(desk: Desk) -> None:
+    store = desk.store()
+    for ledger_id in range(40):
+        store.create_ledger(ledger_id, b"", 0)
+    for ledger_id in [*range(0, 40, 2), *range(39, 0, -2)]:
+        store.delete_ledger(ledger_id, None)
+        store.delete_ledger(ledger_id, None)
+    with sqlite3.connect(desk.path) as connection:
+        assert connection.execute("SELECT first, last FROM deleted_ledgers").fetchall() == [(0, 39)]
+    connection.close()
+    other = desk.store()
+    for ledger_id in range(40):
+        with pytest.raises(LedgerExists, match="deleted"):
+            other.create_ledger(ledger_id, b"", 0)
+    assert other.create_ledger(40, b"", 0)[0]
+
+
+def test_a_database_of_an_earlier_version_gets_what_came_later(desk: Desk) -> None:
+    desk.store().close()
+    with sqlite3.connect(desk.path) as connection:
+        connection.execute("DROP TABLE deleted_ledgers")
+        connection.execute("DROP TABLE records")
+    connection.close()
+    store = desk.store()
+    store.create_ledger(1, b"", 0)
+    store.delete_ledger(1, None)
+    assert store.record_names("") == []
 
 
 # -- files that are something else, damage, full disks --------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 
 from bookies.errors import ConfigError, NotEnoughBookies
 from bookies.model import BookieId
-from bookies.protocol.placement import choose_ensemble, parse_fault_domains, replace_failed
+from bookies.protocol.placement import choose_ensemble, fewest_domains, parse_fault_domains, replace_failed
 
 WRITABLE = [BookieId(name) for name in ("c", "a", "b", "a", "d")]
 
@@ -38,3 +38,23 @@ def test_fault_domains_by_bookie() -> None:
 def test_malformed_fault_domains(pair: str) -> None:
     with pytest.raises(ConfigError, match=f"fault_domains: '{pair}': must be bookie=domain pairs"):
         parse_fault_domains(f"b0=west,{pair}")
+
+
+@pytest.mark.parametrize(
+    ("ensemble", "write_quorum", "expected"),
+    [
+        ("ab", 2, 1),
+        ("ac", 2, 2),
+        ("abc", 3, 2),
+        ("abc", 2, 1),  # an entry on a and b
+        ("acbd", 2, 2),
+        ("acbe", 3, 2),
+        ("ace", 3, 3),
+        ("xy", 2, 1),  # neither has a domain
+        ("ax", 2, 2),
+        ("a", 1, 1),
+    ],
+)
+def test_in_how_many_fault_domains_an_entry_is(ensemble: str, write_quorum: int, expected: int) -> None:
+    domains = {BookieId(bookie): domain for bookie, domain in zip("abcde", ("1", "1", "2", "2", "3"), strict=True)}
+    assert fewest_domains(tuple(map(BookieId, ensemble)), write_quorum, domains) == expected

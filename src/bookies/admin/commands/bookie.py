@@ -62,6 +62,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--skip-unrecoverable", action="store_true", help="leave ledgers alone whose end cannot be decided"
     )
     recover_parser.add_argument(
+        "--force", action="store_true", help="also bookies that are writable, and go on receiving entries"
+    )
+    recover_parser.add_argument(
         "--rate", type=float, default=None, metavar="BYTES", help="copy at most so many bytes a second"
     )
 
@@ -173,6 +176,7 @@ async def _recover(client: Client, arguments: argparse.Namespace) -> int:
         dry_run=arguments.dry_run,
         skip_open=arguments.skip_open,
         skip_unrecoverable=arguments.skip_unrecoverable,
+        force=arguments.force,
         bytes_per_s=arguments.rate,
         as_json=arguments.json,
     )

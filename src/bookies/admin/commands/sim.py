@@ -74,7 +74,7 @@ class _Row:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from bookies.sim.run import PROFILE_NAMES
+    from bookies.sim.profiles import PROFILE_NAMES
 
     if arguments.scenario:
         return _run_scenarios(arguments)

@@ -1,0 +1,10 @@
+"""`python -m bookies` is `bk`."""
+
+from __future__ import annotations
+
+import sys
+
+from bookies.admin.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,17 @@
+"""Fleet jobs: look at, or change, all ledgers of a cluster with as many machines as Spark has.
+
+Each is a function `job(spark, config) -> DataFrame`, and a command `bk spark NAME`. See `jobs/common.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# name -> (module with OPTIONS, job and report; one line of help)
+JOBS: Mapping[str, tuple[str, str]] = {
+    "scrub": ("bookies.spark.jobs.scrub", "verify every replica of every entry; findings and a repair plan"),
+    "repair": ("bookies.spark.jobs.repair", "carry out a repair plan of a scrub"),
+    "reconcile": ("bookies.spark.jobs.reconcile", "what does not fit together: ledgers, logs, bookies"),
+    "usage": ("bookies.spark.jobs.usage", "where the bytes are: by label, log, age, bookie; skew; largest ledgers"),
+    "whatif": ("bookies.spark.jobs.whatif", "what is lost when bookies or racks die, and how long repair takes"),
+}

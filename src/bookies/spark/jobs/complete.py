@@ -1,0 +1,36 @@
+"""What a job has come to: its table, and the report about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from bookies.spark.jobs.common import Run
+from bookies.spark.jobs.progress import size_text, time_text
+from bookies.spark.jobs.report import Bars, Report, Section, Table
+
+
+@dataclass(frozen=True)
+class Complete:
+    """`frame`: the rows that the job is for."""
+
+    frame: Any
+    report: Report
+
+    @classmethod
+    def planned(cls, name: str, run: Run) -> Complete:
+        """Of a run that was only planned: its tasks."""
+        plan = run.estimate
+        lead = (
+            f"{plan.items:,} items in {plan.tasks:,} tasks, {size_text(plan.size)}, about {time_text(plan.seconds)}; "
+            "nothing was done"
+        )
+        by_bookie = sorted(plan.by_bookie.items())
+        sections = [
+            Section(
+                "Bytes by bookie",
+                table=Table(("bookie", "bytes"), by_bookie, (1,)),
+                plot=Bars([(bookie, size, size_text(size)) for bookie, size in by_bookie]),
+            )
+        ]
+        return cls(run.results, Report(f"Plan of {name}", lead, True, dict(run.config.options), sections))

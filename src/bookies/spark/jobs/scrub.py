@@ -1,0 +1,393 @@
+"""`scrub`: look at every replica of every entry, say what is not good, and plan the repair. Never writes data.
+
+    level 0  metadata alone: quorums, fragments, bookies that nobody knows
+    level 1  existence, by the list of entries that each bookie has
+    level 2  the first and last entry of each fragment, read at each bookie, digest verified
+    level 3  every entry at every bookie, digest verified
+    level 4  as 3, and payloads compared between the replicas
+
+A ledger that is being written is looked at on level 1 only, up to its last add confirmed; there an entry is missing
+when fewer bookies than the ack quorum have it. A bookie that does not answer is one finding. Before a bookie is
+blamed the ledger's record is read again: what was deleted or moved meanwhile is nobody's fault. Source: spark 5.1.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from bookies.client.entries import EntryBatch
+from bookies.client.scan import ReplicaScan
+from bookies.errors import InvalidArgument, LedgerNotFound
+from bookies.model import BookieId, LedgerMetadata
+from bookies.protocol.fragments import Fragment
+from bookies.runtime.tasks import all_of
+from bookies.spark.jobs import common
+from bookies.spark.jobs.common import JobConfig, Option, Outcome, Run, Tools
+from bookies.spark.jobs.complete import Complete
+from bookies.spark.jobs.findings import (
+    DIFFERS,
+    LENGTH_MISMATCH,
+    MISSING,
+    UNAVAILABLE,
+    Finding,
+    Repair,
+    check_record,
+    differing,
+    findings_of,
+    one_by_bookie,
+    repairs_of,
+    too_few,
+)
+from bookies.spark.jobs.packing import Item
+from bookies.spark.jobs.progress import size_text
+from bookies.spark.jobs.report import Bars, Report, Section, Table
+
+if TYPE_CHECKING:
+    from bookies.client.client import Client
+
+OPTIONS = (
+    Option(
+        "level", 3, "0 metadata, 1 existence, 2 ends of fragments, 3 every entry, 4 payloads compared", int, range(5)
+    ),
+    Option("ledgers", None, "only these ledgers, separated by commas", metavar="IDS"),
+    Option("fraction", "1/1", "one part in N of the ledgers, chosen by their id", metavar="1/N"),
+    Option("seed", None, "which part: a number that grows by one each time (default: today's)", int, metavar="DAY"),
+)
+ITEM_SIZE = 64 << 20  # payload bytes of an item
+ITEM_ENTRIES = 500_000
+COMPARED_ENTRIES = 50_000  # of an item on level 4, which keeps a hash of each of them for each replica
+FINDINGS = (
+    "run_id STRING, ledger_id BIGINT, fragment BIGINT, bookie STRING, first_entry BIGINT, last_entry BIGINT, "
+    "kind STRING, detail STRING"
+)
+REPAIRS = (
+    "run_id STRING, ledger_id BIGINT, fragment BIGINT, bookie STRING, first_entry BIGINT, last_entry BIGINT, "
+    "action STRING, reason STRING"
+)
+COVERAGE = "run_id STRING, bookie STRING, replicas BIGINT, entries BIGINT, bytes BIGINT"
+
+
+def job(spark: Any, config: JobConfig) -> Any:
+    """The findings, one row each. With output also DIR/RUN/plan, for `repair`, and DIR/RUN/coverage."""
+    return complete(spark, config).frame
+
+
+def complete(spark: Any, config: JobConfig) -> Complete:
+    config = common.checked(config, OPTIONS)
+    items = plan_items(spark, config)
+    run = common.execute(spark, config, "scrub", items, ScrubWork(int(config.options["level"])))
+    if config.mode == common.PLAN:
+        return Complete.planned("scrub", run)
+    return _concluded(spark, config, run)
+
+
+# -- the work list ---------------------------------------------------------------------------------------------------
+
+
+def plan_items(spark: Any, config: JobConfig) -> list[Item]:
+    """Ranges of entries of fragments, on all their bookies; of ledgers without entries, their record."""
+    wanted = _selection(config.options)
+    level = int(config.options["level"])
+    ids = [each for each in common.ask(config.uri, common.ledger_ids) if wanted(each)]
+    fragments = common.table(spark, config, "fragments").toArrow().to_pylist() if level and ids else []
+    found = [row for row in fragments if wanted(row["ledger_id"])]
+    named = {row["ledger_id"] for row in found}
+    return [*items_of(found, level), *(_item(each, 0, -1, 0, ()) for each in ids if each not in named)]
+
+
+def _selection(options: Mapping[str, Any]) -> Callable[[int], bool]:
+    if options["ledgers"]:
+        try:
+            named = {int(each) for each in str(options["ledgers"]).split(",")}
+        except ValueError:
+            raise InvalidArgument(f"ledgers={options['ledgers']!r}: numbers, separated by commas") from None
+        return named.__contains__
+    one, slash, parts = str(options["fraction"]).partition("/")
+    if one != "1" or not slash or not parts.isdecimal() or int(parts) < 1:
+        raise InvalidArgument(f"fraction={options['fraction']!r}: must be 1/N")
+    seed = datetime.date.today().toordinal() if options["seed"] is None else int(options["seed"])
+    return lambda ledger_id: part_of(ledger_id, int(parts)) == seed % int(parts)
+
+
+def part_of(ledger_id: int, parts: int) -> int:
+    """Which of so many parts a ledger belongs to: evenly, and the same in every run."""
+    hashed = hashlib.blake2b(ledger_id.to_bytes(8, "big"), digest_size=8).digest()
+    return int.from_bytes(hashed, "big") % parts
+
+
+def items_of(fragments: Iterable[Mapping[str, Any]], level: int) -> list[Item]:
+    """`fragments`: rows of the table. Long ones are cut, so that an item is at most `ITEM_SIZE`."""
+    items = []
+    for row in fragments:
+        first, last, bookies = row["first_entry"], row["last_entry"], tuple(row["ensemble"])
+        if last is None:
+            items.append(_item(row["ledger_id"], first, None, 0, bookies))
+            continue
+        size, count = row["bytes"] or 0, last - first + 1
+        parts = 1
+        if level >= 3:
+            most = COMPARED_ENTRIES if level == 4 else ITEM_ENTRIES
+            parts = min(count, max(-(-size // ITEM_SIZE), -(-count // most)))
+        bounds = [first + count * part // parts for part in range(parts + 1)]
+        for low, high in pairwise(bounds):
+            share = row["write_quorum"] * size * (high - low) // count if level >= 3 else 0
+            items.append(_item(row["ledger_id"], low, high - 1, share, bookies))
+    return items
+
+
+def _item(ledger_id: int, first: int, last: int | None, size: int, bookies: tuple[str, ...]) -> Item:
+    name = f"{ledger_id}:{first}-{'' if last is None else last}"
+    # Which bookie an item begins with differs from item to item: all of them are asked at once.
+    turn = (ledger_id + first) % len(bookies) if bookies else 0
+    arguments = json.dumps({"ledger": ledger_id, "first": first, "last": last})
+    return Item(name, size, bookies[turn:] + bookies[:turn], arguments)
+
+
+# -- in a task -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Tally:
+    """What an item has found. `covered`: bookie -> [replicas, entries, bytes]."""
+
+    findings: list[Finding] = field(default_factory=list)
+    covered: dict[str, list[int]] = field(default_factory=dict)
+    is_partial: bool = False
+
+    def count(self, bookie: str, entries: int, size: int) -> None:
+        counts = self.covered.setdefault(bookie, [0, 0, 0])
+        for index, more in enumerate((1, entries, size)):
+            counts[index] += more
+
+
+@dataclass(frozen=True)
+class ScrubWork:
+    """Scrubs one item: entries first..last of a ledger, on every bookie that has to hold them."""
+
+    level: int
+
+    async def carry_out(self, tools: Tools, item: Item) -> Outcome:
+        asked = json.loads(item.arguments)
+        try:
+            record, fragments = await tools.administration.fragments(asked["ledger"])
+        except LedgerNotFound:
+            return Outcome(common.GONE, {})
+        tally = _Tally()
+        if asked["first"] == 0:
+            tally.findings += check_record(record, tools.known)
+        if self.level:
+            for fragment in fragments:
+                part = part_between(fragment, asked["first"], asked["last"])
+                if part is not None and not part.is_doubtful:
+                    known = len(tally.findings)
+                    await self._fragment(tools, record, part, tally)
+                    tally.findings[known:] = [each._replace(fragment=fragment.first) for each in tally.findings[known:]]
+        if any(each.kind != UNAVAILABLE for each in tally.findings):
+            await _recheck(tools, record.ledger_id, tally)
+            if not tally.covered and not tally.findings:
+                return Outcome(common.GONE, {})
+        outcome = common.PARTLY if tally.is_partial else common.DONE
+        return Outcome(outcome, {"findings": tally.findings, "covered": tally.covered})
+
+    async def _fragment(self, tools: Tools, record: LedgerMetadata, fragment: Fragment, tally: _Tally) -> None:
+        positions = []
+        for position, bookie in enumerate(fragment.ensemble):
+            if bookie in tools.registered and bookie not in tools.gone:
+                positions.append(position)
+            else:
+                why = tools.gone.get(bookie, "it is not registered")
+                _silent(tally, fragment, bookie, why)
+        if self.level == 1 or not record.is_closed:
+            await _listed(tools, record, fragment, positions, tally)
+            return
+        hashes: dict[int, dict[int, bytes]] = {}
+        lengths: dict[int, int] = {}
+        found = await all_of(
+            self._replica(tools, record, fragment, each, hashes.setdefault(each, {}), lengths) for each in positions
+        )
+        for position, scan in zip(positions, found, strict=True):
+            bookie = fragment.ensemble[position]
+            tally.findings += findings_of(fragment, bookie, scan.bad)
+            tally.count(bookie, scan.entries, scan.size)
+            if scan.stopped is not None:
+                tools.gone[bookie] = scan.stopped.message
+                _silent(tally, fragment, bookie, scan.stopped.message)
+            if lengths.get(position, record.length) != record.length:
+                said = f"the last entry says {lengths[position]:,} bytes, the record {record.length:,}"
+                tally.findings.append(_blame(fragment, bookie, fragment.last, fragment.last, LENGTH_MISMATCH, said))
+        if self.level == 4:
+            for position, entry_id, why in differing(fragment, hashes):
+                tally.findings.append(_blame(fragment, fragment.ensemble[position], entry_id, entry_id, DIFFERS, why))
+
+    async def _replica(
+        self,
+        tools: Tools,
+        record: LedgerMetadata,
+        fragment: Fragment,
+        position: int,
+        hashes: dict[int, bytes],
+        lengths: dict[int, int],
+    ) -> ReplicaScan:
+        def visit(batch: EntryBatch) -> None:
+            if batch.last_entry_id == record.last_entry_id:
+                lengths[position] = batch.lengths()[-1]
+            if self.level == 4:
+                for entry_id, payload in zip(batch.entry_ids, batch.payloads(), strict=True):
+                    hashes[entry_id] = hashlib.blake2b(payload, digest_size=16).digest()
+
+        ids = fragment.stored(position)
+        if self.level == 2 and len(ids) > 2:
+            ids = [ids[0], ids[-1]]
+        bookie = fragment.ensemble[position]
+        return await tools.administration.scan_replica(record, bookie, ids, visit=visit, pace=tools.pace(bookie))
+
+
+def part_between(fragment: Fragment, first: int, last: int | None) -> Fragment | None:
+    """The part of a fragment in first..last; None: there is none. `last` None: to its end."""
+    low, high = max(fragment.first, first), fragment.last if last is None else min(fragment.last, last)
+    return replace(fragment, first=low, last=high) if low <= high else None
+
+
+def _blame(fragment: Fragment, bookie: str, first: int, last: int, kind: str, detail: str) -> Finding:
+    return Finding(fragment.ledger_id, fragment.first, bookie, first, last, kind, detail)
+
+
+def _silent(tally: _Tally, fragment: Fragment, bookie: str, why: str) -> None:
+    tally.is_partial = True
+    tally.findings.append(_blame(fragment, bookie, fragment.first, fragment.last, UNAVAILABLE, why))
+
+
+async def _listed(
+    tools: Tools, record: LedgerMetadata, fragment: Fragment, positions: Sequence[int], tally: _Tally
+) -> None:
+    """Level 1: compare each bookie's list of entries with what it must hold."""
+    found = await all_of(_missing(tools, record, fragment, position, tally) for position in positions)
+    missing = {position: runs for position, runs in zip(positions, found, strict=True) if runs is not None}
+    if not fragment.is_finished:
+        missing = too_few(fragment, record.ack_quorum, missing)
+    for position, runs in missing.items():
+        said = "not in the bookie's list of entries"
+        for run in runs:
+            bookie = fragment.ensemble[position]
+            tally.findings.append(_blame(fragment, bookie, run.start, run.stop - 1, MISSING, said))
+
+
+async def _missing(
+    tools: Tools, record: LedgerMetadata, fragment: Fragment, position: int, tally: _Tally
+) -> list[range] | None:
+    """None: the bookie does not answer."""
+    bookie, ids = fragment.ensemble[position], fragment.stored(position)
+    scan = await tools.administration.scan_replica(record, bookie, ids, is_listing=True)
+    if scan.stopped is not None:
+        tools.gone[bookie] = scan.stopped.message
+        _silent(tally, fragment, bookie, scan.stopped.message)
+        return None
+    tally.count(bookie, scan.entries, 0)
+    return [range(run.first, run.last + 1) for run in scan.bad]
+
+
+async def _recheck(tools: Tools, ledger_id: int, tally: _Tally) -> None:
+    """Drop what cannot be blamed on anybody any more: a deleted ledger, a bookie that another one has replaced."""
+    try:
+        record = (await tools.administration.record(ledger_id)).metadata
+    except LedgerNotFound:
+        tally.findings.clear()
+        tally.covered.clear()
+        tally.is_partial = False
+        return
+    tally.findings = [
+        each
+        for each in tally.findings
+        if not each.bookie or BookieId(each.bookie) in record.ensemble_at(max(0, each.first_entry))
+    ]
+
+
+# -- at the end ------------------------------------------------------------------------------------------------------
+
+
+def _concluded(spark: Any, config: JobConfig, run: Run) -> Complete:
+    raw: list[Finding] = []
+    covered: dict[str, list[int]] = {}
+    failed = []
+    details = run.details()
+    for name, outcome, detail in details:
+        if outcome == common.FAILED:
+            failed.append((name, detail["error"]))
+        raw += [Finding(*each) for each in detail.get("findings", ())]
+        for bookie, counts in detail.get("covered", {}).items():
+            total = covered.setdefault(bookie, [0, 0, 0])
+            for index, count in enumerate(counts):
+                total[index] += count
+    findings = one_by_bookie(raw)
+    registered = common.ask(config.uri, _registered)
+    repairs = repairs_of(raw, [each.bookie for each in raw if each.bookie not in registered])
+    frame = common.save(common.frame_of(spark, _labelled(config, findings), FINDINGS), config, "findings")
+    common.save(common.frame_of(spark, _labelled(config, repairs), REPAIRS), config, "plan")
+    rows = [(config.run_id, bookie, *counts) for bookie, counts in sorted(covered.items())]
+    common.save(common.frame_of(spark, rows, COVERAGE), config, "coverage")
+    return Complete(frame, _report(config, len(details), findings, repairs, covered, failed))
+
+
+async def _registered(client: Client) -> list[str]:
+    return [str(each.id) for each in await client.bookies() if each.mode != "down"]
+
+
+def _labelled(config: JobConfig, rows: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return [(config.run_id, *row) for row in rows]
+
+
+def _report(
+    config: JobConfig,
+    items: int,
+    findings: Sequence[Finding],
+    repairs: Sequence[Repair],
+    covered: Mapping[str, Sequence[int]],
+    failed: Sequence[tuple[str, str]],
+) -> Report:
+    size = sum(counts[2] for counts in covered.values())
+    entries = sum(counts[1] for counts in covered.values())
+    kinds = Counter(each.kind for each in findings)
+    said = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items())) or "nothing to complain about"
+    lead = f"{items:,} items, {entries:,} copies of entries, {size_text(size)} looked at: {said}"
+    if failed:
+        lead += f"; {len(failed):,} items could not be looked at: repeat run {config.run_id}"
+    blamed = Counter(each.bookie or "(no bookie)" for each in findings)
+    sections = [
+        Section("Findings", table=Table(("kind", "findings"), sorted(kinds.items()), (1,))),
+        Section(
+            "Findings by bookie",
+            plot=Bars([(bookie, count, f"{count:,}") for bookie, count in blamed.most_common()]),
+        ),
+        Section(
+            "Each finding",
+            table=Table(
+                ("ledger", "fragment", "bookie", "first entry", "last entry", "kind", "detail"), findings, (0, 1, 3, 4)
+            ),
+        ),
+        Section(
+            "Repair plan",
+            "What `bk spark repair` would do.",
+            Table(
+                ("ledger", "fragment", "bookie", "first entry", "last entry", "action", "reason"), repairs, (0, 1, 3, 4)
+            ),
+        ),
+        Section(
+            "Coverage",
+            "What was read of each bookie.",
+            Table(
+                ("bookie", "replicas", "entries", "bytes"),
+                [(bookie, *counts) for bookie, counts in sorted(covered.items())],
+                (1, 2, 3),
+            ),
+            Bars([(bookie, counts[2], size_text(counts[2])) for bookie, counts in sorted(covered.items())]),
+        ),
+        Section("Items that failed", table=Table(("item", "why"), failed)),
+    ]
+    return Report("Scrub", lead, not findings and not failed, {"run": config.run_id, **config.options}, sections)

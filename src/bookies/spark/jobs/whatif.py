@@ -1,0 +1,229 @@
+"""`whatif`: what happens when these bookies, or these fault domains, die at once. Asks nobody but the metadata store.
+
+For each fragment: how many copies the worst-off entry has left.
+
+    lost      none: data is gone unless a bookie comes back
+    single    one: the next failure loses data
+    reduced   fewer than the write quorum
+    stuck     of a ledger that is being written: fewer than its ack quorum can be reached in the last fragment, so
+              its writer must change the ensemble, and a recovery cannot decide without the dead
+
+and what repair costs: bytes to copy, hours at a rate for each bookie, and whether the other disks hold it.
+Source: spark 5.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from bookies.errors import InvalidArgument
+from bookies.protocol.placement import parse_fault_domains
+from bookies.protocol.quorum import covered, write_set
+from bookies.spark.jobs import common
+from bookies.spark.jobs.common import JobConfig, Option
+from bookies.spark.jobs.complete import Complete
+from bookies.spark.jobs.packing import BOOKIE_RATE
+from bookies.spark.jobs.progress import size_text, time_text
+from bookies.spark.jobs.report import Bars, Report, Section, Table
+
+OPTIONS = (
+    Option("dead", None, "these bookies, separated by commas", metavar="BOOKIES"),
+    Option("domains", None, "these fault domains, separated by commas", metavar="NAMES"),
+    Option("fault_domains", "", "bookie=domain pairs, separated by commas", metavar="PAIRS"),
+    Option("fill", 0.9, "how full a disk may become: a share", float),
+)
+LOST, SINGLE, REDUCED, STUCK = "lost", "single", "reduced", "stuck"
+FRAGMENTS = (
+    "ledger_id BIGINT, fragment INT, first_entry BIGINT, last_entry BIGINT, outcome STRING, copies INT, "
+    "bytes BIGINT, bookies_left INT"
+)
+_FRAGMENTS = pa.schema(
+    {
+        "ledger_id": pa.int64(),
+        "fragment": pa.int32(),
+        "first_entry": pa.int64(),
+        "last_entry": pa.int64(),
+        "outcome": pa.string(),
+        "copies": pa.int32(),
+        "bytes": pa.int64(),
+        "bookies_left": pa.int32(),
+    }
+)
+
+
+def job(spark: Any, config: JobConfig) -> Any:
+    """The fragments that lose copies: outcome, copies left, bytes to copy, living bookies outside the ensemble."""
+    return complete(spark, config).frame
+
+
+def complete(spark: Any, config: JobConfig) -> Complete:
+    config = common.checked(config, OPTIONS)
+    bookies = common.table(spark, config, "bookies").toArrow().to_pylist()
+    dead = dead_of(config.options, [row["bookie"] for row in bookies])
+    alive = [row for row in bookies if row["bookie"] not in dead and row["mode"] == "writable"]
+    judge = Judge(tuple(dead), tuple(str(row["bookie"]) for row in alive))
+    frame = common.table(spark, config, "fragments").mapInArrow(judge, FRAGMENTS)
+    frame = common.save(frame, config, "fragments") if config.directory else frame.persist()
+    counts = frame.groupBy("outcome").agg({"ledger_id": "count", "bytes": "sum"}).toArrow().to_pylist()
+    by_outcome = {row["outcome"]: (row["count(ledger_id)"], row["sum(bytes)"] or 0) for row in counts}
+    homeless = frame.where("bookies_left < 1").count()
+    worst = frame.orderBy("copies", "ledger_id", "fragment").limit(200).toArrow().to_pylist()
+    cost = repair_cost(
+        sum(size for outcome, (_, size) in by_outcome.items() if outcome != LOST),
+        alive,
+        config.bytes_per_s or BOOKIE_RATE,
+        float(config.options["fill"]),
+    )
+    return Complete(frame, _report(config, dead, by_outcome, homeless, worst, cost))
+
+
+def dead_of(options: Mapping[str, Any], bookies: Sequence[str]) -> list[str]:
+    """The bookies that die. Raises `InvalidArgument`."""
+    domains = parse_fault_domains(str(options["fault_domains"] or ""))
+    dead = _names(options["dead"])
+    for domain in _names(options["domains"]):
+        members = [str(bookie) for bookie, of_bookie in domains.items() if of_bookie == domain]
+        if not members:
+            known = ", ".join(sorted(set(domains.values()))) or "none: give fault_domains"
+            raise InvalidArgument(f"domains: no bookie is in {domain}; there are {known}")
+        dead += members
+    for bookie in dead:
+        if bookie not in bookies:
+            raise InvalidArgument(f"dead: there is no bookie {bookie}; there are {', '.join(bookies)}")
+    if not dead:
+        raise InvalidArgument("say who dies: dead=BOOKIES, or domains=NAMES with fault_domains=PAIRS")
+    return list(dict.fromkeys(dead))
+
+
+def _names(text: Any) -> list[str]:
+    return [each.strip() for each in str(text or "").split(",") if each.strip()]
+
+
+# -- one fragment ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Judges the rows of the table of fragments, in a task."""
+
+    dead: tuple[str, ...]
+    alive: tuple[str, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            found = [each for each in map(self.fragment, batch.to_pylist()) if each is not None]
+            if found:
+                yield pa.RecordBatch.from_pylist(found, schema=_FRAGMENTS)
+
+    def fragment(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What becomes of it; None: it loses nothing. `row`: of the table."""
+        ensemble, write_quorum = row["ensemble"], row["write_quorum"]
+        lives = [bookie not in self.dead for bookie in ensemble]
+        copies = fewest_copies(lives, row["first_entry"], row["last_entry"], write_quorum)
+        if copies == write_quorum:
+            return None
+        outcome = LOST if copies == 0 else SINGLE if copies == 1 else REDUCED
+        if row["last_entry"] is None and not covered(lives, write_quorum, row["ack_quorum"]):
+            outcome = STUCK
+        lost = len(ensemble) - sum(lives)
+        size = (row["bytes"] or 0) * write_quorum // len(ensemble) * lost
+        left = len([bookie for bookie in self.alive if bookie not in ensemble])
+        named = {name: row[name] for name in ("ledger_id", "fragment", "first_entry", "last_entry")}
+        return {**named, "outcome": outcome, "copies": copies, "bytes": size, "bookies_left": left}
+
+
+def fewest_copies(lives: Sequence[bool], first: int, last: int | None, write_quorum: int) -> int:
+    """Of the entry of a fragment that is worst off, how many of its replicas are on positions that live."""
+    size = len(lives)
+    stop = first + size if last is None else min(last + 1, first + size)  # write sets repeat
+    return min(
+        (
+            sum(lives[position] for position in write_set(entry_id, size, write_quorum))
+            for entry_id in range(first, stop)
+        ),
+        default=write_quorum,
+    )
+
+
+# -- all of them -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cost:
+    """`seconds`: None: nobody is left to copy to. `room`: bytes that the living may still take."""
+
+    size: int
+    seconds: float | None
+    room: int
+    fills: Sequence[tuple[str, float, float]]  # bookie, share of its disk that is used now, and afterwards
+    is_enough: bool
+
+
+def repair_cost(size: int, alive: Sequence[Mapping[str, Any]], rate: float, fill: float) -> Cost:
+    """Copies are spread over the living by the room they have. `rate`: bytes a second that each of them reads and
+    writes for it; half of it is reading."""
+    rooms = {}
+    for row in alive:
+        if row["total_bytes"] is not None and row["free_bytes"] is not None:
+            rooms[row["bookie"]] = max(0, int(row["free_bytes"] - (1 - fill) * row["total_bytes"]))
+    room = sum(rooms.values())
+    fills = []
+    for row in alive:
+        if row["bookie"] in rooms and row["total_bytes"]:
+            used = row["total_bytes"] - row["free_bytes"]
+            share = size * rooms[row["bookie"]] / room if room else 0
+            fills.append((str(row["bookie"]), used / row["total_bytes"], (used + share) / row["total_bytes"]))
+    seconds = 2 * size / (rate * len(alive)) if alive else None
+    return Cost(size, seconds, room, fills, size <= room)
+
+
+def _report(
+    config: JobConfig,
+    dead: Sequence[str],
+    by_outcome: Mapping[str, tuple[int, int]],
+    homeless: int,
+    worst: Sequence[Mapping[str, Any]],
+    cost: Cost,
+) -> Report:
+    counted = ", ".join(f"{count:,} {outcome}" for outcome, (count, _) in sorted(by_outcome.items())) or "none"
+    time = "nobody is left to copy to" if cost.seconds is None else f"about {time_text(cost.seconds)}"
+    lead = (
+        f"without {', '.join(dead)}: fragments that lose copies: {counted}; to copy {size_text(cost.size)}, {time}; "
+        f"the other disks {'hold' if cost.is_enough else 'do not hold'} it"
+    )
+    if homeless:
+        lead += f"; {homeless:,} fragments have no bookie outside their ensemble to go to: start more bookies first"
+    outcomes = sorted((outcome, count, size) for outcome, (count, size) in by_outcome.items())
+    sections = [
+        Section(
+            "Fragments that lose copies",
+            table=Table(("outcome", "fragments", "bytes to copy"), outcomes, (1, 2)),
+            plot=Bars([(outcome, count, f"{count:,}") for outcome, count, _ in outcomes]),
+        ),
+        Section(
+            "The worst off",
+            table=Table(
+                ("ledger", "fragment", "first entry", "last entry", "outcome", "copies", "bytes", "bookies left"),
+                [tuple(row.values()) for row in worst],
+                (0, 1, 2, 3, 5, 6, 7),
+            ),
+        ),
+        Section(
+            "Disks afterwards",
+            table=Table(
+                ("bookie", "used now", "used after"),
+                [(name, f"{a:.1%}", f"{b:.1%}") for name, a, b in cost.fills],
+                (1, 2),
+            ),
+            plot=Bars(
+                [(name, after, f"{after:.0%}") for name, _, after in cost.fills],
+                (float(config.options["fill"]), f"{float(config.options['fill']):.0%}"),
+            ),
+        ),
+    ]
+    is_good = LOST not in by_outcome and STUCK not in by_outcome and cost.is_enough and not homeless
+    return Report("What if", lead, is_good, {"run": config.run_id, **config.options}, sections)

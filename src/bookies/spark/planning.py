@@ -1,0 +1,91 @@
+"""The driver's side: from positions to partitions, by what the cluster says. Source: spark 3.4."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+from bookies.errors import BookKeeperError, LedgerNotFound, LogTruncated
+from bookies.spark import plan, runtime
+from bookies.spark.extents import Extents, Missing
+from bookies.spark.lookup import Lookup
+from bookies.spark.offsets import At
+from bookies.spark.plan import Gap
+from bookies.spark.read import REMEDY, EntriesPartition
+from bookies.spark.settings import Settings
+
+T = TypeVar("T")
+
+
+async def persistently(settings: Settings, ask: Callable[[], Awaitable[T]]) -> T:
+    """The answer to a question that is repeated while it fails in a way that may pass."""
+    for _ in range(settings.retries):
+        try:
+            return await ask()
+        except BookKeeperError as error:
+            if not error.retriable:
+                raise
+        await asyncio.sleep(settings.retry_interval)
+    return await ask()
+
+
+async def partitions(
+    lookup: Lookup,
+    settings: Settings,
+    parts: Sequence[tuple[Extents, At, At]],
+    addresses: Mapping[str, tuple[str, int]],
+) -> list[EntriesPartition]:
+    """Everything from one position up to the other of each log or ledger, each row once. Raises `LogTruncated`."""
+    gaps: list[Gap] = []
+    present: list[tuple[Extents, At, At]] = []
+    for extents, start, end in parts:
+        if (missing := extents.missing(start, end)) is not None:
+            gap = gap_of(extents, missing)
+            if settings.fails_on_loss:
+                raise loss_error(extents, gap)
+            gaps.append(gap)
+            start = missing.until
+        present.append((extents, start, end))
+    runs = [(extents, run) for extents, start, end in present for run in extents.runs(start, end)]
+    curves = await lookup.sizes([run for _, run in runs])
+    total = sum(plan.size_between(curve, run.first, run.last) for (_, run), curve in zip(runs, curves, strict=True))
+    size_max = plan.size_limit(total, settings.size_max, settings.parts_min)
+    ranges = []
+    for extents, _, _ in present:
+        own = [index for index, (each, _) in enumerate(runs) if each is extents]
+        try:
+            ranges += await lookup.ranges(
+                extents, [runs[index][1] for index in own], [curves[index] for index in own], size_max
+            )
+        except LedgerNotFound as error:
+            raise LedgerNotFound(
+                f"ledger {error.ledger_id} of {extents} is lost: it is listed and does not exist"
+            ) from error
+    packed = plan.with_replicas(plan.pack(ranges, size_max=size_max, count_max=settings.count_max))
+    found = [EntriesPartition(part, (), plan.bookies_of(part, addresses)) for part in packed]
+    return [EntriesPartition((), gaps, {}), *found] if gaps else found
+
+
+def gap_of(extents: Extents, missing: Missing) -> Gap:
+    """As a row of its own."""
+    (from_seq, from_entry), (until_seq, until_entry) = missing.start, missing.until
+    reason = "truncated before it was read"
+    if not extents.is_log:
+        return Gap(None, int(extents.key), None, from_entry, None, until_entry, missing.rows, None, reason)
+    row = None if missing.rows is None else extents.row_of(missing.until) - missing.rows
+    return Gap(str(extents.key), None, from_seq, from_entry, until_seq, until_entry, missing.rows, row, reason)
+
+
+def loss_error(extents: Extents, gap: Gap) -> LogTruncated:
+    count = f"{gap.rows:,} rows" if gap.rows is not None else "rows"
+    return LogTruncated(
+        f"{extents}: {count} from [{gap.from_seq}, {gap.from_entry}] on were truncated before they were read; it "
+        f"begins at [{gap.until_seq}, {gap.until_entry}] (row {extents.row_of(extents.beginning):,}) now. {REMEDY}"
+    )
+
+
+async def opened(settings: Settings) -> tuple[Lookup, Mapping[str, tuple[str, int]]]:
+    """A lookup in the process's client, and the addresses of the bookies."""
+    client = await runtime.worker().client(settings.uri, settings.config)
+    return Lookup(client, settings.password), await runtime.addresses_of(client)

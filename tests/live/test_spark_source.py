@@ -1,0 +1,522 @@
+"""The source over logs and ledgers of a real cluster, called as Spark calls it, without the time that Spark takes."""
+
+from __future__ import annotations
+
+import io
+import json
+import pathlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.fakes.spark_query import ALL, Stream, batch, source
+
+import bookies as bk
+from bookies.admin.local_cluster import LocalCluster
+from bookies.errors import BookKeeperError
+from bookies.protocol.log import Position
+
+pytestmark = [
+    pytest.mark.live,
+    # The workers of Spark go away without a word, so what the source caches in a process is never closed.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    directory = tmp_path_factory.mktemp("source") / "bk-data"
+    settings = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
+    with LocalCluster(directory, 3, lease_ms=2000, settings=settings) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def store(cluster: LocalCluster) -> Iterator[bk.blocking.Client]:
+    with bk.blocking.connect(cluster.metadata_uri) as store:
+        yield store
+
+
+@pytest.fixture
+def uri(cluster: LocalCluster) -> dict[str, Any]:
+    return {"bookkeeper.metadataServiceUri": cluster.metadata_uri, "bookkeeper.connectTimeoutMs": 2000}
+
+
+def make(store: bk.blocking.Client, name: str, *sizes: int) -> Any:
+    """A log with a ledger of so many entries for each size; entries are numbered through."""
+    log = store.log(name)
+    log.create(ensemble=1)
+    append(log, 0, *sizes)
+    return log
+
+
+def append(log: Any, start: int, *sizes: int) -> int:
+    with log.lead() as writer:
+        for index, size in enumerate(sizes):
+            if index:
+                writer.roll()
+            if size:
+                writer.append_many([b"%d" % number for number in range(start, start + size)])
+            start += size
+    return start
+
+
+def numbers(rows: list[dict[str, Any]] | None) -> list[int]:
+    assert rows is not None
+    return [int(row["value"]) for row in rows]
+
+
+def refusal(options: dict[str, Any]) -> str:
+    with pytest.raises(BookKeeperError) as caught:
+        batch(options)
+    return str(caught.value)
+
+
+# -- batches ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_is_rows_with_numbers(store: Any, uri: dict[str, Any]) -> None:
+    log = make(store, "numbered", 10, 0, 5)
+    rows = batch(uri | {"subscribe": "numbered"})
+    assert numbers(rows) == list(range(15))
+    assert [row["offset"] for row in rows] == list(range(15))
+    assert {row["log"] for row in rows} == {"numbered"}
+    first = log.manifest().extents[0]
+    log.truncate(Position(first.ledger_id, 7))
+    again = batch(uri | {"subscribe": "numbered"})
+    assert [row["offset"] for row in again] == numbers(again) == list(range(7, 15))
+    log.truncate(log.manifest().find(Position(first.ledger_id, 0)) and Position(log.manifest().extents[2].ledger_id, 2))
+    append(log, 15, 3, 4)
+    again = batch(uri | {"subscribe": "numbered", "minPartitions": 3})
+    assert sorted(row["offset"] for row in again) == sorted(numbers(again)) == list(range(12, 22))
+
+
+def test_several_logs_patterns_and_ranges(store: Any, uri: dict[str, Any]) -> None:
+    make(store, "web.a", 4, 3)
+    make(store, "web.b", 2)
+    make(store, "web-other", 1)
+    counts = {}
+    for row in batch(uri | {"subscribePattern": r"web\..*"}):
+        counts[row["log"]] = counts.get(row["log"], 0) + 1
+    assert counts == {"web.a": 7, "web.b": 2}
+    rows = batch(uri | {"subscribe": "web.b, web-other", "columns": "log,offset"})
+    assert rows == [{"log": "web.b", "offset": 0}, {"log": "web.b", "offset": 1}, {"log": "web-other", "offset": 0}]
+    ledger = store.log("web.a").manifest().extents[1].ledger_id
+    chosen = {"logs": {"web.a": [3, 5], "web.b": None}, "ledgers": {str(ledger): [1, None]}}
+    rows = batch(uri | {"assign": json.dumps(chosen)})
+    assert [(row["log"], row["offset"], int(row["value"])) for row in rows] == [
+        ("web.a", 3, 3), ("web.a", 4, 4), ("web.a", 5, 5), ("web.b", 0, 0), ("web.b", 1, 1),
+        (None, None, 5), (None, None, 6),
+    ]  # fmt: skip
+    assert batch(uri | {"subscribePattern": "nobody"}) == []
+
+
+def test_where_to_begin_and_to_end(store: Any, uri: dict[str, Any]) -> None:
+    log = make(store, "ends", 5, 5, 5)
+    extents = log.manifest().extents
+
+    def between(start: Any, end: Any) -> list[int]:
+        text = [each if isinstance(each, str) else json.dumps(each) for each in (start, end)]
+        return numbers(batch(uri | {"subscribe": "ends", "startingOffsets": text[0], "endingOffsets": text[1]}))
+
+    assert between("earliest", "latest") == list(range(15))
+    assert between({"ends": 3}, {"ends": 7}) == [3, 4, 5, 6]
+    assert between({"logs": {"ends": [1, 2]}, "v": 1}, {"ends": "latest"}) == list(range(7, 15))
+    assert between({"ends": f"{extents[2].ledger_id}:1"}, {"ends": -1}) == list(range(11, 15))
+    assert between({"ends": -2}, {"logs": {"ends": [0, 5]}}) == [0, 1, 2, 3, 4]
+    base = uri | {"subscribe": "ends"}
+    assert "has 15 rows so far: there is no row 16" in refusal(base | {"startingOffsets": '{"ends": 16}'})
+    assert "says no position" in refusal(base | {"startingOffsets": '{"ends": [1]}'})
+    assert "is given None" in refusal(base | {"startingOffsets": '{"other": 1}'})
+    assert "is for streams" in refusal(base | {"startingOffsets": "latest"})
+    assert "contradict" in refusal(base | {"startingOffsets": "earliest", "startingTimestamp": "1"})
+    assert "was truncated, or is of another log" in refusal(base | {"startingOffsets": '{"ends": "99999:0"}'})
+
+
+def test_by_the_time_of_ledgers(store: Any, uri: dict[str, Any]) -> None:
+    log = make(store, "timed", 2)
+    with log.lead() as writer:
+        made = store.metadata(writer.ledger_id).ctime_ms
+        while time.time() * 1000 <= made + 1:
+            time.sleep(0.001)  # The next ledger is to be a later one.
+        writer.append_many([b"2", b"3"])
+        writer.roll()
+        writer.append(b"4")
+    last = store.metadata(log.manifest().ledger_ids[-1]).ctime_ms
+    assert made < last
+    base = uri | {"subscribe": "timed"}
+    assert numbers(batch(base | {"startingTimestamp": made})) == [2, 3, 4]
+    assert numbers(batch(base | {"startingTimestamp": last - 1})) == [2, 3, 4]
+    assert numbers(batch(base | {"startingTimestamp": 1})) == [0, 1, 2, 3, 4]
+    assert numbers(batch(base | {"startingOffsetsByTimestamp": json.dumps({"timed": last})})) == [4]
+    assert numbers(batch(base | {"endingTimestamp": last})) == [0, 1, 2, 3]
+    assert numbers(batch(base | {"endingOffsetsByTimestamp": json.dumps({"timed": made + 1})})) == [0, 1, 2, 3]
+    future = base | {"startingTimestamp": int(time.time() * 1000) + 3_600_000}
+    assert "choose an earlier time, or option startingOffsetsByTimestampStrategy=latest" in refusal(future)
+    assert batch(future | {"startingOffsetsByTimestampStrategy": "latest"}) == []
+    assert "no milliseconds" in refusal(base | {"startingOffsetsByTimestamp": '{"another": 1}'})
+
+
+def test_what_is_gone_fails_the_query_or_is_a_row(store: Any, uri: dict[str, Any]) -> None:
+    log = make(store, "gaps", 5, 5, 5)
+    log.truncate(Position(log.manifest().extents[1].ledger_id, 2))
+    base = uri | {"subscribe": "gaps", "startingOffsets": '{"logs": {"gaps": [1, 1]}}'}
+    sentence = refusal(base)
+    assert (
+        "log gaps: 1 rows from [1, 1] on were truncated before they were read; it begins at [1, 2] (row 7)" in sentence
+    )
+    assert "failOnDataLoss=false" in sentence
+    rows = batch(base | {"failOnDataLoss": "false"})
+    assert rows[0]["value"] is None
+    assert (rows[0]["log"], rows[0]["offset"]) == ("gaps", 6)
+    assert rows[0]["gap"] == {
+        "from_seq": 1, "from_entry": 1, "until_seq": 1, "until_entry": 2, "rows": 1,
+        "reason": "truncated before it was read",
+    }  # fmt: skip
+    assert all(row["gap"] is None for row in rows[1:])
+    assert numbers(rows[1:]) == list(range(7, 15))
+    rows = batch(uri | {"subscribe": "gaps", "failOnDataLoss": "false", "startingOffsets": '{"gaps": 0}'})
+    assert rows[0]["gap"]["rows"] is None
+
+
+def test_a_ledger_that_is_deleted_under_the_query(store: Any, uri: dict[str, Any]) -> None:
+    """The plan was made; the tasks find nothing anywhere, look the ledger up, and say so."""
+    with store.create(ensemble=1) as ledger:
+        ledger.append_many([b"%d" % number for number in range(100)])
+    options = uri | {"ledger": ledger.ledger_id}
+    from bookies.spark import read
+    from bookies.spark.settings import checked, settings
+
+    made = source(options)
+    made.schema()
+    assert made._planned is not None
+    [partition] = made._planned
+    partition.addresses.clear()
+    for index, each in enumerate(partition.ranges):  # Bookies keep deleted entries for a while: name one that is down.
+        import dataclasses
+
+        metadata = each.metadata.replace(ensembles=((0, ("nobody",)),))
+        partition.ranges[index] = dataclasses.replace(each, metadata=metadata)
+    store.delete(ledger.ledger_id)
+    how = settings(checked(made.options), is_stream=False)
+    from bookies.spark import arrow
+
+    rows = read.RowReader(how, arrow.arrow_schema(["ledger_id", "value", "gap"]), None)
+    with pytest.raises(BookKeeperError, match=r"entries 0 to 99 of ledger .* no longer exist: the ledger was deleted"):
+        list(rows.read(partition))
+    kept = dataclasses.replace(rows, settings=dataclasses.replace(how, fails_on_loss=False))
+    [told] = [row for found in kept.read(partition) for row in found.to_pylist()]
+    assert (told["ledger_id"], told["gap"]["rows"]) == (ledger.ledger_id, 100)
+
+
+def test_replicas_that_moved_after_the_plan_was_made(store: Any, uri: dict[str, Any]) -> None:
+    import dataclasses
+
+    from bookies.spark import arrow, read
+    from bookies.spark.settings import checked, settings
+
+    with store.create(ensemble=1) as ledger:
+        ledger.append_many([b"%d" % number for number in range(10)])
+    made = source(uri | {"ledger": ledger.ledger_id})
+    made.schema()
+    assert made._planned is not None
+    [partition] = made._planned
+    [each] = partition.ranges
+    partition.ranges[0] = dataclasses.replace(each, metadata=each.metadata.replace(ensembles=((0, ("nobody",)),)))
+    partition.addresses.clear()
+    how = settings(checked(made.options), is_stream=False)
+    rows = read.RowReader(how, arrow.arrow_schema(["value"]), None)
+    assert [int(row["value"]) for found in rows.read(partition) for row in found.to_pylist()] == list(range(10))
+
+
+# -- payloads --------------------------------------------------------------------------------------------------------
+
+
+def test_payloads_as_columns(store: Any, uri: dict[str, Any]) -> None:
+    with store.create(ensemble=1) as ledger:
+        ledger.append_many([b'{"id": 1, "name": "a"}', b"nonsense", b'{"id": 3}'])
+    fields = [pa.field("id", pa.int64()), pa.field("name", pa.string())]
+    options = uri | {"ledger": ledger.ledger_id, "valueFormat": "json", "valueSchema": "id BIGINT, name STRING"}
+    rows = batch(options, fields)
+    assert [(row["entry_id"], row["id"], row["name"]) for row in rows] == [(0, 1, "a"), (1, None, None), (2, 3, None)]
+    rows = batch(options | {"mode": "DROPMALFORMED"}, fields)
+    assert [(row["entry_id"], row["id"]) for row in rows] == [(0, 1), (2, 3)]
+    with pytest.raises(BookKeeperError, match=r"valueFormat=json .* \(ledger \d+, entry 1\)"):
+        batch(options | {"mode": "FAILFAST"}, fields)
+    with pytest.raises(BookKeeperError, match="needs the schema of the payload"):
+        source(uri | {"ledger": ledger.ledger_id, "valueFormat": "json"}).schema()
+    with pytest.raises(BookKeeperError, match="the source itself has a column 'offset'"):
+        batch(options, [pa.field("offset", pa.int64())])
+
+
+def test_rows_of_rows(store: Any, uri: dict[str, Any]) -> None:
+    table = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "more": ["x", "y", "z"]})
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    with store.create(ensemble=1) as ledger:
+        ledger.append_many([sink.getvalue(), sink.getvalue()])
+    options = uri | {"ledger": ledger.ledger_id, "valueFormat": "arrow", "valueSchema": "id BIGINT"}
+    rows = batch(options, [pa.field("id", pa.int64())])
+    assert [(row["entry_id"], row["id"]) for row in rows] == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3)]
+
+
+def test_records_with_key_headers_and_timestamp(store: Any, uri: dict[str, Any]) -> None:
+    from bookies.spark import envelope
+
+    log = store.log("records")
+    log.create(ensemble=1, record_format="envelope")
+    at = pa.array([1_000_000, None], pa.timestamp("us", tz="UTC"))
+    headers = pa.array([[{"key": "h", "value": b"x"}], None], envelope.HEADERS_TYPE)
+    entries = envelope.encode(pa.array([b'{"id": 1}', b'{"id": 2}']), pa.array([b"k", None]), headers, at)
+    with log.lead() as writer:
+        writer.append_many(entries.to_pylist())
+    rows = batch(uri | {"subscribe": "records", "includeHeaders": "true"})
+    assert [(row["key"], row["value"], row["headers"]) for row in rows] == [
+        (b"k", b'{"id": 1}', [{"key": "h", "value": b"x"}]), (None, b'{"id": 2}', None),
+    ]  # fmt: skip
+    assert rows[0]["timestamp"].timestamp() == 1
+    assert rows[0]["offset"] == 0
+    options = uri | {"subscribe": "records", "valueFormat": "json", "valueSchema": "id INT", "columns": "key,value"}
+    assert batch(options, [pa.field("id", pa.int32())]) == [{"key": b"k", "id": 1}, {"key": None, "id": 2}]
+    raw = batch(uri | {"subscribe": "records", "recordFormat": "raw"})
+    assert [row["value"] for row in raw] == entries.to_pylist()
+    assert batch(uri | {"subscribe": "numbered", "recordFormat": "envelope"})[0]["value"] is None
+    assert "no record with key and headers" in refusal(
+        uri | {"subscribe": "numbered", "recordFormat": "envelope", "mode": "FAILFAST"}
+    )
+
+
+# -- streams ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_from_the_beginning(store: Any, uri: dict[str, Any]) -> None:
+    log = make(store, "stream", 5)
+    query = Stream(uri | {"subscribe": "stream", "startingOffsets": "earliest", "tailWaitMs": 10})
+    assert numbers(query.trigger()) == list(range(5))
+    assert query.checkpoint == ['{"from": {"logs": {"stream": [0, 0]}}, "logs": {"stream": [1, 0]}, "v": 1}']
+    assert query.trigger() is None
+    append(log, 5, 3, 4)
+    assert numbers(query.trigger()) == list(range(5, 12))
+    assert query.checkpoint[-1] == '{"logs": {"stream": [3, 0]}, "v": 1}'
+    assert query.reader.reportLatestOffset() == query.position
+    assert query.trigger() is None
+
+
+def test_a_restart_in_the_first_batch_reads_the_same(store: Any, uri: dict[str, Any]) -> None:
+    """Spark does not keep the first offset: `latest` must not mean something later after the restart."""
+    log = make(store, "first", 5)
+    options = uri | {"subscribe": "first", "tailWaitMs": 10}
+    query = Stream(options)
+    assert query.trigger() == []  # The first batch pins the position.
+    append(log, 5, 3)
+    assert numbers(query.trigger()) == [5, 6, 7]
+    restarted = Stream(options, query.checkpoint[:1])
+    assert restarted.trigger() == []
+    assert numbers(restarted.trigger()) == [5, 6, 7]
+    earliest = options | {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 4}
+    query = Stream(earliest)
+    planned = numbers(query.trigger())
+    assert planned == [0, 1, 2, 3]
+    append(log, 8, 3)
+    again = Stream(earliest, query.checkpoint[:1])
+    assert numbers(again.trigger()) == planned
+    assert [numbers(rows) for rows in again.drain()] == [[4, 5, 6, 7], [8, 9, 10]]
+
+
+def test_limits(store: Any, uri: dict[str, Any]) -> None:
+    make(store, "limit.a", 30, 10)
+    make(store, "limit.b", 8)
+    base = uri | {"subscribePattern": r"limit\..", "startingOffsets": "earliest", "tailWaitMs": 0}
+    batches = Stream(base | {"maxOffsetsPerTrigger": 12}).drain()
+    assert [len(rows) for rows in batches] == [12, 12, 12, 12]
+    assert sorted(row["offset"] for rows in batches for row in rows if row["log"] == "limit.a") == list(range(40))
+    assert {row["log"] for row in batches[0]} == {"limit.a", "limit.b"}  # in proportion
+    assert len(Stream(base | {"maxOffsetsPerTrigger": 12}).trigger(ALL) or []) == 48  # a run with trigger `once`
+    with_bytes = Stream(base | {"maxBytesPerTrigger": 20, "maxEntriesPerTrigger": 1000})
+    batches = with_bytes.drain()
+    sizes = [sum(len(row["value"]) for row in rows) for rows in batches]
+    assert sum(map(len, batches)) == 48
+    assert all(0 < size <= 22 for size in sizes), sizes  # one entry at least of each log, however small its share
+    one = Stream(uri | {"subscribe": "limit.a", "startingOffsets": "earliest", "maxBytesPerTrigger": 1})
+    assert len(one.trigger() or []) == 1
+
+
+def test_a_fuller_batch_is_waited_for(store: Any, uri: dict[str, Any]) -> None:
+    log = make(store, "fuller", 0)
+    options = uri | {"subscribe": "fuller", "startingOffsets": "earliest", "tailWaitMs": 0, "minOffsetsPerTrigger": 5}
+    query = Stream(options)
+    assert query.trigger() == []
+    append(log, 0, 3)
+    assert query.trigger() is None
+    append(log, 3, 3)
+    assert numbers(query.trigger()) == list(range(6))
+    append(log, 6, 1)
+    assert query.trigger() is None
+    impatient = Stream(options | {"maxTriggerDelay": "0s"}, query.checkpoint, committed=query.committed)
+    assert numbers(impatient.trigger()) == [6]
+    append(log, 7, 1)
+    now = Stream(options, query.checkpoint, committed=len(query.checkpoint))
+    now.prepare()
+    assert numbers(now.trigger()) == [7]
+
+
+def test_available_now_ends_at_its_target(store: Any, uri: dict[str, Any]) -> None:
+    log = make(store, "now", 6)
+    options = uri | {"subscribe": "now", "startingOffsets": "earliest", "maxOffsetsPerTrigger": 4}
+    query = Stream(options)
+    query.prepare()
+    assert numbers(query.trigger()) == [0, 1, 2, 3]
+    append(log, 6, 5)
+    assert numbers(query.trigger()) == [4, 5]
+    assert query.trigger() is None
+    later = Stream(options, query.checkpoint, committed=query.committed)
+    later.prepare()
+    assert [numbers(rows) for rows in later.drain()] == [[6, 7, 8, 9], [10]]
+
+
+def test_an_open_ledger_is_followed(store: Any, uri: dict[str, Any]) -> None:
+    log = make(store, "open", 1)
+    query = Stream(uri | {"subscribe": "open", "startingOffsets": "earliest", "tailWaitMs": 5000})
+    with log.lead() as writer:
+        writer.append_many([b"1", b"2"])
+        writer.append(b"3")
+        seen = [number for rows in (query.trigger(ALL) for _ in range(2)) for number in numbers(rows or [])]
+        writer.append(b"4")
+        began = time.monotonic()
+        while len(seen) < 4:
+            seen += numbers(query.trigger() or [])
+        assert time.monotonic() - began < 60
+        assert seen == list(range(len(seen)))
+    seen += [number for rows in query.drain() for number in numbers(rows)]
+    assert seen == [0, 1, 2, 3, 4]
+
+
+def test_new_logs_of_a_pattern_begin_at_their_beginning(store: Any, uri: dict[str, Any]) -> None:
+    make(store, "pat.a", 2)
+    query = Stream(uri | {"subscribePattern": r"pat\..*", "tailWaitMs": 0})
+    assert query.trigger() == []
+    make(store, "pat.b", 3)
+    rows = query.trigger()
+    assert numbers(rows) == [0, 1, 2]
+    assert query.position["from"] == {"logs": {"pat.b": [0, 0]}}
+    assert query.trigger() is None
+
+
+def test_ledgers_as_a_stream(store: Any, uri: dict[str, Any]) -> None:
+    writer = store.create(ensemble=1)
+    writer.append_many([b"%d" % number for number in range(10)])
+    writer.append(b"10")
+    query = Stream(uri | {"ledger": writer.ledger_id, "startingOffsets": "earliest", "maxOffsetsPerTrigger": 4})
+    assert numbers(query.trigger()) == [0, 1, 2, 3]
+    assert query.position["ledgers"] == {str(writer.ledger_id): 4}
+    writer.seal()
+    assert [numbers(rows) for rows in query.drain()] == [[4, 5, 6, 7], [8, 9, 10]]
+    assert query.trigger() is None
+
+
+def test_truncation_under_a_running_query(store: Any, uri: dict[str, Any]) -> None:
+    log = make(store, "overtaken", 5, 5, 5, 5)
+    options = uri | {"subscribe": "overtaken", "startingOffsets": "earliest", "maxOffsetsPerTrigger": 3}
+    query = Stream(options)
+    assert numbers(query.trigger()) == [0, 1, 2]
+    log.truncate(Position(log.manifest().extents[2].ledger_id, 1))
+    with pytest.raises(
+        BookKeeperError, match=r"log overtaken: rows from \[0, 3\] on were truncated .* at \[2, 1\] \(row 11\)"
+    ):
+        query.trigger()
+    tolerant = Stream(options | {"failOnDataLoss": "false"}, query.checkpoint[:1], committed=1)
+    rows = [row for rows in tolerant.drain() for row in rows]
+    assert rows[0]["gap"]["until_seq"] == 2
+    assert numbers(rows[1:]) == list(range(11, 20))
+    log.delete()
+    with pytest.raises(BookKeeperError, match="log overtaken: deleted while the query reads it"):
+        query.trigger()
+
+
+def test_a_cursor_keeps_truncation_behind_the_query(store: Any, uri: dict[str, Any]) -> None:
+    log = make(store, "kept", 5, 5, 5, 5)
+    options = uri | {"subscribe": "kept", "startingOffsets": "earliest", "maxOffsetsPerTrigger": 7, "cursor": "etl"}
+    query = Stream(options)
+    query.trigger()
+    extents = log.manifest().extents
+    assert log.cursors()["etl"].position == Position(extents[0].ledger_id, 0)
+    with pytest.raises(BookKeeperError, match="because of its cursors etl"):
+        log.truncate(Position(extents[1].ledger_id, 0))
+    query.trigger()  # commits what was before
+    assert log.cursors()["etl"].position == Position(extents[1].ledger_id, 2)
+    log.truncate(Position(extents[1].ledger_id, 2))
+    assert len(query.drain()) == 1
+    assert Stream(options, query.checkpoint, committed=len(query.checkpoint)).trigger() is None
+
+
+def test_an_idle_query_costs_little(store: Any, uri: dict[str, Any]) -> None:
+    make(store, "idle", 3)
+    query = Stream(uri | {"subscribe": "idle", "startingOffsets": "earliest", "tailWaitMs": 200})
+    query.trigger()
+    began = time.monotonic()
+    assert query.trigger() is None
+    assert time.monotonic() - began >= 0.2
+
+
+# -- mistakes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"subscribe": "nosuch"}, "there is no log nosuch"),
+        ({"subscribe": "a/b"}, "'a/b' is no name of a log"),
+        ({"subscribe": "numbered", "ledger": 1}, "got subscribe and ledger"),
+        ({"subscribePattern": "("}, "is no regular expression"),
+        ({"assign": '{"log": {"numbered": [0, 1]}}'}, "option assign="),
+        ({"assign": '{"logs": {"numbered": [5, 2]}}'}, "rows 5 to 2 of log numbered are no range"),
+        ({"subscribe": "numbered", "startingOfsets": "earliest"}, "did you mean startingOffsets?"),
+        ({"subscribe": "numbered", "startingOffsets": "soon"}, "option startingOffsets='soon': expected JSON"),
+        ({"subscribe": "numbered", "maxOffsetsPerTrigger": 5}, "option maxOffsetsPerTrigger is for streams"),
+        ({"subscribe": "numbered", "valueFormat": "xml"}, "expected raw, utf8, json, arrow"),
+        ({"subscribe": "numbered", "valueSchema": "id INT"}, "option valueSchema is for valueFormat=json or arrow"),
+        ({"subscribe": "numbered", "readTier": "offloaded"}, "readTier=offloaded"),
+        ({"subscribe": "numbered", "verifyDigest": "false"}, "digests are always verified"),
+        ({"subscribe": "numbered", "bookkeeper.readTimoutMs": "5"}, "did you mean bookkeeper.readTimeoutMs?"),
+        ({"subscribe": "numbered", "bookkeeper.readTimeoutMs": "x"}, "expected a whole number"),
+        ({"subscribe": "numbered", "columns": "value,nonsense"}, "no column 'nonsense'"),
+    ],
+)
+def test_mistakes_are_said_in_a_sentence(uri: dict[str, Any], options: dict[str, Any], sentence: str) -> None:
+    assert sentence in refusal(uri | options)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"endingOffsets": "latest"}, "option endingOffsets is for batch queries, not for streams"),
+        ({"minOffsetsPerTrigger": 5, "maxOffsetsPerTrigger": 2}, "is more than maxOffsetsPerTrigger=2"),
+        ({"maxEntriesPerTrigger": 5, "maxOffsetsPerTrigger": 2}, "are the same: give one of them"),
+        ({"tailWaitMs": 60000}, "or stop() would wait"),
+        ({"maxTriggerDelay": "soon"}, "expected a duration such as 90s"),
+        ({"cursor": "a b"}, "is no name of a log"),
+        ({"table": "ledgers"}, "only entries can be read as a stream"),
+    ],
+)
+def test_mistakes_of_streams(uri: dict[str, Any], options: dict[str, Any], sentence: str) -> None:
+    made = source(uri | {"subscribe": "numbered"} | options)
+    with pytest.raises(BookKeeperError) as caught:
+        made.streamReader(schema=None)
+    assert sentence in str(caught.value)
+
+
+def test_passwords(store: Any, uri: dict[str, Any], tmp_path: pathlib.Path) -> None:
+    log = store.log("secret", password=b"secret")
+    log.create(ensemble=1, digest="hmac")
+    append(log, 0, 3)
+    path = tmp_path / "password"
+    path.write_text("secret\n")
+    options = uri | {"subscribe": "secret", "bookkeeper.passwordFile": path}
+    assert numbers(batch(options)) == [0, 1, 2]
+    assert numbers(Stream(options | {"startingOffsets": "earliest"}).trigger()) == [0, 1, 2]
+    path.write_text("guess")
+    assert "wrong password: pass the one the ledger was created with" in refusal(options)
