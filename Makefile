@@ -7,7 +7,7 @@ MINUTES ?= 1
 JOBS ?= 2
 AGAINST ?=
 
-.PHONY: run test check coverage sim mutants museum chaos bench docs clean
+.PHONY: run test check coverage sim mutants museum chaos bench bench-spark example spark-cluster docs clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -42,6 +42,9 @@ chaos: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	@$(BIN)/python benchmarks/$(if $(AGAINST),against.py $(AGAINST),compare.py) $(ARGS)
+
+bench-spark: $(VENV)/.dev $(VENV)/.demo
+	@$(BIN)/python benchmarks/spark.py $(ARGS)
 
 docs: $(VENV)/.dev
 	@$(BIN)/python docs/generate.py
