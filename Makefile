@@ -40,6 +40,9 @@ museum: $(VENV)/.dev
 chaos: $(VENV)/.dev
 	@$(BIN)/bk chaos $(ARGS)
 
+spark-chaos: $(VENV)/.dev $(VENV)/.demo
+	@$(BIN)/python tests/chaos/spark_chaos.py $(ARGS)
+
 bench: $(VENV)/.dev
 	@$(BIN)/python benchmarks/$(if $(AGAINST),against.py $(AGAINST),compare.py) $(ARGS)
 

@@ -1,8 +1,9 @@
 """What the reference system lost data by, and the same mistake made in our code.
 
 An `Exhibit` tells what happened, patches one decision of ours so that it is wrong in the same way, and names where to
-look for the consequence: a profile of the simulator (`Hunt`), or a script of storage calls with the power failing at
-each disk call (`CrashSweep`). `NotYet` are those whose code does not exist here.
+look for the consequence: a profile of the simulator (`Hunt`), a schedule written line by line (`Schedule`), a script
+of storage calls with the power failing at each disk call (`CrashSweep`), or a bookie's storage that is stopped and
+started (`Lives`, in `restarts.py`). `rows.py` has those that are not made here, and says why.
 """
 
 from __future__ import annotations
@@ -18,8 +19,14 @@ from typing import Any
 
 import pytest
 
+from bookies import kernels
 from bookies.bookie import reads
+from bookies.client import adds
+from bookies.client.ending import Ending
+from bookies.client.writer import LedgerWriter
 from bookies.errors import Status, status_of_error
+from bookies.protocol.add import AddPipeline
+from bookies.protocol.ledger import change_needed
 from bookies.storage import checkpoint, entry_log
 from bookies.storage.checkpoint import Checkpointer, MarkFiles
 from bookies.storage.entry_log import EntryLogWriter
@@ -61,12 +68,33 @@ class Hunt:
 
 @dataclass(frozen=True)
 class CrashSweep:
-    """The power fails at disk call after disk call of a life with `script`. `first`: the call that shows it."""
+    """The power fails at disk call after disk call of a life with `script`. `first`: the call that shows it.
+
+    `comes_back`: there only the process dies; the next one starts, and then the power fails.
+    """
 
     script: Script
     first: int
     is_survived: bool = False  # without the power failing at all: what `script` asserts is enough
+    comes_back: bool = False
     settings: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True)
+class Lives:
+    """A fixed sequence of lives of a bookie's storage; `play` raises when a promise is broken."""
+
+    play: Callable[[Any], None]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A scenario of `tests/scenarios`."""
+
+    name: str
+
+
+Where = Hunt | CrashSweep | Lives | Schedule
 
 
 @dataclass(frozen=True)
@@ -78,23 +106,15 @@ class Exhibit:
     links: tuple[str, ...]
     story: str
     here: str
-    where: Hunt | CrashSweep
+    where: Where
     apply: Callable[[Patch], None]
-
-
-@dataclass(frozen=True)
-class NotYet:
-    title: str
-    links: tuple[str, ...]
-    story: str
-    will: str
 
 
 EXHIBITS: list[Exhibit] = []
 
 
 def exhibit(
-    name: str, title: str, links: tuple[str, ...], where: Hunt | CrashSweep, story: str, here: str
+    name: str, title: str, links: tuple[str, ...], where: Where, story: str, here: str
 ) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
     def declare(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
         EXHIBITS.append(Exhibit(name, title, links, story, here, where, apply))
@@ -277,6 +297,95 @@ def _(patch: Patch) -> None:
     patch.setattr(reads, "status_of_error", status)
 
 
+exhibit(
+    "limbo-denies",
+    "Bookies that had lost their disks and said so little",
+    ("https://github.com/apache/bookkeeper/pull/2936",),
+    Hunt("limbo", 1),
+    'A bookie with an empty disk, or one without a journal after a power failure, answered "no such entry" for what it '
+    "had acknowledged before. Since then it can say that it does not know, which no recovery may take for a no.",
+    'A recovery counts "I do not know" as "no such entry".',
+)(mutant("limbo as negative"))
+
+
+@exhibit(
+    "stuck-behind-a-change",
+    "Adds stuck behind an ensemble change (D-4)",
+    issue(4261, 4459),
+    Hunt("answers", 5),
+    "Entries that reach their quorum while the ensemble changes wait for the end of the change. A late report about a "
+    "bookie that had been replaced already started one more change, which found nothing to do, and did not look at "
+    "what had been completed meanwhile. These adds waited until something unrelated happened, or for ever.",
+    "A failure reported by a bookie that is not in the ensemble any more starts a change; it takes 2 ms, and nothing "
+    "is confirmed at its end.",
+)
+def _(patch: Patch) -> None:
+    failed, agreed, change = AddPipeline.failed, AddPipeline._agreed, LedgerWriter._change
+
+    def failed_anywhere(self: AddPipeline, position: int, bookie: Any, entry_ids: Any, error: Any) -> Any:
+        if self.ensemble[position] == bookie or not self.is_open or self._is_recovery:
+            return failed(self, position, bookie, entry_ids, error)
+        if self.is_changing:
+            self._late[position] = bookie
+            return ()
+        return self._handle_failure({position: bookie})
+
+    def agreed_in_silence(self: AddPipeline, ensemble: Any) -> Any:
+        with pytest.MonkeyPatch.context() as once:
+            if ensemble == self.ensemble:
+                once.setattr(self, "_deliver", lambda: (), raising=True)
+            return agreed(self, ensemble)
+
+    async def change_slowly(self: LedgerWriter, effect: Any) -> None:
+        if not change_needed(self._record.current.metadata, effect.failed):
+            await asyncio.sleep(0.002)
+        await change(self, effect)
+
+    patch.setattr(AddPipeline, "failed", failed_anywhere)
+    patch.setattr(AddPipeline, "_agreed", agreed_in_silence)
+    patch.setattr(LedgerWriter, "_change", change_slowly)
+
+
+@exhibit(
+    "sealed-once-and-never-again",
+    "A close that fails for ever (D-25)",
+    (),
+    Schedule("sealing_again"),
+    "The outcome of closing is kept for the life of a handle. When the metadata store is away for a moment, every "
+    "further close of this handle fails with the same error, and the ledger stays open until somebody recovers it. "
+    "Seen in the code of the reference; no report of it is known.",
+    "A seal that has failed is not tried again.",
+)
+def _(patch: Patch) -> None:
+    patch.setattr(Ending, "_may_write_again", lambda self: False)
+
+
+@exhibit(
+    "checksum-of-a-part",
+    "A checksum that left out a part of the entry",
+    issue(4205, 4140),
+    Hunt("calm", 1),
+    "An optimised checksum was wrong for buffers that consist of parts. Entries were stored with digests that nobody "
+    "else agreed with, so they could not be read.",
+    "The digest of a payload of more than 4,096 bytes covers only these. Beyond this exhibit every kernel has a slow "
+    "twin and golden vectors (`tests/golden`, `tests/property`).",
+)
+def _(patch: Patch) -> None:
+    original = adds.pack_add_frames
+
+    def pack_add_frames(
+        head: bytes, ledger_id: int, first: int, lac: int, length: int, payloads: Any, *how: Any
+    ) -> Any:
+        frames, starts, end = original(head, ledger_id, first, lac, length, payloads, *how)
+        wrong = bytearray(frames)
+        for start, payload in zip(starts, payloads, strict=False):
+            value = kernels.digest(*how, frames[start + 28 : start + 60], payload[:4096])
+            wrong[start + 60 : start + 60 + len(value)] = value
+        return bytes(wrong), starts, end
+
+    patch.setattr(adds, "pack_add_frames", pack_add_frames)
+
+
 # -- the storage -----------------------------------------------------------------------------------------------------
 @exhibit(
     "mark-before-index",
@@ -310,10 +419,10 @@ def _(patch: Patch) -> None:
 @exhibit(
     "fence-in-memory",
     "A fence that lived in memory only",
-    (f"{JIRA}500", f"{JIRA}815"),
+    (f"{JIRA}500",),
     CrashSweep(two_checkpoints, 27),
-    "The fenced state was kept in memory, and later was lost when the open index file was evicted. After a restart the "
-    "ledger took entries again from a writer that a recovery had ended.",
+    "The fenced state was kept in memory. After a restart the ledger took entries again from a writer that a recovery "
+    "had ended.",
     "A fence changes the header in memory and nothing else.",
 )
 def _(patch: Patch) -> None:
@@ -458,73 +567,4 @@ def _(patch: Patch) -> None:
     patch.setattr(MarkFiles, "__init__", initialize)
 
 
-NOT_YET = [
-    NotYet(
-        "Adds stuck behind an ensemble change (D-4)",
-        issue(4261, 4459),
-        "Entries that reached their quorum during an ensemble change wait for its end. When the change turned out to "
-        "need nothing more to be sent, nobody looked at them again until something unrelated happened.",
-        "Made here, by dropping what the end of a change confirms, and not found yet by the seeds tried: mostly the "
-        "next acknowledgement confirms it all the same. A schedule of its own is missing.",
-    ),
-    NotYet(
-        "Garbage collection deletes live ledgers",
-        (
-            "https://github.com/YahooArchive/bookkeeper/pull/15",
-            "https://github.com/YahooArchive/bookkeeper/pull/17",
-            *issue(870),
-        ),
-        "A listing of ledgers came back empty or short, and everything it did not name was deleted.",
-        "No such code yet. With it: listings that shrink, end early or come from another cluster, in the simulator's "
-        "metadata store; nothing is deleted without a second proof.",
-    ),
-    NotYet(
-        "An entry log with live data deleted because its header is garbage",
-        issue(4607, 4658),
-        "The header of a new log was not initialised; a collector read it as a log without ledgers.",
-        "No such code yet: our logs are never deleted. With it: rot in headers and maps before a collection.",
-    ),
-    NotYet(
-        "A mark that went backwards",
-        issue(4105, 4740, 3623),
-        "Two checkpoints ran at once, and the older one wrote its mark over that of the newer, whose journals were "
-        "already deleted. The bookie looked for a journal that was gone and did not start.",
-        "Made here as well, by writing the older mark over the newer one, and harmless: a replay begins with the "
-        "oldest journal there is, and everything before a mark that was ever persisted is in the ledger storage. "
-        "Marks move only forward all the same.",
-    ),
-    NotYet(
-        "Entries lost between deleting and writing",
-        issue(4462, 3329),
-        "A late writer made a deleted ledger again, unfenced; with several directories a flush of one moved the mark "
-        "of all.",
-        "No deletion at a bookie yet. With it: adds and recovery adds racing deletions. The second half holds here by "
-        "construction, one checkpoint covers all directories, and is swept with two of them.",
-    ),
-    NotYet(
-        "Two entry loggers number their files independently",
-        issue(4040, 4041),
-        "After switching the implementation of the entry log a stale counter gave out ids of files that existed.",
-        "There is one entry log here. Ids come from file names and `lastId`, whichever is greater, as "
-        "unit tests check.",
-    ),
-    NotYet(
-        "Compaction removes the old file before the new locations are durable",
-        issue(1534, 571, 3959),
-        "The source log was deleted before the index of the copies was flushed; or a flush put the old locations back.",
-        "No such code yet. With it: a crash at each disk call of a compaction, as the sweeps here do for checkpoints.",
-    ),
-    NotYet(
-        "Checksums that differ between code paths",
-        issue(4205, 4140),
-        "An optimised checksum was wrong for buffers made of parts.",
-        "Not a decision to patch: golden vectors and a slow twin of every kernel (`tests/golden`, `tests/property`).",
-    ),
-    NotYet(
-        "Applications that close a ledger after failed adds, or open it without recovery",
-        ("https://github.com/diennea/herddb/issues/100", "https://github.com/pravega/pravega/pull/1907"),
-        "Closing a handle meant sealing the ledger, so that an error handler decided the end of the log.",
-        "A matter of the API: `close` lets go and decides nothing, `seal` ends the ledger (promises I-23 and "
-        "I-24 of every run).",
-    ),
-]
+load_neighbour("museum/restarts.py")

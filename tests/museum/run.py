@@ -19,6 +19,7 @@ import pytest
 
 from bookies.sim.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES
 from bookies.sim.run import simulate
+from bookies.sim.scenario import read_scenario, run_scenario
 
 PAGE = pathlib.Path(__file__).parent.parent.parent / "docs" / "museum.md"
 SEEDS_MAX = 40
@@ -47,6 +48,7 @@ def load_exhibits() -> ModuleType:
 
 
 exhibits = load_exhibits()
+rows = exhibits.load_neighbour("museum/rows.py")
 
 
 @dataclass
@@ -81,9 +83,14 @@ def sweep(where: Any, calls: range) -> Seen:
         seen.histories += 1
         seen.steps = number
         machine = exhibits.lives.Machine("museum", **dict(where.settings))
+        is_over = where.is_survived
         try:
             is_over = machine.live(where.script, crash_at=None if where.is_survived else number)
-            if not where.is_survived:
+            if where.comes_back:
+                machine.crash(PROCESS_DIES)
+                machine.live(_nothing, stops=False)
+                machine.crash(NOTHING_SURVIVES)
+            elif not where.is_survived:
                 machine.crash(NOTHING_SURVIVES if is_over else WAYS[number % len(WAYS)])
             machine.check(lives=1)
             assert not machine.failures, machine.failures
@@ -95,10 +102,43 @@ def sweep(where: Any, calls: range) -> Seen:
     return seen
 
 
+async def _nothing(store: Any, promises: Any) -> None:
+    """A life that only starts."""
+
+
+def play(where: Any) -> Seen:
+    """The lives, once; a step is a disk call."""
+    machine = exhibits.lives.Machine("museum")
+    seen = Seen(histories=1)
+    try:
+        where.play(machine)
+    except Exception as error:  # noqa: BLE001  (as above)
+        seen.number, seen.failure = 1, f"{type(error).__name__}: {error}"
+    seen.steps = machine.disk.call_count
+    return seen
+
+
+def schedule(where: Any) -> Seen:
+    """The scenario, in all its variants."""
+    scenario = read_scenario(exhibits.mutants.SCENARIOS / f"{where.name}.txt")
+    seen = Seen()
+    for variant in scenario.variants:
+        result = run_scenario(scenario, variant)
+        seen.histories += 1
+        seen.steps += len(result.lines)
+        if result.failures and seen.number is None:
+            seen.number, seen.failure = seen.histories, result.failures[0]
+    return seen
+
+
 def look(where: Any, first: int = 1, steps_max: int = sys.maxsize) -> Seen:
     """From the first seed or disk call on, until it is found or the end is reached."""
     if isinstance(where, exhibits.Hunt):
         return hunt(where.profile, range(first, first + (SEEDS_MAX if steps_max == sys.maxsize else 10**6)), steps_max)
+    if isinstance(where, exhibits.Lives):
+        return play(where)
+    if isinstance(where, exhibits.Schedule):
+        return schedule(where)
     return sweep(where, range(first, CALLS_MAX))
 
 
@@ -119,7 +159,13 @@ def where_text(where: Any, seen: Seen) -> str:
         return (
             f"profile `{where.profile}`, seed {seen.number}, after {seen.steps:,} steps in {seen.histories} histories"
         )
+    if isinstance(where, exhibits.Schedule):
+        return f"scenario `{where.name}`, {seen.steps:,} lines of trace"
+    if isinstance(where, exhibits.Lives):
+        return f"lives of `{where.play.__name__}`, {seen.steps:,} disk calls"
     what = f"crash sweep of `{where.script.__name__}`"
+    if where.comes_back:
+        return f"{what}, the process dies at disk call {seen.number}, and the power fails when it is back"
     return f"{what}, no crash needed" if where.is_survived else f"{what}, power fails at disk call {seen.number}"
 
 
@@ -138,8 +184,9 @@ def section(each: Any, seen: Seen, without: Seen) -> str:
 
 
 def page(sections: list[str]) -> str:
-    absent = [f"### {each.title}\n\n{links_of(each)}\n\n{each.story} {each.will}\n" for each in exhibits.NOT_YET]
-    return "\n".join([INTRODUCTION, "## Found here\n", *sections, "## Not made here\n", *absent])
+    absent = [f"### {each.title}\n\n{links_of(each)}\n\n{each.story} {each.will}\n" for each in rows.NOT_MADE]
+    lists = [rows.table(*each, exhibits.EXHIBITS) for each in rows.LISTS]
+    return "\n".join([INTRODUCTION, "## Found here\n", *sections, "## Not made here\n", *absent, *lists])
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -83,7 +83,8 @@ class Simulation:
             self.trace,
             str(seed),
             profile.bookies,
-            client_settings=dict(profile.client_settings),
+            # No writer gives up by itself: one that still waits when everything is healed is to be seen (I-19).
+            client_settings={"add_quorum_timeout_ms": 0, **profile.client_settings},
             lease_s=profile.lease_s,
         )
         self.cluster.network.stall_probability = profile.stall_probability

@@ -29,6 +29,7 @@ from bookies.protocol.fragments import (
     is_stored_on,
     missing_runs,
     sample_of,
+    stored_in,
 )
 
 A, B, C, D, E = (BookieId(name) for name in "abcde")
@@ -167,6 +168,9 @@ def test_missing_runs_agree_with_sets(expected: set[int], held: set[int], as_ran
     missing = missing_runs(ids, runs)
     assert [entry_id for run in missing for entry_id in run] == sorted(set(ids) - held)
     assert all(missing)
+    assert stored_in(ids, runs) == sorted(set(ids) & held)
+    overlapping = [range(run.start, run.stop + 3) for run in runs]
+    assert stored_in(ids, overlapping) == [entry_id for entry_id in ids if any(entry_id in run for run in overlapping)]
 
 
 # -- checking ------------------------------------------------------------------------------------------------------

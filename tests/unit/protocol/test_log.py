@@ -276,6 +276,7 @@ def test_deleting_a_log() -> None:
         (manifest(closed(3, 10)), manifest(closed(2, 9), closed(3, 10)), "came back"),
         (NEW, manifest(Extent(0, 10), Extent(1, 11)), "opened at once"),
         (manifest(Extent(0, 10)), manifest(Extent(0, 10), Extent(1, 11), epoch=2), "before every end"),
+        (manifest(Extent(0, 10)), manifest(Extent(0, 10), closed(1, 20)), "behind a ledger that may be open"),
         (replace(NEW, is_deleting=True), NEW, "came back"),
         (LONG, replace(LONG, extents=(), deleting=(10, 11), is_deleting=True), r"forgot to delete \[12, 13, 14\]"),
     ],
@@ -303,7 +304,7 @@ def test_a_record_survives() -> None:
         deleting=(3, 4),
         txns={"app": {"query": "q", "version": 7}},
     )
-    for each in (NEW, found, replace(found, is_deleting=True)):
+    for each in (NEW, found, replace(found, is_deleting=True), replace(found, record_format="envelope")):
         assert parse_manifest("orders", pack_manifest(each)) == each
 
 
@@ -337,8 +338,8 @@ def test_fields_of_a_later_version_are_kept() -> None:
 
 
 def test_a_record_of_a_format_to_come_is_refused() -> None:
-    content = json.loads(pack_manifest(NEW)) | {"format": 2}
-    with pytest.raises(NotSupported, match="log orders has format 2; this version of bookies reads up to 1"):
+    content = json.loads(pack_manifest(NEW)) | {"format": 3}
+    with pytest.raises(NotSupported, match="log orders has format 3; this version of bookies reads up to 2"):
         parse_manifest("orders", json.dumps(content).encode())
 
 

@@ -36,6 +36,11 @@ def swapped(found: Manifest, txn: Transaction = TXN, ends: dict[int, LedgerEnd] 
     return changed
 
 
+def test_a_transaction_is_known_by_its_name_and_its_ledgers() -> None:
+    two = replace(TXN, ledgers={"b": (Written(9, 0, 1),), "a": WRITTEN})
+    assert (two.name, two.ledger_ids) == ("app:3", [9, 10, 11])
+
+
 def test_a_commit_puts_every_ledger_at_the_end_and_notes_the_transaction() -> None:
     after = swapped(NEW)
     assert after.extents == (Extent(0, 10, 0, 4, 5, 50, "app:3"), Extent(1, 11, 0, 0, 1, 7, "app:3"))

@@ -1,0 +1,338 @@
+"""Exhibits of the storage that need more than one life to be seen: what a start finds, believes, and makes durable."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+import pytest
+
+from bookies.errors import BookieBusy, StorageError
+from bookies.kernels import Records
+from bookies.sim.disk import PROCESS_DIES, SimDisk
+from bookies.storage import entry_log, index_format, opening
+from bookies.storage.checkpoint import Checkpointer, Marks
+from bookies.storage.index import LedgerIndex
+from bookies.storage.index_format import IndexHeader
+from bookies.storage.journal import Journal
+from bookies.storage.ledger_store import LedgerStore
+from bookies.storage.replay import Restorer
+from bookies.storage.write_cache import Generation, Run
+
+exhibits = sys.modules["museum_exhibits"]
+exhibit, issue, some = exhibits.exhibit, exhibits.issue, exhibits.some
+CrashSweep, Lives = exhibits.CrashSweep, exhibits.Lives
+Patch = pytest.MonkeyPatch
+JIRA = exhibits.JIRA
+
+
+async def nothing(store: LedgerStore, promises: Any) -> None:
+    """A life that only starts."""
+
+
+async def look(store: LedgerStore, promises: Any) -> None:
+    await promises.check(store)
+
+
+def forsake(machine: Any, script: Any) -> None:
+    """A life with `script` that ends as if the process were killed."""
+    assert machine.live(script, stops=False)
+    machine.crash(PROCESS_DIES)
+
+
+# -- fences -----------------------------------------------------------------------------------------------------------
+async def fences_during_a_checkpoint(store: LedgerStore, promises: Any) -> None:
+    """Ledgers that are in files already are fenced while a checkpoint is under way; then comes another one."""
+    ledgers = range(10, 26)
+    await asyncio.gather(*[promises.write_lac(store, ledger_id, 5) for ledger_id in ledgers])
+    await store.checkpoint()
+    await promises.add(store, 1, some(1, 0, 16))
+    running = asyncio.ensure_future(store.checkpoint())
+    for ledger_id in ledgers:
+        await promises.fence(store, ledger_id)
+    await running
+    await store.checkpoint()
+    await promises.add(store, 1, some(1, 16, 2))
+
+
+@exhibit(
+    "header-evicted",
+    "A fence that was in the cache of open files",
+    (f"{JIRA}815",),
+    CrashSweep(fences_during_a_checkpoint, 360),
+    "The fenced flag was set in the object of the open index file, to be written later. When too many files were open, "
+    "the object was dropped, and the flag with it.",
+    "After a checkpoint ledgers that nobody uses are forgotten, also those that changed meanwhile.",
+)
+def _(patch: Patch) -> None:
+    def forget_idle(self: LedgerIndex, is_idle: Any) -> None:
+        for ledger_id, ledger in list(self._ledgers.items()):
+            is_used = ledger.pages or ledger.users or ledger.is_fence_pending
+            if ledger_id in self._paths and not is_used and is_idle(ledger_id):
+                del self._ledgers[ledger_id]
+                self._dirty.pop(ledger_id, None)
+
+    patch.setattr(LedgerIndex, "forget_idle", forget_idle)
+
+
+# -- replay -----------------------------------------------------------------------------------------------------------
+async def meta_records(store: LedgerStore, promises: Any) -> None:
+    await asyncio.gather(promises.fence(store, 3), promises.write_lac(store, 4, 17), promises.fence(store, 5))
+    await store.checkpoint()
+
+
+@exhibit(
+    "replay-believes-the-index",
+    "Ledgers that replay took for stored",
+    issue(867),
+    CrashSweep(meta_records, 34, comes_back=True),
+    "At replay a ledger that was found in the index was not made again. But the index had been written and not synced: "
+    "only the process had died. The journal was dropped, and the next power failure took the ledger's fence and key.",
+    "Replay leaves alone what the index already says.",
+)
+def _(patch: Patch) -> None:
+    original = LedgerIndex.set_header
+
+    def set_header(self: LedgerIndex, ledger: Any, header: IndexHeader) -> None:
+        if ledger.header != header or ledger.path is None:
+            original(self, ledger, header)
+
+    patch.setattr(LedgerIndex, "set_header", set_header)
+
+
+def killed_twice(machine: Any) -> None:
+    """The process dies with a full journal, and again as soon as it is back."""
+    forsake(machine, lambda store, promises: promises.add(store, 1, some(1, 0, 8)))
+    forsake(machine, nothing)
+
+    async def expect_nothing_to_replay(store: LedgerStore, promises: Any) -> None:
+        count = store.stats()["replayed_entries"]
+        assert count == 0, f"{count} entries that had been replayed and flushed are replayed and written once more"
+
+    assert machine.live(expect_nothing_to_replay)
+    machine.check(lives=1)
+
+
+@exhibit(
+    "replayed-for-ever",
+    "A start that replays what the last one has replayed",
+    issue(2087, 2105),
+    Lives(killed_twice),
+    "The mark was not moved after a replay. A bookie that found its disk full, and was started again and again, wrote "
+    "all of its journal into the entry logs each time, and filled the disk even more.",
+    "The checkpoint after a replay persists no mark.",
+)
+def _(patch: Patch) -> None:
+    original = Checkpointer.checkpoint
+
+    async def checkpoint(self: Checkpointer, marks: Marks | None = None) -> None:
+        if marks is None:
+            await original(self)
+        else:
+            await self._flush_all()
+            await self._write_index()
+            self.persisted = await self.worker.run(self.mark_files.read)
+
+    patch.setattr(Checkpointer, "checkpoint", checkpoint)
+
+
+def replay_of_two_ledgers(machine: Any) -> None:
+    async def load(store: LedgerStore, promises: Any) -> None:
+        await asyncio.gather(promises.add(store, 1, some(1, 0, 8)), promises.add(store, 2, some(2, 0, 8)))
+
+    forsake(machine, load)
+    machine.check(lives=2)
+
+
+@exhibit(
+    "borrowed-buffer",
+    "A memtable of borrowed memory",
+    issue(1737),
+    Lives(replay_of_two_ledgers),
+    "The memtable kept the caller's buffer instead of a copy of it. Replay read every record into the same buffer, so "
+    "that all entries became the last one.",
+    "Replay inserts entries that lie in one buffer, which it uses again. What is written to the log is compared with "
+    "what it should be, so the start fails and the journal stays; in the reference it went on.",
+)
+def _(patch: Patch) -> None:
+    original = Restorer._insert
+    shared = bytearray(1 << 16)
+
+    async def insert(self: Restorer, ledger: Any, entry_ids: Any, records: Records) -> None:
+        shared[: len(records.data)] = records.data
+        borrowed: Any = shared
+        await original(self, ledger, entry_ids, Records(borrowed, records.starts))
+
+    patch.setattr(Restorer, "_insert", insert)
+
+
+# -- identity ---------------------------------------------------------------------------------------------------------
+def an_empty_journal_disk(machine: Any) -> None:
+    """The process dies, and comes back with another disk where its journal was."""
+    forsake(machine, lambda store, promises: promises.add(store, 1, some(1, 0, 8)))
+    directory = "/journal0/current"
+    for name in machine.disk.list(directory):
+        if name.endswith(".txn"):
+            machine.disk.unlink(f"{directory}/{name}")
+    try:
+        machine.live(look)
+    except StorageError:
+        return  # It does not start, so it denies nothing.
+    raise AssertionError("it starts without its journal, and nothing is missing")
+
+
+@exhibit(
+    "taken-for-new",
+    "An empty journal disk taken for a new one",
+    (*issue(544), f"{JIRA}619", *issue(2305)),
+    Lives(an_empty_journal_disk),
+    "A journal disk that was not mounted, a metadata store that was not the right one, a cookie that somebody had "
+    "removed: each made a bookie believe that it was new, and say of all it had acknowledged that it never had it.",
+    "A start does not ask whether the journal has to be there.",
+)
+def _(patch: Patch) -> None:
+    patch.setattr(opening, "_check_journals", lambda disk, directories: None)
+
+
+def ids_from_sixteen_on(machine: Any) -> None:
+    async def load(store: LedgerStore, promises: Any) -> None:
+        for ledger_id in (3, 16, 26, 0x1A2B):
+            await promises.add(store, ledger_id, some(ledger_id, 0, 4))
+        await store.checkpoint()
+
+    assert machine.live(load)
+    machine.check(lives=1)
+
+
+@exhibit(
+    "ids-in-decimal",
+    "File names that were written in one base and read in another",
+    issue(2944),
+    Lives(ids_from_sixteen_on),
+    "Index files carry ledger ids in hexadecimal. Those of files that a crash had left on their way to another "
+    "directory were read as decimal numbers, and the bookie did not start.",
+    "The ids in the names of index files are read as decimal numbers.",
+)
+def _(patch: Patch) -> None:
+    def parse_path(path: str) -> int | None:
+        match = index_format._PATH.fullmatch(path)
+        is_one = match is not None and not match[4] and match[3].isdecimal()
+        return int(match[3]) if match is not None and is_one else None
+
+    patch.setattr(index_format, "parse_path", parse_path)
+
+
+def three_logs_in_three_lives(machine: Any) -> None:
+    for first in (0, 8, 16):
+
+        async def load(store: LedgerStore, promises: Any, first: int = first) -> None:
+            await promises.add(store, 1, some(1, first, 8))
+            await store.checkpoint()
+
+        assert machine.live(load)
+    machine.check(lives=1)
+
+
+@exhibit(
+    "log-ids-used-again",
+    "Two entry loggers that number their files independently",
+    issue(4040, 4041),
+    Lives(three_logs_in_three_lives),
+    "After switching to another implementation of the entry log and back, a stale counter gave out ids of logs that "
+    "existed, and they were overwritten.",
+    "The ids of entry logs start at 0 with each process, and a log may replace one of its name. The first alone loses "
+    "nothing: no flush succeeds, and the journal keeps everything.",
+)
+def _(patch: Patch) -> None:
+    original = SimDisk.open
+    patch.setattr(entry_log, "greatest_log_id", lambda disk, directories: -1)
+    patch.setattr(SimDisk, "open", lambda self, path, mode: original(self, path, "w+" if mode == "x+" else mode))
+
+
+# -- flushes ----------------------------------------------------------------------------------------------------------
+@exhibit(
+    "half-a-checkpoint",
+    "A mark for directories that had not been flushed",
+    issue(3329),
+    CrashSweep(
+        exhibits.many_small_logs,
+        342,
+        settings=(("entry_log_size_max", 4096), ("write_cache_size", 8192), ("ledgers", 2)),
+    ),
+    "A bookie with several ledger directories flushed each of them by itself. The first that was done moved the mark "
+    "for all, and journals were deleted whose entries the others still had in memory.",
+    "A checkpoint makes durable what is in the first of two ledger directories.",
+)
+def _(patch: Patch) -> None:
+    for name in ("sync_data", "sync_all"):
+        original = getattr(entry_log, name)
+        patch.setattr(
+            entry_log, name, lambda file, sync=original: None if file.path.startswith("/ledgers1") else sync(file)
+        )
+
+
+def flushed_and_read(machine: Any) -> None:
+    async def load(store: LedgerStore, promises: Any) -> None:
+        await asyncio.gather(promises.add(store, 1, some(1, 0, 8)), promises.add(store, 2, some(2, 0, 8)))
+        await store.checkpoint()
+
+    assert machine.live(load)
+    machine.check(lives=1)
+
+
+@exhibit(
+    "garbage-from-the-cache",
+    "Entries overwritten in the write cache",
+    issue(1279),
+    Lives(flushed_and_read),
+    "The write cache is made of segments, and the arithmetic that finds an entry in them was wrong for large caches: "
+    "entries were overwritten in memory, and what was there instead went to the entry log.",
+    "Of two ledgers in the cache one is flushed with the other's bytes, and nobody compares what is written with what "
+    "it should be. With the comparison alone the bookie stops, and its journal still has everything.",
+)
+def _(patch: Patch) -> None:
+    original = Generation.runs
+
+    def runs(self: Generation) -> Any:
+        found = list(original(self))
+        return [(ledger_id, Run(run.entry_ids, found[0][1].records)) for ledger_id, run in found]
+
+    patch.setattr(Generation, "runs", runs)
+    patch.setattr(entry_log, "_check_run", lambda ledger_id, run: None)
+
+
+def a_journal_that_fails(machine: Any) -> None:
+    """A write to the journal fails. Whoever is asked afterwards has to say so, and the bookie has to end."""
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        await promises.add(store, 1, some(1, 0, 4))
+        machine.disk.fail("pwritev", ".txn", lambda: OSError(5, "Input/output error"))
+        promises.add(store, 1, {4: exhibits.lives.entry_body(1, 4, size=5_000)})
+        await asyncio.sleep(1)
+        try:
+            await asyncio.wait_for(promises.add(store, 1, some(1, 5, 1)), 60)
+        except (StorageError, BookieBusy):
+            assert machine.failures, "nobody was told that the journal has failed"
+            return
+        except TimeoutError:
+            raise AssertionError("the bookie goes on without a journal, and answers nobody") from None
+
+    assert machine.live(script, stops=False)
+
+
+@exhibit(
+    "lives-on-without-a-journal",
+    "A bookie without its journal thread",
+    issue(2879),
+    Lives(a_journal_that_fails),
+    "The thread of the journal died of an error. The bookie stayed registered and took requests, and no add was ever "
+    "answered.",
+    "A journal that has failed tells nobody.",
+)
+def _(patch: Patch) -> None:
+    def fail(self: Journal, error: BaseException) -> None:
+        self._has_failed = True
+        self._rest()
+
+    patch.setattr(Journal, "_fail", fail)

@@ -1,0 +1,201 @@
+"""What is not made again in the museum, and every known loss of data, row by row, with where it is or why it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+ISSUES = "https://github.com/apache/bookkeeper/issues/"
+JIRA = "https://issues.apache.org/jira/browse/BOOKKEEPER-"
+
+
+@dataclass(frozen=True)
+class NotMade:
+    """`will`: what there is instead, or will be when there is such code."""
+
+    title: str
+    links: tuple[str, ...]
+    story: str
+    will: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """`references`: numbers of issues, or BOOKKEEPER-n. `exhibits`: by name; `why_not`: what is left of the row."""
+
+    label: str
+    references: str
+    what: str
+    exhibits: tuple[str, ...] = ()
+    why_not: str = ""
+
+
+def issues(*numbers: int) -> tuple[str, ...]:
+    return tuple(f"{ISSUES}{number}" for number in numbers)
+
+
+NOT_MADE = [
+    NotMade(
+        "Garbage collection deletes live ledgers",
+        (
+            "https://github.com/YahooArchive/bookkeeper/pull/15",
+            "https://github.com/YahooArchive/bookkeeper/pull/17",
+            *issues(870),
+        ),
+        "A listing of ledgers came back empty or short, and everything it did not name was deleted.",
+        "No such code yet. With it: listings that shrink, end early or come from another cluster, in the simulator's "
+        "metadata store; nothing is deleted without a second proof.",
+    ),
+    NotMade(
+        "An entry log with live data deleted because its header is garbage",
+        issues(4607, 4658),
+        "The header of a new log was not initialised; a collector read it as a log without ledgers.",
+        "No such code yet: our logs are never deleted. With it: rot in headers and maps before a collection.",
+    ),
+    NotMade(
+        "A mark that went backwards",
+        issues(4105, 4740, 3623),
+        "Two checkpoints ran at once, and the older one wrote its mark over that of the newer, whose journals were "
+        "already deleted. The bookie looked for a journal that was gone and did not start.",
+        "Made here as well, by writing the older mark over the newer one, and harmless: a replay begins with the "
+        "oldest journal there is, and everything before a mark that was ever persisted is in the ledger storage. "
+        "Marks move only forward all the same.",
+    ),
+    NotMade(
+        "Ledgers that come back after their deletion",
+        (*issues(4462, 1757), f"{JIRA}174", f"{JIRA}198"),
+        "A late writer made a deleted ledger again, unfenced, and so did a flush that was under way; replay stumbled "
+        "over entries of ledgers that were gone.",
+        "No deletion at a bookie yet. With it: adds, recovery adds and flushes racing deletions.",
+    ),
+    NotMade(
+        "Compaction removes the old file before the new locations are durable",
+        issues(1534, 571, 3959),
+        "The source log was deleted before the index of the copies was flushed; or a flush put the old locations back.",
+        "No such code yet. With it: a crash at each disk call of a compaction, as the sweeps here do for checkpoints.",
+    ),
+    NotMade(
+        "Applications that close a ledger after failed adds, or open it without recovery",
+        ("https://github.com/diennea/herddb/issues/100", "https://github.com/pravega/pravega/pull/1907"),
+        "Closing a handle meant sealing the ledger, so that an error handler decided the end of the log.",
+        "A matter of the API: `close` lets go and decides nothing, `seal` ends the ledger (promises I-23 and "
+        "I-24 of every run).",
+    ),
+]
+
+COLLECTION = "waits: there is no garbage collection yet"
+COMPACTION = "waits: there is no compaction yet"
+DELETION = "waits: a bookie deletes no ledgers yet"
+
+STORAGE = [
+    Row("R-1", "BOOKKEEPER-177", "journals dropped before all index pages were written", ("mark-before-index",)),
+    Row("R-2", "BOOKKEEPER-447", "index durable before the log it points into", ("index-before-log",)),
+    Row("R-3", "2908", "an I/O error answered as no such entry", ("errors-as-no-such-entry",)),
+    Row("R-4", "BOOKKEEPER-500", "a fence in memory only", ("fence-in-memory",)),
+    Row("R-5", "208", "a fence answered before it was durable", ("fence-before-durable",)),
+    Row("R-6", "BOOKKEEPER-815", "a fence lost with an evicted header", ("header-evicted",)),
+    Row("R-7", "1255", "a record journaled before it was in the storage", ("journal-before-insert",)),
+    Row("R-8", "867", "replay did not make again what was in an unsynced index", ("replay-believes-the-index",)),
+    Row("R-9", "BOOKKEEPER-564, 659", "the mark of the moment of a checkpoint's end", ("mark-of-the-moment",)),
+    Row("R-10", "1254", "several journals, one mark file", ("journals-share-a-mark",)),
+    Row("R-11", "3329", "the flush of one directory persisted the mark for all", ("half-a-checkpoint",)),
+    Row("R-12", "4105, 4740", "a mark that went backwards", (), "made, and harmless here: see above"),
+    Row("R-13", "2087, 2105", "no mark after a replay", ("replayed-for-ever",)),
+    Row("R-14", "3979", "groups acknowledged without a sync", ("acknowledged-without-sync",)),
+    Row("R-15", "2879", "a bookie that outlived its journal thread", ("lives-on-without-a-journal",)),
+    Row("R-16", "1345", "a log sealed during a flush was never synced", ("sealed-logs-forgotten",)),
+    Row(
+        "R-17",
+        "BOOKKEEPER-1044, BOOKKEEPER-986",
+        "failed syncs and flushes forgotten",
+        ("sealed-logs-forgotten", "failed-flush-forgotten"),
+    ),
+    Row("R-18", "1534", "source log deleted before the copies' locations were durable", (), COMPACTION),
+    Row("R-19", "3959", "a flush put old locations over compacted ones", (), COMPACTION),
+    Row("R-20", "4607", "a log deleted on the word of a garbage header", (), COLLECTION),
+    Row("R-21", "1757", "a flush brought a deleted ledger back", (), DELETION),
+    Row("R-22", "BOOKKEEPER-174, BOOKKEEPER-198", "replay failed on entries of deleted ledgers", (), DELETION),
+    Row("R-23", "4462", "a late writer brought a deleted ledger back, unfenced", (), DELETION),
+    Row("R-24", "1279", "the write cache overwrote entries", ("garbage-from-the-cache",)),
+    Row("R-25", "1737", "the memtable kept a borrowed buffer", ("borrowed-buffer",)),
+    Row("R-26", "2944", "hexadecimal names read as decimal", ("ids-in-decimal",)),
+    Row("R-27", "4040, 4041", "ids of entry logs given out twice", ("log-ids-used-again",)),
+    Row("R-28", "2264, 3901, 4544", "one corrupt log stopped all collection", (), COLLECTION),
+    Row("R-29", "3965", "a log forgotten although its deletion had failed", (), COLLECTION),
+    Row(
+        "R-30",
+        "544, BOOKKEEPER-619, 2305",
+        "a bookie taken for new",
+        ("taken-for-new",),
+        "the journal's part; stores and cookies: `tests/unit/storage/test_cookie.py`",
+    ),
+    Row("R-31", "2614", "recovery reads without fence", ("recovery-reads-without-fence",)),
+    Row(
+        "R-32",
+        "2936",
+        "wiped bookies denied what they had lost",
+        ("limbo-denies",),
+        "the client's part; here a bookie that has lost its disks does not start",
+    ),
+    Row("R-33", "1527, 1533", "an explicit last add confirmed lost at a restart", ("explicit-lac-forgotten",)),
+]
+
+PAINS = [
+    Row("A-1", "2614, 2616, 2654", "entries acknowledged during a recovery", ("recovery-reads-without-fence",)),
+    Row("A-2", "4701", "fence and add raced inside a bookie", ("fence-and-add-race",)),
+    Row("A-3", "4651", "records that list bookies without the entries", ("confirmed-while-changing",)),
+    Row("A-4", "870", "collection of live ledgers", (), COLLECTION),
+    Row("A-5", "4607, 4658", "a log with live data deleted for its header", (), COLLECTION),
+    Row("A-6", "2908", "a ledger cut off by an I/O error", ("errors-as-no-such-entry",)),
+    Row(
+        "A-7",
+        "4462, 3329",
+        "deletion and writing at once; several directories",
+        ("half-a-checkpoint",),
+        f"the directories; deletion {DELETION}",
+    ),
+    Row("A-8", "4040", "two loggers numbered their files", ("log-ids-used-again",)),
+    Row("A-9", "1534, 571", "compaction removed the old file too early", (), COMPACTION),
+    Row(
+        "A-10",
+        "4740, 3623",
+        "marks that went backwards, journals missing",
+        (),
+        "made, and harmless here: see above; a missing journal stops the start: `tests/sim/test_ledger_store.py`",
+    ),
+    Row("A-11", "4205, 4140", "checksums that differ between code paths", ("checksum-of-a-part",)),
+    Row("A-12", "", "applications that seal after failed adds", (), "a matter of the API: see above"),
+]
+
+CLIENT = [
+    Row("D-1", "3005, 4097", "confirmed by bookies that had been replaced", ("one-phase-resend",)),
+    Row("D-2", "4651", "confirmed while the ensemble changed", ("confirmed-while-changing",)),
+    Row("D-4", "4261, 4459", "adds stuck behind an empty change", ("stuck-behind-a-change",)),
+    Row("D-5", "", "a recovery's last add confirmed shown to readers", ("advancing-recovery",)),
+    Row("D-24", "208", "a fence answered before it was durable", ("fence-before-durable",)),
+    Row("D-25", "", "a close that fails for ever", ("sealed-once-and-never-again",)),
+]
+
+LISTS: list[tuple[str, str, Sequence[Row]]] = [
+    ("What bookies lost, row by row", "The rules of storage 10.1 against what went wrong.", STORAGE),
+    ("What users lost, row by row", "Losses of data and mistakes that users reported.", PAINS),
+    ("What writers got wrong", "Of the deviations in client-protocol 10.1 those with an exhibit.", CLIENT),
+]
+
+
+def link(reference: str) -> str:
+    name = reference.strip()
+    return f"[{name}]({JIRA + name[11:] if name.startswith('BOOKKEEPER-') else ISSUES + name})"
+
+
+def table(title: str, introduction: str, listed: Sequence[Row], exhibits: Sequence[Any]) -> str:
+    """One list as a section of the page."""
+    titles = {each.name: each.title for each in exhibits}
+    lines = []
+    for row in listed:
+        references = ", ".join(map(link, row.references.split(","))) if row.references else ""
+        shown = ", ".join(f"`{name}`: {titles[name]}" for name in row.exhibits)
+        lines.append(f"| {row.label} | {references} | {row.what} | {'; '.join(filter(None, (shown, row.why_not)))} |")
+    head = ["| row | reports | what went wrong | here |", "|---|---|---|---|"]
+    return "\n".join([f"## {title}\n", introduction + "\n", *head, *lines, ""])
