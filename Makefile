@@ -7,7 +7,7 @@ MINUTES ?= 1
 JOBS ?= 2
 AGAINST ?=
 
-.PHONY: run test check coverage sim mutants museum chaos bench docs clean
+.PHONY: run test check coverage sim mutants museum chaos bench bench-spark example spark-cluster docs clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -45,6 +45,9 @@ spark-chaos: $(VENV)/.dev $(VENV)/.demo
 
 bench: $(VENV)/.dev
 	@$(BIN)/python benchmarks/$(if $(AGAINST),against.py $(AGAINST),compare.py) $(ARGS)
+
+bench-spark: $(VENV)/.dev $(VENV)/.demo
+	@$(BIN)/python benchmarks/spark.py $(ARGS)
 
 docs: $(VENV)/.dev
 	@$(BIN)/python docs/generate.py

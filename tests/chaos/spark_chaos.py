@@ -183,7 +183,9 @@ def run_once(run: Run, cluster: LocalCluster, store: bk.blocking.Client, directo
     expected = hashlib.sha256()
     for batch in range(BATCHES):
         rows = [f"{run.number}/{batch}/{row:05d}" for row in range(ROWS)]
-        (directory / "in" / f"{batch:03d}.txt").write_text("\n".join(rows) + "\n")
+        path = directory / "in" / f"{batch:03d}.txt"
+        path.write_text("\n".join(rows) + "\n")
+        os.utime(path, (1_700_000_000 + batch, 1_700_000_000 + batch))  # Spark takes the oldest first.
         expected.update("\n".join([*rows, ""]).encode())
     for batch in range(BATCHES):  # Every step comes up within two runs.
         marks.set(batch, STEPS[(run.number * BATCHES + batch) % len(STEPS)])

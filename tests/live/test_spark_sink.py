@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
 from collections.abc import Callable, Iterator
@@ -271,7 +272,9 @@ class Stream:
     def add_batch(self, number: int, rows: int = 40) -> None:
         values = [f"{number}/{row:03d}" for row in range(rows)]
         self.values += [value.encode() for value in values]
-        (self.directory / "in" / f"{number:03d}.txt").write_text("\n".join(values) + "\n")
+        path = self.directory / "in" / f"{number:03d}.txt"
+        path.write_text("\n".join(values) + "\n")
+        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))  # Spark takes the oldest first.
 
     def frame(self) -> Any:
         reader = self.spark.readStream.format("text").option("maxFilesPerTrigger", 1)
