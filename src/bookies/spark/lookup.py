@@ -21,8 +21,10 @@ from bookies.spark.offsets import At, Key
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
+    from bookies.client.log_reader import LogReader
     from bookies.client.reader import LedgerReader
     from bookies.model import LedgerMetadata
+    from bookies.protocol.log import Manifest
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -41,6 +43,7 @@ class Lookup:
         self._password = password
         self._ended: dict[int, LedgerMetadata] = {}  # closed ledgers, whose end cannot change
         self._readers: dict[int, LedgerReader] = {}
+        self._logs: dict[str, LogReader] = {}
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     # -- what there is -------------------------------------------------------------------------------------------
@@ -76,7 +79,7 @@ class Lookup:
         return Extents(ledger_id, (Piece(0, ledger_id, 0, last, 0, is_complete, size),), 1)
 
     async def _log(self, name: str) -> Extents:
-        manifest = await self._client.log(name, password=self._password).manifest()
+        manifest = await self._manifest(name)
         pieces: list[Piece] = []
         row = manifest.rows_truncated
         for extent in manifest.extents:
@@ -92,6 +95,16 @@ class Lookup:
                 break  # What follows may not be read before this has its end.
         is_envelope = manifest.record_format == ENVELOPE
         return Extents(name, tuple(pieces), manifest.next_seq, manifest.rows_truncated, is_envelope)
+
+    async def _manifest(self, name: str) -> Manifest:
+        if name not in self._logs:
+            self._logs[name] = await self._client.log(name, password=self._password).open()
+            return self._logs[name].manifest
+        try:
+            return await self._logs[name].refresh()
+        except LogNotFound:
+            await self._logs.pop(name).close()
+            raise
 
     async def _end(self, ledger_id: int) -> tuple[int, bool, int | None]:
         """(last entry that can be read, whether nothing will follow, payload bytes up to there or None)."""
@@ -248,7 +261,10 @@ class Lookup:
         """Let go of what was opened."""
         for reader in self._readers.values():
             await reader.close()
+        for log in self._logs.values():
+            await log.close()
         self._readers.clear()
+        self._logs.clear()
 
 
 def _reach(points: Sequence[tuple[int, int]], size: int) -> int:
