@@ -7,7 +7,7 @@ MINUTES ?= 1
 JOBS ?= 2
 AGAINST ?=
 
-.PHONY: run test check coverage sim mutants museum chaos bench bench-spark example spark-cluster docs clean
+.PHONY: run test check coverage sim mutants museum chaos spark-chaos bench bench-spark example spark-cluster docs clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
