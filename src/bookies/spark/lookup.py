@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 from bookies.client.keys import keys_of
-from bookies.errors import InvalidArgument, LedgerNotFound, LogNotFound, NotSupported
+from bookies.errors import BookieError, EntryError, InvalidArgument, LedgerNotFound, LogNotFound, NotSupported
 from bookies.protocol.log import ENVELOPE
 from bookies.spark import plan, selection
 from bookies.spark.extents import Extents, Piece, Run
@@ -148,13 +148,17 @@ class Lookup:
 
     # -- bytes ---------------------------------------------------------------------------------------------------
     async def length(self, ledger_id: int, entry_id: int) -> int:
-        """Payload bytes of the ledger up to and including the entry; 0 before the first."""
+        """Payload bytes of the ledger up to and including the entry, estimated if that cannot be read."""
         if entry_id < 0:
             return 0
         ended = self._ended.get(ledger_id)
         if ended is not None and entry_id == ended.last_entry_id:
             return ended.length
-        return (await (await self._reader(ledger_id)).read_entry(entry_id)).length
+        try:
+            return (await (await self._reader(ledger_id)).read_entry(entry_id)).length
+        except (EntryError, BookieError):
+            # Only a size is asked for: an entry that is damaged or out of reach must not keep others from being read.
+            return ended.length * (entry_id + 1) // (ended.last_entry_id + 1) if ended is not None else 0
 
     async def curve(self, run: Run) -> list[tuple[int, int]]:
         """The bytes before its first entry and behind its last one."""
