@@ -125,6 +125,27 @@ class Administration:
         async with TimeLimit(timeout, f"recover ledger {ledger_id}"):
             return (await self._access.sealed(any_ledger_id(ledger_id))).metadata
 
+    async def change_labels(
+        self, ledger_id: int, change: Callable[[LedgerMetadata], LedgerMetadata | None]
+    ) -> LedgerMetadata:
+        """Change what a ledger's record says beside its entries, by compare-and-swap; the record as it is then.
+
+        `change`: from the record that was read to the one to write, None when there is nothing to change; asked again
+        after a conflict. Raises what it raises, `LedgerNotFound`.
+        """
+        loop = MetadataLoop(self._access.runtime, self._driver, await self._access.read(any_ledger_id(ledger_id)))
+
+        def changed(record: LedgerMetadata) -> LedgerMetadata:
+            new = change(record)
+            assert new is not None
+            return new
+
+        return (await loop.update(lambda record: change(record) is not None, changed)).metadata
+
+    async def instance_id(self) -> str:
+        """The cluster's own, which tells it from every other cluster."""
+        return await self._driver.instance_id() or ""
+
     def read_stored(self, ledger_id: int, first: int = 0, last: int = -1) -> AsyncIterator[tuple[int, bytes]]:
         """(id, body) of entries first..last as they are stored: header, digest, payload; verified.
 

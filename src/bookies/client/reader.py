@@ -16,6 +16,7 @@ from bookies.client.entries import Entry, EntryBatch, LastConfirmedAndEntry
 from bookies.client.iteration import Batches as Batches
 from bookies.client.iteration import Entries as Entries
 from bookies.client.keys import Keys
+from bookies.client.offloaded import OffloadedFiles
 from bookies.client.pool import BookiePool
 from bookies.client.sources import RangeSource, UnconfirmedSource
 from bookies.client.tail import TailSource
@@ -24,6 +25,7 @@ from bookies.config import ClientConfig
 from bookies.errors import EntryNotFound, InvalidArgument
 from bookies.metadata.driver import MetadataDriver, Versioned
 from bookies.model import LedgerMetadata, LedgerState
+from bookies.runtime.ports import Worker
 
 if TYPE_CHECKING:
     import pyarrow
@@ -47,6 +49,10 @@ class LedgerReader:
         Raises `BookieTimeout`, `ReadFailed`, `Unauthorized`.
         """
         return cls(await LedgerView.begin(pool, driver, config, keys, found))
+
+    def read_from(self, worker: Worker, files: OffloadedFiles) -> None:
+        """Read a sealed ledger from its copy. See `Client.open`."""
+        self._view.read_from(worker, files)
 
     # -- state, without asking anybody ---------------------------------------------------------------------------
     @property

@@ -82,6 +82,8 @@ class Option:
     kind: type = str
     choices: Sequence[Any] | None = None
     metavar: str | None = None
+    is_positional: bool = False  # on the command line given without its name
+    is_many: bool = False  # a list of at least one
 
 
 @dataclass(frozen=True)
