@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import random
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,10 +16,11 @@ import bookies as bk
 import bookies.spark
 from bookies.admin.local_cluster import LocalCluster
 from bookies.client.administration import Administration
+from bookies.client.copying import LedgerCopier
 from bookies.errors import DigestMismatch, InvalidArgument, NotSupported, ReadFailed
-from bookies.protocol.offload import DELETED, LABEL, offload_of
+from bookies.protocol.offload import DELETED, LABEL, RESTORING, offload_of
 from bookies.spark import tier
-from bookies.spark.jobs import common, offload
+from bookies.spark.jobs import common, offload, restore
 from bookies.spark.jobs.common import JobConfig
 
 pytestmark = [
@@ -201,8 +203,8 @@ STEPS = [
     (tier, "check_part", False),
     (tier, "write_index", False),
     (tier, "write_index", True),
-    (Administration, "change_labels", False),
-    (Administration, "change_labels", True),
+    (Administration, "change_record", False),
+    (Administration, "change_record", True),
     (common, "save", False),
 ]
 
@@ -268,10 +270,63 @@ def cluster_of(to: pathlib.Path) -> str:
     return found.name
 
 
+def forgotten(spark: Any, cluster: LocalCluster, ledgers: list[int], to: pathlib.Path) -> None:
+    offload.job(spark, config(cluster, to, ledgers, run_id="copy"))
+    offload.job(spark, config(cluster, to, ledgers, run_id="forget", delete_after="0s"))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "after", "skip"),
+    [
+        (Administration, "change_record", True, 0),
+        (LedgerCopier, "write", False, 1),
+        (LedgerCopier, "check", False, 0),
+        (Administration, "change_record", False, 1),
+        (Administration, "change_record", True, 1),
+        (None, "", False, 0),
+    ],
+    ids=str,
+)
+def test_a_ledger_comes_back_to_bookies_under_its_number(
+    spark: Any,
+    cluster: LocalCluster,
+    store: bk.blocking.Client,
+    ledgers: list[int],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    after: bool,
+    skip: int,
+) -> None:
+    originals = {each: entries(store, each, "bookies") for each in ledgers}
+    in_this_process(monkeypatch)
+    forgotten(spark, cluster, ledgers, tmp_path)
+    chosen = {"ledgers": ",".join(map(str, ledgers))}
+    asked = JobConfig(cluster.metadata_uri, run_id="restore", options=chosen, is_quiet=True)
+    if owner is not None:
+        with monkeypatch.context() as faulty:
+            crash_once(faulty, owner, name, after=after, skip=skip)
+            with pytest.raises(Crash):
+                restore.job(spark, asked)
+        for ledger_id in ledgers:
+            assert entries(store, ledger_id, "auto") == originals[ledger_id]
+    restore.job(spark, asked)
+    for ledger_id in ledgers:
+        labels = store.metadata(ledger_id).custom_metadata
+        assert LABEL in labels
+        assert not {DELETED, RESTORING} & set(labels)
+        assert entries(store, ledger_id, "auto") == originals[ledger_id]
+        assert store.administration().check_ledger(ledger_id, percentage=100).is_ok
+    shutil.rmtree(tmp_path)
+    for ledger_id in ledgers:
+        assert entries(store, ledger_id, "auto") == originals[ledger_id]
+
+
 def test_wrong_options_are_told_in_a_sentence(spark: Any, cluster: LocalCluster, tmp_path: pathlib.Path) -> None:
     with pytest.raises(InvalidArgument, match="option to is missing"):
         offload.job(spark, JobConfig(cluster.metadata_uri, is_quiet=True))
     with pytest.raises(InvalidArgument, match="such as 7d"):
         offload.job(spark, config(cluster, tmp_path, [], older_than="soon"))
     with pytest.raises(InvalidArgument, match="expected numbers"):
-        offload.job(spark, config(cluster, tmp_path, [], ledgers="one"))
+        offload.job(spark, JobConfig(cluster.metadata_uri, options={"to": str(tmp_path), "ledgers": "one"}))

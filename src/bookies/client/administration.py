@@ -22,6 +22,7 @@ from bookies.client.arguments import (
     switch,
     whole_number,
 )
+from bookies.client.copying import LedgerCopier, on_new_bookies
 from bookies.client.entries import EntryBatch
 from bookies.client.ledger_access import LedgerAccess
 from bookies.client.metadata_loop import MetadataLoop
@@ -125,10 +126,10 @@ class Administration:
         async with TimeLimit(timeout, f"recover ledger {ledger_id}"):
             return (await self._access.sealed(any_ledger_id(ledger_id))).metadata
 
-    async def change_labels(
+    async def change_record(
         self, ledger_id: int, change: Callable[[LedgerMetadata], LedgerMetadata | None]
     ) -> LedgerMetadata:
-        """Change what a ledger's record says beside its entries, by compare-and-swap; the record as it is then.
+        """Change a ledger's record by compare-and-swap; the record as it is then. For those who know what may be changed.
 
         `change`: from the record that was read to the one to write, None when there is nothing to change; asked again
         after a conflict. Raises what it raises, `LedgerNotFound`.
@@ -141,6 +142,14 @@ class Administration:
             return new
 
         return (await loop.update(lambda record: change(record) is not None, changed)).metadata
+
+    def copier(self, record: LedgerMetadata) -> LedgerCopier:
+        """Writes entries that come from elsewhere to the bookies that this record, stored or not, names."""
+        return LedgerCopier(self._access, self._pool, record)
+
+    def with_new_bookies(self, record: LedgerMetadata) -> LedgerMetadata:
+        """The record with writable bookies in all its fragments. Raises `NotEnoughBookies`."""
+        return on_new_bookies(self._access, record)
 
     async def instance_id(self) -> str:
         """The cluster's own, which tells it from every other cluster."""

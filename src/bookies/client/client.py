@@ -225,12 +225,13 @@ class Client:
         async def make() -> LedgerReader:
             found = await self._read_record(ledger_id)
             keys = self._keys(found, password, kind)
-            reader = await LedgerReader.begin(self._pool, self._driver, self.config, keys, found)
+            copy = None
             if tier == "offloaded" or (tier == "auto" and is_given_up(found.metadata)):
+                files = OffloadedFiles(found.metadata)
                 if self._files is None:
                     self._files = self._runtime.workers.start("files")
-                reader.read_from(self._files, OffloadedFiles(found.metadata))
-            return reader
+                copy = self._files, files
+            return await LedgerReader.begin(self._pool, self._driver, self.config, keys, found, copy=copy)
 
         return Opening(make, timeout, f"open ledger {ledger_id}")
 

@@ -42,17 +42,23 @@ class LedgerReader:
 
     @classmethod
     async def begin(
-        cls, pool: BookiePool, driver: MetadataDriver, config: ClientConfig, keys: Keys, found: Versioned
+        cls,
+        pool: BookiePool,
+        driver: MetadataDriver,
+        config: ClientConfig,
+        keys: Keys,
+        found: Versioned,
+        *,
+        copy: tuple[Worker, OffloadedFiles] | None = None,
     ) -> LedgerReader:
         """Open without recovery: watch the metadata and learn the last add confirmed, unless the ledger is sealed.
 
-        Raises `BookieTimeout`, `ReadFailed`, `Unauthorized`.
+        `copy`: read from there, through the worker. Raises `BookieTimeout`, `ReadFailed`, `Unauthorized`.
         """
-        return cls(await LedgerView.begin(pool, driver, config, keys, found))
-
-    def read_from(self, worker: Worker, files: OffloadedFiles) -> None:
-        """Read a sealed ledger from its copy. See `Client.open`."""
-        self._view.read_from(worker, files)
+        view = await LedgerView.begin(pool, driver, config, keys, found)
+        if copy is not None:
+            view.read_from(*copy)
+        return cls(view)
 
     # -- state, without asking anybody ---------------------------------------------------------------------------
     @property

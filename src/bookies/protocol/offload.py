@@ -17,10 +17,11 @@ from dataclasses import asdict, dataclass
 
 from bookies.errors import LedgerClosed, MetadataCorrupt, VersionConflict
 from bookies.kernels import crc32c
-from bookies.model import LedgerMetadata
+from bookies.model import Ensemble, LedgerMetadata
 
 LABEL = "bookies.offload"
 DELETED = "bookies.offload.bookies-deleted"
+RESTORING = "bookies.offload.restoring"
 PARQUET = "parquet"
 _POLYNOMIAL = 0x82F63B78  # of CRC-32C, lowest power first
 LENGTH_SIZE = 8  # bytes of an accumulated length
@@ -115,8 +116,9 @@ def offload_of(record: LedgerMetadata) -> Offload | None:
 
 
 def is_given_up(record: LedgerMetadata) -> bool:
-    """Whether the bookies need not have the entries any more."""
-    return DELETED in record.custom_metadata and LABEL in record.custom_metadata
+    """Whether the entries are to be read from the copy: the bookies need not have them any more, or not yet again."""
+    labels = record.custom_metadata
+    return LABEL in labels and (DELETED in labels or RESTORING in labels)
 
 
 def offloaded(record: LedgerMetadata, copy: Offload) -> LedgerMetadata | None:
@@ -143,10 +145,29 @@ def given_up(record: LedgerMetadata, attempt: str, now_ms: int) -> LedgerMetadat
     found = offload_of(record)
     if found is None or found.attempt != attempt:
         raise VersionConflict("the copy that was checked is not the one that is named", ledger_id=record.ledger_id)
-    return None if DELETED in record.custom_metadata else labelled(record, {DELETED: str(now_ms).encode()})
+    return None if is_given_up(record) else labelled(record, {DELETED: str(now_ms).encode()})
 
 
 def labelled(record: LedgerMetadata, labels: Mapping[str, bytes], without: tuple[str, ...] = ()) -> LedgerMetadata:
     """The record with more labels, and without some."""
     kept = {name: value for name, value in record.custom_metadata.items() if name not in without}
     return record.replace(custom_metadata=kept | dict(labels))
+
+
+def restoring(record: LedgerMetadata) -> LedgerMetadata | None:
+    """The record of a ledger that is being written to bookies again: they must not forget it now; None: it is so."""
+    if DELETED not in record.custom_metadata:
+        return None
+    return labelled(record, {RESTORING: record.custom_metadata[DELETED]}, without=(DELETED,))
+
+
+def restored(
+    record: LedgerMetadata, attempt: str, ensembles: tuple[tuple[int, Ensemble], ...]
+) -> LedgerMetadata | None:
+    """The record of a ledger that is on these bookies again; None: it is on bookies. Raises `VersionConflict`."""
+    if RESTORING not in record.custom_metadata and DELETED not in record.custom_metadata:
+        return None
+    found = offload_of(record)
+    if found is None or found.attempt != attempt or DELETED in record.custom_metadata:
+        raise VersionConflict("the ledger was offloaded again meanwhile", ledger_id=record.ledger_id)
+    return labelled(record, {}, without=(RESTORING,)).replace(ensembles=ensembles)

@@ -36,6 +36,8 @@ PLUMBING = {
     "client_closed",
     "open_session",
     "transactions",
+    "copier",
+    "with_new_bookies",
     "announce",
     "is_busy",
     "send_queued",

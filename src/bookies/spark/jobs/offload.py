@@ -194,7 +194,7 @@ class CommitCopy:
         crc = await files.run(tier.write_index, directory, index)
         copy = Offload(attempt, directory, PARQUET, content.rows, content.size, content.crc, crc, _now_ms())
         try:
-            await tools.administration.change_labels(ledger_id, lambda record: offloaded(record, copy))
+            await tools.administration.change_record(ledger_id, lambda record: offloaded(record, copy))
         except LedgerNotFound:
             return Outcome(common.GONE, {"error": "the ledger was deleted"})
         return Outcome(common.DONE, {"uri": directory, **_counts(copy), "files": len(parts)})
@@ -213,7 +213,7 @@ class Forget:
         try:
             record = await tools.client.metadata(asked["ledger"])
             copied = await runtime.worker().files().run(_checked, record)
-            await tools.administration.change_labels(
+            await tools.administration.change_record(
                 record.ledger_id, lambda record: given_up(record, copied.attempt, _now_ms())
             )
         except LedgerNotFound:
