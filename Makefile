@@ -7,7 +7,7 @@ MINUTES ?= 1
 JOBS ?= 2
 AGAINST ?=
 
-.PHONY: run test check coverage sim mutants museum chaos bench docs clean
+.PHONY: run test check coverage sim mutants museum chaos bench bench-spark example spark-cluster docs clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -40,8 +40,14 @@ museum: $(VENV)/.dev
 chaos: $(VENV)/.dev
 	@$(BIN)/bk chaos $(ARGS)
 
+spark-chaos: $(VENV)/.dev $(VENV)/.demo
+	@$(BIN)/python tests/chaos/spark_chaos.py $(ARGS)
+
 bench: $(VENV)/.dev
 	@$(BIN)/python benchmarks/$(if $(AGAINST),against.py $(AGAINST),compare.py) $(ARGS)
+
+bench-spark: $(VENV)/.dev $(VENV)/.demo
+	@$(BIN)/python benchmarks/spark.py $(ARGS)
 
 docs: $(VENV)/.dev
 	@$(BIN)/python docs/generate.py

@@ -114,6 +114,7 @@ if TYPE_CHECKING:
     from bookies.protocol.log import LedgerEnd as LedgerEnd
     from bookies.protocol.log import Manifest as Manifest
     from bookies.protocol.log import Position as Position
+    from bookies.protocol.log import Segment as Segment
     from bookies.protocol.replicate import Replacement as Replacement
 
 # Public name -> module that defines it.
@@ -162,6 +163,7 @@ _LAZY = {
     "ReplicaScan": "bookies.client.scan",
     "ReplicaState": "bookies.protocol.fragments",
     "ReplicaVerdict": "bookies.protocol.fragments",
+    "Segment": "bookies.protocol.log",
     "Versioned": "bookies.metadata.driver",
     "Watch": "bookies.metadata.driver",
     "blocking": "bookies.client",
@@ -262,6 +264,7 @@ __all__ = [
     "ReplicaState",
     "ReplicaVerdict",
     "ReplicationFailed",
+    "Segment",
     "SessionExpired",
     "StorageError",
     "TransactionRefused",

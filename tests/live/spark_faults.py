@@ -51,6 +51,8 @@ def faulty_source(directory: str) -> type[Any]:
                     raise OSError("a task fails")
                 if is_due(batch, "task dies"):
                     os.kill(os.getpid(), signal.SIGKILL)
+                if is_due(batch, "JVM dies in a task"):
+                    kill_jvm()
                 if os.path.exists(os.path.join(directory, f"{batch}-every task raises")):
                     if TaskContext.get().attemptNumber() == 3:
                         is_due(batch, "every task raises")
@@ -63,6 +65,8 @@ def faulty_source(directory: str) -> type[Any]:
                 raise OSError("the driver fails before the swap")
             if is_due(batchId, "commit dies before"):
                 os.kill(os.getpid(), signal.SIGKILL)
+            if is_due(batchId, "JVM dies before the swap"):
+                kill_jvm()
             if is_due(batchId, "answer is lost"):
                 lose_answers(1)
             super().commit(messages, batchId)
@@ -70,6 +74,8 @@ def faulty_source(directory: str) -> type[Any]:
                 raise OSError("the driver fails after the swap")
             if is_due(batchId, "commit dies after"):
                 os.kill(os.getpid(), signal.SIGKILL)
+            if is_due(batchId, "JVM dies after the swap"):
+                kill_jvm()
 
         def abort(self, messages: Any, batchId: int) -> None:
             super().abort(messages, batchId)
@@ -95,6 +101,18 @@ def faulty_source(directory: str) -> type[Any]:
 
         def streamWriter(self, schema: Any, overwrite: bool) -> Any:
             return FaultyWriter(self.options, schema, overwrite)
+
+    def kill_jvm() -> None:
+        """The driver, which is the nearest ancestor that runs Java; then wait for the end oneself."""
+        pid = os.getpid()
+        while pid > 1:
+            with open(f"/proc/{pid}/stat") as file:
+                name, rest = file.read().split("(", 1)[1].rsplit(")", 1)
+            if name == "java":
+                os.kill(pid, signal.SIGKILL)
+                os.kill(os.getpid(), signal.SIGKILL)
+            pid = int(rest.split()[1])
+        raise OSError("there is no Java above this process")
 
     def lose_answers(count: int) -> None:
         """The store carries out so many transactions, and its answers do not arrive."""

@@ -88,9 +88,7 @@ def test_lines_go_in_and_come_out_in_order(
             data = (to / each["file"]).read_bytes()
             assert (each["sha256"], each["file_size"]) == (hashlib.sha256(data).hexdigest(), len(data))
         back = only(
-            importing.job(
-                spark, config(cluster, f"back-{kind}", files=[str(to)], log=f"copy-{kind}", create_log=True)
-            )
+            importing.job(spark, config(cluster, f"back-{kind}", files=[str(to)], log=f"copy-{kind}", create_log=True))
         )
         assert back["entries"] == 500
         assert entries(store, f"copy-{kind}") == entries(store, "orders")
@@ -180,7 +178,5 @@ def test_what_cannot_be_done_is_told_in_a_sentence(
         importing.job(spark, config(cluster, "dat", files=[str(tmp_path / "a.dat")], log="x"))
     (tmp_path / "bad.json").write_text('{"id": 1}\n{"id":\n')
     with pytest.raises(Exception, match="a line is no JSON"):
-        importing.job(
-            spark, config(cluster, "bad", files=[str(tmp_path / "bad.json")], log="bad", create_log=True)
-        )
+        importing.job(spark, config(cluster, "bad", files=[str(tmp_path / "bad.json")], log="bad", create_log=True))
     assert entries(store, "bad") == []

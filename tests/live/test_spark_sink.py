@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -223,6 +225,34 @@ def test_mistakes_are_said_in_a_sentence(
     assert_clean(store, store.log("mistakes"))
 
 
+def test_the_page_about_writing_does_what_it_says(
+    spark: Any, cluster: LocalCluster, store: Any, tmp_path: pathlib.Path
+) -> None:
+    """Every snippet of docs/spark-writing.md, in order."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("one\ntwo\n")
+    page = (pathlib.Path(__file__).parent.parent.parent / "docs" / "spark-writing.md").read_text()
+    snippets = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {
+        "spark": spark,
+        "uri": cluster.metadata_uri,
+        "directory": str(tmp_path / "in"),
+        "checkpoint": str(tmp_path / "checkpoint"),
+    }
+    for snippet in snippets:
+        exec(compile(snippet, "docs/spark-writing.md", "exec"), names)
+    orders = [b"order %d" % number for number in range(9)]
+    assert sorted(entries(store.log("orders"))) == orders
+    assert sorted(entries(store.log("lines"))) == [b"one", b"two"]
+    assert store.log("records").manifest().record_format == "envelope"
+    assert len(entries(store.log("customer-0"))) == 3
+    assert sorted(entries(store.log("nightly"))) == orders
+    by_customer = entries(store.log("by-customer"))
+    customers = [int(value.split()[1]) % 3 for value in by_customer]
+    assert [value for at, value in enumerate(by_customer) if customers[at] == 0] == orders[0::3]
+    assert len([at for at in range(1, 9) if customers[at] != customers[at - 1]]) == 2
+
+
 # -- streams -------------------------------------------------------------------------------------------------------
 
 
@@ -242,12 +272,14 @@ class Stream:
     def add_batch(self, number: int, rows: int = 40) -> None:
         values = [f"{number}/{row:03d}" for row in range(rows)]
         self.values += [value.encode() for value in values]
-        (self.directory / "in" / f"{number:03d}.txt").write_text("\n".join(values) + "\n")
+        path = self.directory / "in" / f"{number:03d}.txt"
+        path.write_text("\n".join(values) + "\n")
+        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))  # Spark takes the oldest first.
 
     def frame(self) -> Any:
         reader = self.spark.readStream.format("text").option("maxFilesPerTrigger", 1)
         frame = reader.load(str(self.directory / "in"))
-        return frame.repartitionByRange(2, "value").sortWithinPartitions("value")
+        return frame.repartitionByRange(2, "value")  # One task reads a file, so that each part keeps its order.
 
     def run(self, checkpoint: str = "checkpoint") -> bool:
         """Everything that is there; whether the query came to its end."""

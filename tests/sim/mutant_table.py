@@ -411,8 +411,7 @@ def _(patch: Patch) -> None:
         await update.update(swap.needed, swap.apply)
         return await original(access, fragment, replacements, update, account)
 
-    for module in (administration, replication):
-        patch.setattr(module, "replicate", swap_first)
+    patch.setattr(replication, "replicate", swap_first)
 
 
 @mutant("a fragment that may still receive entries is copied", "X-70", profile="fragments")

@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from bookies.client import keys, recovery
+from bookies.client.stall import StallWatch
+from bookies.client.view import LedgerView
+from bookies.client.watcher import BookieWatcher
 from bookies.errors import BookKeeperError
 from bookies.kernels import scan_records
 from bookies.metadata import memory
@@ -83,6 +86,55 @@ def start_fragment_behind_what_was_pushed(patch: Patch) -> None:  # I-9, I-2
 
 def write_metadata_blindly(patch: Patch) -> None:  # I-5, I-4, I-7
     patch.setattr(memory, "check_version", lambda *_, **__: None)
+
+
+def change_ensembles_when_forbidden(patch: Patch) -> None:  # off
+    patch.setattr(AddPipeline, "allows_changes", property(lambda self: True, lambda self, allowed: None), raising=False)
+
+
+def never_lose_patience(patch: Patch) -> None:  # I-19, stall
+    patch.setattr(StallWatch, "watch", lambda self: None)
+
+
+def lose_patience_early(patch: Patch) -> None:  # stall
+    original = StallWatch.__init__
+
+    def mutant(self: StallWatch, limit_s: float, *parts) -> None:  # type: ignore[no-untyped-def]
+        original(self, limit_s / 2, *parts)
+
+    patch.setattr(StallWatch, "__init__", mutant)
+
+
+def count_no_domains(patch: Patch) -> None:  # domains
+    patch.setattr(AddPipeline, "_spans_domains", lambda self, entry_id: True)
+
+
+def take_fewer_bookies_than_there_are(patch: Patch) -> None:  # striping
+    original = BookieWatcher.choose_ensemble
+
+    async def mutant(self, size, exclude=(), *, size_min=None):  # type: ignore[no-untyped-def]
+        return await original(self, size if size_min is None else size_min, exclude)
+
+    patch.setattr(BookieWatcher, "choose_ensemble", mutant)
+
+
+# -- readers -------------------------------------------------------------------------------------------------------
+
+
+def go_beyond_what_is_confirmed(patch: Patch) -> None:  # I-12, I-15, I-14
+    async def check_confirmed(self, last: int) -> None:  # type: ignore[no-untyped-def]
+        self.last_add_confirmed = max(self.last_add_confirmed, last)
+
+    patch.setattr(LedgerView, "check_confirmed", check_confirmed)
+
+
+def believe_less_than_before(patch: Patch) -> None:  # I-17
+    def learn(self, last_add_confirmed: int) -> int:  # type: ignore[no-untyped-def]
+        if not self.is_sealed:
+            self.last_add_confirmed = last_add_confirmed
+        return self.last_add_confirmed
+
+    patch.setattr(LedgerView, "learn", learn)
 
 
 # -- recovery ------------------------------------------------------------------------------------------------------
@@ -160,6 +212,13 @@ MUTANTS: list[tuple[Mutant, str, int]] = [  # what, profile, first seed: one tha
     (keep_acknowledgements_of_replaced_bookies, "races", 7),
     (start_fragment_behind_what_was_pushed, "races", 1),
     (write_metadata_blindly, "races", 1),
+    (change_ensembles_when_forbidden, "delayed", 1),
+    (never_lose_patience, "delayed", 1),
+    (lose_patience_early, "delayed", 1),
+    (count_no_domains, "delayed", 1),
+    (take_fewer_bookies_than_there_are, "delayed", 3),
+    (go_beyond_what_is_confirmed, "reads", 6),
+    (believe_less_than_before, "reads", 1),
     (read_without_fencing, "small", 3),
     (take_any_answers_for_coverage, "small", 1),
     (fence_nobody, "races", 1),

@@ -8,8 +8,10 @@ them run at once, and a batch that is not in the checkpoint is written again, in
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from itertools import count
 from random import Random
+from typing import Any
 
 import pytest
 from tests.sim.log_world import HEALED_DEADLINE_S, NAME, LogWorld
@@ -19,6 +21,8 @@ from bookies.client import transaction_writer
 from bookies.client.transaction import Parts, abort, commit, reap
 from bookies.errors import BookKeeperError, LogInUse
 from bookies.metadata.driver import LedgerAt, LedgerDeletion, RecordAt, Step
+from bookies.protocol import log_segments
+from bookies.protocol.log import parse_manifest
 from bookies.protocol.transaction import Origin, Transaction
 from bookies.sim.cluster import SimClient
 from bookies.sim.faults import FaultPlan, Faults, Injected
@@ -27,10 +31,41 @@ from bookies.sim.metadata import SimDriver
 BATCH_COUNT = 12
 
 
+class JobWorld(LogWorld):
+    """With processes that are started again when they die."""
+
+    is_over = False
+
+    async def supervise(self, role: str, life: Callable[[SimClient], Coroutine[Any, Any, None]]) -> None:
+        while not self.is_over:
+            client = await self.process(role)
+            try:
+                await self.as_process(client, life(client))
+            except asyncio.CancelledError:
+                if client.participant.is_alive:
+                    raise
+                await asyncio.sleep(0.2)
+
+    async def lead_for_ever(self, client: SimClient, random: Random) -> None:
+        """Lead, append, roll, lose the lead, try again."""
+        numbers = count()
+        while not self.is_over:
+            try:
+                async with self.log(client).lead(roll_size=random.choice((100, 1 << 20))) as writer:
+                    for _ in range(random.choice((3, 30))):
+                        await self.append(client, writer, [f"{client.name}/{next(numbers)}".encode()])
+                        await asyncio.sleep(random.choice((0.0, 0.01, 0.1)))
+                        if random.random() < 0.05:
+                            await writer.roll()
+            except BookKeeperError as error:
+                self.trace.note(client.name, f"stopped leading: {type(error).__name__}: {error}")
+                await asyncio.sleep(random.uniform(0, 0.5))
+
+
 class Job:
     """A query with a checkpoint: how many batches are noted as done."""
 
-    def __init__(self, world: LogWorld, app: str, *, orphan_grace_ms: int, fences: bool) -> None:
+    def __init__(self, world: JobWorld, app: str, *, orphan_grace_ms: int, fences: bool) -> None:
         self.world = world
         self.app = app
         self.done = 0
@@ -58,11 +93,11 @@ class Job:
 
     async def _run(self, parts: Parts, batch: int, random: Random) -> None:
         written, token = [], ""
-        count = random.choice((1, 2, 3))
-        for partition in range(count):
+        part_count = random.choice((1, 2, 3))
+        for partition in range(part_count):
             origin = Origin(self.app, batch, f"query-{self.app}", partition, f"{random.getrandbits(32):x}")
             part = await transaction_writer.open_part(parts, NAME, origin, ledger_size=random.choice((20, 1 << 20)))
-            for at in range(3 * partition // count, 3 * (partition + 1) // count):
+            for at in range(3 * partition // part_count, 3 * (partition + 1) // part_count):
                 await part.append_many(self.payloads(batch, at))
             await asyncio.sleep(random.choice((0, 0.05, 0.3)))
             written += await part.finish()
@@ -91,10 +126,10 @@ def expected(job: Job, partitions: int = 3) -> list[bytes]:
     return [each for batch in range(BATCH_COUNT) for at in range(partitions) for each in job.payloads(batch, at)]
 
 
-async def play(world: LogWorld, plan: FaultPlan, jobs: list[Job], *, leaders: int, duration_s: float = 30.0) -> None:
+async def play(world: JobWorld, plan: FaultPlan, jobs: list[Job], *, leaders: int, duration_s: float = 30.0) -> None:
     random = Random(f"{world.seed}/jobs")
     faults = Faults(world.cluster, f"{world.seed}/faults", plan, Injected())
-    lives: list[tuple[str, Callable[[SimClient], Awaitable[None]]]] = []
+    lives: list[tuple[str, Callable[[SimClient], Coroutine[Any, Any, None]]]] = []
     for job in jobs:
         for number, payload in enumerate(expected(job)):
             world.history.attempted[payload] = (job.app, number)
@@ -126,11 +161,11 @@ async def play(world: LogWorld, plan: FaultPlan, jobs: list[Job], *, leaders: in
         world.cluster.kill_client(name)
 
 
-def run(seed: object, plan: FaultPlan, *, leaders: int = 0, apps: int = 2, grace_ms: int = 1_500) -> LogWorld:
-    world = LogWorld(seed)
+def run(seed: object, plan: FaultPlan, *, leaders: int = 0, apps: int = 2, grace_ms: int = 1_500) -> JobWorld:
+    world = JobWorld(seed)
     jobs = [Job(world, f"app{index}", orphan_grace_ms=grace_ms, fences=leaders > 0) for index in range(apps)]
 
-    async def main(world: LogWorld) -> None:
+    async def main(world: JobWorld) -> None:
         await play(world, plan, jobs, leaders=leaders)
 
     world.run(main)
@@ -143,7 +178,7 @@ def run(seed: object, plan: FaultPlan, *, leaders: int = 0, apps: int = 2, grace
     return world
 
 
-def assert_sound(world: LogWorld) -> None:
+def assert_sound(world: JobWorld) -> None:
     assert not world.history.problems, "\n".join([*world.history.problems[:10], *world.trace.tail(50)])
 
 
@@ -156,6 +191,20 @@ def test_two_jobs_a_reaper_and_no_leader(plan: str, seed: int) -> None:
 @pytest.mark.parametrize("plan", ["calm", "clients"])
 def test_a_job_and_a_leader_take_the_log_from_each_other(plan: str) -> None:
     assert_sound(run(f"transactions/leader/{plan}", PLANS[plan], leaders=1, apps=1))
+
+
+@pytest.mark.parametrize("plan", ["calm", "clients"])
+def test_lists_in_segments(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above, and with every few ledgers older extents go to records of their own."""
+    monkeypatch.setattr(log_segments, "HEAD_EXTENTS_MAX", 6)
+    monkeypatch.setattr(log_segments, "HEAD_EXTENTS_KEPT", 3)
+    monkeypatch.setattr(log_segments, "SEGMENT_EXTENTS_MAX", 10)
+    for seed in range(2):
+        world = run(f"segments/{plan}/{seed}", PLANS[plan], leaders=seed)
+        assert_sound(world)
+        heads = [parse_manifest(NAME, each.after) for each in world.cluster.store.record_commits[f"logs/{NAME}"]]
+        assert max(len(head.segments) for head in heads) > 1
+        assert max(len(head.extents) for head in heads) <= 6
 
 
 # -- transactions that land late -------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ COMMANDS = {
     "ledger": ("bookies.admin.commands.ledger", "create, append, read, tail, show, list, recover, seal, delete"),
     "log": (
         "bookies.admin.commands.log",
-        "logs without an end: create, append, read, tail, truncate, cursors, show, list, delete",
+        "logs without an end: create, append, read, tail, truncate, cursors, reap, show, list, delete",
     ),
     "bookie": ("bookies.admin.commands.bookie", "run, list, show"),
     "inspect": ("bookies.admin.commands.inspect", "look into a bookie's files, offline, also Apache's"),

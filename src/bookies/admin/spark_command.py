@@ -19,7 +19,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "example:  bk spark scrub --level 3 --output runs --run-id monday --report scrub.html\n"
         "          bk spark repair --plan runs/monday/plan --dry-run\n"
-        "on a cluster:  spark-submit --master ... --py-files bookies.zip $(which bk) spark scrub ..."
+        "on a cluster, with the package on every worker:\n"
+        "          spark-submit --master ... .../bookies/admin/cli.py spark scrub ..."
     )
     from bookies.spark.jobs import JOBS
 

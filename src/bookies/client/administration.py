@@ -129,7 +129,8 @@ class Administration:
     async def change_record(
         self, ledger_id: int, change: Callable[[LedgerMetadata], LedgerMetadata | None]
     ) -> LedgerMetadata:
-        """Change a ledger's record by compare-and-swap; the record as it is then. For those who know what may be changed.
+        """Change a ledger's record by compare-and-swap; the record as it is then. For those who know
+        what may be changed.
 
         `change`: from the record that was read to the one to write, None when there is nothing to change; asked again
         after a conflict. Raises what it raises, `LedgerNotFound`.
@@ -143,9 +144,17 @@ class Administration:
 
         return (await loop.update(lambda record: change(record) is not None, changed)).metadata
 
-    def copier(self, record: LedgerMetadata) -> LedgerCopier:
-        """Writes entries that come from elsewhere to the bookies that this record, stored or not, names."""
-        return LedgerCopier(self._access, self._pool, record)
+    async def write_entries(self, record: LedgerMetadata, batch: EntryBatch) -> None:
+        """Store entries that come from elsewhere on the bookies that this record, stored or not, names. Durable, and
+        harmless when done again. Raises why a bookie did not take one."""
+        await LedgerCopier(self._access, self._pool, record).write(batch)
+
+    async def check_entries(self, record: LedgerMetadata) -> None:
+        """Read all replicas of all entries from the bookies that this record, stored or not, names.
+
+        Raises `ReplicationFailed` when one is not there or not good.
+        """
+        await LedgerCopier(self._access, self._pool, record).check()
 
     def with_new_bookies(self, record: LedgerMetadata) -> LedgerMetadata:
         """The record with writable bookies in all its fragments. Raises `NotEnoughBookies`."""

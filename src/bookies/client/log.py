@@ -18,10 +18,11 @@ from bookies.client.cursors import LogCursors
 from bookies.client.keys import digest_type_of
 from bookies.client.log_reader import LogReader
 from bookies.client.log_writer import LogWriter
-from bookies.client.manifest import LOGS, ManifestLoop
+from bookies.client.manifest import ManifestLoop
 from bookies.client.metadata_loop import repeated
 from bookies.client.opening import Opening
-from bookies.client.takeover import LogParts, end_of, sweep, take_over, truncate
+from bookies.client.segments import LOGS
+from bookies.client.takeover import LogParts, empty, end_of, sweep, take_over, truncate
 from bookies.client.transaction import COMMIT_TIMEOUT_S, OnOpenTail, Parts, Reaped, reap
 from bookies.client.transaction_writer import LEDGER_SIZE, LogTransaction
 from bookies.errors import InvalidArgument, LedgerNotFound, LogExists, LogNotFound, RecordExists, RecordNotFound
@@ -232,6 +233,7 @@ class Log:
             parts = self._parts_of(records)
             try:
                 await repeated(self._runtime, records.refresh)
+                await empty(parts)
                 for ledger_id in (await records.update(emptied)).deleting:
                     try:
                         if not await self._client.is_sealed(ledger_id):
@@ -240,6 +242,7 @@ class Log:
                         continue  # An earlier deletion, or another one, was here.
                 await sweep(parts)
                 await parts.cursors.delete_all()
+                await repeated(self._runtime, records.sweep)
                 await repeated(self._runtime, lambda: self._driver.delete_record(records.record, records.version))
             except (LogNotFound, RecordNotFound):
                 pass  # Nothing is left, whoever deleted it.

@@ -20,7 +20,7 @@ from bookies.client.entries import EntryBatch
 from bookies.client.iteration import Batches, Entries
 from bookies.client.reader import LedgerReader
 from bookies.client.takeover import LogParts, Patience
-from bookies.errors import BookKeeperError, LedgerClosed, LedgerNotFound, LogTruncated
+from bookies.errors import BookKeeperError, LedgerClosed, LedgerNotFound, LogNotFound, LogTruncated
 from bookies.protocol.log import Extent, Manifest, Position
 from bookies.protocol.read import NEGATIVE
 
@@ -45,6 +45,14 @@ class LogReader:
     def manifest(self) -> Manifest:
         """The list of ledgers as last seen."""
         return self._parts.records.current
+
+    async def refresh(self, *, timeout: float | None = None) -> Manifest:
+        """Look at the list of ledgers again; cheap when it has not changed. Raises `LogNotFound`."""
+        async with asyncio.timeout(timeout):
+            manifest = await self._parts.records.refresh()
+        if manifest.is_deleting:
+            raise LogNotFound(f"log {self.name} is being deleted")
+        return manifest
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "open"

@@ -11,15 +11,16 @@ Source: client-protocol 5.2, 5.3; the changes are in `protocol/log.py`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 
 from bookies.client.metadata_loop import FAILURES_MAX, PROMPT_CONFLICTS, back_off
+from bookies.client.segments import LOGS, LogStore
 from bookies.errors import LogNotFound, MetadataError, RecordNotFound, VersionConflict
 from bookies.metadata.driver import MetadataDriver, RecordWrite, Step, Watch
-from bookies.protocol.log import Manifest, check_log_name, pack_manifest, parse_manifest
+from bookies.protocol.log import Manifest, check_log_name
+from bookies.protocol.log_segments import Stored, stored
 from bookies.runtime.ports import Runtime
-
-LOGS = "logs/"  # what the names of their records begin with
 
 
 class ManifestLoop:
@@ -31,6 +32,7 @@ class ManifestLoop:
         self.name = check_log_name(name)
         self.record = LOGS + name
         self.version = 0
+        self._store = LogStore(driver, name)
         self._runtime = runtime
         self._driver = driver
         self._turn = asyncio.Lock()
@@ -38,11 +40,10 @@ class ManifestLoop:
     async def refresh(self) -> Manifest:
         """Read the list. Raises `LogNotFound`, also for a log of that name made since, and `MetadataError`."""
         try:
-            data, version = await self._driver.read_record(self.record)
+            found, version = await self._store.read()
         except RecordNotFound:
             raise LogNotFound(f"there is no log {self.name}") from None
         if version > self.version:
-            found = parse_manifest(self.name, data)
             if self.version and found.token != self.current.token:
                 raise LogNotFound(f"log {self.name} was deleted, and there is another one of that name")
             self.current, self.version = found, version
@@ -63,17 +64,15 @@ class ManifestLoop:
         async with self._turn:
             conflicts = failures = 0
             while (changed := change(self.current)) is not None:
+                layout = stored(self.name, changed)
                 try:
-                    data = pack_manifest(changed)
-                    if guard is None:
-                        self.version = await self._driver.write_record(self.record, data, self.version)
-                    else:
-                        swap = RecordWrite(self.record, data, self.version)
-                        self.version = await self._driver.transact([swap, *await guard(self.current)])
-                    self.current = changed
+                    self.version = await self._swap(layout, guard)
+                    self.current = layout.manifest
                     break
                 except RecordNotFound:
-                    raise LogNotFound(f"log {self.name} was deleted") from None
+                    if not layout.new:
+                        raise LogNotFound(f"log {self.name} was deleted") from None
+                    conflicts += 1  # The log, or one of its new segments: reading it again tells.
                 except VersionConflict:
                     conflicts += 1
                     failures = 0
@@ -87,6 +86,22 @@ class ManifestLoop:
                     except MetadataError as error:
                         failures = _counted(failures, error)
             return self.current
+
+    async def _swap(self, layout: Stored, guard: Callable[[Manifest], Awaitable[Sequence[Step]]] | None) -> int:
+        """Store a list, if it is still the one that was read; its version."""
+        if guard is None and not layout.new and not layout.dropped:
+            return await self._driver.write_record(self.record, layout.head, self.version)
+        checks = [] if guard is None else list(await guard(self.current))
+        checks += await self._store.prepare(layout)
+        version = await self._driver.transact([RecordWrite(self.record, layout.head, self.version), *checks])
+        self._store.swapped(layout)
+        with contextlib.suppress(MetadataError):  # Else the next sweep does it.
+            await self._store.delete(layout.dropped, version)
+        return version
+
+    async def sweep(self) -> None:
+        """Delete segments that the list does not name. Raises `MetadataError`."""
+        await self._store.sweep(self.current, self.version)
 
     async def _pause(self, count: int) -> None:
         if count > 0:

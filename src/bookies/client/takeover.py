@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from bookies.client.cursors import LogCursors
 from bookies.client.manifest import ManifestLoop
 from bookies.client.metadata_loop import back_off
-from bookies.errors import BookKeeperError, InvalidArgument, LedgerNotFound, LogFenced, LogNotFound
-from bookies.protocol.log import LedgerEnd, Manifest, Position, check_leader, swept, taken_over, truncated
+from bookies.errors import BookKeeperError, InvalidArgument, LedgerNotFound, LogFenced, LogNotFound, LogTruncated
+from bookies.metadata.driver import Step
+from bookies.protocol.log import OPEN_MAX, LedgerEnd, Manifest, Position, check_leader, swept, taken_over, truncated
 from bookies.runtime.ports import Runtime
 
 if TYPE_CHECKING:
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from bookies.client.writer import LedgerWriter
 
 PATIENCE_S = 30.0  # a take-over gives up when it could not do a step for so long
+DELETING_MAX = 2048  # ledgers that a truncation takes out of the list at a time: the record notes them
 DUEL_PAUSE = 4  # `back_off` begins here after a lost swap: long enough for the other one to begin with its work
+
+Guard = Callable[[Manifest], Awaitable[Sequence[Step]]]
 
 
 class LogParts(NamedTuple):
@@ -126,8 +130,34 @@ async def truncate(
             ends[ledger_id] = LedgerEnd(metadata.last_entry_id, metadata.length)
     confirmed = await _last_add_confirmed(parts, manifest, before, ends, own)
     guard = None if is_forced else parts.cursors.guard(before, ends)
+    while (nearer := _nearer(parts.records.current, before)) is not None:
+        await _truncate_closed(parts, nearer, guard)
     await parts.records.update(lambda found: truncated(found, before, ends, confirmed), guard)
     await sweep(parts)
+
+
+def _nearer(manifest: Manifest, before: Position) -> Position | None:
+    """Where to truncate first when there are more ledgers before a position than one record can note."""
+    if len(manifest.extents) <= DELETING_MAX + OPEN_MAX:
+        return None
+    extent, target = manifest.extents[DELETING_MAX], manifest.find(before)
+    if target is None or target.seq <= extent.seq:
+        return None
+    return Position(extent.ledger_id, extent.first)
+
+
+async def _truncate_closed(parts: LogParts, before: Position, guard: Guard | None) -> None:
+    """Truncate before a ledger that is followed by more than those that may be open."""
+    with contextlib.suppress(LogTruncated):  # Somebody else has been here meanwhile.
+        await parts.records.update(lambda found: truncated(found, before, {}, before.entry_id), guard)
+    await sweep(parts)
+
+
+async def empty(parts: LogParts) -> None:
+    """Delete all but the newest ledgers of a long list, some at a time, before it is deleted itself."""
+    while len(parts.records.current.extents) > DELETING_MAX + OPEN_MAX:
+        extent = parts.records.current.extents[DELETING_MAX]
+        await _truncate_closed(parts, Position(extent.ledger_id, extent.first), None)
 
 
 async def _last_add_confirmed(
@@ -153,6 +183,7 @@ async def sweep(parts: LogParts) -> None:
     for ledger_id in gone:
         await parts.client.delete(ledger_id)
     await parts.records.update(lambda found: swept(found, gone))
+    await parts.records.sweep()
 
 
 class Patience:

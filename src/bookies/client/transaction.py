@@ -14,8 +14,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from bookies.client.cursors import LogCursors
-from bookies.client.manifest import LOGS, ManifestLoop
+from bookies.client.manifest import ManifestLoop
 from bookies.client.metadata_loop import PROMPT_CONFLICTS, back_off
+from bookies.client.segments import LOGS, LogStore
 from bookies.client.takeover import LogParts, sweep
 from bookies.errors import (
     BookKeeperError,
@@ -40,7 +41,8 @@ from bookies.metadata.driver import (
     Step,
     Versioned,
 )
-from bookies.protocol.log import LedgerEnd, Manifest, pack_manifest, parse_manifest
+from bookies.protocol.log import LedgerEnd, Manifest, parse_manifest
+from bookies.protocol.log_segments import stored
 from bookies.protocol.transaction import (
     ORPHAN_GRACE_MS,
     REPLAY_GRACE_MS,
@@ -95,13 +97,21 @@ class Reaped(NamedTuple):
     outcome: str
 
 
-async def read_log(driver: MetadataDriver, log: str) -> Found:
+async def read_head(driver: MetadataDriver, log: str) -> Manifest | None:
+    """A log's record, in which the older extents may be missing; None: there is no such log."""
+    try:
+        data, _ = await driver.read_record(LOGS + log)
+    except RecordNotFound:
+        return None
+    return parse_manifest(log, data)
+
+
+async def read_log(store: LogStore) -> Found:
     """Raises `MetadataError`."""
     try:
-        data, version = await driver.read_record(LOGS + log)
+        return Found(*await store.read())
     except RecordNotFound:
         return Found(None, 0)
-    return Found(parse_manifest(log, data), version)
 
 
 # -- commit ----------------------------------------------------------------------------------------------------------
@@ -154,6 +164,7 @@ class _Commit:
         self._txn = txn
         self._is_fencing = on_open_tail == "fence"
         self._conflicts_max = conflicts_max
+        self._stores = {log: LogStore(parts.driver, log) for log in txn.ledgers}
         self._ends: dict[int, LedgerEnd] = {}
         self._missing_at: dict[str, int] | None = None  # the lists' versions when one of the ledgers was not there
 
@@ -198,7 +209,7 @@ class _Commit:
     async def _read(self) -> Mapping[str, Found]:
         found = {}
         for log in self._txn.ledgers:
-            found[log] = await read_log(self._parts.driver, log)
+            found[log] = await read_log(self._stores[log])
             manifest = found[log].manifest
             if manifest is None:
                 raise LogNotFound(f"there is no log {log}")
@@ -229,9 +240,14 @@ class _Commit:
 
     async def _swap(self, found: Mapping[str, Found], swap: Swap) -> None:
         steps: list[Step] = list(await self._checked_ledgers(found))  # (5)
-        for log, manifest in swap.manifests.items():
-            steps.append(RecordWrite(LOGS + log, pack_manifest(manifest), found[log].version))
-        await self._parts.driver.transact(steps)  # (6)
+        layouts = {log: stored(log, manifest) for log, manifest in swap.manifests.items()}
+        for log, layout in layouts.items():
+            steps += await self._stores[log].prepare(layout)
+            steps.append(RecordWrite(LOGS + log, layout.head, found[log].version))
+        version = await self._parts.driver.transact(steps)  # (6)
+        for log, layout in layouts.items():
+            with contextlib.suppress(MetadataError):  # Else the next sweep does it.
+                await self._stores[log].delete(layout.dropped, version)
 
     async def _checked_ledgers(self, found: Mapping[str, Found]) -> Sequence[LedgerAt]:
         """Every ledger of the transaction at the version at which it was found to be as its task said."""
@@ -313,9 +329,10 @@ async def _delete_unlisted(parts: Parts, ledgers: Mapping[str, Sequence[int]]) -
 
 async def _delete_some(parts: Parts, log: str, ledger_ids: Sequence[int]) -> None:
     count = 0
+    store = LogStore(parts.driver, log)
     while True:
         try:
-            found = await read_log(parts.driver, log)
+            found = await read_log(store)
             listed = () if found.manifest is None else (*found.manifest.ledger_ids, *found.manifest.deleting)
             records = await read_ledgers(parts.driver, [each for each in ledger_ids if each not in listed])
             there = {ledger_id: record.version for ledger_id, record in records.items() if record is not None}
@@ -355,7 +372,7 @@ async def reap(
     Looks at the records of all ledgers of the cluster. `app`: only of this application. An open one is recovered
     first, so that a writer that is still alive stops. Yields one row per ledger that the log does not list.
     """
-    found = await read_log(parts.driver, log)  # What is deleted is checked again, one by one.
+    found = await read_log(LogStore(parts.driver, log))  # What is deleted is checked again, one by one.
     async for metadata in parts.client.ledgers(label=("sink.app", app) if app is not None else ("sink.log", log)):
         if label(metadata, "log") != log:
             continue
@@ -390,8 +407,8 @@ async def _reap_one(parts: Parts, log: str, ledger_id: int) -> str:
         return "deleted"
     except BookKeeperError as error:
         return f"{type(error).__name__}: {error}"
-    found = await read_log(parts.driver, log)
+    found = await read_log(LogStore(parts.driver, log))
     return "listed" if found.manifest is not None and ledger_id in found.manifest.ledger_ids else "deleted"
 
 
-__all__ = ["OnOpenTail", "Parts", "Reaped", "abort", "commit", "read_ledgers", "read_log", "reap"]
+__all__ = ["OnOpenTail", "Parts", "Reaped", "abort", "commit", "read_head", "read_ledgers", "reap"]

@@ -15,7 +15,7 @@ from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from bookies.client.transaction import OnOpenTail, Parts, abort, commit, read_log
+from bookies.client.transaction import OnOpenTail, Parts, abort, commit, read_head
 from bookies.errors import BookKeeperError, InvalidArgument, LedgerClosed, LogNotFound
 from bookies.protocol.log import Manifest, Written
 from bookies.protocol.transaction import Origin, Transaction, labels_of
@@ -205,7 +205,7 @@ async def open_part(
     digest: DigestType | None = None,
 ) -> PartWriter:
     """Begin a part of a transaction on a log. Raises `LogNotFound`."""
-    manifest = (await read_log(parts.driver, log)).manifest
+    manifest = await read_head(parts.driver, log)
     if manifest is None or manifest.is_deleting:
         raise LogNotFound(f"there is no log {log}" if manifest is None else f"log {log} is being deleted")
     return PartWriter(

@@ -37,7 +37,8 @@ from typing import Any, NamedTuple
 from bookies.errors import InvalidArgument, LogFenced, LogTruncated, MetadataCorrupt, NotSupported
 from bookies.model import DigestType
 
-FORMAT = 1
+FORMAT = 1  # of a record that is the whole list
+FORMAT_SEGMENTED = 2  # of one whose older extents are in records of their own
 RAW, ENVELOPE = "raw", "envelope"  # an entry is the value itself, or a record with key, headers and time
 RECORD_FORMATS = (RAW, ENVELOPE)
 OPEN_MAX = 2  # ledgers at the end of a list that may be open
@@ -112,6 +113,22 @@ class Extent:
         return replace(self, last=end.last_entry_id, rows=max(0, rows), bytes=end.length)
 
 
+class Segment(NamedTuple):
+    """Older extents of a log, in a record of their own. See `protocol/log_segments.py`.
+
+    Those with numbers `first_seq` to `last_seq`; some numbers may be missing, there are `extent_count`. `first`: where
+    the first of them begins. `rows`, `bytes`: of all.
+    """
+
+    name: str
+    first_seq: int
+    last_seq: int
+    extent_count: int
+    first: int
+    rows: int
+    bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """The list, and what new ledgers of it are like. `token`: tells this log from others of its name.
@@ -119,7 +136,8 @@ class Manifest:
     `epoch` counts the leaders. `deleting`: ledgers that are out of the list and still have to be deleted.
     `is_deleting`: the log itself is. `txns`: application -> its last transaction, see `protocol/transaction.py`.
     `record_format`: what an entry is, `RAW` or `ENVELOPE`; nothing here depends on it.
-    `rows_truncated`: rows of the log before its present beginning, so that a row's number never changes.
+    `segments`: where the older of the extents are stored, as it was read. `rows_truncated`: rows of the log before its
+    present beginning, so that a row's number never changes.
     """
 
     token: str
@@ -135,6 +153,7 @@ class Manifest:
     deleting: tuple[int, ...] = ()
     is_deleting: bool = False
     rows_truncated: int = 0
+    segments: tuple[Segment, ...] = ()
     txns: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -412,18 +431,15 @@ _FIELDS = frozenset(
         "state",
         "txns",
         "rows_truncated",
+        "segments",
     )
 )
 
 
 def pack_manifest(manifest: Manifest) -> bytes:
-    """As stored: JSON, one line."""
-    extents = []
-    for extent in manifest.extents:
-        row = {key: getattr(extent, name) for key, name in _EXTENT_FIELDS.items()}
-        extents.append({key: value for key, value in row.items() if value is not None} | dict(extent.extra))
+    """As stored: JSON, one line. `extents` are those that are in no segment."""
     content: dict[str, Any] = {
-        "format": FORMAT,
+        "format": FORMAT_SEGMENTED if manifest.segments else FORMAT,
         "token": manifest.token,
         "created_ms": manifest.created_ms,
         "ensemble": manifest.ensemble,
@@ -432,25 +448,30 @@ def pack_manifest(manifest: Manifest) -> bytes:
         "digest": manifest.digest.name.lower(),
         "epoch": manifest.epoch,
         "next_seq": manifest.next_seq,
-        "extents": extents,
+        "extents": pack_extents(manifest.extents),
         "deleting": list(manifest.deleting),
         "txns": dict(manifest.txns),
         "state": "deleting" if manifest.is_deleting else "live",
     }
     if manifest.record_format != RAW:
         content["record_format"] = manifest.record_format
+    if manifest.segments:
+        content["segments"] = [segment._asdict() for segment in manifest.segments]
     if manifest.rows_truncated:
         content["rows_truncated"] = manifest.rows_truncated
     return json.dumps(content | dict(manifest.extra), separators=(",", ":")).encode()
 
 
 def parse_manifest(name: str, data: bytes) -> Manifest:
-    """Raises `MetadataCorrupt`, `NotSupported` (written by a later version). `name`: of the log, for the message."""
+    """As stored: `extents` are those that are in no segment. `name`: of the log, for the message.
+
+    Raises `MetadataCorrupt`, `NotSupported` (written by a later version).
+    """
     try:
         content = json.loads(data)
-        if content["format"] > FORMAT:
+        if content["format"] > FORMAT_SEGMENTED:
             raise NotSupported(
-                f"log {name} has format {content['format']}; this version of bookies reads up to {FORMAT}"
+                f"log {name} has format {content['format']}; this version of bookies reads up to {FORMAT_SEGMENTED}"
             )
         return Manifest(
             token=str(content["token"]),
@@ -462,7 +483,8 @@ def parse_manifest(name: str, data: bytes) -> Manifest:
             record_format=str(content.get("record_format", RAW)),
             epoch=int(content["epoch"]),
             next_seq=int(content["next_seq"]),
-            extents=tuple(map(_parse_extent, content["extents"])),
+            extents=parse_extents(content["extents"]),
+            segments=tuple(Segment(**row) for row in content.get("segments", ())),
             deleting=tuple(map(int, content["deleting"])),
             is_deleting=content.get("state") == "deleting",
             rows_truncated=int(content.get("rows_truncated", 0)),
@@ -471,6 +493,20 @@ def parse_manifest(name: str, data: bytes) -> Manifest:
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise MetadataCorrupt(f"the record of log {name} cannot be read: {error!r}") from error
+
+
+def pack_extents(extents: Sequence[Extent]) -> list[dict[str, Any]]:
+    """As they stand in a record."""
+    rows = []
+    for extent in extents:
+        row = {key: getattr(extent, name) for key, name in _EXTENT_FIELDS.items()}
+        rows.append({key: value for key, value in row.items() if value is not None} | dict(extent.extra))
+    return rows
+
+
+def parse_extents(rows: Sequence[Mapping[str, Any]]) -> tuple[Extent, ...]:
+    """Raises `ValueError`, `KeyError`, `TypeError`."""
+    return tuple(map(_parse_extent, rows))
 
 
 def _parse_extent(row: Mapping[str, Any]) -> Extent:

@@ -17,7 +17,8 @@ from bookies.client.log import Log
 from bookies.client.log_writer import LogWriter
 from bookies.errors import BookKeeperError, InvalidArgument, LogTruncated
 from bookies.model import LedgerState
-from bookies.protocol.log import Position, parse_manifest
+from bookies.protocol.log import Extent, Manifest, Position, parse_manifest
+from bookies.protocol.log_segments import joined, parse_segment
 from bookies.sim.cluster import SimClient, SimCluster
 from bookies.sim.history import History
 from bookies.sim.log_history import ListCommit, LogCheck, LogHistory, Reading, Truncation
@@ -31,11 +32,21 @@ TAIL_STEP_S = 1.0  # a tail without news looks that often whether it is over
 
 
 def list_commits(store: SimStore, name: str = NAME) -> list[ListCommit]:
-    """Every committed list of a log's ledgers."""
-    return [
-        ListCommit(each.at_s, each.author, None if each.after is None else parse_manifest(name, each.after))
-        for each in store.record_commits.get(f"logs/{name}", [])
-    ]
+    """Every committed list of a log's ledgers, with the extents that are in segments."""
+    found = []
+    for each in store.record_commits.get(f"logs/{name}", []):
+        head = None if each.after is None else parse_manifest(name, each.after)
+        found.append(ListCommit(each.at_s, each.author, None if head is None else joined(head, _segments(store, head))))
+    return found
+
+
+def _segments(store: SimStore, head: Manifest) -> dict[str, tuple[Extent, ...]]:
+    """The extents of a list's segments, which held the same whenever they held anything."""
+    contents = {
+        segment.name: next(each.after for each in store.record_commits[segment.name] if each.after)
+        for segment in head.segments
+    }
+    return {name: parse_segment(name, content) for name, content in contents.items()}
 
 
 class LogWorkload(Roles):

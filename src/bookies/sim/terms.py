@@ -46,10 +46,16 @@ class Terms:
         self._report = report
         self._writers: dict[int, _Writer] = {}
 
-    def created(self, record: LedgerMetadata, config: ClientConfig, ensemble_size: int, *, is_timed: bool) -> None:
-        """A client with these settings has made a ledger, and asked for so many bookies."""
+    def created(
+        self, record: LedgerMetadata, config: ClientConfig, ensemble_size: int, *, is_timed: bool, may_change: bool
+    ) -> None:
+        """A client with these settings has made a ledger, and asked for so many bookies.
+
+        `is_timed`: its entries are confirmed in the order in which they begin. `may_change`: the ensemble, now or
+        since the client was told so.
+        """
         size = record.ensemble_size
-        self._writers[record.ledger_id] = _Writer(config, is_timed, config.ensemble_changes_allowed)
+        self._writers[record.ledger_id] = _Writer(config, is_timed, may_change)
         spares = self._steady(record.last_ensemble)
         is_small = config.opportunistic_striping and record.write_quorum <= size < ensemble_size and not spares
         if size != ensemble_size and not is_small:
@@ -57,7 +63,7 @@ class Terms:
             self._report("striping", f"{record!r} has {size} bookies, not {ensemble_size}, {others}")
 
     def switched(self, ledger_id: int) -> None:
-        """The ledger's writer was told, at some time, that it may change its ensemble."""
+        """The ledger's writer is told that it may change its ensemble."""
         self._writers[ledger_id].may_change = True
 
     def begins(self, ledger_id: int, entry_id: int) -> None:

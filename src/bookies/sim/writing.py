@@ -31,6 +31,7 @@ class Writers:
         self._history = roles.history
         self._random = roles.random
         self._plan = plan
+        self._switched: dict[str, None] = {}  # clients that were told to change ensembles, or not to; that lasts
         self._left: dict[str, list[asyncio.Task[None]]] = {}  # client -> what still waits for entries of its ledgers
 
     async def write_ledgers(self, client: SimClient) -> None:
@@ -95,9 +96,11 @@ class Writers:
         """What the client's settings say about this ledger."""
         config, terms, tap = client.client.config, self._history.terms, self._history.tap
         is_timed = not (story.is_deferred or story.is_advanced)
+        was_switched = client.name in self._switched
+        may_change = config.ensemble_changes_allowed or was_switched
         if terms is not None:
-            terms.created(ledger.metadata, config, ensemble, is_timed=is_timed)
-        if tap is not None and (config.delay_ensemble_change or not config.ensemble_changes_allowed):
+            terms.created(ledger.metadata, config, ensemble, is_timed=is_timed, may_change=may_change)
+        if tap is not None and (config.delay_ensemble_change or not config.ensemble_changes_allowed or was_switched):
             tap.excuse_late(ledger.ledger_id)
 
     def _maybe_switch(self, client: SimClient, ledger: LedgerWriter) -> None:
@@ -105,6 +108,7 @@ class Writers:
         if not self._is_chosen(self._plan.switch_probability):
             return
         is_allowed = self._random.random() < 0.5
+        self._switched[client.name] = None
         if self._history.terms is not None and is_allowed:
             self._history.terms.switched(ledger.ledger_id)
         if self._history.tap is not None:

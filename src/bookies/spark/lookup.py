@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from bookies.client.keys import keys_of
 from bookies.client.offloaded import OffloadedFiles
-from bookies.errors import InvalidArgument, LedgerNotFound, LogNotFound, NotSupported
+from bookies.errors import BookieError, EntryError, InvalidArgument, LedgerNotFound, LogNotFound, NotSupported
 from bookies.protocol.log import ENVELOPE
 from bookies.protocol.offload import offload_of
 from bookies.spark import plan, runtime, selection
@@ -23,9 +23,11 @@ from bookies.spark.offsets import At, Key
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
+    from bookies.client.log_reader import LogReader
     from bookies.client.offloaded import Group
     from bookies.client.reader import LedgerReader
     from bookies.model import LedgerMetadata
+    from bookies.protocol.log import Manifest
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -46,6 +48,7 @@ class Lookup:
         self._groups: dict[int, Sequence[Group]] = {}  # of offloaded ledgers
         self._ended: dict[int, LedgerMetadata] = {}  # closed ledgers, whose end cannot change
         self._readers: dict[int, LedgerReader] = {}
+        self._logs: dict[str, LogReader] = {}
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     # -- what there is -------------------------------------------------------------------------------------------
@@ -81,7 +84,7 @@ class Lookup:
         return Extents(ledger_id, (Piece(0, ledger_id, 0, last, 0, is_complete, size),), 1)
 
     async def _log(self, name: str) -> Extents:
-        manifest = await self._client.log(name, password=self._password).manifest()
+        manifest = await self._manifest(name)
         pieces: list[Piece] = []
         row = manifest.rows_truncated
         for extent in manifest.extents:
@@ -97,6 +100,16 @@ class Lookup:
                 break  # What follows may not be read before this has its end.
         is_envelope = manifest.record_format == ENVELOPE
         return Extents(name, tuple(pieces), manifest.next_seq, manifest.rows_truncated, is_envelope)
+
+    async def _manifest(self, name: str) -> Manifest:
+        if name not in self._logs:
+            self._logs[name] = await self._client.log(name, password=self._password).open()
+            return self._logs[name].manifest
+        try:
+            return await self._logs[name].refresh()
+        except LogNotFound:
+            await self._logs.pop(name).close()
+            raise
 
     async def _end(self, ledger_id: int) -> tuple[int, bool, int | None]:
         """(last entry that can be read, whether nothing will follow, payload bytes up to there or None)."""
@@ -140,7 +153,7 @@ class Lookup:
 
     # -- bytes ---------------------------------------------------------------------------------------------------
     async def length(self, ledger_id: int, entry_id: int) -> int:
-        """Payload bytes of the ledger up to and including the entry; 0 before the first."""
+        """Payload bytes of the ledger up to and including the entry, estimated if that cannot be read."""
         if entry_id < 0:
             return 0
         ended = self._ended.get(ledger_id)
@@ -149,7 +162,11 @@ class Lookup:
         if (groups := await self.groups(ledger_id)) is not None:
             curve = [(groups[0].first, groups[0].below), *((each.last + 1, each.above) for each in groups)]
             return plan.bytes_before(curve, entry_id + 1)
-        return (await (await self._reader(ledger_id)).read_entry(entry_id)).length
+        try:
+            return (await (await self._reader(ledger_id)).read_entry(entry_id)).length
+        except (EntryError, BookieError):
+            # Only a size is asked for: an entry that is damaged or out of reach must not keep others from being read.
+            return ended.length * (entry_id + 1) // (ended.last_entry_id + 1) if ended is not None else 0
 
     async def groups(self, ledger_id: int) -> Sequence[Group] | None:
         """The row groups of a ledger's copy, if that is what is to be read. Raises `NotSupported`, `ReadFailed`."""
@@ -269,7 +286,10 @@ class Lookup:
         """Let go of what was opened."""
         for reader in self._readers.values():
             await reader.close()
+        for log in self._logs.values():
+            await log.close()
         self._readers.clear()
+        self._logs.clear()
 
 
 def _groups_of(metadata: LedgerMetadata) -> Sequence[Group]:

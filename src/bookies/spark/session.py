@@ -17,6 +17,9 @@ DRIVER_MEMORY = "1g"
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 # What goes wrong in a job comes out of it as an error; Spark's own account of it is for those who ask for it.
 LOG_SETTINGS = """rootLogger.level = off
+rootLogger.appenderRef.none.ref = none
+appender.none.type = Null
+appender.none.name = none
 """
 
 

@@ -47,6 +47,7 @@ OPTIONS = (
     "maxInFlightBytes", "txnAppId", "txnVersion", "commitTimeoutMs", "commitRetries", "onOpenTail", "orphanGrace",
     "createLog", "recordFormat",
 )  # fmt: skip
+OWN_OPTIONS_OF_STREAMS = ("checkpointLocation",)  # which Spark hands over with the others
 TARGETS = ("log", "topic", "path")
 HEADERS = "array<struct<key:string,value:binary>>"
 COLUMNS: Mapping[str, tuple[str, ...]] = {  # name -> the types it may have
@@ -90,7 +91,7 @@ class Settings:
 
 def settings_of(options: Mapping[str, str], schema: Any, *, is_stream: bool) -> Settings:
     """Check options and columns. Raises `InvalidArgument`, `ConfigError`: one sentence, naming what is wrong."""
-    found = proper_names(options, OPTIONS)
+    found = proper_names(options, (*OPTIONS, *OWN_OPTIONS_OF_STREAMS) if is_stream else OPTIONS)
     columns = checked_columns(schema)
     named = [name for name in TARGETS if found.get(name)]
     if len(named) > 1:
@@ -131,7 +132,7 @@ def checked_columns(schema: Any) -> tuple[str, ...]:
             raise InvalidArgument(f"column {each.name!r}: a log takes the columns {', '.join(COLUMNS)}; select those")
         kind = each.dataType.simpleString()
         if kind not in COLUMNS[each.name]:
-            wanted = " or ".join(COLUMNS[each.name]).upper()
+            wanted = " or ".join(name.upper() for name in COLUMNS[each.name])
             raise InvalidArgument(f"column {each.name!r} is {kind.upper()}; a log takes {wanted}: cast it")
     names = tuple(each.name for each in schema.fields)
     if "value" not in names:
@@ -249,14 +250,14 @@ def _client(settings: Settings) -> Client:
 
 async def record_format_of(parts: Parts, settings: Settings, log: str) -> str:
     """The format of a log, which is made if that was asked for. Raises `LogNotFound`, `InvalidArgument`."""
-    from bookies.client.transaction import read_log
+    from bookies.client.transaction import read_head
 
-    manifest = (await read_log(parts.driver, log)).manifest
+    manifest = await read_head(parts.driver, log)
     if manifest is None and settings.creates_log:
         kind = settings.record_format or (ENVELOPE if settings.needs_envelope else RAW)
         made = parts.client.log(log, password=parts.password)
         await made.create(record_format=kind, exist_ok=True, **settings.shape)
-        manifest = (await read_log(parts.driver, log)).manifest
+        manifest = await read_head(parts.driver, log)
     if manifest is None:
         raise LogNotFound(f"there is no log {log}: make it with `bk log create {log}`, or with option createLog=true")
     if settings.record_format not in (None, manifest.record_format):

@@ -338,8 +338,8 @@ def test_fields_of_a_later_version_are_kept() -> None:
 
 
 def test_a_record_of_a_format_to_come_is_refused() -> None:
-    content = json.loads(pack_manifest(NEW)) | {"format": 2}
-    with pytest.raises(NotSupported, match="log orders has format 2; this version of bookies reads up to 1"):
+    content = json.loads(pack_manifest(NEW)) | {"format": 3}
+    with pytest.raises(NotSupported, match="log orders has format 3; this version of bookies reads up to 2"):
         parse_manifest("orders", json.dumps(content).encode())
 
 

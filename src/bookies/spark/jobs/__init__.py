@@ -16,6 +16,9 @@ JOBS: Mapping[str, tuple[str, str]] = {
     "import": ("bookies.spark.jobs.importing", "files of JSON lines, text, CSV or Parquet into a log, exactly once"),
     "export": ("bookies.spark.jobs.exporting", "a log or ledgers to files of Parquet, JSON lines, text or CSV"),
     "offload": ("bookies.spark.jobs.offload", "copy sealed ledgers to Parquet files; later let bookies forget them"),
-    "restore": ("bookies.spark.jobs.restore", "bring offloaded ledgers that bookies may have forgotten back to bookies"),
+    "restore": (
+        "bookies.spark.jobs.restore",
+        "bring offloaded ledgers that bookies may have forgotten back to bookies",
+    ),
     "whatif": ("bookies.spark.jobs.whatif", "what is lost when bookies or racks die, and how long repair takes"),
 }

@@ -21,7 +21,8 @@ import json
 import logging
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from weakref import WeakSet
 
 import pyarrow as pa
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 DOWN = "down"  # the mode of a bookie that is not registered
 log = logging.getLogger(__name__)
-T = TypeVar("T")
+_prepared: WeakSet[Any] = WeakSet()
 PLAN, DRY_RUN, RUN = "plan", "dry-run", "run"
 MODES = (PLAN, DRY_RUN, RUN)
 ITEMS_AT_ONCE = 4  # of a task: most small ones are waiting
@@ -157,11 +158,18 @@ async def ledger_ids(client: Client) -> list[int]:
     return [each async for page in client.administration().ledger_ids() for each in page]
 
 
-def table(spark: Any, config: JobConfig, name: str) -> Any:
-    """One of the tables of `spark/tables.py` as a DataFrame."""
+def prepare(spark: Any) -> None:
+    """Make a session know the source, once: each time costs a second."""
     import bookies.spark
 
-    bookies.spark.register(spark)
+    if spark not in _prepared:
+        bookies.spark.register(spark)
+        _prepared.add(spark)
+
+
+def table(spark: Any, config: JobConfig, name: str) -> Any:
+    """One of the tables of `spark/tables.py` as a DataFrame."""
+    prepare(spark)
     reader = spark.read.format("bookkeeper").option("bookkeeper.metadataServiceUri", config.uri)
     return reader.option("table", name).load()
 
@@ -216,24 +224,23 @@ def execute(spark: Any, config: JobConfig, name: str, items: Sequence[Item], wor
 
     Interrupting it ends the tasks; the results of those that had ended stay. Raises `InvalidArgument`, `ConfigError`.
     """
-    import bookies.spark
-
-    bookies.spark.register(spark)
+    prepare(spark)
     finished = _finished(spark, config, name)
     left = [each for each in items if each.name not in finished]
     cores = config.processes or spark.sparkContext.defaultParallelism
     tasks = pack(left, task_size=config.task_size, tasks_max=config.tasks_max, tasks_min=2 * cores)
     plan = estimate(tasks, cores=cores, bytes_per_s=config.bytes_per_s)
     skipped = len(items) - len(left)
-    progress = Progress(spark, name, config.run_id, plan, is_quiet=config.is_quiet)
-    progress.begin(skipped)
     if config.mode == PLAN:
         return Run(config, plan, skipped, _plan_frame(spark, config, tasks))
     rate = None if config.bytes_per_s is None else config.bytes_per_s / cores
     carry = CarryOut(config.uri, config.run_id, work, rate, name)
-    frame = spark.createDataFrame(_work_table(tasks))
-    results = frame.repartitionById(max(1, len(tasks)), "task").mapInArrow(carry, RESULT_SCHEMA)
+    is_kept = config.directory is not None
+    progress = Progress(spark, name, config.run_id, plan, skipped, is_kept=is_kept, is_quiet=config.is_quiet)
     with progress:
+        progress.begin()
+        frame = spark.createDataFrame(_work_table(tasks))
+        results = frame.repartitionById(max(1, len(tasks)), "task").mapInArrow(carry, RESULT_SCHEMA)
         if config.directory is None:
             results = results.persist()
             results.count()

@@ -24,7 +24,7 @@ from bookies.client.scan import BadRun
 from bookies.errors import BookKeeperError, DigestMismatch
 from bookies.model import LedgerMetadata
 from bookies.protocol.fragments import Fragment
-from bookies.protocol.quorum import write_set
+from bookies.protocol.quorum import next_stored, write_set
 from bookies.protocol.read import NEGATIVE
 
 METADATA, MISSING, CORRUPT, UNREADABLE = "metadata", "missing", "corrupt", "unreadable"
@@ -65,10 +65,32 @@ def kind_of(error: BookKeeperError) -> str:
 
 
 def findings_of(fragment: Fragment, bookie: str, bad: Iterable[BadRun]) -> list[Finding]:
-    return [
-        Finding(fragment.ledger_id, fragment.first, bookie, run.first, run.last, kind_of(run.error), run.error.message)
-        for run in bad
-    ]
+    return joined(
+        fragment,
+        [
+            Finding(
+                fragment.ledger_id, fragment.first, bookie, run.first, run.last, kind_of(run.error), run.error.message
+            )
+            for run in bad
+        ],
+    )
+
+
+def joined(fragment: Fragment, findings: Iterable[Finding]) -> list[Finding]:
+    """Ascending findings about one bookie: those of a kind with nothing that it stores between them become one.
+
+    A bookie of a striped fragment stores a few entries of each turn, and has lost all of them at once or none.
+    """
+    found: list[Finding] = []
+    size = len(fragment.ensemble)
+    for each in findings:
+        if found and found[-1].kind == each.kind:
+            position = [str(member) for member in fragment.ensemble].index(each.bookie)
+            if next_stored(position, found[-1].last_entry + 1, size, fragment.write_quorum) == each.first_entry:
+                found[-1] = found[-1]._replace(last_entry=each.last_entry)
+                continue
+        found.append(each)
+    return found
 
 
 def check_record(record: LedgerMetadata, known: Collection[str]) -> list[Finding]:

@@ -44,6 +44,7 @@ OPTIONS = (
     Option("fence", False, "stop a leader who writes the log, in place of refusing", bool),
 )
 IMPORTED = "run_id STRING, log STRING, outcome STRING, files BIGINT, entries BIGINT, bytes BIGINT, ledgers BIGINT"
+IMPORT_RATE = 50e6  # bytes a second, for the estimate
 FILES_MAX = 1000  # of one transaction
 COLUMNS = ("value", "key", "headers", "timestamp")
 ALREADY, IMPORTED_NOW, WOULD = "imported before", "imported", "would import"
@@ -69,14 +70,11 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     if config.mode == common.RUN and common.ask(config.uri, lambda client: imported(client, log, app)) is not None:
         return _complete(spark, config, log, ALREADY, files, common.ask(config.uri, _outcome(log, app)))
     frame = frame_of(spark, [path for path, _ in files], kind)
-    progress = Progress(
-        spark, "import", config.run_id, Estimate(len(files), max(1, -(-size // TASK_SIZE)), size, {}, size / 50e6),
-        is_quiet=config.is_quiet,
-    )  # fmt: skip
-    progress.begin(0)
+    plan = Estimate(len(files), max(1, -(-size // TASK_SIZE)), size, {}, size / IMPORT_RATE)
     if config.mode == common.PLAN:
         return _complete(spark, config, log, WOULD, files, (0, size, 0))
-    with progress:
+    with Progress(spark, "import", config.run_id, plan, 0, is_kept=False, is_quiet=config.is_quiet) as progress:
+        progress.begin()
         if config.mode == common.DRY_RUN:
             counted = frame.selectExpr(
                 "count(*) AS entries", "coalesce(sum(octet_length(value)), 0) AS bytes"

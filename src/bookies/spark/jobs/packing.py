@@ -74,7 +74,7 @@ class Estimate:
     seconds: float
 
 
-CORE_RATE = 200e6  # bytes a second that a core reads and verifies in entries of 1 KiB: measured, see docs/jobs.md
+CORE_RATE = 120e6  # bytes a second that a core reads and verifies in entries of 1 KiB: measured, see docs/jobs.md
 BOOKIE_RATE = 100e6  # bytes a second that a bookie gives a job when nothing else is said
 
 

@@ -32,18 +32,20 @@ def time_text(seconds: float) -> str:
 class Progress:
     """Watches the Spark jobs of one run while its block lasts; an interruption of the block ends them."""
 
-    def __init__(self, spark: Any, name: str, run_id: str, plan: Estimate, *, is_quiet: bool) -> None:
+    def __init__(
+        self, spark: Any, name: str, run_id: str, plan: Estimate, skipped: int, *, is_kept: bool, is_quiet: bool
+    ) -> None:
         self._context = spark.sparkContext
         self._name, self._group, self._plan, self._is_quiet = name, f"{name}-{run_id}", plan, is_quiet
-        self._run_id = run_id
+        self._run_id, self._skipped, self._is_kept = run_id, skipped, is_kept
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
         self._width = 0
 
-    def begin(self, skipped: int) -> None:
-        """Say what is planned."""
+    def begin(self) -> None:
+        """Say what is planned. Inside the block: whoever interrupts it from here on hears what becomes of the run."""
         plan = self._plan
-        before = f", {skipped:,} are done already" if skipped else ""
+        before = f", {self._skipped:,} are done already" if self._skipped else ""
         self._say(
             f"{self._name}, run {self._run_id}: {plan.items:,} items{before}, {size_text(plan.size)} in "
             f"{plan.tasks:,} tasks, about {time_text(plan.seconds)}"
@@ -64,7 +66,10 @@ class Progress:
         self._clear()
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             self._context.cancelJobGroup(self._group)
-            self._say(f"interrupted; what is finished is kept: repeat it with run id {self._run_id}")
+            if self._is_kept:
+                self._say(f"interrupted; what is finished is kept: repeat it with run id {self._run_id}")
+            else:
+                self._say("interrupted; without an output directory nothing is kept")
         self._context.setLocalProperty("spark.jobGroup.id", None)
 
     def _watch(self) -> None:

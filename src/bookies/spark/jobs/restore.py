@@ -43,7 +43,9 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     common.refuse_speculation(spark)
     chosen = common.ask(config.uri, lambda client: selection.select(client, config.options))
     items = [
-        Item(str(each.ledger_id), each.length * each.write_quorum, (), "") for each in chosen.records if is_given_up(each)
+        Item(str(each.ledger_id), each.length * each.write_quorum, (), "")
+        for each in chosen.records
+        if is_given_up(each)
     ]
     run = common.execute(spark, config, "restore", items, Restore(config.mode == common.DRY_RUN))
     if config.mode == common.PLAN:
@@ -84,14 +86,13 @@ class Restore:
             await worker.run(files.check)
             record = await tools.administration.change_record(record.ledger_id, restoring)
             new = tools.administration.with_new_bookies(record)
-            copier = tools.administration.copier(new)
             fetch = OffloadedFetch(worker, files, 0, record.last_entry_id)
             try:
                 while (batch := await fetch.next_batch()) is not None:
-                    await copier.write(batch)
+                    await tools.administration.write_entries(new, batch)
             finally:
                 await worker.run(files.close)
-            await copier.check()
+            await tools.administration.check_entries(new)
             await tools.administration.change_record(
                 record.ledger_id, lambda found: restored(found, copy.attempt, new.ensembles)
             )

@@ -41,6 +41,7 @@ from bookies.spark.jobs.findings import (
     check_record,
     differing,
     findings_of,
+    joined,
     one_by_bookie,
     repairs_of,
     too_few,
@@ -274,9 +275,9 @@ async def _listed(
         missing = too_few(fragment, record.ack_quorum, missing)
     for position, runs in missing.items():
         said = "not in the bookie's list of entries"
-        for run in runs:
-            bookie = fragment.ensemble[position]
-            tally.findings.append(_blame(fragment, bookie, run.start, run.stop - 1, MISSING, said))
+        bookie = fragment.ensemble[position]
+        lost = [_blame(fragment, bookie, run.start, run.stop - 1, MISSING, said) for run in runs]
+        tally.findings += joined(fragment, lost)
 
 
 async def _missing(

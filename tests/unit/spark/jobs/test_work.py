@@ -13,6 +13,7 @@ from tests.unit.client.test_administration import assert_replicated, remove, wri
 
 from bookies.client.client import Client
 from bookies.model import LedgerMetadata
+from bookies.protocol.quorum import stores
 from bookies.spark import tables
 from bookies.spark.jobs import reconcile, repair, scrub, usage
 from bookies.spark.jobs.common import CarryOut, Outcome, Tools
@@ -44,12 +45,16 @@ async def repaired(store: Client, plan: list[Repair], *, is_dry: bool = False) -
     return [await repair.RepairWork(is_dry).carry_out(tools, item) for item in items]
 
 
-def blamed(findings: list[Finding]) -> list[tuple[str, int, str]]:
-    """(bookie, entry, kind) of every entry."""
+def blamed(findings: list[Finding], record: LedgerMetadata | None = None) -> list[tuple[str, int, str]]:
+    """(bookie, entry, kind) of every entry; with a record of one fragment, of those that the bookie stores."""
     return sorted(
         (each.bookie, entry_id, each.kind)
         for each in findings
         for entry_id in range(each.first_entry, each.last_entry + 1)
+        if record is None
+        or stores(
+            [*map(str, record.last_ensemble)].index(each.bookie), entry_id, record.ensemble_size, record.write_quorum
+        )
     )
 
 
@@ -84,16 +89,33 @@ def test_a_scrub_finds_exactly_what_is_spoiled_and_a_repair_mends_it(level: int,
         assert await scrubbed(store, level, ledger_id) == ([], ["done"])
         expected = await spoiled(world, record, Random(level), 30)
         findings, outcomes = await scrubbed(store, level, ledger_id)
-        assert blamed(findings) == expected
+        assert blamed(findings, record) == expected
         assert outcomes == ["done"]
         plan = repairs_of(findings, [])
         dry = await repaired(store, plan, is_dry=True)
         assert [each.outcome for each in dry] == ["done"]
-        assert blamed((await scrubbed(store, level, ledger_id))[0]) == expected, "a dry run changes nothing"
+        assert blamed((await scrubbed(store, level, ledger_id))[0], record) == expected, "a dry run changes nothing"
         assert [(each.outcome, each.detail["entries"]) for each in await repaired(store, plan)] == [("done", 60)]
         assert await scrubbed(store, level, ledger_id) == ([], ["done"])
         assert_replicated(world, record, 399)
         assert [each.outcome for each in await repaired(store, plan)] == ["satisfied"], "twice does no harm"
+
+    play(act)
+
+
+@pytest.mark.parametrize("level", [1, 3])
+def test_a_lost_replica_of_a_striped_ledger_is_one_finding(level: int) -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        ledger_id = await written(store, 400, "3/2/2")
+        record = await store.metadata(ledger_id)
+        bookie = record.last_ensemble[1]
+        del world.bookies[bookie].ledgers[ledger_id]
+        [finding], _ = await scrubbed(store, level, ledger_id)
+        assert (finding.bookie, finding.first_entry, finding.last_entry) == (bookie, 0, 399)
+        [outcome] = await repaired(store, repairs_of([finding], []))
+        assert outcome.detail["entries"] == len([each for each in range(400) if stores(1, each, 3, 2)])
+        assert_replicated(world, record, 399)
 
     play(act)
 

@@ -1,0 +1,46 @@
+"""The snippets of docs/spark.md, in order, in a real session on a real cluster."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from typing import Any
+
+import pytest
+
+from bookies.admin.local_cluster import LocalCluster
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.spark,
+    # py4j leaves the sockets between the two processes to the garbage collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "spark.md"
+
+
+STARTS_MAX = 4  # Spark gives a streaming source's process ten seconds to start, which a busy machine may not keep
+
+
+def test_every_snippet_runs(spark: Any, tmp_path: pathlib.Path) -> None:
+    from pyspark.errors import PySparkException
+
+    for attempt in range(STARTS_MAX):
+        directory = tmp_path / str(attempt)
+        directory.mkdir()
+        try:
+            run_snippets(spark, directory)
+            return
+        except PySparkException as error:
+            if "Python worker failed to connect back" not in str(error) or attempt == STARTS_MAX - 1:
+                raise
+
+
+def run_snippets(spark: Any, directory: pathlib.Path) -> None:
+    settings = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
+    with LocalCluster(directory / "bk-data", 1, lease_ms=2000, settings=settings) as cluster:
+        names: dict[str, Any] = {"spark": spark, "uri": cluster.metadata_uri, "directory": str(directory)}
+        snippets = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+        assert len(snippets) >= 4
+        for number, snippet in enumerate(snippets):
+            exec(compile(snippet, f"{PAGE.name}, snippet {number + 1}", "exec"), names)
