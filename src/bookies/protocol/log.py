@@ -41,6 +41,7 @@ FORMAT = 1  # of a record that is the whole list
 FORMAT_SEGMENTED = 2  # of one whose older extents are in records of their own
 RAW, ENVELOPE = "raw", "envelope"  # an entry is the value itself, or a record with key, headers and time
 RECORD_FORMATS = (RAW, ENVELOPE)
+HELD = "held"  # the field of `Manifest.held` in the record
 OPEN_MAX = 2  # ledgers at the end of a list that may be open
 NAME_LENGTH_MAX = 200
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._")
@@ -162,6 +163,11 @@ class Manifest:
         return [extent.ledger_id for extent in self.extents]
 
     @property
+    def held(self) -> str:
+        """Why nobody may append to the log, such as that it was moved to another cluster; empty when one may."""
+        return str(self.extra.get(HELD, ""))
+
+    @property
     def open_ledgers(self) -> list[int]:
         """Those whose end the list does not say, the older first. To be recovered in this order by a new leader."""
         return [extent.ledger_id for extent in self.extents if extent.last is None]
@@ -198,6 +204,7 @@ def taken_over(
     """
     if ledger_id in found.ledger_ids:
         return None
+    check_held(found)
     if (found.epoch, found.next_seq, found.is_deleting) != (basis.epoch, basis.next_seq, False):
         raise LogFenced("another process has changed the end of the log meanwhile")
     if leader is not None:
@@ -211,8 +218,15 @@ def check_leader(found: Manifest, epoch: int) -> None:
     """Raises `LogFenced` unless the leader of this epoch is still the last one."""
     if found.is_deleting:
         raise LogFenced("the log is being deleted")
+    check_held(found)
     if found.epoch != epoch:
         raise LogFenced(f"another process took the log over: its epoch is {found.epoch}, this leader's was {epoch}")
+
+
+def check_held(found: Manifest) -> None:
+    """Raises `LogFenced` when nobody may append to the log."""
+    if found.held:
+        raise LogFenced(f"nothing can be appended to the log: {found.held}")
 
 
 def rolled(found: Manifest, epoch: int, current: int, ledger_id: int, ends: Mapping[int, LedgerEnd]) -> Manifest | None:

@@ -20,5 +20,6 @@ JOBS: Mapping[str, tuple[str, str]] = {
         "bookies.spark.jobs.restore",
         "bring offloaded ledgers that bookies may have forgotten back to bookies",
     ),
+    "migrate": ("bookies.spark.jobs.migrate", "copy ledgers and logs to another cluster, and move over to it"),
     "whatif": ("bookies.spark.jobs.whatif", "what is lost when bookies or racks die, and how long repair takes"),
 }
