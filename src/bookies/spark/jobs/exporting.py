@@ -137,7 +137,7 @@ async def _end(client: Client, ledger_id: int) -> tuple[int, int, bool]:
     record = await client.metadata(ledger_id)
     if record.is_closed:
         return record.last_entry_id, record.length, True
-    async with await client.administration().open(ledger_id) as reader:
+    async with client.open(ledger_id, password=record.password or b"") as reader:
         return reader.last_add_confirmed, reader.length, reader.is_sealed
 
 
@@ -177,9 +177,11 @@ class Export:
         files = runtime.worker().files()
         writer = await files.run(FileWriter, asked["to"], asked["file"], self.kind, self.is_envelope, asked["row"])
         try:
-            async with await tools.administration.open(asked["ledger"]) as reader:
+            record = await tools.client.metadata(asked["ledger"])
+            async with tools.client.open(record.ledger_id, password=record.password or b"") as reader:
                 async for batch in reader.read_batches(asked["first"], asked["last"]):
                     await files.run(writer.append, batch)
+                    await tools.spent(record.ensemble_at(batch.first_entry_id), batch.size)
             return Outcome(common.DONE, await files.run(writer.finish))
         except LedgerNotFound:
             return Outcome(common.FAILED, {"error": f"ledger {asked['ledger']} was deleted"})

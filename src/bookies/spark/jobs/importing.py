@@ -37,9 +37,7 @@ ENDINGS = {  # of files, and the formats that they say
 OPTIONS = (
     Option("files", None, "files or directories, or URIs of such", metavar="FILE", is_positional=True, is_many=True),
     Option("log", None, "the log to append to", metavar="NAME"),
-    Option(
-        "format", None, "of the files (default: by their endings)", choices=(None, "parquet", "json", "csv", "text")
-    ),
+    Option("format", None, "of the files (default: by their endings)", choices=("parquet", "json", "csv", "text")),
     Option("create_log", False, "make the log if there is none", bool),
     Option("fence", False, "stop a leader who writes the log, in place of refusing", bool),
 )

@@ -173,8 +173,11 @@ async def _copy(tools: Tools, target: Client, record: LedgerMetadata, made: Ledg
     async with tools.client.open(record.ledger_id, password=record.password or b"") as reader:
         async for batch in reader.read_batches():
             content = content.joined(content_of(batch))
+            await tools.spent(record.ensemble_at(batch.first_entry_id), batch.size)
             if not made.is_closed:
                 await administration.write_entries(made, batch)
+                written = [f"target {bookie}" for bookie in made.last_ensemble]  # Names may be those of the source's.
+                await tools.spent(written, batch.size * made.write_quorum)
     if (content.rows, content.size) != (record.last_entry_id + 1, record.length):
         raise ReplicationFailed("the source does not deliver what its record says", ledger_id=record.ledger_id)
     if not made.is_closed:

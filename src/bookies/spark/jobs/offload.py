@@ -16,7 +16,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -163,6 +163,7 @@ class CopyPart:
             async with reader:
                 async for batch in reader.read_batches(first, last):
                     await files.run(writer.append, batch)
+                    await tools.spent(reader.metadata.ensemble_at(batch.first_entry_id), batch.size)
             parts = await files.run(writer.finish)
         except BaseException:
             writer.discard()
@@ -309,9 +310,11 @@ def _swept(config: JobConfig, to: str, cluster: str, after_s: float, *, is_dry: 
     from bookies.spark import tier
 
     before = _now_ms() / 1000 - after_s
+    old = [each for each in tier.attempts(to, cluster) if each.changed_s <= before]
+    named = common.ask(config.uri, _named({each.ledger_id for each in old})) if old else {}
     found = []
-    for each in list(tier.attempts(to, cluster)):
-        if each.changed_s > before or common.ask(config.uri, _names(each.ledger_id, each.attempt)):
+    for each in old:
+        if named.get(each.ledger_id) == each.attempt:
             continue
         if not is_dry:
             tier.delete_attempt(to, each)
@@ -319,15 +322,19 @@ def _swept(config: JobConfig, to: str, cluster: str, after_s: float, *, is_dry: 
     return found
 
 
-def _names(ledger_id: int, attempt: str) -> Any:
-    """A question for `ask`: does the record of the ledger name this copy?"""
+def _named(ledger_ids: Collection[int]) -> Any:
+    """A question for `ask`: ledger -> the attempt that its record names. Raises rather than leave one out."""
 
-    async def question(client: Client) -> bool:
-        try:
-            found = offload_of(await client.metadata(ledger_id))
-        except LedgerNotFound:
-            return False
-        return found is not None and found.attempt == attempt
+    async def question(client: Client) -> dict[int, str]:
+        found = {}
+        for ledger_id in sorted(ledger_ids):
+            try:
+                copy = offload_of(await client.metadata(ledger_id))
+            except LedgerNotFound:
+                continue
+            if copy is not None:
+                found[ledger_id] = copy.attempt
+        return found
 
     return question
 

@@ -90,6 +90,7 @@ class Restore:
             try:
                 while (batch := await fetch.next_batch()) is not None:
                     await tools.administration.write_entries(new, batch)
+                    await tools.spent(new.last_ensemble, batch.size * new.write_quorum)
             finally:
                 await worker.run(files.close)
             await tools.administration.check_entries(new)
