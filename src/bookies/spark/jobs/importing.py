@@ -156,7 +156,8 @@ def _rows(spark: Any, path: str, kind: str) -> Any:
         message = f.concat(f.lit(f"file {path}: a line is no JSON: "), f.substring("value", 1, 100))
         is_bad = f.get_json_object("value", "$").isNull()
         return lines.select(f.when(is_bad, f.raise_error(message)).otherwise(f.col("value")).alias("value"))
-    frame = spark.read.parquet(path) if kind == "parquet" else spark.read.option("header", True).csv(path)
+    csv = spark.read.options(header=True, multiLine=True, escape='"')  # As RFC 4180 has it, and `export` writes it.
+    frame = spark.read.parquet(path) if kind == "parquet" else csv.csv(path)
     if "value" in frame.columns:
         return frame.select(*[name for name in COLUMNS if name in frame.columns])
     return frame.select(f.to_json(f.struct("*")).alias("value"))
