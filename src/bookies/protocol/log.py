@@ -41,7 +41,8 @@ FORMAT = 1  # of a record that is the whole list
 FORMAT_SEGMENTED = 2  # of one whose older extents are in records of their own
 RAW, ENVELOPE = "raw", "envelope"  # an entry is the value itself, or a record with key, headers and time
 RECORD_FORMATS = (RAW, ENVELOPE)
-HELD = "held"  # the field of `Manifest.held` in the record
+# Fields of the record of a log that was held, or migrated: see `protocol/migration.py`.
+HELD, MIGRATED_FROM, CUT_OVER = "held", "migrated.from", "migrated.cut-over"
 OPEN_MAX = 2  # ledgers at the end of a list that may be open
 NAME_LENGTH_MAX = 200
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._")
@@ -251,8 +252,11 @@ def truncated(
 
     `ends`: of those ledgers whose end the list does not say, if they are closed. `last_add_confirmed`: of the ledger
     of `before`. The last two ledgers stay in the list: a leader that takes over looks at these. Raises
-    `InvalidArgument` for positions behind the end of the log, `LogTruncated` for those of ledgers not in the list.
+    `InvalidArgument` for positions behind the end of the log, `LogTruncated` for those of ledgers not in the list,
+    `LogFenced` for a log that follows another one.
     """
+    if found.held and MIGRATED_FROM in found.extra and CUT_OVER not in found.extra:
+        raise LogFenced("the log follows one in another cluster until the cut-over: truncate it there")
     target = found.find(before)
     if target is None:
         raise LogTruncated(f"position {before} is not in the log: truncated already, or of another log")

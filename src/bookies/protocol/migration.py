@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from bookies.errors import LogExists
-from bookies.protocol.log import HELD, Manifest
+from bookies.protocol.log import CUT_OVER, HELD, MIGRATED_FROM, Manifest
 
-FROM = "migrated.from"  # the label of a ledger, and the field of a log's record
-CUT_OVER = "migrated.cut-over"  # the field of a log's record: the target goes its own way
+FROM = MIGRATED_FROM  # the label of a ledger too
 
 
 def origin_of(cluster: str, ledger_id: int) -> str:
@@ -37,7 +36,7 @@ def copied(
     whose ledger was not copied. Rows, extents and transactions keep their numbers. `token`: for a log that is new.
     Raises `LogExists`: there is a log of this name that is no copy.
     """
-    if found is not None and found.extra.get(FROM) != origin:
+    if found is not None and (found.extra.get(FROM) != origin or found.is_deleting):
         raise LogExists("the target has a log of this name that is no copy of it: delete or rename one of them")
     if found is not None and found.extra.get(CUT_OVER):
         return None

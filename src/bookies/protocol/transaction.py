@@ -92,10 +92,10 @@ def decide(
     for log, manifest in found.items():
         if manifest.is_deleting:
             raise LogNotFound(f"log {log} is being deleted")
-        check_held(manifest)
     if any(_knows(manifest, txn, txn.ledgers[log]) for log, manifest in found.items()):
         return Committed({log: unlisted(manifest, txn.ledgers[log]) for log, manifest in found.items()})
     for log, manifest in found.items():
+        check_held(manifest)
         if txn.is_kept and (last := _last_of(manifest, txn.app)) is not None and last[0] != txn.query:
             raise TransactionRefused(
                 f"application {txn.app!r} committed version {last[1]} to log {log} as query {last[0] or '(batch)'}; "

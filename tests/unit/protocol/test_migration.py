@@ -8,7 +8,16 @@ import pytest
 
 from bookies.errors import LogExists, LogFenced
 from bookies.model import DigestType
-from bookies.protocol.log import Extent, Manifest, check_held, pack_manifest, parse_manifest
+from bookies.protocol.log import (
+    Extent,
+    Manifest,
+    Position,
+    check_held,
+    emptied,
+    pack_manifest,
+    parse_manifest,
+    truncated,
+)
 from bookies.protocol.migration import copied, held, log_origin
 
 SOURCE = Manifest(
@@ -64,6 +73,18 @@ def test_the_target_is_free_only_when_the_source_is_held_and_all_is_there() -> N
     assert copied(over, later, ids, ORIGIN, "x", is_cut_over=True) is None  # it goes its own way
 
 
+def test_a_copy_is_truncated_at_its_source_only() -> None:
+    copy = follow(SOURCE, None, {60: 160, 61: 161})
+    with pytest.raises(LogFenced, match="truncate it there"):
+        truncated(copy, Position(161, 0), {}, 3)
+    over = held(SOURCE, "file:/new")
+    assert over is not None
+    assert truncated(over, Position(61, 1), {}, 3) is not None
+
+
 def test_a_log_that_is_no_copy_is_left_alone() -> None:
     with pytest.raises(LogExists, match="no copy of it"):
         copied(SOURCE, replace(SOURCE, token="other"), {}, ORIGIN, "x", is_cut_over=False)
+    deleting = emptied(follow(SOURCE, None, {60: 160}))
+    with pytest.raises(LogExists):
+        copied(SOURCE, deleting, {}, ORIGIN, "x", is_cut_over=False)
