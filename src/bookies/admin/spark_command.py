@@ -28,6 +28,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for name, (module_name, text) in JOBS.items():
         each = names.add_parser(name, help=text, description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
         for option in _options(module_name):
+            if option.is_positional:
+                count: dict[str, Any] = {"nargs": "+"} if option.is_many else {}
+                each.add_argument(option.name, type=option.kind, metavar=option.metavar, help=option.help, **count)
+                continue
+            if option.kind is bool:
+                name = f"--{option.name.replace('_', '-')}"
+                each.add_argument(name, action="store_true", help=option.help)
+                continue
             each.add_argument(
                 f"--{option.name.replace('_', '-')}",
                 type=option.kind,
