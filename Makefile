@@ -46,6 +46,12 @@ spark-chaos: $(VENV)/.dev $(VENV)/.demo
 bench: $(VENV)/.dev
 	@$(BIN)/python benchmarks/$(if $(AGAINST),against.py $(AGAINST),compare.py) $(ARGS)
 
+example: $(VENV)/.demo
+	@$(BIN)/python examples/flights/pipeline.py $(ARGS)
+
+spark-cluster: $(VENV)/.dev $(VENV)/.demo
+	@$(BIN)/python -m pytest -q -n 0 -m cluster tests/live/test_spark_cluster.py $(ARGS)
+
 bench-spark: $(VENV)/.dev $(VENV)/.demo
 	@$(BIN)/python benchmarks/spark.py $(ARGS)
 

@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -278,19 +279,42 @@ def measure(bench: Bench, arguments: argparse.Namespace) -> list[dict[str, Any]]
     with session(bench.directory) as spark:
         if arguments.quick:
             for what in {case.what: None for case in chosen}:
-                bench.run(spark, Case(what, 1 << 10, "E1/Qw1/Qa1", 1000))
+                tried(bench, spark, Case(what, 1 << 10, "E1/Qw1/Qa1", 1000))
         for number in range(0 if arguments.quick else -1, arguments.runs):
             say("warm-up" if number < 0 else f"run {number + 1} of {arguments.runs}")
             for pair in pairs(chosen):
                 for case in pair if number % 2 else reversed(pair):
-                    found = bench.run(spark, case)
-                    say(f"  {case.name}: {found['rows_per_s']:,.0f} rows/s")
+                    found = tried(bench, spark, case)
                     if number >= 0:
                         runs.append({"case": case.name, "run": number, **found})
         if not arguments.case:
-            times = bench.latency(spark, 40 if arguments.quick else 300)
-            runs.append({"case": "latency", **{f"p{at}": 1000 * at_rank(times, at) for at in (50, 95, 99)}})
+            runs.append({"case": "latency", **latency(bench, spark, 40 if arguments.quick else 300)})
     return runs
+
+
+def tried(bench: Bench, spark: Any, case: Case) -> dict[str, Any]:
+    """A failure is one figure less, and not the end: Spark gives a new Python process ten seconds to say something."""
+    from pyspark.errors import PySparkException
+
+    try:
+        found = bench.run(spark, case)
+    except (PySparkException, bk.BookKeeperError, RuntimeError) as error:
+        say(f"  {case.name}: failed: {str(error).splitlines()[0]}")
+        return {"failure": str(error)}
+    say(f"  {case.name}: {found['rows_per_s']:,.0f} rows/s")
+    return found
+
+
+def latency(bench: Bench, spark: Any, count: int) -> dict[str, Any]:
+    """Milliseconds."""
+    from pyspark.errors import PySparkException
+
+    try:
+        times = bench.latency(spark, count)
+    except (PySparkException, bk.BookKeeperError) as error:
+        say(f"  latency: failed: {str(error).splitlines()[0]}")
+        return {"failure": str(error)}
+    return {f"p{at}": 1000 * at_rank(times, at) for at in (50, 95, 99)}
 
 
 def pairs(found: Sequence[Case]) -> Iterator[tuple[Case, ...]]:
@@ -302,9 +326,8 @@ def memory(bench: Bench, size: int, what: str) -> float:
     """The most that a worker had resident, MB: in a session of its own, or it would be what was before."""
     rows = MEMORY_BYTES // size
     with session(bench.directory) as spark:
-        case = Case(what, size, "E1/Qw1/Qa1", rows)
-        bench.run(spark, case)
-        return Usage(spark, bench.cluster.pids).worker_peak_mb()
+        found = tried(bench, spark, Case(what, size, "E1/Qw1/Qa1", rows))
+        return math.nan if "failure" in found else Usage(spark, bench.cluster.pids).worker_peak_mb()
 
 
 def at_rank(ordered: Sequence[float], percent: int) -> float:
@@ -335,14 +358,17 @@ def print_tables(runs: Sequence[dict[str, Any]], arguments: argparse.Namespace) 
     )
     print_table(rows, headers, right=range(1, len(headers)))
     for run in runs:
-        if run["case"] == "latency":
+        if run["case"] == "latency" and "failure" not in run:
             print(f"\nappend to sink, tailing: p50 {run['p50']:.0f}, p95 {run['p95']:.0f}, p99 {run['p99']:.0f} ms")
         elif run["case"] == "memory":
             print(f"most memory of a Python worker, {run['what']}, {size_name(run['size'])}: {run['mb']:.0f} MB")
 
 
 def row_of(case: Case, runs: Sequence[dict[str, Any]]) -> tuple[object, ...]:
-    found = [run for run in runs if run["case"] == case.name]
+    tries = [run for run in runs if run["case"] == case.name]
+    found = [run for run in tries if "failure" not in run]
+    if not found:
+        return (case.name, *("",) * 10, f"{len(tries)} of {len(tries)}")
 
     def median(figure: str) -> float:
         return statistics.median(run[figure] for run in found)
@@ -359,6 +385,7 @@ def row_of(case: Case, runs: Sequence[dict[str, Any]]) -> tuple[object, ...]:
         "" if factor is None else f"{factor:.1f}",
         "" if reference is None else f"{median('rows_per_s') / reference:.2f}",
         *(f"{median(figure):.2f}" for figure in ("jvm_us", "python_us", "bookies_us")),
+        f"{len(tries) - len(found)} of {len(tries)}",
     )
 
 

@@ -13,6 +13,16 @@ from bookies.admin.demo_spark import JAVA_OPTIONS
 from bookies.spark import java
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked `cluster` take minutes: they run when `-m cluster` asks for them."""
+    if "cluster" in config.option.markexpr:
+        return
+    left_out = [item for item in items if item.get_closest_marker("cluster")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One session for all tests of a process; a task that fails is tried four times.

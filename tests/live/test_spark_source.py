@@ -479,7 +479,7 @@ def test_an_idle_query_costs_little(store: Any, uri: dict[str, Any]) -> None:
         ({"subscribe": "numbered", "maxOffsetsPerTrigger": 5}, "option maxOffsetsPerTrigger is for streams"),
         ({"subscribe": "numbered", "valueFormat": "xml"}, "expected raw, utf8, json, arrow"),
         ({"subscribe": "numbered", "valueSchema": "id INT"}, "option valueSchema is for valueFormat=json or arrow"),
-        ({"subscribe": "numbered", "readTier": "offloaded"}, "readTier=offloaded"),
+        ({"subscribe": "numbered", "readTier": "offloaded"}, "it is not offloaded"),
         ({"subscribe": "numbered", "verifyDigest": "false"}, "digests are always verified"),
         ({"subscribe": "numbered", "bookkeeper.readTimoutMs": "5"}, "did you mean bookkeeper.readTimeoutMs?"),
         ({"subscribe": "numbered", "bookkeeper.readTimeoutMs": "x"}, "expected a whole number"),

@@ -9,7 +9,7 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from bookies.admin.common import add_common, interruptible, metadata_uri
+from bookies.admin.common import add_common, interruptible, metadata_uri, print_json, size_text
 
 if TYPE_CHECKING:
     from bookies.spark.jobs.common import JobConfig, Option
@@ -28,6 +28,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for name, (module_name, text) in JOBS.items():
         each = names.add_parser(name, help=text, description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
         for option in _options(module_name):
+            if option.is_positional:
+                count: dict[str, Any] = {"nargs": "+"} if option.is_many else {}
+                each.add_argument(option.name, type=option.kind, metavar=option.metavar, help=option.help, **count)
+                continue
+            if option.kind is bool:
+                name = f"--{option.name.replace('_', '-')}"
+                each.add_argument(name, action="store_true", help=option.help)
+                continue
             each.add_argument(
                 f"--{option.name.replace('_', '-')}",
                 type=option.kind,
@@ -37,6 +45,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
                 help=option.help + (f" (default {option.default})" if option.default is not None else ""),
             )
         _add_shared(each)
+    text = "write this package as a zip, for spark-submit --py-files"
+    each = names.add_parser("package", help=text, description=text)
+    each.add_argument("file", metavar="FILE.zip")
+    add_common(each, metadata=False)
 
 
 def _options(module_name: str) -> tuple[Option, ...]:
@@ -64,6 +76,8 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.job == "package":
+        return _package(arguments)
     from bookies.spark.jobs import JOBS
     from bookies.spark.jobs.report import page, text
     from bookies.spark.session import session
@@ -81,6 +95,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.report:
         print(f"report: {arguments.report}", file=sys.stderr)
     return 0 if found.report.is_good else 1
+
+
+def _package(arguments: argparse.Namespace) -> int:
+    from bookies.spark.packaging import package
+
+    size = package(arguments.file)
+    if arguments.json:
+        print_json({"file": arguments.file, "bytes": size})
+    else:
+        print(f"{arguments.file}: {size_text(size)}; the machines need PyArrow and google-crc32c besides")
+    return 0
 
 
 def _config(arguments: argparse.Namespace, options: tuple[Option, ...]) -> JobConfig:

@@ -22,6 +22,7 @@ from bookies.client.arguments import (
     switch,
     whole_number,
 )
+from bookies.client.copying import LedgerCopier, on_new_bookies
 from bookies.client.entries import EntryBatch
 from bookies.client.ledger_access import LedgerAccess
 from bookies.client.metadata_loop import MetadataLoop
@@ -124,6 +125,44 @@ class Administration:
         """Fence a ledger's writer, find its last entry, seal it, whatever its password. Raises as `Client.recover`."""
         async with TimeLimit(timeout, f"recover ledger {ledger_id}"):
             return (await self._access.sealed(any_ledger_id(ledger_id))).metadata
+
+    async def change_record(
+        self, ledger_id: int, change: Callable[[LedgerMetadata], LedgerMetadata | None]
+    ) -> LedgerMetadata:
+        """Change a ledger's record by compare-and-swap; the record as it is then. For those who know
+        what may be changed.
+
+        `change`: from the record that was read to the one to write, None when there is nothing to change; asked again
+        after a conflict. Raises what it raises, `LedgerNotFound`.
+        """
+        loop = MetadataLoop(self._access.runtime, self._driver, await self._access.read(any_ledger_id(ledger_id)))
+
+        def changed(record: LedgerMetadata) -> LedgerMetadata:
+            new = change(record)
+            assert new is not None
+            return new
+
+        return (await loop.update(lambda record: change(record) is not None, changed)).metadata
+
+    async def write_entries(self, record: LedgerMetadata, batch: EntryBatch) -> None:
+        """Store entries that come from elsewhere on the bookies that this record, stored or not, names. Durable, and
+        harmless when done again. Raises why a bookie did not take one."""
+        await LedgerCopier(self._access, self._pool, record).write(batch)
+
+    async def check_entries(self, record: LedgerMetadata) -> None:
+        """Read all replicas of all entries from the bookies that this record, stored or not, names.
+
+        Raises `ReplicationFailed` when one is not there or not good.
+        """
+        await LedgerCopier(self._access, self._pool, record).check()
+
+    def with_new_bookies(self, record: LedgerMetadata) -> LedgerMetadata:
+        """The record with writable bookies in all its fragments. Raises `NotEnoughBookies`."""
+        return on_new_bookies(self._access, record)
+
+    async def instance_id(self) -> str:
+        """The cluster's own, which tells it from every other cluster."""
+        return await self._driver.instance_id() or ""
 
     def read_stored(self, ledger_id: int, first: int = 0, last: int = -1) -> AsyncIterator[tuple[int, bytes]]:
         """(id, body) of entries first..last as they are stored: header, digest, payload; verified.

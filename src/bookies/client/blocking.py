@@ -185,10 +185,11 @@ class Client:
         *,
         password: bytes = b"",
         digest: str | DigestType | None = None,
+        tier: str = "auto",
         timeout: float | None = None,
     ) -> LedgerReader:
         """Open a ledger for reading and tailing; never disturbs its writer."""
-        opening = self._client.open(ledger_id, password=password, digest=digest, timeout=timeout)
+        opening = self._client.open(ledger_id, password=password, digest=digest, tier=tier, timeout=timeout)
         return LedgerReader(self._thread, self._thread.call(opening.begin()))
 
     def recover(

@@ -40,6 +40,16 @@ class Administration:
         """Fence the ledger's writer, find its last entry, seal it, whatever its password."""
         return self._thread.call(self._administration.recover(ledger_id, timeout=timeout))
 
+    def change_record(
+        self, ledger_id: int, change: Callable[[LedgerMetadata], LedgerMetadata | None]
+    ) -> LedgerMetadata:
+        """Change a ledger's record by compare-and-swap. For those who know what may be changed."""
+        return self._thread.call(self._administration.change_record(ledger_id, change))
+
+    def instance_id(self) -> str:
+        """The cluster's own, which tells it from every other cluster."""
+        return self._thread.call(self._administration.instance_id())
+
     def read_stored(self, ledger_id: int, first: int = 0, last: int = -1) -> Iterator[tuple[int, bytes]]:
         """(id, body) of entries as they are stored; `last` -1: to the end."""
         found = self._administration.read_stored(ledger_id, first, last)  # refuses at once what it must

@@ -21,6 +21,7 @@ from bookies.client.budget import MemoryBudget
 from bookies.client.keys import Keys, digest_type_of, keys_of
 from bookies.client.log import LOGS, Log
 from bookies.client.metadata_loop import repeated
+from bookies.client.offloaded import OffloadedFiles
 from bookies.client.opening import Opening
 from bookies.client.pool import BookiePool
 from bookies.client.reader import LedgerReader
@@ -41,12 +42,14 @@ from bookies.errors import (
 from bookies.metadata.driver import MetadataDriver, Versioned
 from bookies.model import BookieId, DigestType, LedgerMetadata
 from bookies.protocol.ledger import new_ledger
+from bookies.protocol.offload import is_given_up
 from bookies.protocol.placement import parse_fault_domains
-from bookies.runtime.ports import Runtime
+from bookies.runtime.ports import Runtime, Worker
 from bookies.wire.digest import master_key, package_lac
 
 CREATE_ATTEMPTS_MAX = 100  # ids handed out that turn out to be taken; more means that the id store is broken
 TOKEN_BITS = 63
+TIERS = ("auto", "bookies", "offloaded")
 LISTED_AT_ONCE = 32  # records that a listing reads at a time
 
 
@@ -75,6 +78,7 @@ class Client:
         self._turns = Turns()
         self._writers: WeakValueDictionary[int, LedgerWriter] = WeakValueDictionary()
         self._allows_changes = self.config.ensemble_changes_allowed
+        self._files: Worker | None = None  # waits for files of offloaded ledgers
         self._is_open = False
         self._is_closed = False
 
@@ -99,6 +103,8 @@ class Client:
         self._announcer.stop()
         for writer in list(self._writers.values()):
             writer.client_closed()
+        if self._files is not None:
+            self._files.close()
         await self._pool.close()
         await self._driver.close()
 
@@ -198,22 +204,34 @@ class Client:
         *,
         password: bytes = b"",
         digest: str | DigestType | None = None,
+        tier: str = "auto",
         timeout: float | None = None,
     ) -> Opening[LedgerReader]:
         """Open a ledger for reading and tailing, whether it is sealed or being written. Never disturbs its writer.
 
-        `digest` matters only for ledgers whose metadata does not name it (written before 4.2). `timeout`: seconds.
-        Raises `LedgerNotFound`, `Unauthorized` (wrong password), and for a ledger that is not sealed `ReadFailed` or
-        `BookieTimeout` when too few of its bookies answer.
+        `digest` matters only for ledgers whose metadata does not name it (written before 4.2). `tier`: where the
+        entries of an offloaded ledger are read: "bookies", "offloaded" (its Parquet files, which needs pyarrow), or
+        "auto": its files once the bookies need not have them any more. `timeout`: seconds.
+
+        Raises `LedgerNotFound`, `Unauthorized` (wrong password), `NotSupported` (not offloaded, or no pyarrow), and
+        for a ledger that is not sealed `ReadFailed` or `BookieTimeout` when too few of its bookies answer.
         """
         ledger_id = any_ledger_id(ledger_id)
+        if tier not in TIERS:
+            raise InvalidArgument(f"tier={tier!r}: must be one of {', '.join(TIERS)}")
         kind = None if digest is None else digest_type_of(digest)
         _check_password(password)
 
         async def make() -> LedgerReader:
             found = await self._read_record(ledger_id)
             keys = self._keys(found, password, kind)
-            return await LedgerReader.begin(self._pool, self._driver, self.config, keys, found)
+            copy = None
+            if tier == "offloaded" or (tier == "auto" and is_given_up(found.metadata)):
+                files = OffloadedFiles(found.metadata)
+                if self._files is None:
+                    self._files = self._runtime.workers.start("files")
+                copy = self._files, files
+            return await LedgerReader.begin(self._pool, self._driver, self.config, keys, found, copy=copy)
 
         return Opening(make, timeout, f"open ledger {ledger_id}")
 

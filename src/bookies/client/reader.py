@@ -16,6 +16,7 @@ from bookies.client.entries import Entry, EntryBatch, LastConfirmedAndEntry
 from bookies.client.iteration import Batches as Batches
 from bookies.client.iteration import Entries as Entries
 from bookies.client.keys import Keys
+from bookies.client.offloaded import OffloadedFiles
 from bookies.client.pool import BookiePool
 from bookies.client.sources import RangeSource, UnconfirmedSource
 from bookies.client.tail import TailSource
@@ -24,6 +25,7 @@ from bookies.config import ClientConfig
 from bookies.errors import EntryNotFound, InvalidArgument
 from bookies.metadata.driver import MetadataDriver, Versioned
 from bookies.model import LedgerMetadata, LedgerState
+from bookies.runtime.ports import Worker
 
 if TYPE_CHECKING:
     import pyarrow
@@ -40,13 +42,23 @@ class LedgerReader:
 
     @classmethod
     async def begin(
-        cls, pool: BookiePool, driver: MetadataDriver, config: ClientConfig, keys: Keys, found: Versioned
+        cls,
+        pool: BookiePool,
+        driver: MetadataDriver,
+        config: ClientConfig,
+        keys: Keys,
+        found: Versioned,
+        *,
+        copy: tuple[Worker, OffloadedFiles] | None = None,
     ) -> LedgerReader:
         """Open without recovery: watch the metadata and learn the last add confirmed, unless the ledger is sealed.
 
-        Raises `BookieTimeout`, `ReadFailed`, `Unauthorized`.
+        `copy`: read from there, through the worker. Raises `BookieTimeout`, `ReadFailed`, `Unauthorized`.
         """
-        return cls(await LedgerView.begin(pool, driver, config, keys, found))
+        view = await LedgerView.begin(pool, driver, config, keys, found)
+        if copy is not None:
+            view.read_from(*copy)
+        return cls(view)
 
     # -- state, without asking anybody ---------------------------------------------------------------------------
     @property

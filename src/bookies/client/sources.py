@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bookies.client.entries import EntryBatch
 from bookies.client.fetch import RangeFetch
+from bookies.client.offloaded import OffloadedFetch
 from bookies.client.view import LedgerView
 
 
@@ -13,7 +14,7 @@ class RangeSource:
     def __init__(self, view: LedgerView, first: int, last: int | None) -> None:
         self._view = view
         self._first, self._last = first, last
-        self._fetch: RangeFetch | None = None
+        self._fetch: RangeFetch | OffloadedFetch | None = None
 
     async def next_batch(self) -> EntryBatch | None:
         view = self._view
@@ -34,7 +35,7 @@ class UnconfirmedSource:
     def __init__(self, view: LedgerView, first: int, last: int) -> None:
         self._view = view
         self._next, self._last = first, last
-        self._fetch: RangeFetch | None = None
+        self._fetch: RangeFetch | OffloadedFetch | None = None
 
     async def next_batch(self) -> EntryBatch | None:
         view = self._view

@@ -10,6 +10,7 @@ import asyncio
 
 from bookies.client.entries import EntryBatch
 from bookies.client.fetch import RangeFetch
+from bookies.client.offloaded import OffloadedFetch
 from bookies.client.view import LedgerView
 from bookies.errors import BookKeeperError, ClientClosed, LedgerNotFound, Unauthorized
 from bookies.protocol.lac import is_growth_trusted
@@ -29,7 +30,7 @@ class TailSource:
     def __init__(self, view: LedgerView, first: int) -> None:
         self._view = view
         self._next = first
-        self._fetch: RangeFetch | None = None
+        self._fetch: RangeFetch | OffloadedFetch | None = None
         self._failures = 0
         self._failing_since = 0.0
         self._followed_at: float | None = None

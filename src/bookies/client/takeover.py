@@ -15,7 +15,17 @@ from bookies.client.manifest import ManifestLoop
 from bookies.client.metadata_loop import back_off
 from bookies.errors import BookKeeperError, InvalidArgument, LedgerNotFound, LogFenced, LogNotFound, LogTruncated
 from bookies.metadata.driver import Step
-from bookies.protocol.log import OPEN_MAX, LedgerEnd, Manifest, Position, check_leader, swept, taken_over, truncated
+from bookies.protocol.log import (
+    OPEN_MAX,
+    LedgerEnd,
+    Manifest,
+    Position,
+    check_held,
+    check_leader,
+    swept,
+    taken_over,
+    truncated,
+)
 from bookies.runtime.ports import Runtime
 
 if TYPE_CHECKING:
@@ -70,6 +80,7 @@ async def _attempt(parts: LogParts, leader: int | None) -> LedgerWriter | None:
         check_leader(basis, leader)
     if basis.is_deleting:
         raise LogNotFound(f"log {parts.records.name} is being deleted")
+    check_held(basis)
     try:
         ends = {each: await end_of(parts, each) for each in basis.open_ledgers}  # (2)
     except LedgerNotFound:

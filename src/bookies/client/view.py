@@ -15,6 +15,7 @@ from bookies.client.fetch import RangeFetch
 from bookies.client.keys import Keys
 from bookies.client.lac import read_last_add_confirmed, try_last_add_confirmed
 from bookies.client.longpoll import wait_for_entry
+from bookies.client.offloaded import OffloadedFetch, OffloadedFiles
 from bookies.client.pool import BookiePool
 from bookies.config import ClientConfig
 from bookies.errors import (
@@ -31,6 +32,7 @@ from bookies.metadata.driver import LedgerEvent, MetadataDriver, Versioned, Watc
 from bookies.model import LedgerMetadata
 from bookies.protocol.lac import LacRead, is_growth_trusted
 from bookies.protocol.read import StickyPosition
+from bookies.runtime.ports import Worker
 
 ENTRY_SIZE_GUESS = 1024.0  # payload bytes, until the ledger tells
 
@@ -58,7 +60,12 @@ class LedgerView:
         self._is_stale = False  # The store has, or may have, a newer record.
         self._changed = asyncio.Event()  # set whenever `_is_stale` becomes true, and by `close`
         self.is_closed = False
+        self._files: tuple[Worker, OffloadedFiles] | None = None
         self._adopt(found)
+
+    def read_from(self, worker: Worker, files: OffloadedFiles) -> None:
+        """Read the ledger, which is sealed, from its copy. `worker`: waits for the files."""
+        self._files = worker, files
 
     @classmethod
     async def begin(
@@ -140,8 +147,10 @@ class LedgerView:
 
     def range_fetch(
         self, first: int, last: int, *, size_max: int | None = None, is_parallel: bool = False
-    ) -> RangeFetch:
+    ) -> RangeFetch | OffloadedFetch:
         """The reads of entries first..last. `size_max`: of only one batch, as large as possible, bytes."""
+        if self._files is not None:
+            return OffloadedFetch(*self._files, first, last)
         return RangeFetch(
             self.pool,
             self.config,
@@ -217,6 +226,10 @@ class LedgerView:
         self.is_closed = True
         self._changed.set()
         self._stop_watching()
+        if self._files is not None:
+            worker, files = self._files
+            self._files = None
+            worker.run(files.close)
 
     def _stop_watching(self) -> None:
         for watch in self._watches:

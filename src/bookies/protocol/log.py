@@ -41,6 +41,8 @@ FORMAT = 1  # of a record that is the whole list
 FORMAT_SEGMENTED = 2  # of one whose older extents are in records of their own
 RAW, ENVELOPE = "raw", "envelope"  # an entry is the value itself, or a record with key, headers and time
 RECORD_FORMATS = (RAW, ENVELOPE)
+# Fields of the record of a log that was held, or migrated: see `protocol/migration.py`.
+HELD, MIGRATED_FROM, CUT_OVER = "held", "migrated.from", "migrated.cut-over"
 OPEN_MAX = 2  # ledgers at the end of a list that may be open
 NAME_LENGTH_MAX = 200
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._")
@@ -162,6 +164,11 @@ class Manifest:
         return [extent.ledger_id for extent in self.extents]
 
     @property
+    def held(self) -> str:
+        """Why nobody may append to the log, such as that it was moved to another cluster; empty when one may."""
+        return str(self.extra.get(HELD, ""))
+
+    @property
     def open_ledgers(self) -> list[int]:
         """Those whose end the list does not say, the older first. To be recovered in this order by a new leader."""
         return [extent.ledger_id for extent in self.extents if extent.last is None]
@@ -198,6 +205,7 @@ def taken_over(
     """
     if ledger_id in found.ledger_ids:
         return None
+    check_held(found)
     if (found.epoch, found.next_seq, found.is_deleting) != (basis.epoch, basis.next_seq, False):
         raise LogFenced("another process has changed the end of the log meanwhile")
     if leader is not None:
@@ -211,8 +219,15 @@ def check_leader(found: Manifest, epoch: int) -> None:
     """Raises `LogFenced` unless the leader of this epoch is still the last one."""
     if found.is_deleting:
         raise LogFenced("the log is being deleted")
+    check_held(found)
     if found.epoch != epoch:
         raise LogFenced(f"another process took the log over: its epoch is {found.epoch}, this leader's was {epoch}")
+
+
+def check_held(found: Manifest) -> None:
+    """Raises `LogFenced` when nobody may append to the log."""
+    if found.held:
+        raise LogFenced(f"nothing can be appended to the log: {found.held}")
 
 
 def rolled(found: Manifest, epoch: int, current: int, ledger_id: int, ends: Mapping[int, LedgerEnd]) -> Manifest | None:
@@ -237,8 +252,11 @@ def truncated(
 
     `ends`: of those ledgers whose end the list does not say, if they are closed. `last_add_confirmed`: of the ledger
     of `before`. The last two ledgers stay in the list: a leader that takes over looks at these. Raises
-    `InvalidArgument` for positions behind the end of the log, `LogTruncated` for those of ledgers not in the list.
+    `InvalidArgument` for positions behind the end of the log, `LogTruncated` for those of ledgers not in the list,
+    `LogFenced` for a log that follows another one.
     """
+    if found.held and MIGRATED_FROM in found.extra and CUT_OVER not in found.extra:
+        raise LogFenced("the log follows one in another cluster until the cut-over: truncate it there")
     target = found.find(before)
     if target is None:
         raise LogTruncated(f"position {before} is not in the log: truncated already, or of another log")

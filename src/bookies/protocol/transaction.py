@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from bookies.errors import LogNotFound, TransactionRefused
 from bookies.model import LedgerMetadata
-from bookies.protocol.log import LedgerEnd, Manifest, Written, appended
+from bookies.protocol.log import LedgerEnd, Manifest, Written, appended, check_held
 
 RETENTION_MS = 30 * 24 * 3600 * 1000  # since an application's last transaction; then the list forgets it
 REPLAY_GRACE_MS = 10 * 60 * 1000  # a repetition of a committed transaction may be writing its ledgers just now
@@ -86,7 +86,8 @@ def decide(
 ) -> Committed | OpenTail | Swap:
     """What a committer does next. `found`: the lists of the transaction's logs. `ends`: of ledgers that were ended.
 
-    Raises `TransactionRefused` (the application's last transaction is another query's), `LogNotFound`.
+    Raises `TransactionRefused` (the application's last transaction is another query's), `LogNotFound`, `LogFenced`
+    (nobody may append to the log).
     """
     for log, manifest in found.items():
         if manifest.is_deleting:
@@ -94,6 +95,7 @@ def decide(
     if any(_knows(manifest, txn, txn.ledgers[log]) for log, manifest in found.items()):
         return Committed({log: unlisted(manifest, txn.ledgers[log]) for log, manifest in found.items()})
     for log, manifest in found.items():
+        check_held(manifest)
         if txn.is_kept and (last := _last_of(manifest, txn.app)) is not None and last[0] != txn.query:
             raise TransactionRefused(
                 f"application {txn.app!r} committed version {last[1]} to log {log} as query {last[0] or '(batch)'}; "

@@ -13,15 +13,18 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 from bookies.client.keys import keys_of
+from bookies.client.offloaded import OffloadedFiles
 from bookies.errors import BookieError, EntryError, InvalidArgument, LedgerNotFound, LogNotFound, NotSupported
 from bookies.protocol.log import ENVELOPE
-from bookies.spark import plan, selection
+from bookies.protocol.offload import offload_of
+from bookies.spark import plan, runtime, selection
 from bookies.spark.extents import Extents, Piece, Run
 from bookies.spark.offsets import At, Key
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
     from bookies.client.log_reader import LogReader
+    from bookies.client.offloaded import Group
     from bookies.client.reader import LedgerReader
     from bookies.model import LedgerMetadata
     from bookies.protocol.log import Manifest
@@ -38,9 +41,11 @@ SAMPLES_MAX = 32  # entries whose place is asked for before a range is cut
 class Lookup:
     """Answers about the logs and ledgers of one cluster, for one query. On the worker's loop."""
 
-    def __init__(self, client: Client, password: bytes) -> None:
+    def __init__(self, client: Client, password: bytes, tier: str = "auto") -> None:
         self._client = client
         self._password = password
+        self._tier = tier
+        self._groups: dict[int, Sequence[Group]] = {}  # of offloaded ledgers
         self._ended: dict[int, LedgerMetadata] = {}  # closed ledgers, whose end cannot change
         self._readers: dict[int, LedgerReader] = {}
         self._logs: dict[str, LogReader] = {}
@@ -154,11 +159,25 @@ class Lookup:
         ended = self._ended.get(ledger_id)
         if ended is not None and entry_id == ended.last_entry_id:
             return ended.length
+        if (groups := await self.groups(ledger_id)) is not None:
+            curve = [(groups[0].first, groups[0].below), *((each.last + 1, each.above) for each in groups)]
+            return plan.bytes_before(curve, entry_id + 1)
         try:
             return (await (await self._reader(ledger_id)).read_entry(entry_id)).length
         except (EntryError, BookieError):
             # Only a size is asked for: an entry that is damaged or out of reach must not keep others from being read.
             return ended.length * (entry_id + 1) // (ended.last_entry_id + 1) if ended is not None else 0
+
+    async def groups(self, ledger_id: int) -> Sequence[Group] | None:
+        """The row groups of a ledger's copy, if that is what is to be read. Raises `NotSupported`, `ReadFailed`."""
+        if self._tier == "bookies":
+            return None
+        if ledger_id not in self._groups:
+            metadata = await self.metadata(ledger_id)
+            if self._tier == "auto" and offload_of(metadata) is None:
+                return None
+            self._groups[ledger_id] = await runtime.worker().files().run(_groups_of, metadata)
+        return self._groups[ledger_id]
 
     async def curve(self, run: Run) -> list[tuple[int, int]]:
         """The bytes before its first entry and behind its last one."""
@@ -180,10 +199,6 @@ class Lookup:
         async def cut(index: int) -> list[plan.Range]:
             run, curve = runs[index], curves[index]
             ledger_id = run.piece.ledger_id
-            points = plan.sample_points(curve, run.first, run.last, size_max, SAMPLES_MAX)
-            for point in points:
-                curve.append((point, await self.length(ledger_id, point - 1)))
-            curve.sort()
             metadata = await self.metadata(ledger_id)
             source = (
                 plan.Source(
@@ -192,6 +207,12 @@ class Lookup:
                 if extents.is_log
                 else plan.Source(metadata, run.first, run.last)
             )
+            if (groups := await self.groups(ledger_id)) is not None:
+                return plan.offloaded_ranges(source, groups, size_max)
+            points = plan.sample_points(curve, run.first, run.last, size_max, SAMPLES_MAX)
+            for point in points:
+                curve.append((point, await self.length(ledger_id, point - 1)))
+            curve.sort()
             return plan.ranges_of(source, curve, size_max)
 
         return [each for ranges in await self._all(range(len(runs)), cut) for each in ranges]
@@ -269,6 +290,11 @@ class Lookup:
             await log.close()
         self._readers.clear()
         self._logs.clear()
+
+
+def _groups_of(metadata: LedgerMetadata) -> Sequence[Group]:
+    """Blocks."""
+    return OffloadedFiles(metadata).index().groups
 
 
 def _reach(points: Sequence[tuple[int, int]], size: int) -> int:

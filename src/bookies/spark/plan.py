@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from bookies.client.offloaded import Group
 from bookies.errors import InvalidArgument
 from bookies.model import BookieId, LedgerMetadata, fragments_of
 
@@ -25,7 +26,7 @@ class Range:
     """Entries first..last of one ledger, all in one fragment. `size`: estimated bytes.
 
     `log`, `seq`, `row`: the log, its extent, and the number of the first entry's row; None for a ledger by itself.
-    `replica`: the position in the ensemble to read from, -1: any.
+    `replica`: the position in the ensemble to read from, -1: any. `is_offloaded`: to be read from the ledger's copy.
     """
 
     metadata: LedgerMetadata
@@ -37,6 +38,7 @@ class Range:
     row: int | None = None
     is_envelope: bool = False
     replica: int = -1
+    is_offloaded: bool = False
 
     @property
     def count(self) -> int:
@@ -86,6 +88,24 @@ def ranges_of(source: Source, curve: Curve, size_max: int) -> list[Range]:
             size = max(1, size_between(curve, first, last))
             row = None if source.row is None else source.row + first - source.first
             found.append(Range(metadata, first, last, size, source.log, source.seq, row, source.is_envelope))
+    return found
+
+
+def offloaded_ranges(source: Source, groups: Sequence[Group], size_max: int) -> list[Range]:
+    """The entries cut between row groups of the ledger's copy, where `size_max` bytes are full."""
+    found: list[Range] = []
+    for group in groups:
+        low, high = max(source.first, group.first), min(source.last, group.last)
+        if low > high:
+            continue
+        share = (group.above - group.below) * (high - low + 1) // (group.last - group.first + 1)
+        size = max(1, share + ENTRY_OVERHEAD * (high - low + 1))
+        if found and found[-1].size + size <= size_max:
+            found[-1] = replace(found[-1], last=high, size=found[-1].size + size)
+            continue
+        row = None if source.row is None else source.row + low - source.first
+        each = Range(source.metadata, low, high, size, source.log, source.seq, row, source.is_envelope)
+        found.append(replace(each, is_offloaded=True))
     return found
 
 
@@ -224,7 +244,7 @@ def with_replicas(partitions: Iterable[Sequence[Range]]) -> list[list[Range]]:
         chosen = []
         for each in partition:
             ensemble = each.metadata.ensemble_at(each.first)
-            if len(ensemble) == each.metadata.write_quorum:
+            if len(ensemble) == each.metadata.write_quorum and not each.is_offloaded:
                 position = min(range(len(ensemble)), key=lambda index: (load.get(ensemble[index], 0), index))
                 load[ensemble[position]] = load.get(ensemble[position], 0) + each.size
                 each = replace(each, replica=position)
@@ -238,6 +258,7 @@ def bookies_of(partition: Sequence[Range], addresses: Mapping[str, tuple[str, in
     return {
         bookie: addresses[bookie]
         for each in partition
+        if not each.is_offloaded
         for bookie in each.metadata.ensemble_at(each.first)
         if bookie in addresses
     }

@@ -88,4 +88,4 @@ def loss_error(extents: Extents, gap: Gap) -> LogTruncated:
 async def opened(settings: Settings) -> tuple[Lookup, Mapping[str, tuple[str, int]]]:
     """A lookup in the process's client, and the addresses of the bookies."""
     client = await runtime.worker().client(settings.uri, settings.config)
-    return Lookup(client, settings.password), await runtime.addresses_of(client)
+    return Lookup(client, settings.password, settings.tier), await runtime.addresses_of(client)

@@ -125,6 +125,10 @@ class RowReader:
                 yield gap
 
     async def _entries(self, worker: runtime.Worker, pool: Any, each: Range) -> AsyncGenerator[EntryBatch, None]:
+        if each.is_offloaded:
+            async for part in _offloaded(worker, each):
+                yield part
+            return
         from bookies.client.fetch import RangeFetch
         from bookies.client.keys import keys_of
         from bookies.protocol.read import StickyPosition
@@ -161,6 +165,19 @@ class RowReader:
                 yield batch
         finally:
             fetch.stop()
+
+
+async def _offloaded(worker: runtime.Worker, each: Range) -> AsyncGenerator[EntryBatch, None]:
+    """The entries from the ledger's copy."""
+    from bookies.client.offloaded import OffloadedFetch, OffloadedFiles
+
+    files = OffloadedFiles(each.metadata)
+    fetch = OffloadedFetch(worker.files(), files, each.first, each.last)
+    try:
+        while (batch := await fetch.next_batch()) is not None:
+            yield batch
+    finally:
+        worker.files().run(files.close)
 
 
 def _size(item: Item) -> int:

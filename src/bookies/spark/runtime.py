@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bookies.client.client import Client
     from bookies.client.pool import BookiePool
     from bookies.config import ClientConfig
+    from bookies.runtime import ports
 
 T = TypeVar("T")
 _worker: Worker | None = None
@@ -38,6 +39,7 @@ class Worker:
         self.loop = aio.new_event_loop()
         self._clients: dict[tuple[str, ClientConfig], asyncio.Task[Client]] = {}
         self._pools: dict[tuple[str, ClientConfig], tuple[BookiePool, dict[str, tuple[str, int]]]] = {}
+        self._files: ports.Worker | None = None
         thread = threading.Thread(target=self.loop.run_forever, name="bookies", daemon=True)
         thread.start()
 
@@ -79,6 +81,12 @@ class Worker:
         pool, known = self._pools[key]
         known.update(addresses)
         return pool
+
+    def files(self) -> ports.Worker:
+        """A thread for calls that wait for files, which all tasks of the process share. On the loop."""
+        if self._files is None:
+            self._files = self.runtime.workers.start("files")
+        return self._files
 
     async def _connected(self, uri: str, config: ClientConfig) -> Client:
         from bookies.client.client import Client

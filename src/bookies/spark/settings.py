@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bookies.config import ClientConfig
-from bookies.errors import InvalidArgument, NotSupported
+from bookies.errors import InvalidArgument
 from bookies.protocol.log import check_log_name
 from bookies.spark import plan
 from bookies.spark.options import (
@@ -39,6 +39,7 @@ STREAM_ONLY = (
 )  # fmt: skip
 OPTIONS = (*BOTH, *BATCH_ONLY, *STREAM_ONLY)
 MODES = ("PERMISSIVE", "FAILFAST", "DROPMALFORMED")
+TIERS = ("auto", "bookies", "offloaded")
 READ_AHEAD = 16 << 20
 READ_BATCH = 256 << 10
 TAIL_WAIT_MS_MAX = 10_000  # a longer wait would keep a query from being stopped
@@ -72,6 +73,7 @@ class Settings:
     cursor: str | None
     record_format: str
     mode: str
+    tier: str
 
     def __repr__(self) -> str:
         """Without the password."""
@@ -81,8 +83,6 @@ class Settings:
 def checked(options: Mapping[str, str]) -> dict[str, str]:
     """The options under their proper names. Raises `InvalidArgument`."""
     found = proper_names(options, OPTIONS)
-    if choice(found, "readTier", ("auto", "bookies", "offloaded")) == "offloaded":
-        raise NotSupported("option readTier=offloaded: ledgers are read from bookies; leave it out")
     if not flag(found, "verifyDigest", True):
         raise InvalidArgument("option verifyDigest=false: digests are always verified; leave it out")
     return found
@@ -133,4 +133,5 @@ def settings(options: Mapping[str, str], *, is_stream: bool) -> Settings:
         cursor=None if cursor is None else check_log_name(cursor),
         record_format=choice(options, "recordFormat", ("auto", "raw", "envelope")),
         mode=choice(options, "mode", MODES),
+        tier=choice(options, "readTier", TIERS),
     )

@@ -16,6 +16,7 @@ Nothing here imports PySpark when it is loaded: the command's `--help` must work
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import json
 import logging
@@ -83,6 +84,8 @@ class Option:
     kind: type = str
     choices: Sequence[Any] | None = None
     metavar: str | None = None
+    is_positional: bool = False  # on the command line given without its name
+    is_many: bool = False  # a list of at least one
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,7 @@ def checked(config: JobConfig, options: Iterable[Option]) -> JobConfig:
     values = {name: config.options.get(name, each.default) for name, each in known.items()}
     for name, value in values.items():
         choices = known[name].choices
-        if choices is not None and value not in choices:
+        if choices is not None and value not in choices and value is not known[name].default:
             raise InvalidArgument(f"{name}={value!r}: must be one of {', '.join(map(str, choices))}")
     run_id = config.run_id or f"{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}"
     return _replaced(config, options=values, run_id=run_id)
@@ -334,6 +337,15 @@ class Tools:
     def pace(self, bookie: str) -> Pace:
         """The limit of one bookie, shared by all items of the task."""
         return self._paces.setdefault(bookie, Pace(self._rate))
+
+    async def spent(self, bookies: Sequence[str], size: int) -> None:
+        """After so many bytes from or to these bookies together: wait as long as the limit of each asks for."""
+        if self._rate is None or not bookies:
+            return
+        now = asyncio.get_running_loop().time()
+        pause_s = max(self.pace(bookie).spent(size // len(bookies), now) for bookie in bookies)
+        if pause_s > 0:
+            await asyncio.sleep(pause_s)
 
 
 class CarryOut:

@@ -1,0 +1,324 @@
+"""`export`: a log, or ledgers, to files: Parquet, JSON lines, text, CSV; with a manifest of what is in which file.
+
+    DIR/part-EXTENT-ENTRY.parquet    entries of one ledger, in order; the names are in the order of the log
+    DIR/_manifest.json               of each file: rows, bytes, the CRC of the entries, the SHA-256 of the file
+
+A ledger that is being written is exported up to its last add confirmed. A file is there only when it is whole, and the
+manifest comes last; a run that stopped goes on with the files that are missing. Source: spark 5.4.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet as pq
+
+from bookies.client.offloaded import content_of
+from bookies.errors import InvalidArgument, LedgerNotFound
+from bookies.protocol.log import ENVELOPE
+from bookies.protocol.offload import Content
+from bookies.spark import runtime, tier
+from bookies.spark.jobs import common, selection
+from bookies.spark.jobs.common import JobConfig, Option, Outcome, Tools
+from bookies.spark.jobs.complete import Complete
+from bookies.spark.jobs.packing import Item
+from bookies.spark.jobs.progress import size_text
+from bookies.spark.jobs.report import Report, Section, Table
+
+if TYPE_CHECKING:
+    from bookies.client.client import Client
+    from bookies.client.entries import EntryBatch
+
+FORMATS = {"parquet": "parquet", "json": "jsonl", "text": "txt", "csv": "csv"}  # name -> ending of the files
+OPTIONS = (
+    Option("source", None, "a log by name, or ledgers by number: 17,18", metavar="LOG|LEDGERS", is_positional=True),
+    Option("to", None, "a directory, or a URI such as s3://bucket/orders", metavar="DIR", is_positional=True),
+    Option("format", "parquet", "of the files", choices=tuple(FORMATS)),
+    Option("file_size", 256, "megabytes of payload in a file, about", int),
+)  # fmt: skip
+EXPORTED = "run_id STRING, file STRING, ledger_id BIGINT, outcome STRING, entries BIGINT, bytes BIGINT, detail STRING"
+MANIFEST = "_manifest.json"
+CSV_HEADER = ("ledger_id", "entry_id", "value")
+BATCH_SIZE = 8 << 20  # bytes of payload that are written at a time
+
+
+def job(spark: Any, config: JobConfig) -> Any:
+    """A row for each file."""
+    return complete(spark, config).frame
+
+
+def complete(spark: Any, config: JobConfig) -> Complete:
+    config = common.checked(config, OPTIONS)
+    source, to, kind = (config.options[name] for name in ("source", "to", "format"))
+    if not source or not to:
+        raise InvalidArgument("say what to export and where to: a log or ledgers, and a directory")
+    if config.options["file_size"] < 1:
+        raise InvalidArgument(f"file_size={config.options['file_size']}: must be 1 or more")
+    common.refuse_speculation(spark)
+    to = tier.absolute(str(to))
+    is_envelope, pieces = common.ask(config.uri, lambda client: pieces_of(client, str(source)))
+    if is_envelope and kind != "parquet":
+        raise InvalidArgument(
+            f"log {source} has records with key, headers and timestamp, which {kind} has no place for: export it with "
+            "--format parquet"
+        )
+    items = [item for piece in pieces for item in items_of(piece, to, kind, config.options["file_size"] << 20)]
+    run = common.execute(spark, config, "export", items, Export(kind, is_envelope, config.mode == common.DRY_RUN))
+    if config.mode == common.PLAN:
+        return Complete.planned("export", run)
+    planned = {item.name: item for item in items}
+    rows, files = [], []
+    for name, outcome, detail in run.details():
+        if name not in planned:
+            continue  # Of an earlier attempt, when the log was shorter.
+        asked = json.loads(planned[name].arguments)
+        counts = detail.get("entries", 0), detail.get("bytes", 0)
+        said = str(detail.get("error", ""))
+        rows.append((config.run_id, asked["file"], asked["ledger"], outcome, *counts, said))
+        if outcome == common.DONE:
+            files.append({name: asked[name] for name in ("file", "ledger", "first", "last")} | detail)
+    rows.sort()
+    is_good = all(row[3] == common.DONE for row in rows)
+    if config.mode == common.RUN and is_good:
+        write_manifest(to, str(source), kind, is_envelope=is_envelope, files=files)
+    frame = common.save(common.frame_of(spark, rows, EXPORTED), config, "exported")
+    return Complete(frame, _report(config, rows, is_good=is_good))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Entries first..last of a ledger. `seq`: of its extent; `row`: of the first one in its log, None without one."""
+
+    seq: int
+    ledger_id: int
+    first: int
+    last: int
+    size: int
+    row: int | None
+
+
+async def pieces_of(client: Client, source: str) -> tuple[bool, list[Piece]]:
+    """(whether the entries are envelopes, what there is now). Raises `LogNotFound`, `LedgerNotFound`."""
+    if set(source) <= set("0123456789,- "):
+        pieces = []
+        for number, ledger_id in enumerate(selection.numbers_of(source)):
+            last, size, _ = await _end(client, ledger_id)
+            pieces.append(Piece(number, ledger_id, 0, last, size, None))
+        return False, pieces
+    [name] = selection.logs_of(source)[:1]
+    manifest = await client.log(name).manifest()
+    pieces, row = [], manifest.rows_truncated
+    for extent in manifest.extents:
+        if extent.last is None:
+            last, size, is_sealed = await _end(client, extent.ledger_id)
+        else:
+            last, size, is_sealed = extent.last, extent.bytes or 0, True
+        last = max(last, extent.first - 1)
+        pieces.append(Piece(extent.seq, extent.ledger_id, extent.first, last, size, row))
+        row += last - extent.first + 1
+        if not is_sealed:
+            break  # What follows may not be read before this has its end.
+    return manifest.record_format == ENVELOPE, pieces
+
+
+async def _end(client: Client, ledger_id: int) -> tuple[int, int, bool]:
+    """(last entry that may be read, payload bytes, whether it is the last for ever)."""
+    record = await client.metadata(ledger_id)
+    if record.is_closed:
+        return record.last_entry_id, record.length, True
+    async with client.open(ledger_id, password=record.password or b"") as reader:
+        return reader.last_add_confirmed, reader.length, reader.is_sealed
+
+
+def items_of(piece: Piece, to: str, kind: str, size_max: int) -> list[Item]:
+    """The files of a piece; none of an empty one."""
+    count = piece.last - piece.first + 1
+    if count < 1:
+        return []
+    parts = max(1, min(count, -(-piece.size // size_max)))
+    bounds = [piece.first + count * index // parts for index in range(parts + 1)]
+    found = []
+    for first, end in pairwise(bounds):
+        name = f"part-{piece.seq:08d}-{first:012d}.{FORMATS[kind]}"
+        row = None if piece.row is None else piece.row + first - piece.first
+        said = {"ledger": piece.ledger_id, "first": first, "last": end - 1, "row": row, "to": to, "file": name}
+        found.append(
+            Item(f"{piece.seq}:{piece.ledger_id}:{first}:{end - 1}", piece.size // parts, (), json.dumps(said))
+        )
+    return found
+
+
+# -- in a task -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Export:
+    """Writes one file."""
+
+    kind: str
+    is_envelope: bool
+    is_dry: bool
+
+    async def carry_out(self, tools: Tools, item: Item) -> Outcome:
+        asked = json.loads(item.arguments)
+        if self.is_dry:
+            return Outcome(common.DONE, {"entries": asked["last"] - asked["first"] + 1, "bytes": item.size})
+        files = runtime.worker().files()
+        writer = await files.run(FileWriter, asked["to"], asked["file"], self.kind, self.is_envelope, asked["row"])
+        try:
+            record = await tools.client.metadata(asked["ledger"])
+            async with tools.client.open(record.ledger_id, password=record.password or b"") as reader:
+                async for batch in reader.read_batches(asked["first"], asked["last"]):
+                    await files.run(writer.append, batch)
+                    await tools.spent(record.ensemble_at(batch.first_entry_id), batch.size)
+            return Outcome(common.DONE, await files.run(writer.finish))
+        except LedgerNotFound:
+            return Outcome(common.FAILED, {"error": f"ledger {asked['ledger']} was deleted"})
+        finally:
+            await files.run(writer.discard)
+
+
+class FileWriter:
+    """One file, under another name until it is whole. All calls block; raise OSError."""
+
+    def __init__(self, to: str, name: str, kind: str, is_envelope: bool, row: int | None) -> None:
+        self._system, directory = tier.system_of(to)
+        self._system.create_dir(directory, recursive=True)
+        self._path = f"{directory}/{name}"
+        self._temporary = f"{directory}/_{name}.{uuid.uuid4().hex}"
+        self._kind, self._is_envelope, self._row = kind, is_envelope, row
+        self._sink: Any = self._system.open_output_stream(self._temporary)
+        self._writer: Any = None
+        self._content = Content()
+        self._is_done = False
+        if kind == "csv":
+            self._sink.write(_csv_lines([CSV_HEADER]))
+
+    def append(self, batch: EntryBatch) -> None:
+        """Raises `InvalidArgument` for what the format has no place for."""
+        self._content = self._content.joined(content_of(batch))
+        if self._kind == "parquet":
+            table = pa.Table.from_batches([self._columns(batch)])
+            if self._writer is None:
+                self._writer = pq.ParquetWriter(self._sink, table.schema, compression=tier.COMPRESSION)
+            self._writer.write_table(table)
+        else:
+            self._sink.write(b"".join(_lines(batch, self._kind)))
+
+    def _columns(self, batch: EntryBatch) -> pa.RecordBatch:
+        from bookies.spark import arrow, envelope
+
+        count = len(batch)
+        values = arrow.values(batch)
+        columns: dict[str, pa.Array] = {
+            "ledger_id": pa.repeat(batch.ledger_id, count),
+            "entry_id": pa.array(batch.entry_ids, pa.int64()),
+        }
+        if self._row is not None:
+            columns["offset"] = pa.array(range(self._row, self._row + count), pa.int64())
+            self._row += count
+        columns |= envelope.decode(values) if self._is_envelope else {"value": values}
+        return pa.RecordBatch.from_pydict(columns)
+
+    def finish(self) -> dict[str, Any]:
+        """Put it in its place; what it holds."""
+        if self._writer is not None:
+            self._writer.close()
+        self._sink.close()
+        self._system.move(self._temporary, self._path)
+        self._is_done = True
+        digest, size = hashlib.sha256(), 0
+        with self._system.open_input_stream(self._path) as file:
+            while data := file.read(1 << 20):
+                digest.update(data)
+                size += len(data)
+        content = self._content
+        return {
+            "entries": content.rows,
+            "bytes": content.size,
+            "crc": content.crc,
+            "file_size": size,
+            "sha256": digest.hexdigest(),
+        }
+
+    def discard(self) -> None:
+        """Delete what is not whole. Idempotent."""
+        if not self._is_done:
+            self._is_done = True
+            if self._writer is not None:
+                self._writer.close()
+            self._sink.close()
+            self._system.delete_file(self._temporary)
+
+
+def _lines(batch: EntryBatch, kind: str) -> Iterator[bytes]:
+    for entry_id, payload in zip(batch.entry_ids, batch.payloads(), strict=True):
+        try:
+            text = payload.decode()
+            if kind == "json":
+                json.loads(text)
+        except ValueError as error:
+            what = "JSON" if kind == "json" else "UTF-8 text"
+            raise InvalidArgument(
+                f"entry {entry_id} of ledger {batch.ledger_id} is no {what}: export it with --format parquet"
+            ) from error
+        if kind == "csv":
+            yield _csv_lines([(batch.ledger_id, entry_id, text)])
+        elif b"\n" in payload or b"\r" in payload:
+            raise InvalidArgument(
+                f"entry {entry_id} of ledger {batch.ledger_id} has more than one line: export it with --format parquet "
+                "or csv"
+            )
+        else:
+            yield payload + b"\n"
+
+
+def _csv_lines(rows: Sequence[Sequence[Any]]) -> bytes:
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows(rows)
+    return buffer.getvalue().encode()
+
+
+# -- on the driver ---------------------------------------------------------------------------------------------------
+
+
+def write_manifest(to: str, source: str, kind: str, *, is_envelope: bool, files: list[dict[str, Any]]) -> None:
+    """Say what is in which file, in order."""
+    files = sorted(files, key=lambda each: str(each["file"]))
+    content = {
+        "source": source,
+        "format": kind,
+        "record_format": "envelope" if is_envelope else "raw",
+        "entries": sum(each["entries"] for each in files),
+        "bytes": sum(each["bytes"] for each in files),
+        "files": files,
+    }
+    system, path = tier.system_of(to)
+    system.create_dir(path, recursive=True)
+    with system.open_output_stream(f"{path}/_new{MANIFEST}") as file:
+        file.write(json.dumps(content, indent=1).encode())
+    system.move(f"{path}/_new{MANIFEST}", f"{path}/{MANIFEST}")
+
+
+def _report(config: JobConfig, rows: Sequence[tuple[Any, ...]], *, is_good: bool) -> Report:
+    outcomes = Counter(row[3] for row in rows)
+    entries, size = sum(row[4] for row in rows), sum(row[5] for row in rows)
+    lead = f"{entries:,} entries, {size_text(size)} in {outcomes[common.DONE]:,} files"
+    if config.mode == common.DRY_RUN:
+        lead = f"would write {lead}; a dry run, nothing was written"
+    elif not is_good:
+        lead += f"; {len(rows) - outcomes[common.DONE]:,} files could not be written, so there is no manifest"
+    headers = ("file", "ledger", "outcome", "entries", "bytes", "detail")
+    sections = [Section("Files", table=Table(headers, [row[1:] for row in rows], (1, 3, 4)))]
+    return Report("Export", lead, is_good, {"run": config.run_id, "mode": config.mode, **config.options}, sections)

@@ -1,0 +1,202 @@
+"""`import`: files of Parquet, JSON lines, CSV or text into a log, in one transaction.
+
+All rows become visible at once, or none. The transaction is named by the run id, so a run that is repeated under its
+id, after whatever happened to it, imports nothing twice; what it wrote in vain is the reaper's (`bk log reap`).
+
+Rows are in the order of the files as they are named (those of a directory by name), and of the lines in them. Of
+Parquet and CSV the column `value` becomes the entry, with key, headers and timestamp for logs that keep them; files
+without such a column become one JSON object a row. Source: spark 5.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.fs
+
+from bookies.errors import InvalidArgument, LogNotFound
+from bookies.protocol.log import check_log_name
+from bookies.spark import tier
+from bookies.spark.jobs import common
+from bookies.spark.jobs.common import JobConfig, Option
+from bookies.spark.jobs.complete import Complete
+from bookies.spark.jobs.packing import TASK_SIZE, Estimate
+from bookies.spark.jobs.progress import Progress, size_text
+from bookies.spark.jobs.report import Report, Section, Table
+
+if TYPE_CHECKING:
+    from bookies.client.client import Client
+
+ENDINGS = {  # of files, and the formats that they say
+    ".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv", ".txt": "text",
+    ".log": "text",
+}  # fmt: skip
+OPTIONS = (
+    Option("files", None, "files or directories, or URIs of such", metavar="FILE", is_positional=True, is_many=True),
+    Option("log", None, "the log to append to", metavar="NAME"),
+    Option("format", None, "of the files (default: by their endings)", choices=("parquet", "json", "csv", "text")),
+    Option("create_log", False, "make the log if there is none", bool),
+    Option("fence", False, "stop a leader who writes the log, in place of refusing", bool),
+)
+IMPORTED = "run_id STRING, log STRING, outcome STRING, files BIGINT, entries BIGINT, bytes BIGINT, ledgers BIGINT"
+IMPORT_RATE = 50e6  # bytes a second, for the estimate
+FILES_MAX = 1000  # of one transaction
+COLUMNS = ("value", "key", "headers", "timestamp")
+ALREADY, IMPORTED_NOW, WOULD = "imported before", "imported", "would import"
+
+
+def job(spark: Any, config: JobConfig) -> Any:
+    """One row: what came into the log, now or when this run was first made."""
+    return complete(spark, config).frame
+
+
+def complete(spark: Any, config: JobConfig) -> Complete:
+    import bookies.spark
+
+    config = common.checked(config, OPTIONS)
+    if not config.options["log"] or not config.options["files"]:
+        raise InvalidArgument("say which files and which log: bk spark import FILE... --log NAME")
+    log = check_log_name(config.options["log"])
+    bookies.spark.register(spark)
+    files = files_of(config.options["files"])
+    kind = config.options["format"] or format_of([path for path, _ in files])
+    size = sum(size for _, size in files)
+    app = f"import-{config.run_id}"
+    if config.mode == common.RUN and common.ask(config.uri, lambda client: imported(client, log, app)) is not None:
+        return _complete(spark, config, log, ALREADY, files, common.ask(config.uri, _outcome(log, app)))
+    frame = frame_of(spark, [path for path, _ in files], kind)
+    plan = Estimate(len(files), max(1, -(-size // TASK_SIZE)), size, {}, size / IMPORT_RATE)
+    if config.mode == common.PLAN:
+        return _complete(spark, config, log, WOULD, files, (0, size, 0))
+    with Progress(spark, "import", config.run_id, plan, 0, is_kept=False, is_quiet=config.is_quiet) as progress:
+        progress.begin()
+        if config.mode == common.DRY_RUN:
+            counted = frame.selectExpr(
+                "count(*) AS entries", "coalesce(sum(octet_length(value)), 0) AS bytes"
+            ).collect()
+            return _complete(spark, config, log, WOULD, files, (counted[0][0], counted[0][1], 0))
+        options = {
+            "bookkeeper.metadataServiceUri": config.uri,
+            "log": log,
+            "txnAppId": app,
+            "txnVersion": "0",
+            "onOpenTail": "fence" if config.options["fence"] else "fail",
+            "createLog": str(bool(config.options["create_log"])).lower(),
+        }
+        frame.write.format("bookkeeper").mode("append").options(**options).save()
+    return _complete(spark, config, log, IMPORTED_NOW, files, common.ask(config.uri, _outcome(log, app)))
+
+
+# -- the files -------------------------------------------------------------------------------------------------------
+
+
+def files_of(named: Sequence[str]) -> list[tuple[str, int]]:
+    """(URI or path, bytes) of each file, those of directories by name. Raises `InvalidArgument`."""
+    found: list[tuple[str, int]] = []
+    for each in [named] if isinstance(named, str) else named:
+        uri = tier.absolute(each)
+        system, path = tier.system_of(uri)
+        info = system.get_file_info(path)
+        if info.type is pa.fs.FileType.NotFound:
+            raise InvalidArgument(f"there is no file {each}")
+        if info.type is pa.fs.FileType.File:
+            found.append((uri, info.size))
+            continue
+        inside = system.get_file_info(pa.fs.FileSelector(path, recursive=True))
+        for one in sorted(inside, key=lambda one: str(one.path)):
+            is_hidden = any(part[:1] in "_." for part in one.path.removeprefix(path).strip("/").split("/"))
+            if one.type is pa.fs.FileType.File and not is_hidden:
+                found.append((uri + one.path.removeprefix(path), one.size))
+    if not found:
+        raise InvalidArgument(f"there are no files in {', '.join(named)}")
+    if len(found) > FILES_MAX:
+        raise InvalidArgument(
+            f"{len(found):,} files are too many for one transaction: import up to {FILES_MAX:,} at a time, each "
+            "under a run id of its own"
+        )
+    return found
+
+
+def format_of(paths: Sequence[str]) -> str:
+    """What the endings of the files say. Raises `InvalidArgument`."""
+    kinds = sorted({next((kind for end, kind in ENDINGS.items() if path.endswith(end)), "") for path in paths})
+    if len(kinds) > 1 or not kinds[0]:
+        raise InvalidArgument(
+            f"the endings of the files do not say what is in them ({', '.join(kind or 'unknown' for kind in kinds)}): "
+            "say --format parquet, json, csv or text"
+        )
+    return kinds[0]
+
+
+def frame_of(spark: Any, paths: Sequence[str], kind: str) -> Any:
+    """The rows of all files, in order, with the columns that a log takes.
+
+    Files are read one by one and put behind each other: Spark, given several, reads the largest first.
+    """
+    frames = [_rows(spark, path, kind) for path in paths]
+    names = frames[0].columns
+    for path, frame in zip(paths, frames, strict=True):
+        if frame.columns != names:
+            raise InvalidArgument(f"file {path} has columns {', '.join(frame.columns)}, not {', '.join(names)}")
+    return reduce(lambda one, two: one.union(two), frames)
+
+
+def _rows(spark: Any, path: str, kind: str) -> Any:
+    from pyspark.sql import functions as f
+
+    path = path if "://" in path else f"file://{path}"
+    if kind in ("json", "text"):
+        lines = spark.read.text(path)
+        if kind == "text":
+            return lines
+        lines = lines.where(f.trim("value") != "")
+        message = f.concat(f.lit(f"file {path}: a line is no JSON: "), f.substring("value", 1, 100))
+        is_bad = f.get_json_object("value", "$").isNull()
+        return lines.select(f.when(is_bad, f.raise_error(message)).otherwise(f.col("value")).alias("value"))
+    csv = spark.read.options(header=True, multiLine=True, escape='"')  # As RFC 4180 has it, and `export` writes it.
+    frame = spark.read.parquet(path) if kind == "parquet" else csv.csv(path)
+    if "value" in frame.columns:
+        return frame.select(*[name for name in COLUMNS if name in frame.columns])
+    return frame.select(f.to_json(f.struct("*")).alias("value"))
+
+
+# -- the log ---------------------------------------------------------------------------------------------------------
+
+
+async def imported(client: Client, log: str, app: str) -> dict[str, Any] | None:
+    """What the log says of a transaction of this name; None: nothing."""
+    try:
+        manifest = await client.log(log).manifest()
+    except LogNotFound:
+        return None
+    found = manifest.txns.get(app)
+    return None if found is None else dict(found)
+
+
+def _outcome(log: str, app: str) -> Any:
+    """A question for `ask`: (entries, bytes, ledgers) that the transaction brought and the log still lists."""
+
+    async def question(client: Client) -> tuple[int, int, int]:
+        extents = [each for each in (await client.log(log).manifest()).extents if each.txn == f"{app}:0"]
+        return sum(each.rows or 0 for each in extents), sum(each.bytes or 0 for each in extents), len(extents)
+
+    return question
+
+
+def _complete(
+    spark: Any,
+    config: JobConfig,
+    log: str,
+    outcome: str,
+    files: Sequence[tuple[str, int]],
+    counts: tuple[int, int, int],
+) -> Complete:
+    entries, size, ledgers = counts
+    row = (config.run_id, log, outcome, len(files), entries, size, ledgers)
+    frame = common.save(common.frame_of(spark, [row], IMPORTED), config, "imported")
+    lead = f"{outcome}: {entries:,} entries, {size_text(size)} from {len(files):,} files, log {log}"
+    sections = [Section("Files", table=Table(("file", "bytes"), list(files), (1,)))]
+    return Complete(frame, Report("Import", lead, True, {"run": config.run_id, **config.options}, sections))

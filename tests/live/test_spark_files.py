@@ -1,0 +1,182 @@
+"""Files into logs and logs into files: what comes out is what went in, once, whatever happened on the way."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.live.job_faults import Crash, crash_once, in_this_process
+
+import bookies as bk
+from bookies.admin.local_cluster import LocalCluster
+from bookies.errors import InvalidArgument
+from bookies.spark import envelope
+from bookies.spark.jobs import common, exporting, importing
+from bookies.spark.jobs.common import JobConfig
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.spark,
+    # py4j leaves the sockets between the two processes to the garbage collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # PySpark's, about the next version of pandas.
+]
+
+SETTINGS = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    directory = tmp_path_factory.mktemp("files") / "bk-data"
+    with LocalCluster(directory, 3, lease_ms=1000, settings=SETTINGS) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def store(cluster: LocalCluster) -> Iterator[bk.blocking.Client]:
+    with bk.blocking.connect(cluster.metadata_uri) as store:
+        yield store
+
+
+def config(cluster: LocalCluster, run_id: str, mode: str = common.RUN, **options: Any) -> JobConfig:
+    return JobConfig(cluster.metadata_uri, run_id, mode, None, options, is_quiet=True)
+
+
+def entries(store: bk.blocking.Client, log: str) -> list[bytes]:
+    with store.log(log).open() as reader:
+        return [entry.payload for entry in reader.read()]
+
+
+def only(frame: Any) -> dict[str, Any]:
+    [row] = frame.toArrow().to_pylist()
+    found: dict[str, Any] = row
+    return found
+
+
+def test_lines_go_in_and_come_out_in_order(
+    spark: Any, cluster: LocalCluster, store: bk.blocking.Client, tmp_path: pathlib.Path
+) -> None:
+    lines = [json.dumps({"id": number, "text": "ä" * (number % 9)}) for number in range(500)]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.jsonl").write_text("\n".join(lines[:10]) + "\n")  # the smallest file first
+    (tmp_path / "in/b.jsonl").write_text("\n".join(lines[10:]))
+    (tmp_path / "in/_ignored").write_text("x")
+    asked = {"files": [str(tmp_path / "in")], "log": "orders", "create_log": True}
+    dry = only(importing.job(spark, config(cluster, "monday", common.DRY_RUN, **asked)))
+    assert (dry["outcome"], dry["entries"]) == ("would import", 500)
+    assert "orders" not in store.logs()
+    found = only(importing.job(spark, config(cluster, "monday", **asked)))
+    assert (found["outcome"], found["entries"], found["files"]) == ("imported", 500, 2)
+    assert found["bytes"] == sum(len(line.encode()) for line in lines)
+    again = only(importing.job(spark, config(cluster, "monday", **asked)))
+    assert (again["outcome"], again["entries"]) == ("imported before", 500)
+    assert entries(store, "orders") == [line.encode() for line in lines]
+
+    for kind in ("json", "text", "csv", "parquet"):
+        to = tmp_path / kind
+        report = exporting.complete(spark, config(cluster, f"out-{kind}", source="orders", to=str(to), format=kind))
+        assert report.report.is_good
+        manifest = json.loads((to / "_manifest.json").read_text())
+        assert manifest["entries"] == 500
+        for each in manifest["files"]:
+            data = (to / each["file"]).read_bytes()
+            assert (each["sha256"], each["file_size"]) == (hashlib.sha256(data).hexdigest(), len(data))
+        back = only(
+            importing.job(spark, config(cluster, f"back-{kind}", files=[str(to)], log=f"copy-{kind}", create_log=True))
+        )
+        assert back["entries"] == 500
+        assert entries(store, f"copy-{kind}") == entries(store, "orders")
+
+
+def test_records_with_keys_survive_parquet(
+    spark: Any, cluster: LocalCluster, store: bk.blocking.Client, tmp_path: pathlib.Path
+) -> None:
+    values = pa.array([b"one", None, b"three"], pa.binary())
+    packed = envelope.encode(values, key=pa.array([b"k1", b"k2", None], pa.binary()))
+    made = store.log("keyed")
+    made.create(record_format="envelope")
+    with made.lead() as leader:
+        leader.append_many(packed.to_pylist())
+    exporting.job(spark, config(cluster, "keyed", source="keyed", to=str(tmp_path / "out")))
+    store.log("keyed-copy").create(record_format="envelope")
+    importing.job(spark, config(cluster, "keyed-back", files=[str(tmp_path / "out")], log="keyed-copy"))
+    assert entries(store, "keyed-copy") == entries(store, "keyed")
+    with pytest.raises(InvalidArgument, match="export it with --format parquet"):
+        exporting.job(spark, config(cluster, "keyed-json", source="keyed", to=str(tmp_path / "j"), format="json"))
+
+
+def test_rows_without_a_value_become_objects(
+    spark: Any, cluster: LocalCluster, store: bk.blocking.Client, tmp_path: pathlib.Path
+) -> None:
+    pq.write_table(pa.table({"id": [1, 2], "name": ["a", "b"]}), tmp_path / "people.parquet")
+    importing.job(
+        spark, config(cluster, "people", files=[str(tmp_path / "people.parquet")], log="people", create_log=True)
+    )
+    assert entries(store, "people") == [b'{"id":1,"name":"a"}', b'{"id":2,"name":"b"}']
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "after"),
+    [
+        (exporting.FileWriter, "append", False),
+        (exporting.FileWriter, "finish", False),
+        (exporting.FileWriter, "finish", True),
+        (exporting, "write_manifest", False),
+    ],
+    ids=str,
+)
+def test_an_export_goes_on_after_a_crash(
+    spark: Any,
+    cluster: LocalCluster,
+    store: bk.blocking.Client,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    after: bool,
+) -> None:
+    in_this_process(monkeypatch)
+    ids, payloads = [], [b"entry %d" % number for number in range(60)]
+    for start in range(0, 60, 20):
+        with store.create() as writer:
+            writer.append_many(payloads[start : start + 20])
+            ids.append(str(writer.ledger_id))
+    asked = config(cluster, "crash", source=",".join(ids), to=str(tmp_path), format="text")
+    with monkeypatch.context() as faulty:
+        crash_once(faulty, owner, name, after=after, skip=0 if owner is exporting else 1)
+        with pytest.raises(Crash):
+            exporting.job(spark, asked)
+    assert not (tmp_path / "_manifest.json").exists()
+    exporting.job(spark, asked)
+    assert (tmp_path / "_manifest.json").exists()
+    files = sorted(tmp_path.glob("part-*"))
+    assert len(files) == 3
+    assert b"".join(each.read_bytes() for each in files).splitlines() == payloads
+
+
+def test_what_cannot_be_done_is_told_in_a_sentence(
+    spark: Any, cluster: LocalCluster, store: bk.blocking.Client, tmp_path: pathlib.Path
+) -> None:
+    with store.create() as writer:
+        writer.append(b"two\nlines")
+    found = exporting.complete(
+        spark, config(cluster, "lines", source=str(writer.ledger_id), to=str(tmp_path / "out"), format="text")
+    )
+    assert "has more than one line" in only(found.frame)["detail"]
+    assert not found.report.is_good
+    assert not list((tmp_path / "out").iterdir())
+    with pytest.raises(InvalidArgument, match="there is no file"):
+        importing.job(spark, config(cluster, "none", files=[str(tmp_path / "none.csv")], log="x"))
+    (tmp_path / "a.dat").write_text("x")
+    with pytest.raises(InvalidArgument, match="say --format"):
+        importing.job(spark, config(cluster, "dat", files=[str(tmp_path / "a.dat")], log="x"))
+    (tmp_path / "bad.json").write_text('{"id": 1}\n{"id":\n')
+    with pytest.raises(Exception, match="a line is no JSON"):
+        importing.job(spark, config(cluster, "bad", files=[str(tmp_path / "bad.json")], log="bad", create_log=True))
+    assert entries(store, "bad") == []

@@ -1,0 +1,222 @@
+"""Two clusters: ledgers and logs move from one to the other, through crashes, while the source is written."""
+
+from __future__ import annotations
+
+import pathlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.live.job_faults import Crash, crash_once, in_this_process
+
+import bookies as bk
+from bookies.admin.local_cluster import LocalCluster
+from bookies.client.administration import Administration
+from bookies.client.client import Client
+from bookies.client.manifest import ManifestLoop
+from bookies.errors import InvalidArgument, LedgerFenced, LogFenced
+from bookies.spark.jobs import common, migrate
+from bookies.spark.jobs.common import JobConfig
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.spark,
+    # py4j leaves the sockets between the two processes to the garbage collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),  # PySpark's, about the next version of pandas.
+]
+
+SETTINGS = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
+PASSWORD = b"secret"
+
+
+@pytest.fixture(scope="module")
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalCluster, LocalCluster]]:
+    directory = tmp_path_factory.mktemp("migrate")
+    with (
+        LocalCluster(directory / "old", 3, lease_ms=1000, settings=SETTINGS) as source,
+        LocalCluster(directory / "new", 3, lease_ms=1000, settings=SETTINGS) as target,
+    ):
+        common.ask(source.metadata_uri, spend_numbers)
+        yield source, target
+
+
+async def spend_numbers(client: Client) -> None:
+    """The source's ledgers have numbers that the target does not give to ledgers of its own in these tests."""
+    for _ in range(100):
+        await client.transactions().driver.next_ledger_id()
+
+
+@pytest.fixture(scope="module")
+def stores(clusters: tuple[LocalCluster, LocalCluster]) -> Iterator[tuple[bk.blocking.Client, bk.blocking.Client]]:
+    with (
+        bk.blocking.connect(clusters[0].metadata_uri) as source,
+        bk.blocking.connect(clusters[1].metadata_uri) as target,
+    ):
+        yield source, target
+
+
+def config(clusters: Any, run_id: str, **options: Any) -> JobConfig:
+    mode = options.pop("mode", common.RUN)
+    chosen = {"target": clusters[1].metadata_uri} | options
+    return JobConfig(clusters[0].metadata_uri, run_id, mode, None, chosen, is_quiet=True)
+
+
+def make(store: bk.blocking.Client, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    made = []
+    for (ensemble, write_quorum), digest, sizes in (
+        ((3, 3), "crc32c", [0, 1, 70_000]),
+        ((3, 2), "hmac", [rng.randrange(300) for _ in range(200)]),
+        ((1, 1), "none", [1 << 20] * 3),
+        ((2, 2), "crc32", []),
+    ):
+        with store.create(
+            ensemble=ensemble, write_quorum=write_quorum, digest=digest, password=PASSWORD, labels={"owner": "me"}
+        ) as writer:
+            for size in sizes:
+                writer.append(rng.randbytes(size))
+            made.append(writer.ledger_id)
+    return made
+
+
+def content(store: bk.blocking.Client, ledger_id: int) -> list[tuple[bytes, int]]:
+    with store.open(ledger_id, password=PASSWORD) as reader:
+        return [(entry.payload, entry.length) for entry in reader.read()]
+
+
+def log_entries(store: bk.blocking.Client, name: str) -> list[bytes]:
+    with store.log(name).open() as reader:
+        return [entry.payload for entry in reader.read()]
+
+
+def mapping(frame: Any) -> dict[int, int]:
+    rows = frame.toArrow().to_pylist()
+    assert all(row["outcome"] == "done" for row in rows if row["kind"] == "ledger"), rows
+    return {int(row["source"]): int(row["target"]) for row in rows if row["kind"] == "ledger"}
+
+
+@pytest.mark.parametrize("map_ids", [False, True])
+def test_ledgers_arrive_as_they_were(spark: Any, clusters: Any, stores: Any, map_ids: bool) -> None:
+    source, target = stores
+    ids = make(source, 1)
+    asked = {"ledgers": ",".join(map(str, ids)), "map_ids": map_ids}
+    dry = migrate.job(spark, config(clusters, f"dry-{map_ids}", mode=common.DRY_RUN, **asked))
+    assert dry.count() == len(ids)
+    moved = mapping(migrate.job(spark, config(clusters, f"first-{map_ids}", **asked)))
+    assert list(moved) == ids
+    assert map_ids or all(old == new for old, new in moved.items())
+    for old, new in moved.items():
+        assert content(target, new) == content(source, old)
+        there, here = target.metadata(new), source.metadata(old)
+        assert (there.digest_type, there.write_quorum, there.length) == (
+            here.digest_type,
+            here.write_quorum,
+            here.length,
+        )
+        assert there.custom_metadata["owner"] == b"me"
+        assert target.administration().check_ledger(new, percentage=100).is_ok
+    count = len(list(target.ledgers()))
+    assert mapping(migrate.job(spark, config(clusters, f"again-{map_ids}", **asked))) == moved
+    assert len(list(target.ledgers())) == count
+
+
+STEPS = [
+    (Client, "create", False, 1),
+    (Administration, "write_entries", False, 1),
+    (Administration, "check_entries", False, 1),
+    (Administration, "change_record", False, 1),
+    (Administration, "change_record", True, 1),
+    (ManifestLoop, "update", False, 0),
+    (ManifestLoop, "update", True, 0),
+    (common, "save", False, 0),
+]
+
+
+@pytest.mark.parametrize(("owner", "name", "after", "skip"), STEPS, ids=str)
+def test_a_log_moves_through_a_crash_at_any_step(
+    spark: Any,
+    clusters: Any,
+    stores: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    owner: Any,
+    name: str,
+    after: bool,
+    skip: int,
+) -> None:
+    in_this_process(monkeypatch)
+    source, target = stores
+    log = f"log-{STEPS.index((owner, name, after, skip))}"
+    expected: list[bytes] = []
+    source.log(log).create(ensemble=2)
+    for part in range(3):
+        with source.log(log).lead() as leader:
+            batch = [b"%d/%d" % (part, number) for number in range(20)]
+            leader.append_many(batch)
+            expected += batch
+    asked = config(clusters, log, log=log, cut_over=False)
+    with monkeypatch.context() as faulty:
+        crash_once(faulty, owner, name, after=after, skip=skip)
+        with pytest.raises(Crash):
+            migrate.job(spark, asked)
+    migrate.job(spark, asked)
+    assert log_entries(target, log) == expected
+    with pytest.raises(LogFenced, match="being migrated"):
+        target.log(log).lead().__enter__()
+    with source.log(log).lead() as leader:  # the source is in use all the time
+        leader.append(b"later")
+    over = config(clusters, f"{log}-over", log=log, cut_over=True)
+    with monkeypatch.context() as faulty:
+        crash_once(faulty, owner, name, after=after, skip=0)
+        with pytest.raises(Crash):
+            migrate.job(spark, over)
+    migrate.job(spark, over)
+    assert log_entries(target, log) == [*expected, b"later"]
+    with pytest.raises(LogFenced, match="was moved to"):
+        source.log(log).lead().__enter__()
+    with target.log(log).lead() as leader:
+        leader.append(b"at home")
+    migrate.job(spark, config(clusters, f"{log}-late", log=log, cut_over=True))
+    assert log_entries(target, log) == [*expected, b"later", b"at home"]
+    labels = [
+        each.custom_metadata["migrated.from"] for each in target.ledgers() if "migrated.from" in each.custom_metadata
+    ]
+    assert len(labels) == len(set(labels))
+
+
+def test_a_leader_is_stopped_by_the_cut_over_and_loses_nothing(spark: Any, clusters: Any, stores: Any) -> None:
+    source, target = stores
+    source.log("busy").create(ensemble=2)
+    leader = source.log("busy").lead().__enter__()
+    acknowledged = []
+    for number in range(50):
+        leader.append(b"%d" % number)
+        acknowledged.append(b"%d" % number)
+    report = migrate.complete(spark, config(clusters, "busy", log="busy", cut_over=True)).report
+    assert report.is_good
+    with pytest.raises((LogFenced, LedgerFenced)):
+        leader.append(b"too late")
+    leader.__exit__(LogFenced, None, None)
+    assert log_entries(target, "busy") == acknowledged
+    assert log_entries(source, "busy") == acknowledged
+
+
+def test_what_cannot_be_done_is_told_in_a_sentence(
+    spark: Any, clusters: Any, stores: Any, tmp_path: pathlib.Path
+) -> None:
+    source, target = stores
+    with pytest.raises(InvalidArgument, match="option target is missing"):
+        migrate.job(spark, JobConfig(clusters[0].metadata_uri, is_quiet=True))
+    with pytest.raises(InvalidArgument, match="are one cluster"):
+        migrate.job(spark, config((clusters[0], clusters[0]), "self"))
+    with pytest.raises(InvalidArgument, match="cut_over is for logs"):
+        migrate.job(spark, config(clusters, "cut", cut_over=True))
+    source.log("taken").create()
+    target.log("taken").create()
+    with source.log("taken").lead() as leader:
+        leader.append(b"x")
+    found = migrate.complete(spark, config(clusters, "taken", log="taken"))
+    assert not found.report.is_good
+    assert "no copy of it" in found.frame.where("kind = 'log'").collect()[0]["detail"]

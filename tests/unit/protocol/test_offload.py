@@ -1,0 +1,101 @@
+"""What the entries of a ledger come to, in whatever pieces; and what its record may say of a copy."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bookies.errors import LedgerClosed, VersionConflict
+from bookies.kernels import crc32c
+from bookies.model import BookieId, LedgerMetadata, LedgerState
+from bookies.protocol.offload import (
+    DELETED,
+    LABEL,
+    RESTORING,
+    Content,
+    Offload,
+    given_up,
+    is_given_up,
+    joined_crc,
+    offload_of,
+    offloaded,
+    restored,
+    restoring,
+)
+
+ENSEMBLE = (BookieId("a"), BookieId("b"))
+COPY = Offload("one", "/cold/one", "parquet", 3, 30, 7, 9, 1000)
+
+
+def record(**changes: object) -> LedgerMetadata:
+    made = LedgerMetadata(5, 2, 2, 1, ((0, ENSEMBLE),), LedgerState.CLOSED, 2, 30)
+    return made.replace(**changes)
+
+
+@given(st.binary(), st.binary())
+def test_the_crc_of_two_buffers_follows_from_theirs(first: bytes, second: bytes) -> None:
+    assert joined_crc(crc32c(first), crc32c(second), len(second)) == crc32c(first + second)
+
+
+@given(st.lists(st.binary(max_size=50)), st.data())
+def test_content_is_the_same_in_any_pieces(payloads: list[bytes], data: st.DataObject) -> None:
+    ends, total = [], 0
+    for payload in payloads:
+        total += len(payload)
+        ends.append(struct.pack("<q", total))
+    whole = Content().extended(b"".join(payloads), b"".join(ends))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(payloads)), max_size=4)))
+    pieces = Content()
+    for low, high in zip([0, *cuts], [*cuts, len(payloads)], strict=True):
+        pieces = pieces.joined(Content().extended(b"".join(payloads[low:high]), b"".join(ends[low:high])))
+    assert pieces == whole
+    assert whole.crc == crc32c(b"".join(payloads) + b"".join(ends))
+
+
+def test_where_entries_end_counts() -> None:
+    one = Content().extended(b"ab", struct.pack("<qq", 1, 2))
+    other = Content().extended(b"ab", struct.pack("<qq", 0, 2))
+    assert one.crc != other.crc
+
+
+def test_a_copy_is_named_once_and_only_if_it_is_whole() -> None:
+    named = offloaded(record(), COPY)
+    assert named is not None
+    assert offload_of(named) == COPY
+    assert offloaded(named, COPY) is None
+    with pytest.raises(VersionConflict, match="names copy one"):
+        offloaded(named, Offload("two", "/cold/two", "parquet", 3, 30, 7, 9, 1000))
+    with pytest.raises(VersionConflict, match="the copy has 3 entries"):
+        offloaded(record(length=31), COPY)
+    with pytest.raises(LedgerClosed):
+        offloaded(record(state=LedgerState.OPEN, last_entry_id=-1, length=0), COPY)
+
+
+def test_what_was_given_up_comes_back_in_two_steps() -> None:
+    with pytest.raises(VersionConflict):
+        given_up(record(), "one", 5)
+    named = offloaded(record(), COPY)
+    assert named is not None
+    assert not is_given_up(named)
+    assert restoring(named) is None
+    gone = given_up(named, "one", 5)
+    assert gone is not None
+    assert is_given_up(gone)
+    assert given_up(gone, "one", 6) is None
+    coming = restoring(gone)
+    assert coming is not None
+    assert is_given_up(coming)
+    assert given_up(coming, "one", 6) is None  # nobody may forget what is being written
+    assert set(coming.custom_metadata) == {LABEL, RESTORING}
+    fresh = ((0, (BookieId("c"), BookieId("d"))),)
+    with pytest.raises(VersionConflict, match="offloaded again"):
+        restored(gone, "one", fresh)
+    back = restored(coming, "one", fresh)
+    assert back is not None
+    assert back.ensembles == fresh
+    assert set(back.custom_metadata) == {LABEL}
+    assert DELETED not in back.custom_metadata
+    assert restored(back, "one", fresh) is None
