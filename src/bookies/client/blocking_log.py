@@ -99,6 +99,10 @@ class LogReader:
         """The list of ledgers as last seen."""
         return self._reader.manifest
 
+    def refresh(self, *, timeout: float | None = None) -> Manifest:
+        """Look at the list of ledgers again; cheap when it has not changed."""
+        return self._thread.call(self._reader.refresh(timeout=timeout))
+
     def __repr__(self) -> str:
         return repr(self._reader)
 

@@ -16,6 +16,7 @@ from typing import Self, TypeVar
 from weakref import WeakValueDictionary
 
 from bookies.client.arguments import position
+from bookies.client.arguments import TimeLimit
 from bookies.client.entries import EntryBatch
 from bookies.client.iteration import Batches, Entries
 from bookies.client.reader import LedgerReader
@@ -48,7 +49,7 @@ class LogReader:
 
     async def refresh(self, *, timeout: float | None = None) -> Manifest:
         """Look at the list of ledgers again; cheap when it has not changed. Raises `LogNotFound`."""
-        async with asyncio.timeout(timeout):
+        async with TimeLimit(timeout, f"read the list of log {self.name}"):
             manifest = await self._parts.records.refresh()
         if manifest.is_deleting:
             raise LogNotFound(f"log {self.name} is being deleted")
