@@ -15,8 +15,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 from weakref import WeakValueDictionary
 
-from bookies.client.arguments import position
-from bookies.client.arguments import TimeLimit
+from bookies.client.arguments import TimeLimit, position
 from bookies.client.entries import EntryBatch
 from bookies.client.iteration import Batches, Entries
 from bookies.client.reader import LedgerReader
