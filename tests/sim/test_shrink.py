@@ -106,3 +106,32 @@ def test_ctrl_c_ends_a_sweep_in_order(jobs: int) -> None:
     assert "Traceback" not in err
     assert "histories/min/core" in err
     assert "interrupted" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--minutes", "0"], "--minutes 0: must be more than 0"),
+        (["--minutes", "-1"], "--minutes -1: must be more than 0"),
+        (["--minutes", "nan"], "--minutes nan: must be more than 0"),
+        (["--seed", "-5"], "--seed -5: must be 0 or more"),
+        (["--seed", "1", "--seeds", "1-2"], "--seeds and --seed: only one of them says what is run"),
+        (["--seed", "1", "--scenario", "X"], "--scenario and --seed: only one of them says what is run"),
+        (["--replay", "/nowhere/at/all"], "--replay /nowhere/at/all: "),
+    ],
+)
+def test_what_would_run_nothing_or_something_else_is_refused(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["sim", *words]) == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--replay", "--scenario"])
+def test_a_file_that_is_no_text_is_refused(
+    option: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "noise"
+    path.write_bytes(b"W append\n\xad\xa1")
+    assert cli.main(["sim", option, str(path)]) == 2
+    assert "no text, from byte 9 on" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from bookies.client.adds import AddChannel
 from bookies.client.metadata_loop import MetadataLoop
+from bookies.client.turns import Queue
 from bookies.errors import AckQuorumTimeout, BookKeeperError, MetadataError, VersionConflict
 from bookies.protocol.add import AddPipeline, CloseLedger
 from bookies.protocol.ledger import close_needed, closed
@@ -50,7 +51,7 @@ class Ending:
         channel: AddChannel,
         record: MetadataLoop,
         tasks: Tasks,
-        turn: asyncio.Lock,
+        appends: Queue,
         flush: Callable[[], None],
         *,
         is_deferred_sync: bool,
@@ -62,7 +63,7 @@ class Ending:
         self._channel = channel
         self._record = record
         self._tasks = tasks
-        self._turn = turn
+        self._appends = appends
         self._flush = flush
         self._is_deferred_sync = is_deferred_sync
         self._loop = asyncio.get_running_loop()
@@ -91,7 +92,7 @@ class Ending:
             ) from None
 
     async def _seal(self, force: bool) -> int:
-        async with self._turn:  # Appends that wait for memory came first.
+        async with self._appends:  # Appends that wait for memory came first.
             self._flush()
             if force and self._is_deferred_sync and self._pipeline.is_open and not self.is_sealing:
                 await self._wait_idle()

@@ -11,9 +11,40 @@ Source: client-protocol 2.16; style 7.
 from __future__ import annotations
 
 import asyncio
+from types import TracebackType
 from typing import Protocol
 
 CROWD = 16  # writers in one turn
+
+
+class Queue:
+    """First come, first served: a lock that says whether anybody holds it *or stands in line*.
+
+    `asyncio.Lock.locked` is false between a release and the moment when the next in line runs; whoever took that for
+    leave to go ahead would overtake all who wait.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._count = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return self._count == 0
+
+    async def __aenter__(self) -> None:
+        self._count += 1
+        try:
+            await self._lock.acquire()
+        except BaseException:
+            self._count -= 1
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._count -= 1
+        self._lock.release()
 
 
 class Sending(Protocol):

@@ -40,7 +40,7 @@ from bookies.client.budget import MemoryBudget
 from bookies.client.ending import Ending
 from bookies.client.metadata_loop import MetadataLoop
 from bookies.client.stall import StallWatch, deadline_of, force_everywhere, rules_of
-from bookies.client.turns import Turns
+from bookies.client.turns import Queue, Turns
 from bookies.config import ClientConfig
 from bookies.errors import (
     AckQuorumTimeout,
@@ -103,7 +103,7 @@ class LedgerWriter:
         self._batch_size_max = min(BATCH_SIZE_MAX, self._budget.limit)
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks(self._task_died)
-        self._turn = asyncio.Lock()  # held by the append that waits for memory; those behind it queue up in order
+        self._queue_for_memory = Queue()  # of appends; entries get their ids in the order of the calls
         self._payloads: list[bytes] = []  # this turn's appends, not packaged yet
         self._futures: list[asyncio.Future[int]] = []
         self._waiting: deque[tuple[int, list[asyncio.Future[int]]]] = deque()  # first id, who waits for it and on
@@ -113,7 +113,7 @@ class LedgerWriter:
             self._channel,
             self._record,
             self._tasks,
-            self._turn,
+            self._queue_for_memory,
             self._flush,
             is_deferred_sync=self._rules.is_deferred_sync,
         )
@@ -193,6 +193,8 @@ class LedgerWriter:
 
     async def append(self, payload: Payload, *, timeout: float | None = None) -> int:
         """Append one entry; its id, once it is durable on the ack quorum. `timeout`: seconds.
+
+        Ids are in the order of the calls, also of those that wait for memory.
 
         Raises: `LedgerClosed`, `LedgerFenced`, `NotEnoughBookies`, `Unauthorized`, `MetadataError`, `WriteFailed`
         (the writer has ended; the entry may or may not be stored), `AckQuorumTimeout` (not confirmed in time; it may
@@ -331,7 +333,7 @@ class LedgerWriter:
             self._check_open()
         if len(data) > self._payload_size_max:
             self._check_size(len(data))
-        if self._turn.locked() or not self._budget.try_acquire(len(data) + self._overhead):
+        if not self._queue_for_memory.is_empty or not self._budget.try_acquire(len(data) + self._overhead):
             return None
         return self._queue(data)
 
@@ -346,13 +348,13 @@ class LedgerWriter:
         return future
 
     async def _enqueue(self, data: bytes) -> asyncio.Future[int]:
-        async with self._turn:
+        async with self._queue_for_memory:
             await self._acquire(len(data) + self._overhead)
             return self._queue(data)
 
     async def _enqueue_many(self, batch: list[bytes]) -> asyncio.Future[int]:
         """Send a batch in pieces, as memory allows; the future of its last entry."""
-        async with self._turn:
+        async with self._queue_for_memory:
             self._flush()
             future: asyncio.Future[int] = self._loop.create_future()
             start = 0

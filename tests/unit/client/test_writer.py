@@ -90,6 +90,41 @@ def test_one_append_many_is_never_interleaved() -> None:
     play(act, memory_limit=1 << 20)
 
 
+def test_appends_that_wait_for_memory_are_not_overtaken() -> None:
+    """Whoever calls just when memory becomes free, before those who wait have run, stands in line behind them."""
+
+    async def act(stage: Stage) -> None:
+        ledger = await stage.create()
+        calls: list[int] = []
+        ids: dict[int, int] = {}
+
+        async def append(number: int) -> None:
+            calls.append(number)
+            ids[number] = await ledger.append(b"x" * 100_000)
+
+        tasks: list[asyncio.Task[None]] = []
+        stage.pool["c"].is_held = True
+        for number in range(40):
+            tasks.append(asyncio.create_task(append(number)))
+        await stage.settle()
+        assert len(ids) == 10, "the others wait for memory"
+        for number in range(40, 80):
+            stage.pool["c"].release(1)
+            await append(number) if number == 79 else tasks.append(asyncio.create_task(append(number)))
+            await asyncio.sleep(0)
+            if number % 3 == 0:
+                with pytest.raises(errors.BookieBusy):
+                    ledger.append_nowait(b"x" * 100_000)
+            if number == 70:
+                stage.pool["c"].is_held = False
+                stage.pool["c"].release()
+        await asyncio.gather(*tasks)
+        assert [ids[number] for number in calls] == list(range(80))
+        await ledger.close()
+
+    play(act, memory_limit=1 << 20)
+
+
 def test_memory_is_held_until_the_slowest_replica_has_answered() -> None:
     """Pains 40: entries are confirmed by two bookies, but the third's unanswered bytes stop the writer."""
 

@@ -76,12 +76,11 @@ class _Row:
 def run(arguments: argparse.Namespace) -> int:
     from bookies.sim.profiles import PROFILE_NAMES
 
+    _check(arguments)
     if arguments.scenario:
         return _run_scenarios(arguments)
     if arguments.replay:
         return _replay(arguments)
-    if arguments.jobs < 1:
-        raise UsageError(f"--jobs {arguments.jobs}: at least one is needed")
     if arguments.profile not in PROFILE_NAMES:
         print("profiles:", ", ".join(PROFILE_NAMES), file=sys.stderr)
         return 0 if arguments.profile == "list" else 2
@@ -114,6 +113,22 @@ def run(arguments: argparse.Namespace) -> int:
     return 130 if is_interrupted and not failed else 1 if failed else 0
 
 
+def _check(arguments: argparse.Namespace) -> None:
+    """Raises `UsageError` for what would run nothing, or something else than it says."""
+    if arguments.jobs < 1:
+        raise UsageError(f"--jobs {arguments.jobs}: at least one is needed")
+    if arguments.minutes is not None and not 0 < arguments.minutes < float("inf"):
+        raise UsageError(f"--minutes {arguments.minutes:g}: must be more than 0")
+    if arguments.seed is not None and arguments.seed < 0:
+        raise UsageError(f"--seed {arguments.seed}: must be 0 or more")
+    names = {"--scenario": arguments.scenario, "--replay": arguments.replay, "--seeds": arguments.seeds}
+    given = [name for name, value in names.items() if value]
+    if arguments.seed is not None:
+        given.append("--seed")
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)}: only one of them says what is run")
+
+
 def _print_table(rows: dict[str, _Row]) -> None:
     titles = ("profile", "histories", "ledgers", "steps", "faults", "violations", "histories/min/core")
     lines = [titles, *((name, *row.cells()) for name, row in sorted(rows.items()))]
@@ -144,7 +159,9 @@ def _replay(arguments: argparse.Namespace) -> int:
 
     try:
         recording = Recording.parse(pathlib.Path(arguments.replay).read_text())
-    except (UnusableRecording, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--replay {arguments.replay}: no text, from byte {error.start} on") from None
+    except (UnusableRecording, OSError) as error:
         raise UsageError(f"--replay {arguments.replay}: {error}") from None
     result = recording.replay()
     _show(result, arguments, Progress("histories", None, quiet=True))
@@ -162,6 +179,8 @@ def _run_scenarios(arguments: argparse.Namespace) -> int:
     for name in arguments.scenario:
         try:
             scenario = read_scenario(pathlib.Path(name))
+        except UnicodeDecodeError as error:
+            raise UsageError(f"--scenario {name}: no text, from byte {error.start} on") from None
         except (ScenarioError, OSError) as error:
             raise UsageError(f"--scenario {name}: {error}") from None
         for variant in scenario.variants:
