@@ -332,7 +332,7 @@ def test_x80_a_truncation_that_stops_half_way_leaves_a_note_and_the_next_leader_
 
 
 def test_x80_mutant_that_deletes_first(monkeypatch: Patch) -> None:
-    async def truncate(parts: Any, before: Position, own: Any = None) -> None:
+    async def truncate(parts: Any, before: Position, own: Any = None, *, is_forced: bool = False) -> None:
         found = parts.records.current
         gone = [extent.ledger_id for extent in found.extents if extent.ledger_id < before.ledger_id]
         for ledger_id in gone:
