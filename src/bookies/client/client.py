@@ -426,6 +426,8 @@ def _check_password(password: bytes) -> None:
 
 def _packed_labels(labels: Mapping[str, str | bytes] | None) -> Mapping[str, bytes]:
     packed = {}
+    if labels is not None and not isinstance(labels, Mapping):
+        raise InvalidArgument(f"labels={labels!r}: must be a mapping of names to text or bytes")
     for name, value in (labels or {}).items():
         if not isinstance(name, str) or not isinstance(value, str | bytes):
             raise InvalidArgument(f"labels: {name!r}: {value!r}: names are text, values text or bytes")

@@ -246,6 +246,8 @@ class LedgerWriter:
 
         Nobody need await it: `seal` raises the first failure.
         """
+        if not isinstance(payloads, Iterable):
+            raise InvalidArgument(f"append_many({payloads!r}): expected payloads, one after the other")
         batch = [_as_bytes(payload) for payload in payloads]
         if not batch:
             raise InvalidArgument("append_many needs at least one payload")

@@ -877,3 +877,15 @@ def test_legal_transitions_only() -> None:
         assert with_ensemble(commits[0], 1, commits[0].last_ensemble) == commits[0]
 
     play(act)
+
+
+def test_payloads_that_are_none_are_refused() -> None:
+    async def act(stage: Stage) -> None:
+        ledger = await stage.create()
+        for wrong in (5, None):
+            with pytest.raises(errors.InvalidArgument, match="expected payloads, one after the other"):
+                await ledger.append_many(wrong)  # type: ignore[arg-type]
+        assert await ledger.append(b"x") == 0
+        await ledger.close()
+
+    play(act)
