@@ -49,3 +49,17 @@ def test_chance_finds_it(what: str, first_seed: int) -> None:
     """From a seed on that has found it; `mutant_table.py` looks from 1 on, and for all."""
     (mutant,) = [each for each in table.MUTANTS if each.what == what]
     assert table.first_seed(mutant, range(first_seed, first_seed + 30), mutant.profile) is not None
+
+
+def test_a_recovery_that_takes_the_length_of_another_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D-10. Chance cannot tell it from a recovery to which nobody could read the last entry, and which may."""
+    from bookies.client import recovery
+    from bookies.sim.scenario import read_scenario, run_scenario
+
+    async def length_at(self: Any, metadata: Any, end: int, otherwise: int) -> int:
+        return otherwise
+
+    monkeypatch.setattr(recovery._Recovery, "_length_at", length_at)
+    scenario = read_scenario(table.SCENARIOS / "length.txt")
+    failures = [failure for each in scenario.variants for failure in run_scenario(scenario, each).failures]
+    assert any("expected the length" in failure for failure in failures)

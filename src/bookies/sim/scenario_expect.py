@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bookies.errors import LedgerUnknownToBookie
+from bookies.sim.history import payload_of
 from bookies.sim.scenario_grammar import Given, step
 from bookies.sim.scenario_ledgers import texts_of
 from bookies.sim.scenario_messages import Message, Pattern
@@ -27,6 +28,14 @@ async def record(stage: Stage, given: Given) -> None:
         raise ScenarioFailure(f"expected {given['state']}, found {found!r}")
     if given["number"] is not None and found.last_entry_id != given["number"]:
         raise ScenarioFailure(f"expected the last entry {given['number']}, found {found!r}")
+
+
+@step("expect length of ENTRIES", "the length in the store's record is that of these entries' payloads")
+async def length(stage: Stage, given: Given) -> None:
+    found = stage.record
+    expected = sum(len(payload_of(stage.ledger.ledger_id, entry_id)) for entry_id in given["entries"])
+    if found is None or found.length != expected:
+        raise ScenarioFailure(f"expected the length {expected}, found {found!r}")
 
 
 @step("expect no record", "the ledger was deleted")
