@@ -78,12 +78,9 @@ def joined_crc(first: int, second: int, size: int) -> int:
 def _times(matrix: list[int], vector: int) -> int:
     """Of a matrix over two elements, given by its columns."""
     total = 0
-    for column in matrix:
-        if vector & 1:
-            total ^= column
-        vector >>= 1
-        if not vector:
-            break
+    for bit in range(vector.bit_length()):
+        if vector >> bit & 1:
+            total ^= matrix[bit]
     return total
 
 

@@ -139,6 +139,18 @@ def test_a_short_list_is_stored_as_ever() -> None:
     assert segment.name.startswith("log-segments/orders/0-256-")
 
 
+def test_a_list_that_is_shortened_and_grows_at_once() -> None:
+    """What is left of the last segment has no record of its own yet when the head gives up extents."""
+    store = Store()
+    store.commit(log_segments.HEAD_EXTENTS_MAX + 1)
+    shortened = truncated(store.now, Position(store.now.extents[10].ledger_id, 2), {}, 9)
+    assert shortened is not None
+    written = [Written(store.count + number, 4, 50) for number in range(log_segments.HEAD_EXTENTS_MAX)]
+    store.save(appended(shortened, written, {}, "app:2"))
+    assert len(store.now.segments) == 1
+    assert len(store.segments) == 1
+
+
 def test_damage_is_said() -> None:
     with pytest.raises(MetadataCorrupt, match="segment s of a log cannot be read"):
         parse_segment("s", b"[]")

@@ -18,7 +18,7 @@ from bookies.protocol.log import (
     parse_manifest,
     truncated,
 )
-from bookies.protocol.migration import copied, held, log_origin
+from bookies.protocol.migration import copied, held, log_origin, origin_of
 
 SOURCE = Manifest(
     "tok",
@@ -88,3 +88,8 @@ def test_a_log_that_is_no_copy_is_left_alone() -> None:
     deleting = emptied(follow(SOURCE, None, {60: 160}))
     with pytest.raises(LogExists):
         copied(SOURCE, deleting, {}, ORIGIN, "x", is_cut_over=False)
+
+
+def test_a_ledger_is_known_by_its_cluster_and_its_id() -> None:
+    assert origin_of("one", 7) == "one/7"
+    assert origin_of("two", 7) != origin_of("one", 7)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookies.errors import LedgerClosed, VersionConflict
+from bookies.errors import LedgerClosed, MetadataCorrupt, VersionConflict
 from bookies.kernels import crc32c
 from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.offload import (
@@ -72,6 +72,15 @@ def test_a_copy_is_named_once_and_only_if_it_is_whole() -> None:
         offloaded(record(length=31), COPY)
     with pytest.raises(LedgerClosed):
         offloaded(record(state=LedgerState.OPEN, last_entry_id=-1, length=0), COPY)
+
+
+def test_a_label_that_cannot_be_read_is_said() -> None:
+    named = offloaded(record(), COPY)
+    assert named is not None
+    (label,) = [name for name in named.custom_metadata if name not in record().custom_metadata]
+    for wrong in (b"{", b"[1]", b'{"attempt": "one"}'):
+        with pytest.raises(MetadataCorrupt, match="cannot be read"):
+            offload_of(named.replace(custom_metadata={label: wrong}))
 
 
 def test_what_was_given_up_comes_back_in_two_steps() -> None:
