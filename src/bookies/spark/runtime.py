@@ -139,16 +139,20 @@ class _Ahead(Generic[T]):
             async with contextlib.aclosing(self._make()) as items:
                 async for item in items:
                     size = self._size_of(item)
-                    while self._put > self._taken and self._put - self._taken + size > self._size_max:
+                    while not self._has_room(size):
                         self._room.clear()
                         self._is_waiting = True
-                        if 2 * (self._put - self._taken) > self._size_max:  # It may have been taken just now.
+                        if not self._has_room(size):  # It may have been taken just now, by who saw nobody waiting.
                             await self._room.wait()
                         self._is_waiting = False
                     self._put += size
                     self._items.put((item, size))
         finally:
             self._items.put((_END, 0))
+
+    def _has_room(self, size: int) -> bool:
+        ahead = self._put - self._taken
+        return ahead == 0 or ahead + size <= self._size_max
 
 
 def worker() -> Worker:
