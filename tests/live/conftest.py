@@ -1,4 +1,4 @@
-"""The Spark session that the live tests share: starting one takes longer than most of them."""
+"""What the live tests share: the Spark session, which takes longer to start than most of them, and a client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+import bookies as bk
 from bookies.admin.demo_spark import JAVA_OPTIONS
+from bookies.admin.local_cluster import LocalCluster
 from bookies.spark import java
 
 
@@ -21,6 +23,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="module")
+def store(cluster: LocalCluster) -> Iterator[bk.blocking.Client]:
+    """A client of the module's `cluster`."""
+    with bk.blocking.connect(cluster.metadata_uri) as store:
+        yield store
 
 
 @pytest.fixture(scope="session")

@@ -31,12 +31,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield cluster
 
 
-@pytest.fixture(scope="module")
-def store(cluster: LocalCluster) -> Iterator[bk.blocking.Client]:
-    with bk.blocking.connect(cluster.metadata_uri) as store:
-        yield store
-
-
 @pytest.fixture
 def load(spark: Any, cluster: LocalCluster) -> Any:
     """A DataFrame of the cluster's ledgers with these options; `path`: argument of `load`."""

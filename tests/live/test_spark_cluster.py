@@ -40,12 +40,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 @pytest.fixture(scope="module")
-def store(cluster: LocalCluster) -> Iterator[bk.blocking.Client]:
-    with bk.blocking.connect(cluster.metadata_uri) as store:
-        yield store
-
-
-@pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     path = tmp_path_factory.mktemp("archive") / "bookies.zip"
     assert command("spark", "package", path).status == 0

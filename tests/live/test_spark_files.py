@@ -38,12 +38,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield cluster
 
 
-@pytest.fixture(scope="module")
-def store(cluster: LocalCluster) -> Iterator[bk.blocking.Client]:
-    with bk.blocking.connect(cluster.metadata_uri) as store:
-        yield store
-
-
 def config(cluster: LocalCluster, run_id: str, mode: str = common.RUN, **options: Any) -> JobConfig:
     return JobConfig(cluster.metadata_uri, run_id, mode, None, options, is_quiet=True)
 

@@ -42,12 +42,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield cluster
 
 
-@pytest.fixture(scope="module")
-def store(cluster: LocalCluster) -> Iterator[bk.blocking.Client]:
-    with bk.blocking.connect(cluster.metadata_uri) as store:
-        yield store
-
-
 @pytest.fixture
 def ledgers(store: bk.blocking.Client) -> list[int]:
     """Sealed ledgers of all shapes: replicated, striped, of one replica, empty; entries of 0 bytes to 1 MiB."""

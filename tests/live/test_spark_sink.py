@@ -33,12 +33,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield cluster
 
 
-@pytest.fixture(scope="module")
-def store(cluster: LocalCluster) -> Iterator[bk.blocking.Client]:
-    with bk.blocking.connect(cluster.metadata_uri) as store:
-        yield store
-
-
 @pytest.fixture
 def log(store: bk.blocking.Client, request: pytest.FixtureRequest) -> Any:
     """A log of this test's own, with one replica of each entry."""

@@ -34,12 +34,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield cluster
 
 
-@pytest.fixture(scope="module")
-def store(cluster: LocalCluster) -> Iterator[bk.blocking.Client]:
-    with bk.blocking.connect(cluster.metadata_uri) as store:
-        yield store
-
-
 @pytest.fixture
 def uri(cluster: LocalCluster) -> dict[str, Any]:
     return {"bookkeeper.metadataServiceUri": cluster.metadata_uri, "bookkeeper.connectTimeoutMs": 2000}

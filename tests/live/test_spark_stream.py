@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import bookies as bk
 import bookies.spark
 from bookies.admin.local_cluster import LocalCluster
 from bookies.protocol.log import Position
@@ -31,12 +30,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, spark: Any) -> Iterator[Lo
     with LocalCluster(directory, 1, lease_ms=2000, settings=settings) as cluster:
         bookies.spark.register(spark)
         yield cluster
-
-
-@pytest.fixture(scope="module")
-def store(cluster: LocalCluster) -> Iterator[bk.blocking.Client]:
-    with bk.blocking.connect(cluster.metadata_uri) as store:
-        yield store
 
 
 def append(log: Any, start: int, count: int) -> None:

@@ -118,18 +118,21 @@ def column(batch: EntryBatch, origin: Range, name: str) -> pa.Array:
         return pa.repeat(origin.log, count)
     if name == "ledger_id":
         return pa.repeat(batch.ledger_id, count)
-    if name == "entry_id":
-        return _int64(array("q", batch.entry_ids))
+    if name in ("entry_id", *METADATA_COLUMNS):
+        return header_column(batch, name)
     if name == "offset" and origin.row is not None:
         row = origin.row + batch.first_entry_id - origin.first
         return _int64(array("q", range(row, row + count)))
-    if name == "length":
-        return _int64(_fields(batch, 24))
-    if name == "lac":
-        return _int64(_fields(batch, 16))
+    return pa.nulls(count, COLUMNS[name][1])
+
+
+def header_column(batch: EntryBatch, name: str) -> pa.Array:
+    """What the entries' own headers say: `entry_id`, `length`, `lac`, `crc32c`."""
+    if name == "entry_id":
+        return _int64(array("q", batch.entry_ids))
     if name == "crc32c":
         return _checksums(batch)
-    return pa.nulls(count, COLUMNS[name][1])
+    return _int64(_fields(batch, {"lac": 16, "length": 24}[name]))
 
 
 def values(batch: EntryBatch) -> pa.Array:

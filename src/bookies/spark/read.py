@@ -74,16 +74,13 @@ class RowReader:
             yield arrow.gap_batch(item, self.schema)
             return
         origin, batch = item
+        record_format = self.settings.record_format
+        is_envelope = origin.is_envelope if record_format == "auto" else record_format == "envelope"
         for part in arrow.parts(batch):
-            is_envelope = origin.is_envelope if self.settings.record_format == "auto" else self._is_envelope
             if is_envelope or self.decoder is not None:
                 yield self._decoded(origin, part, is_envelope)
             else:
                 yield arrow.record_batch(part, origin, self.schema)
-
-    @property
-    def _is_envelope(self) -> bool:
-        return self.settings.record_format == "envelope"
 
     def _decoded(self, origin: Range, batch: EntryBatch, is_envelope: bool) -> pa.RecordBatch:
         import pyarrow as pa

@@ -60,7 +60,7 @@ class Worker:
         key = uri, config
         opening = self._clients.get(key)
         if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
-            opening = self._clients[key] = self.loop.create_task(self._connected(uri, config))
+            opening = self._clients[key] = self.loop.create_task(self.new_client(uri, config).open_session())
         return await asyncio.shield(opening)
 
     def pool(self, uri: str, config: ClientConfig, addresses: Mapping[str, tuple[str, int]]) -> BookiePool:
@@ -88,11 +88,12 @@ class Worker:
             self._files = self.runtime.workers.start("files")
         return self._files
 
-    async def _connected(self, uri: str, config: ClientConfig) -> Client:
+    def new_client(self, uri: str, config: ClientConfig | None = None) -> Client:
+        """One of the caller's own, which is not open yet. Raises `ConfigError`."""
         from bookies.client.client import Client
         from bookies.metadata.uri import connect
 
-        return await Client(self.runtime, connect(uri, self.runtime), config).open_session()
+        return Client(self.runtime, connect(uri, self.runtime), config)
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run it on the loop, and do not wait."""

@@ -240,12 +240,9 @@ def _with_parts(settings: Settings, act: Any) -> Any:
 
 
 def _client(settings: Settings) -> Client:
-    from bookies.client.client import Client
     from bookies.config import ClientConfig
-    from bookies.metadata.uri import connect as connect_metadata
 
-    own = runtime.worker().runtime
-    return Client(own, connect_metadata(settings.uri, own), ClientConfig(memory_limit=settings.in_flight_size))
+    return runtime.worker().new_client(settings.uri, ClientConfig(memory_limit=settings.in_flight_size))
 
 
 async def record_format_of(parts: Parts, settings: Settings, log: str) -> str:

@@ -117,15 +117,12 @@ class FilteringReader(EntriesReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         bounds, rest = pushdown.bounds_of(filters)
-        self._planned = (
-            [
+        if bounds:
+            self._planned = [
                 EntriesPartition(pushdown.narrowed(part.ranges, bounds), [], part.addresses)
                 for part in self._planned
-                if not part.gaps or not bounds
+                if not part.gaps
             ]
-            if bounds
-            else self._planned
-        )
         return rest
 
 

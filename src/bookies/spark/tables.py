@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from bookies.client.watcher import DOWN
 from bookies.errors import BookKeeperError, InvalidArgument, LedgerNotFound, LogNotFound
 from bookies.model import BookieId, LedgerMetadata
 from bookies.protocol.fragments import Fragment, fragments_to_check
 from bookies.spark import runtime
-from bookies.spark.connection import connected
 from bookies.spark.options import metadata_uri, number, proper_names
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class TableReader(DataSourceReader):
         return runtime.worker().run(self._listed())
 
     async def _listed(self) -> list[TablePartition]:
-        async with connected(self._uri) as client:
+        async with runtime.worker().new_client(self._uri) as client:
             if self._table == "manifests":
                 names = await client.logs()
                 parts = [names[at : at + LOGS_PER_PARTITION] for at in range(0, len(names), LOGS_PER_PARTITION)]
@@ -179,7 +179,7 @@ class TableReader(DataSourceReader):
 
         async def batches() -> AsyncGenerator[pa.RecordBatch, None]:
             waiting: list[Row] = []
-            async with connected(self._uri) as client:
+            async with runtime.worker().new_client(self._uri) as client:
                 async for rows in _ROWS[self._table](client, partition):
                     waiting += rows
                     while len(waiting) >= ROWS_PER_BATCH:
@@ -251,7 +251,7 @@ async def _replicas(client: Client, partition: TablePartition) -> AsyncGenerator
 async def _bookies(client: Client, partition: TablePartition) -> AsyncGenerator[list[Row], None]:
     async def space(bookie: BookieId, mode: str) -> tuple[int | None, int | None]:
         try:
-            return (None, None) if mode == "down" else await client.bookie_space(bookie)
+            return (None, None) if mode == DOWN else await client.bookie_space(bookie)
         except BookKeeperError:
             return None, None  # That it does not answer is what the row says.
 

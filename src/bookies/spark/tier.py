@@ -15,6 +15,7 @@ import struct
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +28,7 @@ from bookies.errors import InvalidArgument, ReadFailed
 from bookies.kernels import crc32c, digest
 from bookies.model import ENTRY_HEADER_SIZE, DigestType
 from bookies.protocol.offload import Content
+from bookies.spark import arrow
 
 GROUP_SIZE = 8 << 20  # bytes of payload: what a read of one entry costs
 FILE_SIZE_MAX = 512 << 20
@@ -40,7 +42,6 @@ SCHEMA = pa.schema(
         pa.field("value", pa.binary(), nullable=False),
     ]
 )
-_header = struct.Struct(">qqqq").unpack_from
 _signed = struct.Struct(">i").unpack_from
 
 
@@ -90,24 +91,21 @@ def system_of(uri: str) -> tuple[Any, str]:
 
 def table_of(batch: EntryBatch) -> pa.Table:
     """Entries as rows of the files. The CRC-32C is the entry's own, or made now for a ledger with another digest."""
-    ids, lengths, lacs, crcs = [], [], [], []
-    has_crc = batch.header_size == ENTRY_HEADER_SIZE + 4
-    for start, end in zip(batch.starts, batch.starts[1:], strict=False):
+    columns = [arrow.header_column(batch, name) for name in ("entry_id", "length", "lac", "crc32c")]
+    if columns[-1].null_count:
+        columns[-1] = pa.array(_made_checksums(batch), pa.int32())
+    return pa.Table.from_arrays([*columns, arrow.values(batch)], schema=SCHEMA)
+
+
+def _made_checksums(batch: EntryBatch) -> list[int]:
+    """The CRC-32C that each entry would have, as a signed number."""
+    made = []
+    for start, end in pairwise(batch.starts):
         body = start + 4
-        _, entry_id, lac, length = _header(batch.data, body)
-        ids.append(entry_id)
-        lacs.append(lac)
-        lengths.append(length)
-        if has_crc:
-            crcs.append(_signed(batch.data, body + ENTRY_HEADER_SIZE)[0])
-        else:
-            head = batch.data[body : body + ENTRY_HEADER_SIZE]
-            made = digest(DigestType.CRC32C, b"", head, batch.data[body + batch.header_size : end])
-            crcs.append(_signed(made)[0])
-    data, offsets = batch.arrow_buffers()
-    values = pa.BinaryArray.from_buffers(pa.binary(), len(batch), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-    columns = [pa.array(ids, pa.int64()), pa.array(lengths, pa.int64()), pa.array(lacs, pa.int64())]
-    return pa.Table.from_arrays([*columns, pa.array(crcs, pa.int32()), values], schema=SCHEMA)
+        head = batch.data[body : body + ENTRY_HEADER_SIZE]
+        crc = digest(DigestType.CRC32C, b"", head, batch.data[body + batch.header_size : end])
+        made.append(_signed(crc)[0])
+    return made
 
 
 class PartsWriter:

@@ -21,18 +21,18 @@ import datetime
 import json
 import logging
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakSet
 
 import pyarrow as pa
 
+from bookies.client.watcher import DOWN
 from bookies.errors import BookKeeperError, ConfigError, InvalidArgument
 from bookies.model import BookieMode
 from bookies.protocol.replicate import Pace
 from bookies.runtime.tasks import all_of
 from bookies.spark import runtime
-from bookies.spark.connection import connected
 from bookies.spark.jobs.packing import TASK_SIZE, TASKS_MAX, Estimate, Item, estimate, pack
 from bookies.spark.jobs.progress import Progress
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from bookies.client.administration import Administration
     from bookies.client.client import Client
 
-DOWN = "down"  # the mode of a bookie that is not registered
 log = logging.getLogger(__name__)
 _prepared: WeakSet[Any] = WeakSet()
 PLAN, DRY_RUN, RUN = "plan", "dry-run", "run"
@@ -131,13 +130,7 @@ def checked(config: JobConfig, options: Iterable[Option]) -> JobConfig:
         if choices is not None and value not in choices and value is not known[name].default:
             raise InvalidArgument(f"{name}={value!r}: must be one of {', '.join(map(str, choices))}")
     run_id = config.run_id or f"{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}"
-    return _replaced(config, options=values, run_id=run_id)
-
-
-def _replaced(config: JobConfig, **changes: Any) -> JobConfig:
-    import dataclasses
-
-    return dataclasses.replace(config, **changes)
+    return replace(config, options=values, run_id=run_id)
 
 
 # -- on the driver ---------------------------------------------------------------------------------------------------
@@ -147,7 +140,7 @@ def ask(uri: str, question: Any) -> Any:
     """Run `question(client)` on the driver. Raises what it raises: a sentence, and not a trace out of Spark."""
 
     async def main() -> Any:
-        async with connected(uri) as client:
+        async with runtime.worker().new_client(uri) as client:
             return await question(client)
 
     coroutine: Coroutine[Any, Any, Any] = main()
@@ -233,7 +226,7 @@ def execute(spark: Any, config: JobConfig, name: str, items: Sequence[Item], wor
     plan = estimate(tasks, cores=cores, bytes_per_s=config.bytes_per_s)
     skipped = len(items) - len(left)
     if config.mode == PLAN:
-        return Run(config, plan, skipped, _plan_frame(spark, config, tasks))
+        return Run(config, plan, skipped, spark.createDataFrame(_work_table(tasks)))
     rate = None if config.bytes_per_s is None else config.bytes_per_s / cores
     carry = CarryOut(config.uri, config.run_id, work, rate, name)
     is_kept = config.directory is not None
@@ -308,10 +301,6 @@ def _work_table(tasks: Sequence[Sequence[Item]]) -> pa.Table:
     return pa.Table.from_pydict(columns, schema=_WORK)
 
 
-def _plan_frame(spark: Any, config: JobConfig, tasks: Sequence[Sequence[Item]]) -> Any:
-    return spark.createDataFrame(_work_table(tasks))
-
-
 # -- in a task -------------------------------------------------------------------------------------------------------
 
 
@@ -369,7 +358,7 @@ class CarryOut:
     async def _all(self, items: Sequence[Item]) -> list[dict[str, Any]]:
         results: list[dict[str, Any]] = []
         waiting = iter(items)
-        async with connected(self._uri) as client:
+        async with runtime.worker().new_client(self._uri) as client:
             tools = Tools(client, {str(each.id): each.mode for each in await client.bookies()}, self._rate)
 
             async def work() -> None:

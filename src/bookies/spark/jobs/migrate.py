@@ -29,7 +29,7 @@ from bookies.protocol.ledger import closed
 from bookies.protocol.log import LedgerEnd, Manifest, ended, pack_manifest
 from bookies.protocol.migration import FROM, copied, held, log_origin, origin_of
 from bookies.protocol.offload import Content
-from bookies.spark.connection import connected
+from bookies.spark import runtime
 from bookies.spark.jobs import common, selection
 from bookies.spark.jobs.common import JobConfig, Option, Outcome, Tools
 from bookies.spark.jobs.complete import Complete
@@ -122,7 +122,7 @@ class CopyLedger:
             record = await tools.client.metadata(int(item.name))
             if self.is_dry:
                 return Outcome(common.DONE, {"entries": record.last_entry_id + 1, "bytes": record.length})
-            async with connected(self.target) as target:
+            async with runtime.worker().new_client(self.target) as target:
                 made = await self._record(target, record, known)
                 content = await _copy(tools, target, record, made)
         except LedgerNotFound as error:

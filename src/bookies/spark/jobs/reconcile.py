@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from bookies.client.watcher import DOWN
 from bookies.errors import BookieUnreachable, LedgerNotFound, LedgerUnknownToBookie, LogNotFound
 from bookies.model import BookieId
 from bookies.runtime.tasks import all_of
@@ -54,7 +55,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     ids = common.ask(config.uri, common.ledger_ids)
     gaps = list(islice(unused(ids), int(config.options["probe"])))
     suspects = _lost(tables)
-    registered = [row["bookie"] for row in bookies if row["mode"] != common.DOWN]
+    registered = [row["bookie"] for row in bookies if row["mode"] != DOWN]
     run = common.execute(spark, config, "reconcile", [*lost_items(suspects), *probe_items(gaps, registered)], Look())
     if config.mode == common.PLAN:
         return Complete.planned("reconcile", run)

@@ -40,6 +40,7 @@ from bookies.spark.jobs.scrub import REPAIRS
 
 OPTIONS = (Option("plan", None, "the plan of a scrub: its directory DIR/RUN/plan", metavar="DIR"),)
 ACTIONS = "run_id STRING, ledger_id BIGINT, fragment BIGINT, outcome STRING, entries BIGINT, detail STRING"
+# What an item is told of each row of the plan: name -> column.
 LINE = {"bookie": "bookie", "action": "action", "first": "first_entry", "last": "last_entry"}
 SATISFIED, LEFT_ALONE, LOST = "satisfied", "left-alone", "lost"
 
@@ -82,12 +83,7 @@ def items_of(plan: Iterable[Mapping[str, Any]]) -> list[Item]:
     """One item for each fragment of the plan."""
     lines: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for row in plan:
-        line = {
-            "bookie": row["bookie"],
-            "action": row["action"],
-            "first": row["first_entry"],
-            "last": row["last_entry"],
-        }
+        line = {name: row[column] for name, column in LINE.items()}
         lines.setdefault((row["ledger_id"], row["fragment"]), []).append(line)
     return [
         Item(

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from bookies.client.entries import EntryBatch
 from bookies.client.scan import ReplicaScan
+from bookies.client.watcher import DOWN
 from bookies.errors import InvalidArgument, LedgerNotFound
 from bookies.model import BookieId, LedgerMetadata
 from bookies.protocol.fragments import Fragment
@@ -337,7 +338,7 @@ def _concluded(spark: Any, config: JobConfig, run: Run) -> Complete:
 
 
 async def _registered(client: Client) -> list[str]:
-    return [str(each.id) for each in await client.bookies() if each.mode != "down"]
+    return [str(each.id) for each in await client.bookies() if each.mode != DOWN]
 
 
 def _labelled(config: JobConfig, rows: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
