@@ -355,28 +355,40 @@ def verify_records(
     return _numbers(starts), problem
 
 
-def gather_payloads(const uint8_t[::1] buffer, starts, Py_ssize_t header_size):
+def gather_payloads(parts, Py_ssize_t header_size):
     """See `_python.gather_payloads`."""
-    cdef c_array.array offsets = _offsets(starts, buffer.shape[0])
-    cdef int64_t *start = <int64_t *>offsets.data.as_longlongs
-    cdef Py_ssize_t count = len(offsets) - 1, index, skip = 4 + header_size
+    cdef list checked = [(buffer, _offsets(starts, len(buffer))) for buffer, starts in parts]
+    cdef Py_ssize_t count = 0, done = 0, index, skip = 4 + header_size
     cdef int64_t total = 0, size
+    cdef int64_t *start
+    cdef c_array.array offsets
+    cdef const uint8_t[::1] view
+    for _, offsets in checked:
+        count += len(offsets) - 1
     cdef c_array.array ends = c_array.clone(_INT32, count + 1, zero=False)
-    ends.data.as_ints[0] = 0
-    for index in range(count):
-        size = start[index + 1] - start[index] - skip
-        if size < 0:
-            raise IndexError("a record is shorter than its header")
-        total += size
-        if total > 0x7fffffff:
-            raise OverflowError("payloads of 2 GiB or more")
-        ends.data.as_ints[index + 1] = <int32_t>total
+    cdef int32_t *end = <int32_t *>ends.data.as_ints
+    end[0] = 0
+    for _, offsets in checked:
+        start = <int64_t *>offsets.data.as_longlongs
+        for index in range(len(offsets) - 1):
+            size = start[index + 1] - start[index] - skip
+            if size < 0:
+                raise IndexError("a record is shorter than its header")
+            total += size
+            if total > 0x7fffffff:
+                raise OverflowError("payloads of 2 GiB or more")
+            done += 1
+            end[done] = <int32_t>total
     cdef bytes data = PyBytes_FromStringAndSize(NULL, total)
     cdef uint8_t *target = <uint8_t *>PyBytes_AS_STRING(data)
-    for index in range(count):
-        size = start[index + 1] - start[index] - skip
-        if size:
-            memcpy(target + ends.data.as_ints[index], &buffer[start[index] + skip], size)
+    done = 0
+    for view, offsets in checked:
+        start = <int64_t *>offsets.data.as_longlongs
+        for index in range(len(offsets) - 1):
+            size = end[done + 1] - end[done]
+            if size:
+                memcpy(target + end[done], &view[start[index] + skip], size)
+            done += 1
     return data, ends
 
 

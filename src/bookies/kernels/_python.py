@@ -350,13 +350,14 @@ def _are_entries(buffer: bytes, starts: range, ledger_id: int, first_entry_id: i
     return [number & 0xFFFF_FFFF for number in _column(data, 32, size, count)] == found
 
 
-def gather_payloads(buffer: bytes, starts: Sequence[int], header_size: int) -> tuple[bytes, array[int]]:
-    """Join the payloads of records: (payloads, int32 offsets in native order, count + 1).
+def gather_payloads(parts: Sequence[tuple[bytes, Sequence[int]]], header_size: int) -> tuple[bytes, array[int]]:
+    """Join the payloads of records in several buffers: (payloads, int32 offsets in native order, count + 1).
 
-    `header_size`: bytes of a body before its payload (32 plus the digest). Raises OverflowError at 2 GiB.
+    `parts`: (buffer, starts) each; `header_size`: bytes of a body before its payload (32 plus the digest). Raises
+    OverflowError at 2 GiB.
     """
     skip = 4 + header_size
-    payloads = [buffer[at + skip : end] for at, end in pairwise(starts)]
+    payloads = [buffer[at + skip : end] for buffer, starts in parts for at, end in pairwise(starts)]
     return b"".join(payloads), array("i", accumulate(map(len, payloads), initial=0))
 
 

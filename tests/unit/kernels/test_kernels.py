@@ -324,10 +324,11 @@ class TestPythonKernels:
         starts, problem = self.module.verify_records(data, 0, len(data), 0, 0, 9, CRC32C, b"")
         assert (list(starts), problem) == ([0], "size")
 
-    @examples(payload_lists, st.integers(0, 9))
-    def test_gather_payloads(self, payloads: list[bytes], header_size: int) -> None:
-        records = Records.of([bytes(header_size) + payload for payload in payloads])
-        data, offsets = self.module.gather_payloads(records.data, records.starts, header_size)
+    @examples(st.lists(payload_lists, max_size=3), st.integers(0, 9))
+    def test_gather_payloads(self, lists: list[list[bytes]], header_size: int) -> None:
+        parts = [Records.of([bytes(header_size) + payload for payload in payloads]) for payloads in lists]
+        data, offsets = self.module.gather_payloads([(each.data, each.starts) for each in parts], header_size)
+        payloads = [payload for each in lists for payload in each]
         assert (data, offsets.typecode, list(offsets)) == (b"".join(payloads), "i", offsets_of(payloads))
 
     @examples(payload_lists, st.integers(0, 0x7FFF_FFFF), st.integers(0, 1 << 30))
