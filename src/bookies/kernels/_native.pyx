@@ -7,6 +7,7 @@ goes into C code anyway.
 """
 
 from cpython cimport array as c_array
+from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp, memcpy
@@ -390,6 +391,38 @@ def gather_payloads(parts, Py_ssize_t header_size):
                 memcpy(target + end[done], &view[start[index] + skip], size)
             done += 1
     return data, ends
+
+
+cdef class Frame:
+    """See `_python.Frame`. Here it is written into the `bytes` that it becomes, which nobody has seen before `take`."""
+
+    cdef bytes data
+    cdef readonly Py_ssize_t missing, filled
+
+    def __cinit__(self, Py_ssize_t size):
+        if size < 0:
+            raise ValueError("negative size")
+        self.data = PyBytes_FromStringAndSize(NULL, size)
+        self.missing = size
+        self.filled = 0
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        # The view holds on to this object, and this object to the bytes.
+        PyBuffer_FillInfo(view, self, PyBytes_AS_STRING(self.data) + self.filled, self.missing, False, flags)
+
+    def rest(self):
+        return memoryview(self)
+
+    def advance(self, Py_ssize_t count):
+        if not 0 <= count <= self.missing:
+            raise ValueError(f"{count} bytes where {self.missing} are missing")
+        self.filled += count
+        self.missing -= count
+
+    def take(self):
+        if self.missing:
+            raise ValueError(f"{self.missing} bytes are missing")
+        return self.data
 
 
 def pack_locations(int64_t log_id, int64_t position, starts):
