@@ -57,6 +57,27 @@ class BookieConfig:
     batch_read_size_max: int = setting(FRAME_SIZE_MAX, "largest batch-read answer, bytes", low=KIB)
     read_workers: int = setting(2, "threads that read entry logs", low=1, high=64)
     lease_ms: int = setting(10_000, "registration is lost after so long without renewal", low=500)
+    gc_interval_ms: int = setting(
+        600_000, "pause between two collections of deleted ledgers and of entry logs; 0: never", low=0
+    )
+    gc_quarantine_ms: int = setting(
+        86_400_000, "a deleted ledger can still be read, and brought back with `bk bookie undelete`, for so long", low=0
+    )
+    gc_share_max: int = setting(
+        10,
+        "a collection that finds more than this percentage of the ledgers, and more than 100, deleted since the last "
+        "one waits for `bk bookie gc --force`; 100: none waits",
+        low=0,
+        high=100,
+    )
+    gc_metadata_rate: int = setting(1000, "metadata operations of a collection, per second", low=1)
+    gc_surplus_ms: int = setting(
+        0, "a closed ledger that no longer lists this bookie is collected after so long; 0: never", low=0
+    )
+    compaction_rate_size: int = setting(
+        32 * MIB, "bytes that scanning and compaction read and write in a second, together", low=KIB
+    )
+    control: bool = setting(True, "listen on a local port for `bk bookie gc` and the like; control.json names it")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,6 +67,7 @@ class Ledger:
     is_header_dirty: bool = False
     is_key_logged: bool = False  # a LEDGER_KEY record of this process precedes whatever is queued from now on
     is_fence_pending: bool = False  # its FENCE record may not be durable yet
+    is_deleted: bool = False  # the index does not know it any more; whoever still holds this object has to let go
     users: int = 0  # coroutines that keep hold of this object while they wait
     pages: dict[int, Page] = field(default_factory=dict)
     frozen: dict[int, bytearray] | None = None
@@ -195,6 +196,36 @@ class LedgerIndex:
         del self._damaged[ledger_id]
         return self._adopt(ledger_id, path, loaded)
 
+    def path_of(self, ledger_id: int) -> str | None:
+        """Where the ledger's file is, if it has one."""
+        return self._paths.get(ledger_id)
+
+    def remove(self, ledger_id: int) -> None:
+        """Drop all that is known of a ledger whose file is gone. No write is under way."""
+        self._paths.pop(ledger_id, None)
+        self._damaged.pop(ledger_id, None)
+        self._loading.pop(ledger_id, None)
+        self._dirty.pop(ledger_id, None)
+        ledger = self._ledgers.pop(ledger_id, None)
+        if ledger is not None:
+            assert ledger.frozen is None
+            ledger.is_deleted = True
+            for number, page in ledger.pages.items():
+                size = len(page.data) + PAGE_OVERHEAD
+                if page.is_dirty:
+                    self.dirty_size -= size
+                else:
+                    del self._clean[ledger_id, number]
+                    self.clean_size -= size
+            ledger.pages.clear()
+            for key in [key for key in self._loading_pages if key[0] == ledger_id]:
+                del self._loading_pages[key]
+
+    def forget_files(self, paths: Sequence[str]) -> None:
+        """Close the files of these paths. On the checkpoint's worker."""
+        for path in paths:
+            self._files.forget(path)
+
     def forget_idle(self, is_idle: Callable[[int], bool]) -> None:
         """Drop ledgers of which nothing but their file is needed, the oldest first, when there are many."""
         excess = len(self._ledgers) - LEDGERS_MAX
@@ -224,12 +255,17 @@ class LedgerIndex:
         return bytes(page.data[index * layout.SLOT_SIZE : (index + count) * layout.SLOT_SIZE])
 
     async def slots(self, ledger: Ledger, first: int, count: int) -> bytes:
-        """As `cached_slots`, but reads the page. Raises: ReadFailed."""
+        """As `cached_slots`, but reads the page. Raises: ReadFailed; LedgerUnknownToBookie."""
         while (found := self.cached_slots(ledger, first, count)) is None:
+            if ledger.is_deleted:
+                break
             try:
                 await self._load_page(ledger, first // self._per_page)
             except OSError as error:
-                raise ReadFailed(f"index page: {error}", ledger_id=ledger.ledger_id, entry_id=first) from error
+                if not ledger.is_deleted:
+                    raise ReadFailed(f"index page: {error}", ledger_id=ledger.ledger_id, entry_id=first) from error
+        if found is None or ledger.is_deleted:
+            raise LedgerUnknownToBookie("the ledger was deleted meanwhile", ledger_id=ledger.ledger_id)
         return found
 
     async def install(self, ledger_id: int, entry_ids: Sequence[int], slots: bytes) -> None:
@@ -261,6 +297,25 @@ class LedgerIndex:
             return await self._readers.entry_runs(ledger.ledger_id, ledger.path, newer)
         except OSError as error:
             raise ReadFailed(f"index file: {error}", ledger_id=ledger.ledger_id) from error
+
+    async def greatest_offsets(self, log_ids: Sequence[int]) -> dict[int, int]:
+        """The greatest offset in each of these entry logs that any slot of any ledger names; reads the whole index.
+
+        Raises: ReadFailed when a part of the index cannot be read, for then nobody knows.
+        """
+        found: dict[int, int] = {}
+        for ledger_id in sorted(self.ledger_ids()):
+            try:
+                ledger = await self.load(ledger_id)
+                newer = {number: bytes(page.data) for number, page in ledger.pages.items() if page.is_dirty}
+                offsets = await self._readers.greatest_offsets(ledger_id, ledger.path, newer, log_ids)
+            except LedgerUnknownToBookie:
+                continue  # It was deleted meanwhile.
+            except OSError as error:
+                raise ReadFailed(f"index file: {error}", ledger_id=ledger_id) from error
+            for log_id, offset in offsets.items():
+                found[log_id] = max(found.get(log_id, 0), offset)
+        return found
 
     def _is_in_file(self, ledger: Ledger, number: int) -> bool:
         return layout.page_offset(number, self._page_size) < ledger.size

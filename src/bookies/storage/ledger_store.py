@@ -47,6 +47,7 @@ from bookies.runtime.events import Events
 from bookies.runtime.ports import Buffer, Runtime
 from bookies.runtime.tasks import Tasks
 from bookies.storage import journal_format
+from bookies.storage.collector import Collector, LedgerRecords
 from bookies.storage.directories import DiskWatch
 from bookies.storage.index import Ledger, is_vacant
 from bookies.storage.index_format import EXPLICIT_LAC_SIZE_MIN, SLOT_SIZE, STATE_FENCED, IndexHeader
@@ -75,6 +76,8 @@ class LedgerStore:
         self._tasks = Tasks(self._fail)
         self._running: list[asyncio.Task[None]] = []
         self._parts: Opened | None = None
+        self.collector: Collector | None = None
+        self._collecting: asyncio.Task[None] | None = None
         self._disks = DiskWatch(runtime, config, self._changed)
         self._failure: BaseException | None = None
         self._is_stopping = False
@@ -105,6 +108,18 @@ class LedgerStore:
             raise
         self._was_writable = self.is_writable
 
+    def collect(self, records: LedgerRecords, bookie: str, instance_id: str | None = None) -> None:
+        """Give back the space of ledgers that are deleted, from now on. `records`: the metadata store.
+
+        `instance_id`: of the cluster that the bookie belongs to, if it is known.
+        """
+        assert self.collector is None
+        parts = self._open()
+        parts.removals.on_deleted = lambda ledger_id: self._wake(ledger_id, None)
+        self.collector = Collector(self._runtime, self._config, parts, records, bookie, instance_id)
+        self._collecting = self._tasks.start(self.collector.run(), "garbage collection")
+        self._running.append(self._collecting)
+
     async def stop(self) -> None:
         """Flush, checkpoint, and let go of everything. Idempotent. After a failure: as `abort`.
 
@@ -116,6 +131,9 @@ class LedgerStore:
             return
         self._is_stopping = True
         try:
+            if self._collecting is not None:
+                self._collecting.cancel()
+                await asyncio.wait([self._collecting])
             async with asyncio.timeout(STOP_S):
                 for journal in parts.journals:
                     await journal.wait_idle()
@@ -136,6 +154,8 @@ class LedgerStore:
         self._running.clear()
         parts, self._parts = self._parts, None
         if parts is not None:
+            if self.collector is not None:
+                self.collector.close()
             parts.checkpointer.abort(self._failure or StorageError("the storage was stopped"))
             parts.close()
 
@@ -209,6 +229,7 @@ class LedgerStore:
     def _check_add(
         parts: Opened, ledger: Ledger | None, ledger_id: int, entry_ids: Sequence[int], is_recovery: bool
     ) -> None:
+        parts.removals.check_add(ledger_id, entry_ids[0], is_recovery=is_recovery)
         if ledger is not None and not is_recovery and ledger.header.is_fenced:
             raise LedgerFenced("the ledger is fenced", ledger_id=ledger_id, entry_id=entry_ids[0])
         if parts.cache.is_exhausted:
@@ -249,6 +270,7 @@ class LedgerStore:
         self._with_header(ledger_id, done, self._fence, master_key)
 
     def _fence(self, ledger_id: int, done: Done, master_key: bytes) -> None:
+        self._open().removals.check_note(ledger_id)
         ledger = self._authorized(ledger_id, master_key)
         if ledger.is_fence_pending:
             self._journal_of(ledger_id).append((), 0, done)
@@ -280,6 +302,7 @@ class LedgerStore:
         self._with_header(ledger_id, done, self._write_lac, master_key, last_add_confirmed, body)
 
     def _write_lac(self, ledger_id: int, done: Done, master_key: bytes, last_add_confirmed: int, body: bytes) -> None:
+        self._open().removals.check_note(ledger_id)
         ledger = self._authorized(ledger_id, master_key)
         self._open().index.set_explicit_lac(ledger, body)
         record = journal_format.pack_explicit_lac(ledger_id, body)
