@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CONTROL_FILE = "control.json"
-VERBS = ("space", "gc", "undelete", "why-not-deleted")
+VERBS = ("space", "gc", "compact", "undelete", "why-not-deleted")
 CONNECT_S = 5.0
 
 
@@ -31,6 +31,14 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "--force", action="store_true", help="also when implausibly many ledgers are gone, and logs that were set aside"
     )
     collect.add_argument("--wait", action="store_true", help="until it is done")
+    collect.add_argument("--suspend", action="store_true", help="compact nothing until --resume; collects nothing now")
+    collect.add_argument("--resume", action="store_true", help="compact again; collects nothing now")
+    compact = _verb(verbs, "compact", "copy what lives in entry logs that are mostly garbage, and remove them, now")
+    compact.epilog = "example:  bk bookie compact --major --wait"
+    kinds = compact.add_mutually_exclusive_group()
+    kinds.add_argument("--minor", action="store_true", help="logs that are nearly empty (the default)")
+    kinds.add_argument("--major", action="store_true", help="all logs that are worth it")
+    compact.add_argument("--wait", action="store_true", help="until it is done")
     undelete = _verb(verbs, "undelete", "bring a ledger back from quarantine, and keep it whatever the metadata says")
     undelete.epilog = "example:  bk bookie undelete 17"
     undelete.add_argument("ledger", type=int, metavar="LEDGER")
@@ -64,6 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _call_of(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
+    if arguments.verb == "gc" and (arguments.suspend or arguments.resume):
+        return "suspend", {"suspended": not arguments.resume}
+    if arguments.verb == "compact":
+        return "compact", {"kind": "major" if arguments.major else "minor", "wait": arguments.wait}
     if arguments.verb == "gc":
         return "gc", {"force": arguments.force, "wait": arguments.wait}
     if arguments.verb == "undelete":

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from bookies.errors import BookKeeperError, InvalidArgument
 from bookies.runtime.ports import Listener, Runtime
+from bookies.storage.collection import Compaction
 from bookies.storage.collector import Collector
 from bookies.storage.entry_log_format import parse_file_name
 
@@ -32,6 +33,14 @@ def control_calls(collector: Collector) -> Mapping[str, Call]:
         await collector.collect(is_forced=force, is_awaited=wait)
         return collector.space()
 
+    async def compact(*, kind: str, wait: bool = False) -> object:
+        await collector.compact(Compaction(kind), is_awaited=wait)
+        return collector.space()
+
+    async def suspend(*, suspended: bool) -> object:
+        collector.suspend(is_suspended=suspended)
+        return None
+
     async def undelete(*, ledger: int) -> object:
         await collector.undelete(ledger)
         return None
@@ -46,7 +55,7 @@ def control_calls(collector: Collector) -> Mapping[str, Call]:
             raise InvalidArgument(f"{log}: not an entry log; name a file like 1f.log, or its hexadecimal id")
         return collector.why(log_id)
 
-    return {"gc": gc, "undelete": undelete, "space": space, "why": why}
+    return {"gc": gc, "compact": compact, "suspend": suspend, "undelete": undelete, "space": space, "why": why}
 
 
 class ControlServer:
@@ -92,7 +101,7 @@ class ControlServer:
             return {"error": f"no call named {name!r}; there are {', '.join(self._calls)}"}
         try:
             return {"result": await call(**arguments)}
-        except (BookKeeperError, OSError, TypeError) as error:
+        except (BookKeeperError, OSError, TypeError, ValueError) as error:
             return {"error": str(error)}
 
 

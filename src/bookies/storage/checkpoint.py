@@ -196,7 +196,7 @@ class Checkpointer:
             self._installed_log_id = int.from_bytes(slots[-1][-8:], "big") >> 32
             self._flushed_runs += len(some)
             if self._index.is_pressed:
-                await self._write_index()
+                await self.write_index()
 
     def _flush_ended(self, error: Exception | None) -> None:
         self.is_failing = error is not None
@@ -225,7 +225,7 @@ class Checkpointer:
         async with self._checkpoint_lock:
             cut = await self._flush_all()
             installed = self._installed_log_id
-            await self._write_index()
+            await self.write_index()
             self.persisted = await self.worker.run(self.mark_files.write, marks or cut)
             self.covered_log_id = max(self.covered_log_id, installed)
             self.checkpoint_count += 1
@@ -254,7 +254,7 @@ class Checkpointer:
             await self._wait_flush()
         return marks
 
-    async def _write_index(self) -> None:
+    async def write_index(self) -> None:
         """Make dirty pages and headers durable; first the logs that they name."""
         async with self._index_lock:
             frozen = self._index.freeze()
@@ -267,6 +267,17 @@ class Checkpointer:
     async def cover_logs(self) -> None:
         """After the checkpoint of the start, before anything is added: it has covered all logs that are there."""
         self.covered_log_id = await self._log_worker.run(self._log.first_unfinished_id)
+
+    async def allocate_log(self) -> tuple[int, str]:
+        """The id of a new entry log and the directory for it; see `EntryLogWriter.allocate`."""
+        return await self._log_worker.run(self._log.allocate)
+
+    async def append_entries(self, runs: Sequence[tuple[int, Run]]) -> list[bytes]:
+        """Append entries that are stored elsewhere to the log of normal traffic; the slots of each run.
+
+        They are durable before any slot is, as everything in that log. Raises: OSError, DiskFull; SyncFailed.
+        """
+        return await self._log_worker.run(self._log.write, runs)
 
     async def drop_ledgers(self, ledger_ids: Sequence[int]) -> None:
         """Remove ledgers and their index files. The cache holds nothing of them. Raises: OSError, SyncFailed.

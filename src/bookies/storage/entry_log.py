@@ -147,6 +147,11 @@ class EntryLogWriter:
             self._last_id = greatest_log_id(self._disk, self._directories)
         return self._last_id + 1
 
+    def allocate(self) -> tuple[int, str]:
+        """An id for a log that somebody else writes, and the directory for it. Raises: OSError, DiskFull."""
+        log_id = self._allocate_id()
+        return log_id, self._directories[log_id % len(self._directories)]
+
     def _allocate_id(self) -> int:
         """The next id, durable in every directory that can be written, and in at least one."""
         if self._last_id is None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import posixpath
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -298,13 +298,41 @@ class LedgerIndex:
         except OSError as error:
             raise ReadFailed(f"index file: {error}", ledger_id=ledger.ledger_id) from error
 
-    async def greatest_offsets(self, log_ids: Sequence[int]) -> dict[int, int]:
-        """The greatest offset in each of these entry logs that any slot of any ledger names; reads the whole index.
+    async def move(self, ledger_id: int, first: int, log_id: int, slots: bytes) -> None:
+        """Set the slots of consecutive entries from `first` on, but only those that name entry log `log_id` now.
+
+        A deleted ledger has none. Raises: ReadFailed.
+        """
+        try:
+            ledger = await self.load(ledger_id)
+        except LedgerUnknownToBookie:
+            return
+        prefix = log_id.to_bytes(4, "big")
+        ledger.users += 1
+        try:
+            for entry_id, start, count in _pieces(range(first, first + len(slots) // layout.SLOT_SIZE), self._per_page):
+                if not await self.slots(ledger, entry_id, 1):
+                    continue  # There is no such page, or its rest is missing.
+                number, index = divmod(entry_id, self._per_page)
+                page, at, size = ledger.pages[number], index * layout.SLOT_SIZE, count * layout.SLOT_SIZE
+                new = slots[start * layout.SLOT_SIZE : start * layout.SLOT_SIZE + size]
+                old = bytes(page.data[at : at + size])
+                merged = _replaced(old, new[: len(old)], prefix)
+                if merged != old:
+                    self._change(ledger, number, page)
+                    page.data[at : at + len(old)] = merged
+        except LedgerUnknownToBookie:
+            return
+        finally:
+            ledger.users -= 1
+
+    async def greatest_offsets(self, log_ids: Sequence[int], ledger_ids: Iterable[int] | None = None) -> dict[int, int]:
+        """The greatest offset in each of these entry logs that a slot of these ledgers names; None: of all there are.
 
         Raises: ReadFailed when a part of the index cannot be read, for then nobody knows.
         """
         found: dict[int, int] = {}
-        for ledger_id in sorted(self.ledger_ids()):
+        for ledger_id in sorted(self.ledger_ids()) if ledger_ids is None else ledger_ids:
             try:
                 ledger = await self.load(ledger_id)
                 newer = {number: bytes(page.data) for number, page in ledger.pages.items() if page.is_dirty}
@@ -452,6 +480,19 @@ class LedgerIndex:
     def close_files(self) -> None:
         """On the checkpoint's worker."""
         self._files.close()
+
+
+def _replaced(old: bytes, new: bytes, prefix: bytes) -> bytes:
+    """`new` where a slot of `old` is set and begins with these four bytes, otherwise `old`."""
+    count = len(old) // layout.SLOT_SIZE
+    # Log 0 begins as a missing slot does, so it has to be looked at more closely.
+    if any(prefix) and all(old[at :: layout.SLOT_SIZE] == prefix[at : at + 1] * count for at in range(4)):
+        return new
+    merged = bytearray(old)
+    for at in range(0, len(old), layout.SLOT_SIZE):
+        if old[at : at + 4] == prefix and any(old[at + 4 : at + 8]):
+            merged[at : at + layout.SLOT_SIZE] = new[at : at + layout.SLOT_SIZE]
+    return bytes(merged)
 
 
 def is_vacant(key: bytes) -> bool:

@@ -129,9 +129,11 @@ class IndexFiles:
             for log_id, prefix in prefixes:
                 at = data.find(prefix)
                 while at >= 0:
-                    if at % layout.SLOT_SIZE == 0:
-                        found[log_id] = max(found.get(log_id, 0), int.from_bytes(data[at + 4 : at + 8], "big"))
-                    at = data.find(prefix, at + 1)
+                    slot = at - at % layout.SLOT_SIZE
+                    offset = int.from_bytes(data[slot + 4 : slot + 8], "big") if slot == at else 0
+                    if offset > found.get(log_id, 0):  # a missing entry's slot has an offset of 0
+                        found[log_id] = offset
+                    at = data.find(prefix, slot + layout.SLOT_SIZE)
         return found
 
     def _pages(self, path: str | None, newer: dict[int, bytes]) -> Iterator[tuple[int, bytes]]:

@@ -47,8 +47,9 @@ from bookies.runtime.events import Events
 from bookies.runtime.ports import Buffer, Runtime
 from bookies.runtime.tasks import Tasks
 from bookies.storage import journal_format
-from bookies.storage.collector import Collector, LedgerRecords
+from bookies.storage.collector import Collector
 from bookies.storage.directories import DiskWatch
+from bookies.storage.garbage import LedgerRecords
 from bookies.storage.index import Ledger, is_vacant
 from bookies.storage.index_format import EXPLICIT_LAC_SIZE_MIN, SLOT_SIZE, STATE_FENCED, IndexHeader
 from bookies.storage.journal import Done, Journal
@@ -415,12 +416,18 @@ class LedgerStore:
         """As `read_batch`, from index and entry log. The cache has been asked, without an await in between."""
         ledger.users += 1
         try:
-            slots = b""
-            if 0 <= first_entry_id <= ledger.last_entry_id:
-                slots = await self._slots(parts, ledger, first_entry_id, count_max, size_max)
-            if not slots:
-                raise EntryNotFound("no such entry here", ledger_id=ledger.ledger_id, entry_id=first_entry_id)
-            return await parts.readers.read_records(ledger.ledger_id, first_entry_id, slots, size_max)
+            while True:
+                slots = b""
+                if 0 <= first_entry_id <= ledger.last_entry_id:
+                    slots = await self._slots(parts, ledger, first_entry_id, count_max, size_max)
+                if not slots:
+                    raise EntryNotFound("no such entry here", ledger_id=ledger.ledger_id, entry_id=first_entry_id)
+                try:
+                    return await parts.readers.read_records(ledger.ledger_id, first_entry_id, slots, size_max)
+                except ReadFailed:
+                    # The entry may have moved while this was waiting for its turn; then the index knows better.
+                    if await self._slots(parts, ledger, first_entry_id, 1, 0) == slots[:SLOT_SIZE]:
+                        raise
         finally:
             ledger.users -= 1
 
@@ -544,6 +551,8 @@ class LedgerStore:
 
     def _changed(self) -> None:
         """Room was made, or the mode may have changed."""
+        if self.collector is not None:
+            self.collector.set_pressure(is_full=self._disks.is_full)
         if not self.is_congested:
             callbacks, self._uncongested_callbacks = self._uncongested_callbacks, []
             for callback in callbacks:

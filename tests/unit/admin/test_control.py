@@ -57,6 +57,10 @@ def endpoint(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     [
         (["gc"], "gc", {"force": False, "wait": False}),
         (["gc", "--force", "--wait", "--bookie", "b1"], "gc", {"force": True, "wait": True}),
+        (["gc", "--suspend"], "suspend", {"suspended": True}),
+        (["gc", "--resume"], "suspend", {"suspended": False}),
+        (["compact"], "compact", {"kind": "minor", "wait": False}),
+        (["compact", "--major", "--wait"], "compact", {"kind": "major", "wait": True}),
         (["undelete", "17", "--ledger-dir", "bk-data/b1/ledgers"], "undelete", {"ledger": 17}),
         (["why-not-deleted", "1f"], "why", {"log": "1f"}),
         (["why-not-deleted", "bk-data/b1/ledgers/current/1f.log"], "why", {"log": "bk-data/b1/ledgers/current/1f.log"}),
@@ -66,14 +70,14 @@ def endpoint(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 def test_each_verb_is_a_call(
     endpoint: Endpoint, capsys: pytest.CaptureFixture[str], words: list[str], call: str, arguments: dict[str, object]
 ) -> None:
-    results: dict[str, object] = {"undelete": None, "why": ["one", "two"]}
+    results: dict[str, object] = {"undelete": None, "suspend": None, "why": ["one", "two"]}
     endpoint.answer = {
         "result": results.get(call, {"live_bytes": 2048, "alarm": None, "logs_set_aside": {"1": "torn"}})
     }
     assert main(["bookie", *words]) == 0
     assert endpoint.asked == [{"token": "t", "call": call, "arguments": arguments}]
     printed = capsys.readouterr().out
-    expected = {"undelete": "b1: done\n", "why": "b1: one\nb1: two\n"}
+    expected = {"undelete": "b1: done\n", "suspend": "b1: done\n", "why": "b1: one\nb1: two\n"}
     assert printed == expected.get(call, "b1: live_bytes             2.0 KiB\nb1: logs_set_aside 1: torn\n")
     assert main(["bookie", *words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"b1": endpoint.answer["result"]}

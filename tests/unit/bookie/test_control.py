@@ -59,6 +59,9 @@ def test_calls_are_answered(world: World) -> None:
         caller, token = await caller_of(world)
         assert (await caller.ask(request(token, "gc", wait=True)))["result"]["runs"] == 1
         assert (await caller.ask(request(token, "space")))["result"]["runs"] == 1
+        assert (await caller.ask(request(token, "compact", kind="major", wait=True)))["result"]["runs"] == 2
+        assert (await caller.ask(request(token, "suspend", suspended=True)))["result"] is None
+        assert "--resume" in (await caller.ask(request(token, "compact", kind="minor")))["error"]
         assert "it is being written" in (await caller.ask(request(token, "why", log="/any/where/77.log")))["result"][0]
 
     world.run(body)
@@ -73,6 +76,7 @@ def test_calls_are_answered(world: World) -> None:
         (request("x", "space"), "wrong token"),
         (request("TOKEN", "explode"), "no call named 'explode'"),
         (request("TOKEN", "space", much=1), "much"),
+        (request("TOKEN", "compact", kind="all"), "all"),
         (request("TOKEN", "undelete", ledger=77), "has nothing of it"),
         (request("TOKEN", "why", log="x.txn"), "not an entry log"),
     ],
