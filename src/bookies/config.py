@@ -93,7 +93,7 @@ class BookieConfig:
 class ClientConfig:
     """One client."""
 
-    memory_limit: int = setting(64 * MIB, "entries sent but not answered by every replica, bytes; hard", low=MIB)
+    memory_limit: int = setting(64 * MIB, "entries sent but not answered by every replica, bytes; hard", low=64 * KIB)
     add_timeout_ms: int = setting(5_000, "a bookie that has not answered an add by then is replaced", low=1)
     read_timeout_ms: int = setting(5_000, "a bookie that has not answered a read by then is passed over", low=1)
     connect_timeout_ms: int = setting(10_000, "TCP connect", low=1)
