@@ -27,6 +27,7 @@ from bookies.model import LedgerState
 from bookies.protocol import fence, recover
 from bookies.protocol.add import AddPipeline, ChangeEnsemble
 from bookies.protocol.add_advanced import AdvancedAddPipeline
+from bookies.protocol.health import CircuitBreakers
 from bookies.protocol.ledger import change_needed, with_ensemble
 from bookies.protocol.placement import replace_failed
 from bookies.sim.run import Result, simulate
@@ -304,6 +305,11 @@ def _(patch: Patch) -> None:
 
     patch.setattr(MemoryBudget, "try_acquire", try_acquire)
     patch.setattr(Queue, "is_empty", True)
+
+
+@mutant("a circuit breaker that has opened never closes", profile="health")
+def _(patch: Patch) -> None:
+    patch.setattr(CircuitBreakers, "succeeded", lambda self, bookie, now: None)
 
 
 # -- recovery ------------------------------------------------------------------------------------------------------

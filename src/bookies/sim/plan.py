@@ -51,6 +51,7 @@ class Plan:
     reads: Mapping[str, float] = field(default_factory=ways_of_reading)
     replicators: int = 0
     fragment_probability: float = 0.0  # of a replicator that moves one fragment, not all that a bookie holds
+    veterans: int = 0  # writers that live through everything, and in the end have to trust every bookie again
     intruders: int = 0  # who have a wrong password
     foreigners: int = 0  # who leave entries behind the ends of ledgers
     is_replaced: bool = True

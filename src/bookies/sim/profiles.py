@@ -317,6 +317,28 @@ PROFILES = {
             "explicit_lac_interval_ms": 10,
         },
     ),
+    # A client that lives long, and bookies that fail it again and again and then are well.
+    "health": Profile(
+        bookies=4,
+        duration_s=2.5,
+        plan=Plan(
+            writers=0,
+            recoverers=0,
+            readers=1,
+            veterans=2,
+            quorums=((3, 3, 2), (2, 2, 2)),
+            entries_max=8,
+            pause_ms=30,
+            in_flight_max=3,
+            deferred_probability=0.0,
+        ),
+        faults=FaultPlan(
+            gap_ms=250,
+            durations_s=(0.05, 0.4, 1.0),
+            weights={"crash bookie": 3, "pause bookie": 3, "isolate": 1, "cut connection": 1},
+        ),
+        client_settings={"add_timeout_ms": 200, "read_timeout_ms": 200, "connect_timeout_ms": 200},
+    ),
     # Beside those who write, recover and read: others, who have a wrong password.
     "passwords": Profile(
         duration_s=0.6,
