@@ -44,6 +44,7 @@ class Plan:
     delete_ms: float = 1_500.0  # mean, before a deletion
     deferred_probability: float = 0.1  # of a ledger whose entries are on disk only when they are forced
     overlap_probability: float = 0.0  # of an append that is under way while the writer forces
+    unforced_probability: float = 0.0  # of a seal that leaves out what is not forced
     advanced_probability: float = 0.0  # of a ledger whose writer chooses the ids of its entries
     switch_probability: float = 0.0  # of a writer that allows or forbids ensemble changes, before each action
     writer_settings: tuple[Settings, ...] = ()

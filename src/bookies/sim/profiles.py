@@ -23,6 +23,7 @@ class Profile:
     stall_probability: float = 0.0
     stall_ms: float = 300.0
     lease_s: float = 2.0  # of a bookie's registration
+    defers_syncs: bool = False
     bookie_settings: dict[str, object] = field(default_factory=dict)
     client_settings: dict[str, object] = field(
         default_factory=lambda: {"add_timeout_ms": 800, "read_timeout_ms": 800, "connect_timeout_ms": 1_000}
@@ -177,7 +178,9 @@ PROFILES = {
             pause_ms=10,
             deferred_probability=1.0,
             overlap_probability=0.5,
+            unforced_probability=0.5,
         ),
+        defers_syncs=True,
         faults=FaultPlan(gap_ms=300, weights={"crash bookie": 2, "slow host": 1, "kill client at an await": 1}),
         stall_probability=0.06,
     ),

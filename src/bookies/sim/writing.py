@@ -241,7 +241,11 @@ class Writers:
             await asyncio.sleep(0)
         try:
             if self._random.random() < 0.6:
-                await ledger.seal()
+                is_forced = not (story.is_deferred and self._is_chosen(self._plan.unforced_probability))
+                await ledger.seal(force=is_forced)
+                if not is_forced and ledger.last_add_confirmed != story.confirmed - 1:
+                    text = f"ledger {story.ledger_id} is sealed at {ledger.last_add_confirmed} without a force"
+                    self._history.violated("I-25", f"{text}, and entries up to {story.confirmed - 1} were forced")
                 await self._check_seal(ledger, story)
                 self._history.ended(story, client.name, ledger.last_add_confirmed, ledger.length)
                 self._history.count("ledgers sealed")
