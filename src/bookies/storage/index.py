@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import posixpath
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -67,6 +67,7 @@ class Ledger:
     is_header_dirty: bool = False
     is_key_logged: bool = False  # a LEDGER_KEY record of this process precedes whatever is queued from now on
     is_fence_pending: bool = False  # its FENCE record may not be durable yet
+    is_deleted: bool = False  # the index does not know it any more; whoever still holds this object has to let go
     users: int = 0  # coroutines that keep hold of this object while they wait
     pages: dict[int, Page] = field(default_factory=dict)
     frozen: dict[int, bytearray] | None = None
@@ -195,6 +196,36 @@ class LedgerIndex:
         del self._damaged[ledger_id]
         return self._adopt(ledger_id, path, loaded)
 
+    def path_of(self, ledger_id: int) -> str | None:
+        """Where the ledger's file is, if it has one."""
+        return self._paths.get(ledger_id)
+
+    def remove(self, ledger_id: int) -> None:
+        """Drop all that is known of a ledger whose file is gone. No write is under way."""
+        self._paths.pop(ledger_id, None)
+        self._damaged.pop(ledger_id, None)
+        self._loading.pop(ledger_id, None)
+        self._dirty.pop(ledger_id, None)
+        ledger = self._ledgers.pop(ledger_id, None)
+        if ledger is not None:
+            assert ledger.frozen is None
+            ledger.is_deleted = True
+            for number, page in ledger.pages.items():
+                size = len(page.data) + PAGE_OVERHEAD
+                if page.is_dirty:
+                    self.dirty_size -= size
+                else:
+                    del self._clean[ledger_id, number]
+                    self.clean_size -= size
+            ledger.pages.clear()
+            for key in [key for key in self._loading_pages if key[0] == ledger_id]:
+                del self._loading_pages[key]
+
+    def forget_files(self, paths: Sequence[str]) -> None:
+        """Close the files of these paths. On the checkpoint's worker."""
+        for path in paths:
+            self._files.forget(path)
+
     def forget_idle(self, is_idle: Callable[[int], bool]) -> None:
         """Drop ledgers of which nothing but their file is needed, the oldest first, when there are many."""
         excess = len(self._ledgers) - LEDGERS_MAX
@@ -224,12 +255,17 @@ class LedgerIndex:
         return bytes(page.data[index * layout.SLOT_SIZE : (index + count) * layout.SLOT_SIZE])
 
     async def slots(self, ledger: Ledger, first: int, count: int) -> bytes:
-        """As `cached_slots`, but reads the page. Raises: ReadFailed."""
+        """As `cached_slots`, but reads the page. Raises: ReadFailed; LedgerUnknownToBookie."""
         while (found := self.cached_slots(ledger, first, count)) is None:
+            if ledger.is_deleted:
+                break
             try:
                 await self._load_page(ledger, first // self._per_page)
             except OSError as error:
-                raise ReadFailed(f"index page: {error}", ledger_id=ledger.ledger_id, entry_id=first) from error
+                if not ledger.is_deleted:
+                    raise ReadFailed(f"index page: {error}", ledger_id=ledger.ledger_id, entry_id=first) from error
+        if found is None or ledger.is_deleted:
+            raise LedgerUnknownToBookie("the ledger was deleted meanwhile", ledger_id=ledger.ledger_id)
         return found
 
     async def install(self, ledger_id: int, entry_ids: Sequence[int], slots: bytes) -> None:
@@ -261,6 +297,53 @@ class LedgerIndex:
             return await self._readers.entry_runs(ledger.ledger_id, ledger.path, newer)
         except OSError as error:
             raise ReadFailed(f"index file: {error}", ledger_id=ledger.ledger_id) from error
+
+    async def move(self, ledger_id: int, first: int, log_id: int, slots: bytes) -> None:
+        """Set the slots of consecutive entries from `first` on, but only those that name entry log `log_id` now.
+
+        A deleted ledger has none. Raises: ReadFailed.
+        """
+        try:
+            ledger = await self.load(ledger_id)
+        except LedgerUnknownToBookie:
+            return
+        prefix = log_id.to_bytes(4, "big")
+        ledger.users += 1
+        try:
+            for entry_id, start, count in _pieces(range(first, first + len(slots) // layout.SLOT_SIZE), self._per_page):
+                if not await self.slots(ledger, entry_id, 1):
+                    continue  # There is no such page, or its rest is missing.
+                number, index = divmod(entry_id, self._per_page)
+                page, at, size = ledger.pages[number], index * layout.SLOT_SIZE, count * layout.SLOT_SIZE
+                new = slots[start * layout.SLOT_SIZE : start * layout.SLOT_SIZE + size]
+                old = bytes(page.data[at : at + size])
+                merged = _replaced(old, new[: len(old)], prefix)
+                if merged != old:
+                    self._change(ledger, number, page)
+                    page.data[at : at + len(old)] = merged
+        except LedgerUnknownToBookie:
+            return
+        finally:
+            ledger.users -= 1
+
+    async def greatest_offsets(self, log_ids: Sequence[int], ledger_ids: Iterable[int] | None = None) -> dict[int, int]:
+        """The greatest offset in each of these entry logs that a slot of these ledgers names; None: of all there are.
+
+        Raises: ReadFailed when a part of the index cannot be read, for then nobody knows.
+        """
+        found: dict[int, int] = {}
+        for ledger_id in sorted(self.ledger_ids()) if ledger_ids is None else ledger_ids:
+            try:
+                ledger = await self.load(ledger_id)
+                newer = {number: bytes(page.data) for number, page in ledger.pages.items() if page.is_dirty}
+                offsets = await self._readers.greatest_offsets(ledger_id, ledger.path, newer, log_ids)
+            except LedgerUnknownToBookie:
+                continue  # It was deleted meanwhile.
+            except OSError as error:
+                raise ReadFailed(f"index file: {error}", ledger_id=ledger_id) from error
+            for log_id, offset in offsets.items():
+                found[log_id] = max(found.get(log_id, 0), offset)
+        return found
 
     def _is_in_file(self, ledger: Ledger, number: int) -> bool:
         return layout.page_offset(number, self._page_size) < ledger.size
@@ -397,6 +480,19 @@ class LedgerIndex:
     def close_files(self) -> None:
         """On the checkpoint's worker."""
         self._files.close()
+
+
+def _replaced(old: bytes, new: bytes, prefix: bytes) -> bytes:
+    """`new` where a slot of `old` is set and begins with these four bytes, otherwise `old`."""
+    count = len(old) // layout.SLOT_SIZE
+    # Log 0 begins as a missing slot does, so it has to be looked at more closely.
+    if any(prefix) and all(old[at :: layout.SLOT_SIZE] == prefix[at : at + 1] * count for at in range(4)):
+        return new
+    merged = bytearray(old)
+    for at in range(0, len(old), layout.SLOT_SIZE):
+        if old[at : at + 4] == prefix and any(old[at + 4 : at + 8]):
+            merged[at : at + layout.SLOT_SIZE] = new[at : at + layout.SLOT_SIZE]
+    return bytes(merged)
 
 
 def is_vacant(key: bytes) -> bool:

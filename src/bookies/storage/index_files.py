@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import posixpath
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bookies.errors import DiskFull
@@ -117,20 +117,37 @@ class IndexFiles:
         """Maximal runs of entries with a slot. `newer`: pages that replace those of the file. Raises: OSError."""
         runs: list[range] = []
         per_page = layout.slots_per_page(self._page_size)
+        for page, data in self._pages(path, newer):
+            _extend_runs(runs, data, page * per_page)
+        return runs
+
+    def greatest_offsets(self, path: str | None, newer: dict[int, bytes], log_ids: Sequence[int]) -> dict[int, int]:
+        """The greatest offset in each of these entry logs that a slot names. `newer` as above. Raises: OSError."""
+        found: dict[int, int] = {}
+        prefixes = [(log_id, log_id.to_bytes(4, "big")) for log_id in log_ids]
+        for _, data in self._pages(path, newer):
+            for log_id, prefix in prefixes:
+                at = data.find(prefix)
+                while at >= 0:
+                    slot = at - at % layout.SLOT_SIZE
+                    offset = int.from_bytes(data[slot + 4 : slot + 8], "big") if slot == at else 0
+                    if offset > found.get(log_id, 0):  # a missing entry's slot has an offset of 0
+                        found[log_id] = offset
+                    at = data.find(prefix, slot + layout.SLOT_SIZE)
+        return found
+
+    def _pages(self, path: str | None, newer: dict[int, bytes]) -> Iterator[tuple[int, bytes]]:
+        """(number, data) of the pages that may have slots, ascending."""
         remaining = iter([*sorted(newer), sys.maxsize])
         following = next(remaining)  # of those in `newer`
         page = 0
-        while True:
-            page = min(following, self._next_page(path, page))
-            if page == sys.maxsize:
-                return runs
+        while (page := min(following, self._next_page(path, page))) != sys.maxsize:
             if page == following:
-                data = newer[page]
+                yield page, newer[page]
                 following = next(remaining)
             else:
                 assert path is not None
-                data = self.read_page(path, page)
-            _extend_runs(runs, data, page * per_page)
+                yield page, self.read_page(path, page)
             page += 1
 
     def _next_page(self, path: str | None, page: int) -> int:
@@ -192,6 +209,10 @@ class IndexFiles:
         file.pwrite(layout.pack_header(header), 0)
         sync_all(file)
         return self.load(path)
+
+    def forget(self, path: str) -> None:
+        """Close a file that is or will be removed."""
+        self._files.forget(path)
 
     def close(self) -> None:
         self._files.close()

@@ -47,7 +47,9 @@ from bookies.runtime.events import Events
 from bookies.runtime.ports import Buffer, Runtime
 from bookies.runtime.tasks import Tasks
 from bookies.storage import journal_format
+from bookies.storage.collector import Collector
 from bookies.storage.directories import DiskWatch
+from bookies.storage.garbage import LedgerRecords
 from bookies.storage.index import Ledger, is_vacant
 from bookies.storage.index_format import EXPLICIT_LAC_SIZE_MIN, SLOT_SIZE, STATE_FENCED, IndexHeader
 from bookies.storage.journal import Done, Journal
@@ -75,6 +77,8 @@ class LedgerStore:
         self._tasks = Tasks(self._fail)
         self._running: list[asyncio.Task[None]] = []
         self._parts: Opened | None = None
+        self.collector: Collector | None = None
+        self._collecting: asyncio.Task[None] | None = None
         self._disks = DiskWatch(runtime, config, self._changed)
         self._failure: BaseException | None = None
         self._is_stopping = False
@@ -105,6 +109,18 @@ class LedgerStore:
             raise
         self._was_writable = self.is_writable
 
+    def collect(self, records: LedgerRecords, bookie: str, instance_id: str | None = None) -> None:
+        """Give back the space of ledgers that are deleted, from now on. `records`: the metadata store.
+
+        `instance_id`: of the cluster that the bookie belongs to, if it is known.
+        """
+        assert self.collector is None
+        parts = self._open()
+        parts.removals.on_deleted = lambda ledger_id: self._wake(ledger_id, None)
+        self.collector = Collector(self._runtime, self._config, parts, records, bookie, instance_id)
+        self._collecting = self._tasks.start(self.collector.run(), "garbage collection")
+        self._running.append(self._collecting)
+
     async def stop(self) -> None:
         """Flush, checkpoint, and let go of everything. Idempotent. After a failure: as `abort`.
 
@@ -116,6 +132,9 @@ class LedgerStore:
             return
         self._is_stopping = True
         try:
+            if self._collecting is not None:
+                self._collecting.cancel()
+                await asyncio.wait([self._collecting])
             async with asyncio.timeout(STOP_S):
                 for journal in parts.journals:
                     await journal.wait_idle()
@@ -136,6 +155,8 @@ class LedgerStore:
         self._running.clear()
         parts, self._parts = self._parts, None
         if parts is not None:
+            if self.collector is not None:
+                self.collector.close()
             parts.checkpointer.abort(self._failure or StorageError("the storage was stopped"))
             parts.close()
 
@@ -209,6 +230,7 @@ class LedgerStore:
     def _check_add(
         parts: Opened, ledger: Ledger | None, ledger_id: int, entry_ids: Sequence[int], is_recovery: bool
     ) -> None:
+        parts.removals.check_add(ledger_id, entry_ids[0], is_recovery=is_recovery)
         if ledger is not None and not is_recovery and ledger.header.is_fenced:
             raise LedgerFenced("the ledger is fenced", ledger_id=ledger_id, entry_id=entry_ids[0])
         if parts.cache.is_exhausted:
@@ -249,6 +271,7 @@ class LedgerStore:
         self._with_header(ledger_id, done, self._fence, master_key)
 
     def _fence(self, ledger_id: int, done: Done, master_key: bytes) -> None:
+        self._open().removals.check_note(ledger_id)
         ledger = self._authorized(ledger_id, master_key)
         if ledger.is_fence_pending:
             self._journal_of(ledger_id).append((), 0, done)
@@ -280,6 +303,7 @@ class LedgerStore:
         self._with_header(ledger_id, done, self._write_lac, master_key, last_add_confirmed, body)
 
     def _write_lac(self, ledger_id: int, done: Done, master_key: bytes, last_add_confirmed: int, body: bytes) -> None:
+        self._open().removals.check_note(ledger_id)
         ledger = self._authorized(ledger_id, master_key)
         self._open().index.set_explicit_lac(ledger, body)
         record = journal_format.pack_explicit_lac(ledger_id, body)
@@ -392,12 +416,18 @@ class LedgerStore:
         """As `read_batch`, from index and entry log. The cache has been asked, without an await in between."""
         ledger.users += 1
         try:
-            slots = b""
-            if 0 <= first_entry_id <= ledger.last_entry_id:
-                slots = await self._slots(parts, ledger, first_entry_id, count_max, size_max)
-            if not slots:
-                raise EntryNotFound("no such entry here", ledger_id=ledger.ledger_id, entry_id=first_entry_id)
-            return await parts.readers.read_records(ledger.ledger_id, first_entry_id, slots, size_max)
+            while True:
+                slots = b""
+                if 0 <= first_entry_id <= ledger.last_entry_id:
+                    slots = await self._slots(parts, ledger, first_entry_id, count_max, size_max)
+                if not slots:
+                    raise EntryNotFound("no such entry here", ledger_id=ledger.ledger_id, entry_id=first_entry_id)
+                try:
+                    return await parts.readers.read_records(ledger.ledger_id, first_entry_id, slots, size_max)
+                except ReadFailed:
+                    # The entry may have moved while this was waiting for its turn; then the index knows better.
+                    if await self._slots(parts, ledger, first_entry_id, 1, 0) == slots[:SLOT_SIZE]:
+                        raise
         finally:
             ledger.users -= 1
 
@@ -521,6 +551,8 @@ class LedgerStore:
 
     def _changed(self) -> None:
         """Room was made, or the mode may have changed."""
+        if self.collector is not None:
+            self.collector.set_pressure(is_full=self._disks.is_full)
         if not self.is_congested:
             callbacks, self._uncongested_callbacks = self._uncongested_callbacks, []
             for callback in callbacks:

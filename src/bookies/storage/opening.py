@@ -25,6 +25,7 @@ from bookies.storage.index_files import find_index_files
 from bookies.storage.journal import Journal, journal_ids
 from bookies.storage.mark_format import LogMark
 from bookies.storage.readers import Readers
+from bookies.storage.removal import Removals
 from bookies.storage.replay import ReplayReport, Restorer, replay
 from bookies.storage.write_cache import WriteCache
 
@@ -48,7 +49,10 @@ class Opened:
         self.cache = WriteCache(config.write_cache_size, marks)
         self.readers = Readers(runtime, config, directories.ledgers)
         self.index = LedgerIndex(runtime, config, directories.indexes, self.readers)
-        self.checkpointer = Checkpointer(runtime, config, self.cache, self.index, directories.ledgers, on_change)
+        self.checkpointer = Checkpointer(
+            runtime, config, self.cache, self.index, self.readers, directories.ledgers, on_change
+        )
+        self.removals = Removals(runtime.disk, directories.ledgers, self.index, self.checkpointer, self.cache)
         self.journals = [
             Journal(runtime, directory, f"journal-{number}", config, on_fatal)
             for number, directory in enumerate(directories.journals)
@@ -73,10 +77,13 @@ async def open_storage(parts: Opened, events: Events) -> None:
     directories, checkpointer = parts.directories, parts.checkpointer
     worker = checkpointer.worker
     await worker.run(directories.acquire)
-    parts.index.found(await worker.run(find_index_files, runtime.disk, directories.indexes))
+    paths = await worker.run(find_index_files, runtime.disk, directories.indexes)
+    parts.index.found(await parts.removals.load(paths, worker))
+    for error in parts.removals.files.damaged:
+        events.error("storage.removals_damaged", path=error.path, error=error, consequence="what it names is kept")
     await worker.run(_check_journals, runtime.disk, directories)
     marks = list(await worker.run(checkpointer.mark_files.read))
-    restorer = Restorer(parts.cache, parts.index, checkpointer, parts.readers)
+    restorer = Restorer(parts.cache, parts.index, checkpointer, parts.readers, parts.removals.is_deleted)
     stores = [*directories.ledgers, *directories.indexes]
     size = await worker.run(_size_to_replay, runtime.disk, directories.journals, marks)
     async with _explaining(parts, stores, size):
@@ -93,6 +100,8 @@ async def open_storage(parts: Opened, events: Events) -> None:
             await journal.open((ids[-1] if ids else runtime.clock.wall_ms()) + 1)
     async with _explaining(parts, stores, 0):
         await worker.run(directories.mark_dirty)
+    if config.gc_interval_ms:
+        await checkpointer.cover_logs()
 
 
 @contextlib.asynccontextmanager

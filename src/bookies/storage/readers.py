@@ -53,6 +53,23 @@ class Readers:
         reader = self._of(ledger_id)
         return reader.worker.run(reader.index.entry_runs, path, newer)
 
+    def greatest_offsets(
+        self, ledger_id: int, path: str | None, newer: dict[int, bytes], log_ids: Sequence[int]
+    ) -> asyncio.Future[dict[int, int]]:
+        """See `IndexFiles.greatest_offsets`."""
+        reader = self._of(ledger_id)
+        return reader.worker.run(reader.index.greatest_offsets, path, newer, log_ids)
+
+    def forget_index(self, ledger_id: int, path: str) -> None:
+        """Close the index file of a deleted ledger."""
+        reader = self._of(ledger_id)
+        reader.worker.run(reader.index.forget, path)
+
+    async def forget_log(self, log_id: int) -> None:
+        """Close an entry log that was removed, wherever it is open."""
+        for reader in self._readers:
+            await reader.worker.run(reader.logs.forget, log_id)
+
     def close(self) -> None:
         """Finish what was asked, then close the files and end the workers. Blocks."""
         for reader in self._readers:
