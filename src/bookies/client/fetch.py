@@ -27,7 +27,7 @@ from bookies.client.health import READ, READ_BATCH
 from bookies.client.keys import Keys
 from bookies.client.pool import BookiePool
 from bookies.config import KIB, ClientConfig
-from bookies.errors import BookieUnreachable, BookKeeperError, ClientClosed, MetadataError
+from bookies.errors import BookieUnreachable, BookKeeperError, ClientClosed, DigestMismatch, MetadataError
 from bookies.model import BookieId, Ensemble, LedgerMetadata
 from bookies.protocol.quorum import write_set
 from bookies.protocol.read import (
@@ -51,6 +51,20 @@ REPAIRS_MAX = 32  # parts asked for elsewhere at a time: a client that is slow i
 LATE_S = 1.0  # a bookie that was late is asked last for so long
 GRACE_S = 0.002  # to take in answers that have arrived but were not looked at yet
 _record_head = struct.Struct(">I").pack
+
+
+@dataclass(slots=True)
+class FetchCounts:
+    """What was asked of bookies, and how it went; of one fetch, or of several in one loop.
+
+    `failures`: answers, or ends of connections, that delivered nothing, `digest_failures` those of them that did not
+    verify; `hedges`: requests made because another replica was late.
+    """
+
+    requests: int = 0
+    failures: int = 0
+    digest_failures: int = 0
+    hedges: int = 0
 
 
 @dataclass(slots=True)
@@ -86,7 +100,7 @@ class RangeFetch:
     `refresh`: reads the ledger's metadata anew, for when no replica delivers (they may have been replaced).
     `entry_size`: payload bytes of a typical entry, as far as known. `learn`: is told of the last add confirmed that
     bookies mention. `sticky`: the position to prefer, where any has every entry. `size_max`: bytes per batch.
-    `is_parallel`: ask all replicas at once.
+    `is_parallel`: ask all replicas at once. `counts`: where to count; default: of its own.
     """
 
     def __init__(
@@ -104,7 +118,9 @@ class RangeFetch:
         sticky: StickyPosition | None = None,
         size_max: int | None = None,
         is_parallel: bool = False,
+        counts: FetchCounts | None = None,
     ) -> None:
+        self.counts = FetchCounts() if counts is None else counts
         self._pool = pool
         self._keys = keys
         self._metadata = metadata
@@ -231,6 +247,7 @@ class RangeFetch:
             count = min(count, held)
         is_batch = part.is_batch and self._knows_batches(bookie)
         part.asked_at = self._loop.time()
+        self.counts.requests += 1
         if is_batch:
             answer = self._pool.start_read_batch(bookie, ledger_id, part.first, count, self._batch_size)
         else:
@@ -315,6 +332,7 @@ class RangeFetch:
             for position in part.asked:
                 self._late_until[part.ensemble[position]] = self._loop.time() + LATE_S
             for position in part.reads.late():
+                self.counts.hedges += 1
                 self._start(part, position)
 
     def _give_up(self, part: _Part) -> None:
@@ -370,6 +388,8 @@ class RangeFetch:
         return _record_head(len(body)) + body
 
     def _failed(self, part: _Part, position: int, error: BookKeeperError) -> None:
+        self.counts.failures += 1
+        self.counts.digest_failures += isinstance(error, DigestMismatch)
         part.reads.failed(part.ensemble[position], error)
         if self._sticky is not None:
             self._sticky.failed(position)

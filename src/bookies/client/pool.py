@@ -62,12 +62,13 @@ BOTH_CAPACITIES = 3  # of `GetBookieInfoRequest.requested`
 
 
 class _Peer:
-    """One bookie: its connections by protocol version, and how many single reads it was asked for."""
+    """One bookie: its connections by protocol version, how many of v3 have ended, and single reads it was asked for."""
 
-    __slots__ = ("connections", "read_count")
+    __slots__ = ("connections", "ended_count", "read_count")
 
     def __init__(self) -> None:
         self.connections: dict[str, Connection] = {}
+        self.ended_count = 0
         self.read_count = 0
 
 
@@ -325,6 +326,10 @@ class BookiePool:
         )
         self.check(bookie, outcome, ForceLedgerResponse, ledger_id, is_write=True)
 
+    def ended_count(self, bookie: BookieId) -> int:
+        """How many connections with protocol v3 to this bookie have ended; one that restarts ends them."""
+        return self._peer(bookie).ended_count
+
     async def bookie_info(self, bookie: BookieId, *, timeout_ms: int | None = None) -> tuple[int, int]:
         """(total, free) bytes of the bookie's ledger directories."""
         outcome = await self._start_v3(
@@ -453,6 +458,7 @@ class BookiePool:
     def _ended(self, connection: Connection, error: BookKeeperError) -> None:
         """Forget a closed connection before its requests hear of it, so that a retry opens another."""
         peer = self._peers[connection.bookie]
+        peer.ended_count += connection.wire == "v3"
         if peer.connections.get(connection.wire) is connection:
             del peer.connections[connection.wire]
         if isinstance(error, BookieUnreachable) and not self._is_closed:

@@ -36,7 +36,7 @@ class Witness:
         self._store = store
         self.report = report
         self._held: dict[tuple[str, int], set[int]] = {}  # bookie, ledger -> entries acknowledged as durable
-        self._promised: dict[tuple[str, int], set[int]] = {}  # the same, only those acknowledged to the writer
+        self._promised: dict[tuple[str, int], set[int]] = {}  # the same, only those confirmed to the writer
         self._unsynced: dict[tuple[str, int], set[int]] = {}  # acknowledged with deferred sync, and not forced
         self._fenced: dict[tuple[str, int], None] = {}
         # What a bookie was asked to tell readers (explicit LACs), from the last acknowledged on; the latest counts.
@@ -44,7 +44,9 @@ class Witness:
         self._kept: dict[tuple[str, int], None] = {}  # those of which one was acknowledged
 
     def watch(self, bookie: str, storage: LedgerStore) -> None:
-        """Look at what this life of a bookie is asked and answers."""
+        """Look at what this life of a bookie is asked and answers. What it had not synced before may be lost."""
+        for each in [each for each in self._unsynced if each[0] == bookie]:
+            del self._unsynced[each]
         add, fence, force, write_lac = storage.add, storage.fence, storage.force, storage.write_lac
 
         def watched_add(
@@ -56,7 +58,7 @@ class Witness:
                 if error is None:
                     known = self._unsynced if flags["is_deferred_sync"] else self._held
                     known.setdefault((bookie, ledger_id), set()).update(entry_ids)
-                    if not flags["is_recovery"]:
+                    if not flags["is_recovery"] and not flags["is_deferred_sync"]:
                         self._promised.setdefault((bookie, ledger_id), set()).update(entry_ids)
                     if was_fenced and not flags["is_recovery"]:
                         self.report("I-28", f"{bookie} fenced ledger {ledger_id}, then acknowledged {entry_ids}")
@@ -78,6 +80,7 @@ class Witness:
             def watched_done(error: BaseException | None) -> None:
                 if error is None:
                     self._held.setdefault((bookie, ledger_id), set()).update(covered)
+                    self._promised.setdefault((bookie, ledger_id), set()).update(covered)
                 done(error)
 
             force(ledger_id, watched_done)

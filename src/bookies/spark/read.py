@@ -16,6 +16,7 @@ from pyspark.sql.datasource import InputPartition
 
 from bookies.errors import BookieTimeout, BookKeeperError, InvalidArgument, LedgerNotFound, LogTruncated
 from bookies.spark import arrow, plan, runtime
+from bookies.spark.counters import TaskCounts
 from bookies.spark.plan import Gap, Range
 from bookies.spark.settings import Settings
 
@@ -106,22 +107,32 @@ class RowReader:
 
     # -- on the loop ---------------------------------------------------------------------------------------------
     async def _fetch(self, worker: runtime.Worker, partition: EntriesPartition) -> AsyncGenerator[Item, None]:
+        counts = TaskCounts(len(partition.ranges), len(partition.gaps))
         for gap in partition.gaps:
             yield gap
         pool = worker.pool(self.settings.uri, self.settings.config, partition.addresses)
-        for each in partition.ranges:
-            at = each.first
-            try:
-                async for batch in self._entries(worker, pool, each):
-                    at = batch.last_entry_id + 1
-                    yield each, batch
-            except LedgerNotFound:
-                gap = _lost(each, at)
-                if self.settings.fails_on_loss:
-                    raise _loss_error(gap, each) from None
-                yield gap
+        try:
+            for each in partition.ranges:
+                at = each.first
+                try:
+                    async for batch in self._entries(worker, pool, each, counts):
+                        at = batch.last_entry_id + 1
+                        counts.batches += 1
+                        counts.entries += len(batch)
+                        counts.size += batch.size
+                        yield each, batch
+                except LedgerNotFound:
+                    gap = _lost(each, at)
+                    if self.settings.fails_on_loss:
+                        raise _loss_error(gap, each) from None
+                    counts.gaps += 1
+                    yield gap
+        finally:
+            counts.log()
 
-    async def _entries(self, worker: runtime.Worker, pool: Any, each: Range) -> AsyncGenerator[EntryBatch, None]:
+    async def _entries(
+        self, worker: runtime.Worker, pool: Any, each: Range, counts: TaskCounts
+    ) -> AsyncGenerator[EntryBatch, None]:
         if each.is_offloaded:
             async for part in _offloaded(worker, each):
                 yield part
@@ -146,9 +157,11 @@ class RowReader:
             refresh=refresh,
             entry_size=max(0.0, each.size / each.count - plan.ENTRY_OVERHEAD),
             sticky=StickyPosition(each.metadata.ensemble_size, each.replica) if each.replica >= 0 else None,
+            counts=counts.fetch,
         )
         try:
             while True:
+                began = worker.loop.time()
                 try:
                     async with asyncio.timeout(self.settings.poll_timeout):
                         batch = await fetch.next_batch()
@@ -157,6 +170,7 @@ class RowReader:
                         f"nothing came from any replica for {self.settings.poll_timeout:g} s (option pollTimeoutMs)",
                         ledger_id=ledger_id,
                     ) from None
+                counts.wait_s += worker.loop.time() - began
                 if batch is None:
                     return
                 yield batch
