@@ -112,7 +112,7 @@ class Witness:
             checkpointer.drop_ledgers = watched_drop  # type: ignore[method-assign]
             collect(*arguments)
 
-        storage.collect = watched_collect  # type: ignore[method-assign]
+        storage.collect = watched_collect  # type: ignore[assignment,method-assign]
         storage.add = watched_add  # type: ignore[method-assign]
         storage.write_lac = watched_write_lac  # type: ignore[method-assign]
         storage.force = watched_force  # type: ignore[method-assign]
