@@ -65,6 +65,10 @@ class MarkFiles:
             self._written.append(mark_format.greatest(copies))
         return tuple(self._written)
 
+    def assume(self, marks: Sequence[LogMark]) -> None:
+        """Replay begins at these, whatever the files say; greater ones will be written over them."""
+        self._written = list(marks)
+
     def write(self, marks: Marks) -> Marks:
         """Persist marks that are greater than what is there; what is persisted then.
 
@@ -217,7 +221,7 @@ class Checkpointer:
         """
         async with self._checkpoint_lock:
             cut = await self._flush_all()
-            await self._write_index()
+            await self._write_index(marks or cut)
             self.persisted = await self.worker.run(self.mark_files.write, marks or cut)
             self.checkpoint_count += 1
             self._checkpointed_size = sum(journal.size for journal in self._journals)
@@ -245,13 +249,15 @@ class Checkpointer:
             await self._wait_flush()
         return marks
 
-    async def _write_index(self) -> None:
-        """Make dirty pages and headers durable; first the logs that they name."""
+    async def _write_index(self, marks: Marks | None = None) -> None:
+        """Make dirty pages and headers durable; first the logs that they name. `marks`: will be persisted then."""
         async with self._index_lock:
             frozen = self._index.freeze()
             try:
                 await self._log_worker.run(self._log.sync)
                 await self._index.write(frozen, self.worker)
+                if marks is not None:
+                    await self._index.settle(marks, self.worker)
             finally:
                 self._index.unfreeze(frozen)
 

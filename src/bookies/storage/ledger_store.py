@@ -13,7 +13,8 @@ Invariants
   whose header has to be read wait in one queue, and reads wait behind them.
 - A fence is answered only when its record is durable, also by those who come second (R-5, F-42).
 - "No such ledger" and "no such entry" come only from an index and a cache that were both asked and are healthy; any
-  failure is an error (R-3).
+  failure is an error (R-3), and of an uncertain ledger everything negative is `DataUnknown`: a missing entry, the last
+  one, what an explicit LAC was, and that the ledger is not fenced.
 - After a failure that leaves the truth on the device unknown nobody is answered, nothing is written, and `on_fatal` is
   called (R-15).
 
@@ -27,13 +28,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from bookies.config import BookieConfig
 from bookies.errors import (
     BookieBusy,
     BookieReadOnly,
     BookKeeperError,
+    DataUnknown,
     EntryNotFound,
     InvalidArgument,
     LedgerFenced,
@@ -100,6 +102,7 @@ class LedgerStore:
             await self._disks.measure(parts.checkpointer.worker)
             self._running.append(parts.checkpointer.serve(self._tasks, parts.journals))
             self._running.append(self._tasks.start(self._disks.run(parts.checkpointer.worker), "disk watch"))
+            self._running.append(self._tasks.start(parts.rebuilder.run(), "index rebuild"))
         except BaseException:
             self.abort()
             raise
@@ -209,8 +212,15 @@ class LedgerStore:
     def _check_add(
         parts: Opened, ledger: Ledger | None, ledger_id: int, entry_ids: Sequence[int], is_recovery: bool
     ) -> None:
-        if ledger is not None and not is_recovery and ledger.header.is_fenced:
-            raise LedgerFenced("the ledger is fenced", ledger_id=ledger_id, entry_id=entry_ids[0])
+        if ledger is None:
+            if parts.index.catalog.holes and not is_recovery:
+                raise DataUnknown("the ledger may have been fenced here", ledger_id=ledger_id, entry_id=entry_ids[0])
+        elif ledger.header.state and not is_recovery:
+            if ledger.header.is_uncertain:
+                # Not "fenced": the writer may well go on, with another bookie.
+                raise DataUnknown("the ledger may have been fenced here", ledger_id=ledger_id, entry_id=entry_ids[0])
+            if ledger.header.is_fenced:
+                raise LedgerFenced("the ledger is fenced", ledger_id=ledger_id, entry_id=entry_ids[0])
         if parts.cache.is_exhausted:
             raise BookieBusy("the write cache is full", ledger_id=ledger_id, entry_id=entry_ids[0])
 
@@ -369,6 +379,8 @@ class LedgerStore:
         """The body of an entry; -1: of the highest. Raises: LedgerUnknownToBookie, EntryNotFound; ReadFailed."""
         parts, ledger = await self._ledger(ledger_id)
         if entry_id == LAST_ENTRY:
+            if ledger.header.is_uncertain:
+                raise _unknown(ledger_id, "which entry is the last")
             entry_id = ledger.last_entry_id
         body = parts.cache.read(ledger_id, entry_id)
         if body is not None:
@@ -396,6 +408,8 @@ class LedgerStore:
             if 0 <= first_entry_id <= ledger.last_entry_id:
                 slots = await self._slots(parts, ledger, first_entry_id, count_max, size_max)
             if not slots:
+                if ledger.header.is_uncertain:
+                    raise _unknown(ledger.ledger_id, f"whether entry {first_entry_id} was here")
                 raise EntryNotFound("no such entry here", ledger_id=ledger.ledger_id, entry_id=first_entry_id)
             return await parts.readers.read_records(ledger.ledger_id, first_entry_id, slots, size_max)
         finally:
@@ -416,9 +430,12 @@ class LedgerStore:
         return slots
 
     async def last_add_confirmed(self, ledger_id: int) -> int:
-        """The greatest LAC in entries and explicit LACs. Raises: LedgerUnknownToBookie, ReadFailed."""
+        """The greatest LAC in entries and explicit LACs, or a smaller one if the ledger is uncertain.
+
+        Raises: LedgerUnknownToBookie, ReadFailed.
+        """
         _, ledger = await self._ledger(ledger_id)
-        if not ledger.is_lac_known:
+        if not ledger.is_lac_known and not ledger.header.is_uncertain:
             last = Records.of([await self.read(ledger_id, LAST_ENTRY)])
             ledger.last_add_confirmed = max(ledger.last_add_confirmed, greatest_lac(last))
             ledger.is_lac_known = True
@@ -427,6 +444,8 @@ class LedgerStore:
     async def read_lac(self, ledger_id: int) -> tuple[bytes | None, bytes | None]:
         """(explicit LAC, body of the highest entry). Raises: LedgerUnknownToBookie; ReadFailed without either."""
         _, ledger = await self._ledger(ledger_id)
+        if ledger.header.is_uncertain:
+            raise _unknown(ledger_id, "what was last confirmed")
         explicit_lac = ledger.header.explicit_lac or None
         try:
             return explicit_lac, await self.read(ledger_id, LAST_ENTRY)
@@ -440,6 +459,8 @@ class LedgerStore:
     async def list_entries(self, ledger_id: int) -> list[range]:
         """Maximal runs of entry ids, ascending. Raises: LedgerUnknownToBookie, ReadFailed."""
         parts, ledger = await self._ledger(ledger_id)
+        if ledger.header.is_uncertain:
+            raise _unknown(ledger_id, "which entries were here")
         cached = [run.entry_ids for run in parts.cache.runs_of(ledger_id)]
         ledger.users += 1
         try:
@@ -530,6 +551,25 @@ class LedgerStore:
             for callback in self._mode_callbacks:
                 callback()
 
+    @property
+    def has_unknown_ledgers(self) -> bool:
+        """A part of a journal was lost: there may be ledgers here of which nothing is known any more."""
+        return bool(self._open().index.catalog.holes)
+
+    async def settle_unknown_ledgers(self, ledger_ids: Iterable[int]) -> int:
+        """These ledgers may have had something here, others have not; how many of them were not known.
+
+        From now on only they are uncertain. Durable on return. Raises: StorageError, OSError.
+        """
+        parts = self._open()
+        unknown = [ledger_id for ledger_id in ledger_ids if not parts.index.is_known(ledger_id)]
+        for ledger_id in unknown:
+            parts.index.create(ledger_id, IndexHeader(b""))
+        await parts.checkpointer.checkpoint()
+        parts.index.catalog.settle_holes()
+        await parts.checkpointer.checkpoint()
+        return len(unknown)
+
     def ledger_ids(self) -> Iterator[int]:
         """Every ledger of which anything is stored, in no particular order."""
         return self._open().index.ledger_ids()
@@ -566,6 +606,10 @@ class LedgerStore:
             return "<LedgerStore closed>"
         state = "failed" if self._failure else "writable" if self.is_writable else "read-only"
         return f"<LedgerStore {state} cache={parts.cache.size:,} checkpoints={parts.checkpointer.checkpoint_count}>"
+
+
+def _unknown(ledger_id: int, what: str) -> DataUnknown:
+    return DataUnknown(f"after damage it is not known {what}", ledger_id=ledger_id)
 
 
 def _call_done(ledger_id: int, done: Done) -> None:
