@@ -57,13 +57,43 @@ class BookieConfig:
     batch_read_size_max: int = setting(FRAME_SIZE_MAX, "largest batch-read answer, bytes", low=KIB)
     read_workers: int = setting(2, "threads that read entry logs", low=1, high=64)
     lease_ms: int = setting(10_000, "registration is lost after so long without renewal", low=500)
+    gc_interval_ms: int = setting(
+        600_000, "pause between two collections of deleted ledgers and of entry logs; 0: never", low=0
+    )
+    gc_quarantine_ms: int = setting(
+        86_400_000, "a deleted ledger can still be read, and brought back with `bk bookie undelete`, for so long", low=0
+    )
+    gc_share_max: int = setting(
+        10,
+        "a collection that finds more than this percentage of the ledgers, and more than 100, deleted since the last "
+        "one waits for `bk bookie gc --force`; 100: none waits",
+        low=0,
+        high=100,
+    )
+    gc_metadata_rate: int = setting(1000, "metadata operations of a collection, per second", low=1)
+    gc_surplus_ms: int = setting(
+        0, "a closed ledger that no longer lists this bookie is collected after so long; 0: never", low=0
+    )
+    compaction: str = setting(
+        "transactional", "transactional: into a log of its own; plain: into the log of normal traffic"
+    )
+    minor_compaction_threshold: int = setting(
+        20, "percent; entry logs of which less is wanted are compacted by a minor compaction", low=0, high=100
+    )
+    minor_compaction_interval_ms: int = setting(3_600_000, "between two minor compactions; 0: none by itself", low=0)
+    major_compaction_threshold: int = setting(80, "percent; the same of a major compaction", low=0, high=100)
+    major_compaction_interval_ms: int = setting(86_400_000, "between two major compactions; 0: none by itself", low=0)
+    compaction_rate_size: int = setting(
+        32 * MIB, "bytes that scanning and compaction read and write in a second, together", low=KIB
+    )
+    control: bool = setting(True, "listen on a local port for `bk bookie gc` and the like; control.json names it")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientConfig:
     """One client."""
 
-    memory_limit: int = setting(64 * MIB, "entries sent but not answered by every replica, bytes; hard", low=MIB)
+    memory_limit: int = setting(64 * MIB, "entries sent but not answered by every replica, bytes; hard", low=64 * KIB)
     add_timeout_ms: int = setting(5_000, "a bookie that has not answered an add by then is replaced", low=1)
     read_timeout_ms: int = setting(5_000, "a bookie that has not answered a read by then is passed over", low=1)
     connect_timeout_ms: int = setting(10_000, "TCP connect", low=1)
@@ -119,12 +149,36 @@ def validate(config: T) -> T:
                 raise ConfigError(f"{each.name} = {value}: must be at least {low} ({each.metadata['help']})")
             if high is not None and value > high:
                 raise ConfigError(f"{each.name} = {value}: must be at most {high} ({each.metadata['help']})")
+    if isinstance(config, BookieConfig):
+        _validate_compaction(config)
     if isinstance(config, ClientConfig) and config.hedge_delay_min_ms > config.hedge_delay_max_ms:
         raise ConfigError(
             f"hedge_delay_min_ms = {config.hedge_delay_min_ms} is more than hedge_delay_max_ms = "
             f"{config.hedge_delay_max_ms}: lower the one or raise the other"
         )
     return config
+
+
+def _validate_compaction(config: BookieConfig) -> None:
+    """Raises `ConfigError` when the settings of collection and compaction contradict each other. Storage 7.5."""
+    if config.compaction not in ("transactional", "plain"):
+        raise ConfigError(f"compaction = {config.compaction!r}: transactional or plain")
+    minor, major = config.minor_compaction_interval_ms, config.major_compaction_interval_ms
+    for name, interval in (("minor", minor), ("major", major)):
+        if 0 < interval < config.gc_interval_ms:
+            raise ConfigError(
+                f"{name}_compaction_interval_ms = {interval} is less than gc_interval_ms = {config.gc_interval_ms}: "
+                "compaction is a part of collection"
+            )
+    if minor and major and minor >= major:
+        raise ConfigError(
+            f"minor_compaction_interval_ms = {minor} is not less than major_compaction_interval_ms = {major}"
+        )
+    if major and config.minor_compaction_threshold >= config.major_compaction_threshold:
+        raise ConfigError(
+            f"minor_compaction_threshold = {config.minor_compaction_threshold} is not less than "
+            f"major_compaction_threshold = {config.major_compaction_threshold}"
+        )
 
 
 def from_environment(kind: type[T], environment: Mapping[str, str] | None = None, **given: Any) -> T:

@@ -24,7 +24,7 @@ def main(uri: str, source: str, target: str, *waiting: str) -> None:
     import bookies.spark
 
     bookies.spark.register(spark)
-    entries = bookies.spark.read_log(spark, uri, source, minPartitions=4, readBatchBytes=2000)
+    entries = bookies.spark.read_log(spark, uri, source, minPartitions=4, readBatchBytes=20000)
     rows = entries.select("value")
     if waiting:
         rows = rows.mapInArrow(waiter(waiting[0], int(waiting[1])), "value BINARY")

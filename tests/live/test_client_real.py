@@ -8,6 +8,7 @@ import threading
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
@@ -257,6 +258,28 @@ def test_the_blocking_administration_watches(uri: str) -> None:
         watch.cancel()
         forgotten = store.administration().watch_bookies(bk.BookieMode.WRITABLE, changed)
     forgotten.cancel()
+
+
+def test_the_blocking_administration_puts_a_ledger_on_other_bookies(uri: str) -> None:
+    with bk.blocking.connect(uri) as store:
+        administration = store.administration()
+        with store.create(ensemble=2, write_quorum=1, ack_quorum=1) as writer:
+            writer.append_many([b"%d" % number for number in range(100)])
+        record = store.metadata(writer.ledger_id)
+        with store.open(writer.ledger_id) as reader:
+            batches = list(reader.read().batches())
+        [unused] = set(administration.bookies().bookies) - set(record.last_ensemble)
+        new = administration.with_new_bookies(record)
+        while unused not in new.last_ensemble:  # chosen at random
+            new = administration.with_new_bookies(record)
+        with pytest.raises(bk.ReplicationFailed):
+            administration.check_entries(new)
+        for batch in batches:
+            administration.write_entries(new, batch)
+        administration.check_entries(new)
+        administration.change_record(writer.ledger_id, lambda found: replace(found, ensembles=new.ensembles))
+        with store.open(writer.ledger_id) as reader:
+            assert [entry.payload for entry in reader.read()] == [b"%d" % number for number in range(100)]
 
 
 @pytest.mark.parametrize("who", ["client", "reader"])

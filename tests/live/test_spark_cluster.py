@@ -1,4 +1,4 @@
-"""Spark with executors of its own, as it is deployed: the package travels as a zip.
+"""Spark with executors of its own, as it is deployed: the package travels as a zip, executors die, tasks run twice.
 
 Not among the tests of every day: `make spark-cluster`. Source: spark 6 and 8.
 """
@@ -11,10 +11,12 @@ import json
 import os
 import pathlib
 import re
+import select
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,10 +26,13 @@ from tests.live.command import bk as command
 import bookies as bk
 from bookies.admin.local_cluster import LocalCluster
 from bookies.spark import java
+from bookies.spark.session import JAVA_OPTIONS
 
 pytestmark = [pytest.mark.live, pytest.mark.spark, pytest.mark.cluster]
-PATIENCE_S = 900
-ROWS = 4000
+PATIENCE_S = 300
+# Large enough that what a task holds back (Spark's pipes between processes keep 64 KiB at every step) is a small part.
+ROWS, SIZE = 4000, 1200
+PACKAGE = os.path.dirname(os.path.dirname(bk.__file__))
 LOCAL_CLUSTER = "local-cluster[2,1,1024]"
 
 
@@ -86,7 +91,12 @@ def environment(directory: pathlib.Path) -> dict[str, str]:
     for name in os.listdir(installed()):
         if name != "work" and not (home / name).exists():
             (home / name).symlink_to(os.path.join(installed(), name))
-    return kept | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(home)}
+    return kept | {
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_HOME": str(home),
+        "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
+    }
 
 
 def installed() -> str:
@@ -97,12 +107,17 @@ def installed() -> str:
 
 
 @contextlib.contextmanager
-def daemon(directory: pathlib.Path, words: Sequence[str], ready: str, host: str = "127.0.0.1") -> Iterator[str]:
-    """One of Spark's servers, from the moment it says `ready`: what the pattern's group matched."""
+def daemon(
+    directory: pathlib.Path, words: Sequence[str], ready: str, host: str = "127.0.0.1", path: str = ""
+) -> Iterator[str]:
+    """One of Spark's servers, from the moment it says `ready`: what the pattern's group matched.
+
+    `path`: where it finds Python modules, as if they were installed.
+    """
     process = subprocess.Popen(
         [os.path.join(installed(), "bin", "spark-class"), *words],
         cwd=directory,
-        env=environment(directory) | {"SPARK_LOCAL_IP": host},
+        env=environment(directory) | {"SPARK_LOCAL_IP": host} | ({"PYTHONPATH": path} if path else {}),
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
@@ -127,7 +142,21 @@ def daemon(directory: pathlib.Path, words: Sequence[str], ready: str, host: str 
 
 
 def expected() -> list[bytes]:
-    return [b"%06d" % number * 10 for number in range(ROWS)]
+    return [(b"%06d" % number).ljust(SIZE, b".") for number in range(ROWS)]
+
+
+def common(directory: pathlib.Path) -> dict[str, str]:
+    """Spark's settings in all tests."""
+    return {
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+        "spark.executor.extraJavaOptions": JAVA_OPTIONS,
+        "spark.local.dir": str(directory / "spark"),
+        "spark.executor.memory": "512m",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
+    }
 
 
 @contextlib.contextmanager
@@ -135,16 +164,8 @@ def submitted(
     directory: pathlib.Path, master: str, archive: pathlib.Path, *words: str, **settings: str
 ) -> Iterator[Any]:
     """The program of spark_app.py under spark-submit; it is over, one way or the other, when the block is."""
-    common = {
-        "spark.ui.enabled": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.local.dir": str(directory / "spark"),
-        "spark.executor.memory": "512m",
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
-    }
     command_line = [os.path.join(installed(), "bin", "spark-submit"), "--master", master, "--py-files", str(archive)]
-    for name, value in (common | settings).items():
+    for name, value in (common(directory) | settings).items():
         command_line += ["--conf", f"{name}={value}"]
     program = str(pathlib.Path(__file__).with_name("spark_app.py"))
     process = subprocess.Popen(
@@ -176,6 +197,39 @@ def entries(log: Any) -> list[bytes]:
         return [entry.payload for entry in reader.read()]
 
 
+class Meeting:
+    """The two FIFOs by which tasks say where they run, and hear when to go on."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        os.mkfifo(directory / "began")
+        os.mkfifo(directory / "go")
+        # Both open for reading and writing, so that nobody waits for the other side to open it.
+        self._began = os.open(directory / "began", os.O_RDWR)
+        self._go = os.open(directory / "go", os.O_RDWR)
+
+    def executor(self, process: Any) -> int:
+        """The process id of the executor of a task that waits."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not select.select([self._began], [], [], 1)[0]:
+            assert process.poll() is None, f"the program ended: {process.communicate()[1][-4000:]}"
+            assert time.monotonic() < deadline, "no task has begun"
+        return int(os.read(self._began, 100).split()[0])
+
+    def release(self) -> None:
+        os.write(self._go, b"." * 100)
+
+    def close(self) -> None:
+        os.close(self._began)
+        os.close(self._go)
+
+
+@pytest.fixture
+def meeting(tmp_path: pathlib.Path) -> Iterator[Meeting]:
+    meeting = Meeting(tmp_path)
+    yield meeting
+    meeting.close()
+
+
 @pytest.mark.parametrize("kind", ["local-cluster", "standalone"])
 def test_the_package_travels_as_a_zip(
     kind: str, request: pytest.FixtureRequest, cluster: Any, source: str, target: Any, archive: Any, tmp_path: Any
@@ -189,26 +243,83 @@ def test_the_package_travels_as_a_zip(
     assert entries(target) == expected()
 
 
-def test_connect(cluster: Any, source: str) -> None:
+def test_an_executor_that_is_killed_while_it_reads_and_writes(
+    store: Any, cluster: Any, source: str, target: Any, archive: Any, tmp_path: Any, meeting: Meeting
+) -> None:
+    words = (cluster.metadata_uri, source, target.name, str(tmp_path), "2")
+    with submitted(tmp_path, LOCAL_CLUSTER, archive, *words) as process:
+        executor = meeting.executor(process)
+        wait_for_ledger(store, target, process)
+        os.kill(executor, signal.SIGKILL)
+        meeting.release()
+        assert result(process)["partitions"] == 4
+    assert entries(target) == expected()
+    assert_reaped(target, at_least=1)
+
+
+def test_the_loser_of_a_speculation_leaves_nothing(
+    standalone: str, store: Any, cluster: Any, source: str, target: Any, archive: Any, tmp_path: Any, meeting: Meeting
+) -> None:
+    words = (cluster.metadata_uri, source, target.name, str(tmp_path), "1")
+    settings = {
+        "spark.speculation": "true",
+        "spark.speculation.interval": "100ms",
+        "spark.speculation.quantile": "0.5",
+        "spark.speculation.multiplier": "1.1",
+        "spark.speculation.minTaskRuntime": "100ms",
+    }
+    with submitted(tmp_path, standalone, archive, *words, **settings) as process:
+        meeting.executor(process)  # It is never told to go on: the other attempt has to win.
+        wait_for_ledger(store, target, process)
+        assert result(process)["partitions"] == 4
+    assert entries(target) == expected()
+    assert_reaped(target, at_least=1)
+
+
+def wait_for_ledger(store: Any, log: Any, process: Any) -> None:
+    """Until a task has begun to write."""
+    deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
+    while not list(store.ledgers(("sink.log", log.name))):
+        assert process.poll() is None, "the program ended"
+        assert time.monotonic() < deadline, "no task has begun to write"
+        pause.wait(0.05)
+
+
+def assert_reaped(log: Any, *, at_least: int) -> None:
+    """What attempts left behind that did not count is there, is deleted, and is all there is."""
+    found = log.reap(orphan_grace=0, replay_grace=0)
+    assert [each.outcome for each in found].count("deleted") >= at_least
+    assert list(log.reap(orphan_grace=0, replay_grace=0)) == []
+
+
+def test_connect(store: Any, cluster: Any, source: str, target: Any, tmp_path: pathlib.Path) -> None:
+    """The package is in the server's environment, which finds it by itself."""
     missing = [name for name in ("grpc", "grpc_status", "google.rpc", "zstandard") if not is_there(name)]
     if missing:
-        pytest.skip(f"Spark Connect needs pip install 'pyspark[connect]' (missing: {', '.join(missing)})")
-    from pyspark.sql.connect.session import SparkSession
-
-    words = (
-        "org.apache.spark.deploy.SparkSubmit",
-        "--class",
-        "org.apache.spark.sql.connect.service.SparkConnectServer",
-    )
-    words += ("--conf", "spark.connect.grpc.binding.address=127.0.0.1", "--conf", "spark.connect.grpc.binding.port=0")
-    with daemon(pathlib.Path.cwd(), (*words, "spark-internal"), r"started at: \S*?:(\d+)") as port:
-        spark = SparkSession.builder.remote(f"sc://127.0.0.1:{port}").getOrCreate()
-        try:
-            # The server finds the source by itself, in its own environment.
-            reader = spark.read.format("bookkeeper").option("bookkeeper.metadataServiceUri", cluster.metadata_uri)
-            assert reader.option("subscribe", source).load().count() == ROWS
-        finally:
-            spark.stop()
+        pytest.skip(f"Spark Connect needs pip install 'bookies[connect]' (missing: {', '.join(missing)})")
+    streamed = store.log(f"{target.name}-streamed")
+    streamed.create(ensemble=1)
+    words = ["org.apache.spark.deploy.SparkSubmit", "--master", "local[2]"]
+    words += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+    settings = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": "0"}
+    for name, value in (settings | common(tmp_path)).items():
+        words += ["--conf", f"{name}={value}"]
+    with daemon(tmp_path, [*words, "spark-internal"], r"started at: \S*:(\d+)", path=PACKAGE) as port:
+        program = str(pathlib.Path(__file__).with_name("spark_connect_app.py"))
+        done = subprocess.run(
+            [sys.executable, program, port, cluster.metadata_uri, source, target.name, streamed.name],
+            cwd=tmp_path,
+            env=environment(tmp_path) | {"PYTHONPATH": PACKAGE},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    assert (found["rows"], found["read"], found["has_ended"]) == (ROWS, ROWS, True)
+    assert "value" in found["columns"]
+    assert entries(target) == expected()
+    assert entries(streamed) == expected()
 
 
 def is_there(name: str) -> bool:

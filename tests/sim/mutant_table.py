@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from bookies.client import administration, client, keys, recovery, replication, view, writer
+from bookies.client.budget import MemoryBudget
+from bookies.client.turns import Queue
 from bookies.client.writer import LedgerWriter
 from bookies.errors import BookKeeperError, DataUnknown, VersionConflict
 from bookies.metadata import memory
@@ -29,6 +31,7 @@ from bookies.protocol.ledger import change_needed, with_ensemble
 from bookies.protocol.placement import replace_failed
 from bookies.sim.run import Result, simulate
 from bookies.sim.scenario import ScenarioResult, read_scenario, run_scenario
+from bookies.storage.index import LedgerIndex
 from bookies.storage.index_format import IndexHeader
 from bookies.storage.ledger_store import LedgerStore
 
@@ -169,6 +172,27 @@ def _(patch: Patch) -> None:
     patch.setattr(AddPipeline, "failed", failed)
 
 
+@mutant("failures of a bookie that was replaced are not forgotten", "replaced", profile="answers")
+def _(patch: Patch) -> None:
+    original = AddPipeline._agreed
+
+    def agreed(self: AddPipeline, ensemble):  # type: ignore[no-untyped-def]
+        failed, self._failed = self._failed, _Kept(self._failed)
+        try:
+            return original(self, ensemble)
+        finally:
+            self._failed = failed
+
+    patch.setattr(AddPipeline, "_agreed", agreed)
+
+
+class _Kept(list):  # type: ignore[type-arg]
+    """Takes nothing else into a place."""
+
+    def __setitem__(self, position, value):  # type: ignore[no-untyped-def]
+        pass
+
+
 @mutant("blind overwrite instead of compare-and-swap", "X-17", "X-14", "X-15")
 def _(patch: Patch) -> None:
     patch.setattr(memory, "check_version", lambda *_, **__: None)
@@ -255,6 +279,31 @@ def _(patch: Patch) -> None:
 @mutant("what waits behind a hole outlives its client", "leaving", profile="advanced")
 def _(patch: Patch) -> None:
     patch.setattr(LedgerWriter, "client_closed", lambda self: None)
+
+
+@mutant("the memory limit is not enforced", "memory", profile="limits")
+def _(patch: Patch) -> None:
+    def try_acquire(self, size: int) -> bool:  # type: ignore[no-untyped-def]
+        self.used += size
+        return True
+
+    patch.setattr(MemoryBudget, "try_acquire", try_acquire)
+
+
+@mutant("memory is free again as soon as the ack quorum has answered", "memory", profile="limits")
+def _(patch: Patch) -> None:
+    patch.setattr(AddPipeline, "answered_bound", property(lambda self: self.head + 1))
+
+
+@mutant("an entry that fits overtakes those that wait for memory", "memory", profile="limits")
+def _(patch: Patch) -> None:
+    def try_acquire(self, size: int) -> bool:  # type: ignore[no-untyped-def]
+        fits = self.used + size <= self.limit
+        self.used += size if fits else 0
+        return fits
+
+    patch.setattr(MemoryBudget, "try_acquire", try_acquire)
+    patch.setattr(Queue, "is_empty", True)
 
 
 # -- recovery ------------------------------------------------------------------------------------------------------
@@ -401,6 +450,14 @@ def _(patch: Patch) -> None:
     patch.setattr(AddPipeline, "header_last_add_confirmed", advancing)
 
 
+@mutant("a recovery takes the length from an answer to its fencing", "length")
+def _(patch: Patch) -> None:
+    async def length_at(self, metadata, end, otherwise):  # type: ignore[no-untyped-def]
+        return 0 if end < 0 else otherwise
+
+    patch.setattr(recovery._Recovery, "_length_at", length_at)
+
+
 # -- re-replication ------------------------------------------------------------------------------------------------
 @mutant("swap before copy", "X-72", "X-70", profile="repair")
 def _(patch: Patch) -> None:
@@ -448,6 +505,16 @@ def _(patch: Patch) -> None:
     patch.setattr(view.LedgerView, "refresh_last_add_confirmed", refresh_last_add_confirmed)
 
 
+@mutant("a client opens a ledger with any password", profile="passwords")
+def _(patch: Patch) -> None:
+    original = client.keys_of
+
+    def keys_of(metadata, password, *arguments, **options):  # type: ignore[no-untyped-def]
+        return original(replace(metadata, password=None), password, *arguments, **options)
+
+    patch.setattr(client, "keys_of", keys_of)
+
+
 # -- the bookie ----------------------------------------------------------------------------------------------------
 @mutant("a fenced bookie accepts adds", "X-5", "X-11", "X-67")
 def _(patch: Patch) -> None:
@@ -463,6 +530,22 @@ def _(patch: Patch) -> None:
         asyncio.get_running_loop().call_soon(done, None)
 
     patch.setattr(LedgerStore, "_fence", fence_early)
+
+
+@mutant("an index header that changed while it was written is taken for clean", profile="checkpoints")
+def _(patch: Patch) -> None:
+    original = LedgerIndex._written
+
+    def written(self, ledger, change, file_size):  # type: ignore[no-untyped-def]
+        ledger.is_header_dirty = False
+        original(self, ledger, change, file_size)
+
+    patch.setattr(LedgerIndex, "_written", written)
+
+
+@mutant("a bookie accepts any password", profile="passwords")
+def _(patch: Patch) -> None:
+    patch.setattr(LedgerStore, "_check_key", lambda self, ledger, master_key: None)
 
 
 # -- the table -----------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ COMMANDS = {
         "bookies.admin.commands.log",
         "logs without an end: create, append, read, tail, truncate, cursors, reap, show, list, delete",
     ),
-    "bookie": ("bookies.admin.commands.bookie", "run, list, show"),
+    "bookie": ("bookies.admin.commands.bookie", "run, list, show, recover, space, gc, undelete, why-not-deleted"),
     "inspect": ("bookies.admin.commands.inspect", "look into a bookie's files, offline, also Apache's"),
     "bench": ("bookies.admin.commands.bench", "measure appends and reads"),
     "chaos": ("bookies.admin.commands.chaos", "run a real cluster and break it: kills, stops, cut connections"),

@@ -18,6 +18,7 @@ import contextlib
 import re
 
 from bookies.bookie.connection import Connection, RejectedConnection
+from bookies.bookie.control import ControlServer, control_calls
 from bookies.bookie.handlers import Handlers
 from bookies.bookie.pressure import Intake, ReadBudget
 from bookies.bookie.reads import Reads
@@ -70,6 +71,8 @@ class BookieServer:
         self._handlers = Handlers(self.store, self.state, self._intake, reads, self._events)
         self._tasks = Tasks(self._fail)
         self._listener: Listener | None = None
+        self._control: ControlServer | None = None
+        self._instance_id: str | None = None
         self._registration_changed = asyncio.Event()
         self._sessions_lost = 0
         self._cause: BaseException | None = None
@@ -92,6 +95,14 @@ class BookieServer:
             finally:
                 for lock in locks:
                     lock.release()
+            if self.config.gc_interval_ms:
+                self.store.collect(self._driver, self.bookie_id, self._instance_id)
+            if self.config.control and self.store.collector is not None:
+                self._control = ControlServer(self._runtime, control_calls(self.store.collector), self.bookie_id)
+                try:
+                    await self._control.start(self.config.ledger_directories[0])
+                except (OSError, StorageError) as error:
+                    self._events.warning("control.failed", bookie=self.bookie_id, error=error)
             self.store.on_mode_change(self._mode_changed)
             self.state.storage_is(self.store.is_writable)
             self.state.started()
@@ -172,6 +183,7 @@ class BookieServer:
                         f"{self._driver.uri}. Nothing was changed. Name the cluster's metadata with --metadata"
                     )
             instance_id = await self._driver.initialize_cluster()
+        self._instance_id = instance_id
         try:
             stored, _ = await self._driver.read_cookie(self.bookie_id)
         except CookieNotFound:
@@ -259,6 +271,9 @@ class BookieServer:
         self._failed.set()
 
     def _close_listener(self) -> None:
+        if self._control is not None:
+            self._control.stop()
+            self._control = None
         if self._listener is not None:
             self._listener.close()
             self._listener = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from bookies.client import administration as asynchronous
@@ -45,6 +46,18 @@ class Administration:
     ) -> LedgerMetadata:
         """Change a ledger's record by compare-and-swap. For those who know what may be changed."""
         return self._thread.call(self._administration.change_record(ledger_id, change))
+
+    def write_entries(self, record: LedgerMetadata, batch: EntryBatch) -> None:
+        """Store entries that come from elsewhere on the bookies that this record, stored or not, names."""
+        self._thread.call(self._administration.write_entries(record, batch))
+
+    def check_entries(self, record: LedgerMetadata) -> None:
+        """Read all replicas of all entries from the bookies that this record, stored or not, names."""
+        self._thread.call(self._administration.check_entries(record))
+
+    def with_new_bookies(self, record: LedgerMetadata) -> LedgerMetadata:
+        """The record with writable bookies in all its fragments."""
+        return self._thread.call(run(partial(self._administration.with_new_bookies, record)))
 
     def instance_id(self) -> str:
         """The cluster's own, which tells it from every other cluster."""

@@ -283,11 +283,13 @@ class OsDisk:
         finally:
             file.close()
 
-    def replace_bytes(self, path: str, data: bytes) -> None:
+    def replace_bytes(self, path: str, data: bytes, *, is_private: bool = False) -> None:
         directory, name = os.path.split(path)
         temporary = os.path.join(directory, f".{name}.tmp")
         file = self.open(temporary, "w+")
         try:
+            if is_private:
+                os.chmod(temporary, 0o600)
             file.truncate(0)
             file.pwrite(data, 0)
             file.fsync()

@@ -129,8 +129,11 @@ class Disk(Protocol):
 
     def read_bytes(self, path: str) -> bytes: ...
 
-    def replace_bytes(self, path: str, data: bytes) -> None:
-        """Atomically and durably: temporary name `.<name>.tmp` beside it, fsync, rename over, fsync the directory."""
+    def replace_bytes(self, path: str, data: bytes, *, is_private: bool = False) -> None:
+        """Atomically and durably: temporary name `.<name>.tmp` beside it, fsync, rename over, fsync the directory.
+
+        `is_private`: nobody but this user can read the file.
+        """
 
     def usage(self, path: str) -> tuple[int, int]:
         """(total, usable) bytes of the file system."""

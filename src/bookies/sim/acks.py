@@ -2,10 +2,12 @@
 
     I-9    an answer counts for the position that its entry was sent to, not for another at which that bookie stands now
     late   a bookie that failed an entry which had its quorum already is replaced when the writer goes on
+    twice  nothing is sent again to a bookie that has not answered it: what its predecessor failed is not its failure
 
 The first is seen from the positions at which committed records had listed a bookie when an entry was sent to it. The
 second is reported only when it cannot be otherwise: the writer has read the answer, something that was appended after
-that has been acknowledged, something appended after that again, and the ledger's record is what it was.
+that has been acknowledged, something appended after that again, and the ledger's record is what it was. The third
+concerns one connection and one record of the ledger, and a moment in which no client gives up a request.
 
 Source: client-protocol 2.6, 2.10; schedules X-32, X-43.
 """
@@ -37,8 +39,9 @@ class Acks:
         self._report = report
         self._instant = instant
         self._now_s = now_s
-        # Not answered yet, of one connection: when, and for which positions it may count.
-        self._sent: dict[tuple[int, Key], list[tuple[float, frozenset[int]]]] = {}
+        # Not answered yet, of one connection: when, for which positions it may count, and after how many commits.
+        self._sent: dict[tuple[int, Key], list[tuple[float, frozenset[int], int]]] = {}
+        self._commits: dict[int, int] = {}
         self._given: dict[
             tuple[int, Key], float
         ] = {}  # a success, which may still be on its way: when it was asked for
@@ -47,10 +50,21 @@ class Acks:
         self.excused: dict[int, None] = {}  # ledgers whose writers need not replace what fails late
         self._is_delivering: dict[int, bool] = {}  # ledger -> something was acknowledged since its last commit
 
-    def sent(self, line: int, bookie: str, ledger_id: int, entry_id: int, positions: frozenset[int]) -> None:
-        """`line`: the connection, where answers come in order. `positions`: where committed records list the bookie."""
+    def sent(
+        self, line: int, bookie: str, ledger_id: int, entry_id: int, positions: frozenset[int], *, is_prompt: bool
+    ) -> None:
+        """`line`: the connection, where answers come in order. `positions`: where committed records list the bookie.
+
+        `is_prompt`: the connection was there when the client asked, so it has not waited before it was sent.
+        """
         key, now_s = (bookie, ledger_id, entry_id), self._now_s()
-        self._sent.setdefault((line, key), []).append((now_s, positions))
+        waiting = self._sent.setdefault((line, key), [])
+        commits = self._commits.get(ledger_id, 0) if is_prompt else -1
+        if waiting and waiting[-1][2] == commits >= 0 and now_s - waiting[-1][0] < GIVEN_UP_S:
+            self._report(
+                "twice", f"entry {entry_id} of ledger {ledger_id} is sent to {bookie} again, before it answers"
+            )
+        waiting.append((now_s, positions, commits))
         if now_s - self._given.get((line, key), now_s) > GIVEN_UP_S:
             self._answered.setdefault(key, set()).update(positions)
 
@@ -59,9 +73,9 @@ class Acks:
         for entry_id in entry_ids:
             key = (bookie, ledger_id, entry_id)
             if waiting := self._sent.get((line, key)):
-                since_s, positions = waiting.pop(0)
+                since_s, positions, _ = waiting.pop(0)
                 if waiting and self._now_s() - since_s > GIVEN_UP_S:
-                    positions = positions.union(*[each for _, each in waiting])
+                    positions = positions.union(*[each for _, each, _ in waiting])
                 if is_ok:
                     self._given.setdefault((line, key), since_s)
                     self._answered.setdefault(key, set()).update(positions)
@@ -74,6 +88,7 @@ class Acks:
             self._failures.setdefault(ledger_id, []).append(Failure(bookie, self._instant()))
 
     def committed(self, ledger_id: int) -> None:
+        self._commits[ledger_id] = self._commits.get(ledger_id, 0) + 1
         self._failures.pop(ledger_id, None)
         self._is_delivering.pop(ledger_id, None)
 

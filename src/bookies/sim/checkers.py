@@ -28,8 +28,8 @@ from bookies.kernels import Records, scan_records
 from bookies.model import BookieId, LedgerMetadata, fragments_of
 from bookies.protocol.ledger import Author, illegality, malformation
 from bookies.protocol.quorum import write_set
-from bookies.sim.cluster import BOOKIE_PORT, SimClient, SimCluster
-from bookies.sim.history import History, Story, payload_of
+from bookies.sim.cluster import SimClient, SimCluster, resolve
+from bookies.sim.history import History, Story
 from bookies.sim.metadata import Commit
 from bookies.sim.order import disorder
 from bookies.sim.reading import Readers
@@ -101,6 +101,7 @@ async def _recover(client: SimClient, history: History, story: Story) -> LedgerM
     """The record of the closed ledger; None when recovery does not succeed, which is a violation (L-2)."""
     last_error: BookKeeperError | None = None
     for _ in range(RECOVERY_TRIES):
+        story.recoveries[client.name] = story.recoveries.get(client.name, 0) + 1
         try:
             ledger = await client.client.recover(story.ledger_id, password=story.password)
         except BookKeeperError as error:
@@ -122,23 +123,30 @@ async def _read_back(
         count = await readers.read_all(client, story, ledger)
     if count != metadata.last_entry_id + 1:
         history.violated("I-1", f"ledger {story.ledger_id}: {count} entries read of {metadata.last_entry_id + 1}")
+    _check_length(history, story, metadata)
+
+
+def _check_length(history: History, story: Story, metadata: LedgerMetadata) -> None:
+    """I-15: a recovery that finds nothing to write back and cannot read the last entry may publish another length."""
     exact = story.length_up_to(metadata.last_entry_id)
-    if metadata.length != exact:
-        # A recovery that finds nothing to write back and cannot read the last entry may publish another length (D-10).
-        history.count("inexact lengths")
-        if story.ends[0][0] == story.writer:
-            history.violated("I-15", f"ledger {story.ledger_id}: sealed with length {metadata.length}, not {exact}")
-
-
-async def _resolve(bookie: BookieId) -> tuple[str, int]:
-    return bookie, BOOKIE_PORT
+    if metadata.length == exact:
+        return
+    history.count("inexact lengths")
+    assert history.tap is not None
+    lengths = history.tap.lengths
+    closer, why = lengths.closers.get(story.ledger_id, ""), lengths.unexcused.get(story.ledger_id)
+    text = f"ledger {story.ledger_id} is closed with length {metadata.length}, not {exact}"
+    if closer == story.writer:
+        history.violated("I-15", f"{text}, by its writer")
+    elif why and not story.is_advanced and story.recoveries.get(closer) == 1:
+        history.violated("I-15", f"{text}: of the last entry, {why}")
 
 
 async def _check_replicas(
     client: SimClient, history: History, story: Story, metadata: LedgerMetadata, rotten: Mapping[str, None]
 ) -> None:
     """I-2 and I-15 on every bookie that the record lists. `rotten`: those whose replicas may be damaged."""
-    pool = BookiePool(client.runtime, client.client.config, _resolve)
+    pool = BookiePool(client.runtime, client.client.config, resolve)
     bookies = {bookie: None for _, ensemble in metadata.ensembles for bookie in ensemble}
     held = {bookie: await _held(pool, history, story, metadata, bookie, bookie in rotten) for bookie in bookies}
     await pool.close()
@@ -191,7 +199,7 @@ async def _held(
                     continue
                 payload = bytes(body[header.payload_offset :])
                 is_exact = story.is_advanced or header.length == story.length_up_to(at)
-                if payload != payload_of(story.ledger_id, at) or not is_exact:
+                if payload != story.payload(at) or not is_exact:
                     history.violated("I-15", f"entry {at} of ledger {story.ledger_id} on {bookie} is not what was sent")
                 valid.add(at)
                 at += 1

@@ -8,7 +8,7 @@ can be killed at any `await`, in the middle of a disk call, or paused.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
@@ -17,7 +17,8 @@ from bookies.client.client import Client
 from bookies.config import BookieConfig, ClientConfig
 from bookies.errors import MetadataError
 from bookies.metadata.memory import MemoryDriver, MemoryStore
-from bookies.runtime.ports import Runtime
+from bookies.model import BookieId
+from bookies.runtime.ports import Runtime, Worker
 from bookies.sim.disk import PROCESS_DIES, Loss, SimDisk
 from bookies.sim.loop import Participant, SimLoop
 from bookies.sim.metadata import SimDriver, SimStore
@@ -26,10 +27,17 @@ from bookies.sim.spoil import Mood, spoil
 from bookies.sim.trace import Trace
 from bookies.sim.witness import Witness
 from bookies.sim.workers import SimWorkers
+from bookies.storage.index import Ledger
+from bookies.storage.ledger_store import LedgerStore
 
 BOOKIE_PORT = 3181
 DISK_CAPACITY = 64 << 20  # bytes
 WALL_START_MS = 1_700_000_000_000
+
+
+async def resolve(bookie: BookieId) -> tuple[str, int]:
+    """Where a bookie is, for a pool that has no client."""
+    return bookie, BOOKIE_PORT
 
 
 class SimClock:
@@ -100,6 +108,7 @@ class SimCluster:
         self.problems: list[str] = []
         self.rotten: dict[str, None] = {}  # bookies whose durable data was damaged
         self.witness: Witness | None = None
+        self.on_index_write: Callable[[SimBookie], None] | None = None  # told before a bookie writes index files
         for number in range(1, self.bookie_count + 1):
             self.add_bookie(f"b{number}")
 
@@ -120,6 +129,7 @@ class SimCluster:
             "checkpoint_interval_ms": random.choice((100, 500, 2_000)),
             "checkpoint_journal_size": 1 << 20,
             "lease_ms": int(self.lease_s * 1000),
+            "gc_interval_ms": 0,
         }
         config = BookieConfig(**(settings | self.bookie_settings))  # type: ignore[arg-type]
         disk = SimDisk(Random(f"{self.seed}/{name}/disk"), capacity=DISK_CAPACITY)
@@ -168,6 +178,7 @@ class SimCluster:
                 spoil(server.store, bookie.mood)
                 await server.start()
                 bookie.server = server
+                self._watch_index(bookie, server.store)
                 if self.witness is not None:
                     await self.witness.check_memory(name, server.store)
             except Exception as error:  # noqa: BLE001
@@ -189,6 +200,19 @@ class SimCluster:
         task.add_done_callback(lambda _: self._life_ended(bookie, participant), context=self.loop.world.copy())
         participant.on_kill(lambda: None if started.done() else started.set_result(False))
         await started
+
+    def _watch_index(self, bookie: SimBookie, storage: LedgerStore) -> None:
+        """Tell `on_index_write` at the moment when what is to be written is fixed."""
+        assert storage._parts is not None
+        index = storage._parts.index
+        write = index.write
+
+        async def watched_write(frozen: list[Ledger], worker: Worker) -> None:
+            if self.on_index_write is not None:
+                self.on_index_write(bookie)
+            await write(frozen, worker)
+
+        index.write = watched_write  # type: ignore[method-assign]
 
     def _life_ended(self, bookie: SimBookie, participant: Participant) -> None:
         """The bookie gave up by itself: its process ends, and what watches over it starts it again."""

@@ -485,7 +485,7 @@ class SimDisk:
         self.enter("read_bytes", path)
         return bytes(self._inode(path).data)
 
-    def replace_bytes(self, path: str, data: bytes) -> None:
+    def replace_bytes(self, path: str, data: bytes, *, is_private: bool = False) -> None:
         parent, name = posixpath.split(path)
         temporary = posixpath.join(parent, f".{name}.tmp")
         file = self.open(temporary, "w+")

@@ -26,10 +26,15 @@ if TYPE_CHECKING:
     from bookies.model import LedgerMetadata
 
 
-def payload_of(ledger_id: int, entry_id: int) -> bytes:
-    """The bytes that entry has, if it exists. Mostly below 200 bytes, sometimes none, sometimes some thousands."""
+def payload_of(ledger_id: int, entry_id: int, size_min: int = 0) -> bytes:
+    """The bytes that entry has, if it exists. Mostly below 200 bytes, sometimes none, sometimes some thousands.
+
+    `size_min`: of every payload of the ledger; its sizes then vary by as much.
+    """
     number = zlib.crc32(b"%d %d" % (ledger_id, entry_id))
     size = 4_000 + number % 3_000 if number % 61 == 0 else number % 200
+    if size_min:
+        size = size_min + number % size_min
     word = b"%d.%d " % (ledger_id, entry_id)
     return (word * (size // len(word) + 1))[:size]
 
@@ -51,17 +56,23 @@ class Story:
     seen: Observations = field(default_factory=Observations)
     is_deferred: bool = False  # acknowledged entries are confirmed only by a force
     is_advanced: bool = False  # the writer chose the ids, so the lengths do not ascend with them
+    payload_size_min: int = 0
+    recoveries: dict[str, int] = field(default_factory=dict)  # client -> how often it has begun to recover it
     handles: dict[str, None] = field(default_factory=dict)  # clients that have it open for reading, dead ones too
 
     def was_begun(self, entry_id: int) -> bool:
         """Whether an append of the entry has begun."""
         return entry_id in self.seen.begun if self.is_advanced and self.seen.begun else entry_id < self.started
 
+    def payload(self, entry_id: int) -> bytes:
+        """The bytes of the entry, if it exists."""
+        return payload_of(self.ledger_id, entry_id, self.payload_size_min)
+
     def length_up_to(self, entry_id: int) -> int:
         """Payload bytes of entries 0..entry_id."""
         while len(self.lengths) <= entry_id:
             before = self.lengths[-1] if self.lengths else 0
-            self.lengths.append(before + len(payload_of(self.ledger_id, len(self.lengths))))
+            self.lengths.append(before + len(self.payload(len(self.lengths))))
         return self.lengths[entry_id] if entry_id >= 0 else 0
 
 
@@ -173,7 +184,7 @@ class History:
             self.violated("I-12", f"{name} lies beyond the end {story.ends[0][1]}")
         if not story.was_begun(entry.id):
             self.violated("I-15", f"{name} was never written")
-        elif bytes(entry.payload) != payload_of(story.ledger_id, entry.id):
+        elif bytes(entry.payload) != story.payload(entry.id):
             self.violated("I-15", f"{name} is not what was written: {bytes(entry.payload)[:40]!r}")
         elif not story.is_advanced and entry.length != story.length_up_to(entry.id):
             self.violated("I-15", f"{name} has length {entry.length}, not {story.length_up_to(entry.id)}")

@@ -1,8 +1,11 @@
-"""Trouble at the moments that decide: right before a change of a ledger's record, and right after a first answer.
+"""Trouble at the moments that decide: before a change of a ledger's record, after a first answer, during a checkpoint.
 
 Most schedules that break a wrong protocol need one participant to stand still, or one answer to be late, just while a
 compare-and-swap is on its way or while some bookies have answered and others have not. Chance alone seldom finds such
 a moment; here something happens at each with a given probability. Source: client-protocol 8.4.
+
+Between the moment when a bookie decides what to write into its index files and the one when it is written, a fence or
+an announcement may come, which the journal then must not forget: recoveries begin, and the writing takes its time.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from bookies.sim.cluster import SimCluster
+from bookies.sim.cluster import SimBookie, SimCluster
 from bookies.sim.faults import Injected
 
 
@@ -23,6 +26,7 @@ class MomentPlan:
     update_probability: float = 0.5
     answer_probability: float = 0.15
     durations_s: tuple[float, ...] = (0.001, 0.005, 0.02, 0.1)
+    index_probability: float = 0.0  # of a slow writing of index files
 
 
 class Moments:
@@ -42,9 +46,11 @@ class Moments:
     def start(self) -> None:
         self._cluster.store.on_update = self._before_update
         self._cluster.network.on_delivery = self._delivered
+        if self._plan.index_probability:
+            self._cluster.on_index_write = self._before_index_write
 
     def stop(self) -> None:
-        self._cluster.store.on_update = self._cluster.network.on_delivery = None
+        self._cluster.store.on_update = self._cluster.network.on_delivery = self._cluster.on_index_write = None
 
     def _delivered(self, source: str, target: str) -> None:
         if source in self._cluster.clients:
@@ -85,6 +91,21 @@ class Moments:
     def _after_answer(self, host: str, bookie: str) -> None:
         if (begun := self._begin(host, "answer", self._plan.answer_probability)) is not None:
             self._disturb(begun[0], host, begun[1], bookie)
+
+    def _before_index_write(self, bookie: SimBookie) -> None:
+        """Only what begins within this step is slow: the writing, and not the journal."""
+        count = self._counts[bookie.name] = self._counts.get(bookie.name, 0) + 1
+        name = f"{bookie.name} index {count}"
+        random = Random(f"{self._seed}/{name}")
+        slowness = random.choice((20.0, 100.0, 400.0))
+        if random.random() < self._plan.index_probability and self._injected.admits(name, "slow index"):
+            usual, bookie.workers.slowness = bookie.workers.slowness, slowness
+
+            def end() -> None:
+                bookie.workers.slowness = usual
+
+            asyncio.get_running_loop().call_soon(end)
+            self._recover()
 
     def _disturb(self, name: str, host: str, random: Random, bookie: str = "") -> None:
         what = random.choices(("hold", "break", "pause", "recover", "kill"), (12, 18, 4, 3, 1))[0]

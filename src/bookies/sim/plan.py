@@ -19,6 +19,7 @@ class Plan:
     `digests`: without one ("dummy") nobody can tell a replica that a power failure tore from a good one.
     `is_replaced`: a client that is killed, or has done its work, is followed by another in its role.
     `ledgers_max`, `recoveries_max`, `reads_max`: how many each client does at most.
+    `payload_sizes_min`: of all payloads of a ledger, to choose from; none: mostly small ones.
     `writer_settings`, `reader_settings`: each client in the role takes one of them; none: those of the run.
     `reads`: how often each way of reading is chosen, by name (`sim/reading.py`).
     """
@@ -30,6 +31,7 @@ class Plan:
     digests: tuple[str, ...] = ("crc32c", "crc32", "hmac")
     entries_min: int = 0  # per ledger
     entries_max: int = 50
+    payload_sizes_min: tuple[int, ...] = ()  # bytes
     pause_ms: float = 100.0  # mean, between two actions of a writer
     spread_ms: float = 1.0  # mean, between appends that overlap
     recovery_ms: float = 400.0  # mean, before a recovery
@@ -49,6 +51,7 @@ class Plan:
     reads: Mapping[str, float] = field(default_factory=ways_of_reading)
     replicators: int = 0
     fragment_probability: float = 0.0  # of a replicator that moves one fragment, not all that a bookie holds
+    intruders: int = 0  # who have a wrong password
     foreigners: int = 0  # who leave entries behind the ends of ledgers
     is_replaced: bool = True
 

@@ -9,7 +9,7 @@ from bookies.errors import BookKeeperError
 from bookies.kernels import Records, digest
 from bookies.model import DigestType, LedgerMetadata
 from bookies.sim.cluster import SimBookie
-from bookies.sim.history import Story, payload_of
+from bookies.sim.history import Story
 from bookies.wire.digest import mac_key, master_key
 
 
@@ -29,7 +29,7 @@ def plant(bookie: SimBookie, record: LedgerMetadata, story: Story, entry_id: int
 
 def package(record: LedgerMetadata, story: Story, entry_id: int, last_add_confirmed: int) -> bytes:
     """An entry of the ledger as its writer would have packaged it."""
-    payload = payload_of(story.ledger_id, entry_id)
+    payload = story.payload(entry_id)
     head = struct.pack(">qqqq", story.ledger_id, entry_id, last_add_confirmed, story.length_up_to(entry_id))
     kind = record.digest_type or DigestType.CRC32C
     return b"".join((head, digest(kind, mac_key(story.password), head, payload), payload))

@@ -23,6 +23,7 @@ class Profile:
     stall_probability: float = 0.0
     stall_ms: float = 300.0
     lease_s: float = 2.0  # of a bookie's registration
+    bookie_settings: dict[str, object] = field(default_factory=dict)
     client_settings: dict[str, object] = field(
         default_factory=lambda: {"add_timeout_ms": 800, "read_timeout_ms": 800, "connect_timeout_ms": 1_000}
     )
@@ -249,6 +250,78 @@ PROFILES = {
         ),
         stall_probability=0.03,
         client_settings={"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 500},
+    ),
+    # Clients with little memory, and entries that fill it while a bookie is late.
+    "limits": Profile(
+        duration_s=1.0,
+        plan=Plan(
+            writers=2,
+            recoverers=1,
+            readers=1,
+            quorums=((3, 3, 2), (4, 3, 2), (3, 3, 1)),
+            entries_min=30,
+            entries_max=90,
+            payload_sizes_min=(1_500, 1_500, 8_000),
+            pause_ms=20,
+            spread_ms=0.1,
+            in_flight_max=40,
+            recovery_ms=1_000,
+            read_ms=500,
+            ledgers_max=1,
+            deferred_probability=0.0,
+        ),
+        faults=FaultPlan(
+            gap_ms=60,
+            durations_s=(0.05, 0.2, 0.6),
+            weights={
+                "slow disk": 4,
+                "pause bookie": 3,
+                "slow host": 1,
+                "refuse adds": 2,
+                "cut connection": 1,
+                "crash bookie": 1,
+                "kill client at an await": 0.5,
+            },
+        ),
+        client_settings={
+            "memory_limit": 64 << 10,
+            "add_timeout_ms": 600,
+            "read_timeout_ms": 300,
+            "connect_timeout_ms": 250,
+        },
+    ),
+    # Ledgers are fenced, and their writers say what is confirmed, while bookies make checkpoints; then these die.
+    "checkpoints": Profile(
+        bookies=4,
+        duration_s=1.2,
+        plan=Plan(
+            writers=2,
+            recoverers=2,
+            readers=0,
+            quorums=((3, 3, 2), (3, 2, 2), (2, 2, 2)),
+            entries_max=15,
+            pause_ms=30,
+            recovery_ms=400,
+            ledgers_max=1,
+            in_flight_max=4,
+        ),
+        faults=FaultPlan(
+            gap_ms=120, durations_s=(0.02, 0.1), weights={"crash bookie": 4, "kill client at an await": 1}
+        ),
+        moments=MomentPlan(0.0, 0.0, index_probability=0.5),
+        bookie_settings={"checkpoint_interval_ms": 100},
+        client_settings={
+            "add_timeout_ms": 400,
+            "read_timeout_ms": 400,
+            "connect_timeout_ms": 300,
+            "explicit_lac_interval_ms": 10,
+        },
+    ),
+    # Beside those who write, recover and read: others, who have a wrong password.
+    "passwords": Profile(
+        duration_s=0.6,
+        plan=Plan(writers=2, recoverers=1, readers=1, intruders=3, entries_max=25, pause_ms=20, read_ms=40),
+        faults=FaultPlan(gap_ms=200, weights={"crash bookie": 2, "cut connection": 2, "kill client at an await": 1}),
     ),
     # Every way of reading, while ledgers are written, recovered and closed.
     "reads": Profile(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from bookies.errors import BookKeeperError, EntryNotFound, ReadFailed
 from bookies.model import LedgerState
 from bookies.sim.cluster import SimClient
-from bookies.sim.history import Story, payload_of
+from bookies.sim.history import Story
 from bookies.sim.plan import Plan
 from bookies.sim.roles import Roles
 
@@ -126,7 +126,7 @@ class Readers:
             self._check_unconfirmed(story, ledger, entry)
 
     def _check_unconfirmed(self, story: Story, ledger: LedgerReader, entry: Entry) -> None:
-        if not story.was_begun(entry.id) or bytes(entry.payload) != payload_of(story.ledger_id, entry.id):
+        if not story.was_begun(entry.id) or bytes(entry.payload) != story.payload(entry.id):
             self._history.violated("I-15", f"entry {entry.id} of {ledger!r}, unconfirmed, is not what was written")
 
     async def _read_batches(self, client: SimClient, story: Story, ledger: LedgerReader) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
+from bookies.config import ClientConfig
 from bookies.sim.checkers import check_commits, check_order
 from bookies.sim.cluster import SimCluster
 from bookies.sim.faults import Faults, Injected
@@ -19,6 +20,7 @@ from bookies.sim.history import History
 from bookies.sim.log_workload import LogWorkload
 from bookies.sim.loop import Deadlock, Halted, Livelock, Overdue, SimLoop, current_participant
 from bookies.sim.moments import MomentPlan, Moments
+from bookies.sim.pending import Pending
 from bookies.sim.profiles import Profile, profile_of
 from bookies.sim.tap import Tap
 from bookies.sim.terms import Terms
@@ -83,6 +85,7 @@ class Simulation:
             self.trace,
             str(seed),
             profile.bookies,
+            bookie_settings=profile.bookie_settings,
             # No writer gives up by itself: one that still waits when everything is healed is to be seen (I-19).
             client_settings={"add_quorum_timeout_ms": 0, **profile.client_settings},
             lease_s=profile.lease_s,
@@ -93,6 +96,11 @@ class Simulation:
         self.history.tap = Tap(
             self.cluster.network, self.cluster.store, self.history.witness, self.history.violated, self.history.instant
         )
+        settings = ClientConfig(**self.cluster.client_settings)  # type: ignore[arg-type]
+        if "memory_limit" in profile.client_settings:
+            self.history.tap.pending = Pending(
+                self.history.violated, self.loop.time, settings.memory_limit, settings.add_timeout_ms / 1000
+            )
         self.history.terms = Terms(self.cluster, self.history.violated)
         self.history.record_of = self.cluster.store.record
         self.cluster.store.on_commit = self.history.committed

@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from bookies.errors import BookKeeperError, EntryExists, LedgerClosed
-from bookies.sim.history import Story, payload_of
+from bookies.sim.history import Story
 from bookies.sim.plan import Plan
 from bookies.sim.roles import Roles
 
@@ -87,7 +87,7 @@ class Scattered:
         story = self._story
         self._history.begins_at(story, entry_id)
         try:
-            answered = await self._ledger.write(entry_id, payload_of(story.ledger_id, entry_id))
+            answered = await self._ledger.write(entry_id, story.payload(entry_id))
         except BaseException as error:
             story.is_over = True
             if isinstance(error, EntryExists):

@@ -8,7 +8,7 @@ from typing import Any
 
 from bookies.client.advanced import AdvancedLedgerWriter
 from bookies.errors import EntryExists
-from bookies.sim.history import Story, payload_of
+from bookies.sim.history import Story
 from bookies.sim.scenario_grammar import Given, range_of, step
 from bookies.sim.scenario_stage import ScenarioFailure, Stage
 
@@ -64,7 +64,7 @@ async def append(stage: Stage, given: Given) -> None:
     ledger, client = stage.writer(name), stage.client(given["client"])
 
     def work(entry_id: int) -> Coroutine[Any, Any, None]:
-        return _add(stage, story, ledger.append, (payload_of(story.ledger_id, entry_id),), entry_id)
+        return _add(stage, story, ledger.append, (story.payload(entry_id),), entry_id)
 
     for entry_id in given["entries"]:
         await stage.perform(client, f"{name} append {entry_id}", work(entry_id), given["ending"])
@@ -104,7 +104,7 @@ async def _write(stage: Stage, given: Given, verb: str) -> None:
     if not isinstance(ledger, AdvancedLedgerWriter):
         raise ScenarioFailure("the ledger was not created with advanced=yes")
     for entry_id in given["entries"]:
-        adding = _add(stage, story, ledger.write, (entry_id, payload_of(story.ledger_id, entry_id)), entry_id)
+        adding = _add(stage, story, ledger.write, (entry_id, story.payload(entry_id)), entry_id)
         await stage.perform(client, f"{name} {verb} {entry_id}", adding, given["ending"])
 
 

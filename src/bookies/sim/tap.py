@@ -8,11 +8,13 @@ by its name, the committed records from the store, and what bookies hold and hav
     I-8    the writer sends an entry only to bookies that a committed record lists for it
     I-10   recovery reads go to the bookies of the record that announced the recovery
     I-9    an answer counts for the position its entry was sent to (`sim/acks.py`, as is what fails late)
+    I-15   who closes a ledger knows its length, unless the last entry cannot be read (`sim/lengths.py`)
     I-13   a last add confirmed in a message is true: all up to it is on ack quorums, or the ledger is closed behind it
     I-18   nobody replaces a bookie in an open ledger's fragment that is not known to be finished
     I-28   a bookie answers a fencing request only when it has fenced the ledger
     I-30   readers neither add nor fence nor announce; recoveries send no ordinary adds; nobody fences unannounced
     I-32   what was denied to whom, for the readers' "no such entry"
+    memory no client holds more than its limit (`sim/pending.py`)
 
 Source: client-protocol 8.1, 8.2.
 """
@@ -26,8 +28,10 @@ from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.quorum import write_set
 from bookies.runtime.ports import Buffer
 from bookies.sim.acks import Acks
+from bookies.sim.lengths import Lengths
 from bookies.sim.metadata import Commit, SimStore
 from bookies.sim.network import SimNetwork, SimTransport
+from bookies.sim.pending import Pending
 from bookies.sim.witness import Witness
 from bookies.wire.client import ResponseDecoder
 from bookies.wire.messages import (
@@ -45,6 +49,7 @@ from bookies.wire.server import RequestDecoder
 
 FRAME_SIZE_MAX = 1 << 24
 ROLES = ("writer", "recoverer", "reader", "checker")
+RECOVERING = ("recoverer", "checker")
 NEGATIVE = (Status.NO_ENTRY, Status.NO_LEDGER)
 ANSWERED = (Status.OK, *NEGATIVE)
 
@@ -52,8 +57,8 @@ ANSWERED = (Status.OK, *NEGATIVE)
 class _Line:
     """One connection between a client and a bookie."""
 
-    def __init__(self, number: int, role: str, client: str, bookie: str) -> None:
-        self.number, self.role, self.client, self.bookie = number, role, client, bookie
+    def __init__(self, near: SimTransport, role: str, bookie: str) -> None:
+        self.near, self.number, self.role, self.client, self.bookie = near, near.number, role, near.host, bookie
         self.requests = RequestDecoder(FRAME_SIZE_MAX)
         self.answers: ResponseDecoder | None = None
         self.is_garbled = False
@@ -61,6 +66,7 @@ class _Line:
         self.batches: dict[int, tuple[int, int]] = {}  # request id -> ledger, first entry of a fencing batch read
         self.size = self.read_size = 0  # bytes of answers written, and seen by the client
         self.failures: list[tuple[int, int]] = []  # failed adds that it has not seen: size before its end, ledger
+        self.shown: list[tuple[int, int, int]] = []  # likewise of entries that a recovery asks for: ledger, entry
 
 
 class Tap:
@@ -85,12 +91,16 @@ class Tap:
         self.denials: dict[tuple[str, int, int], dict[str, None]] = {}  # client, ledger, entry -> bookies
         self._announced: dict[int, int] = {}  # ledger -> up to where its writer has said that it is confirmed
         self.headers: dict[tuple[int, int], int] = {}  # ledger, entry -> the last add confirmed that it carries
+        self.lengths = Lengths(network.loop.time)
+        self.pending: Pending | None = None  # what clients hold, when that has a limit
         network.on_join = self._joined
 
     def _joined(self, near: SimTransport, far: SimTransport) -> None:
         role = next((role for role in ROLES if near.host.startswith(role)), None)
         if role is not None:
-            line = _Line(near.number, role, near.host, far.host)
+            line = _Line(near, role, far.host)
+            if role in RECOVERING:
+                self.lengths.joined(near, far.host)
             near.on_write = lambda data: self._asked(line, data)
             far.on_write = lambda data: self._answered(line, data)
             near.on_read = lambda size: self._read(line, size)
@@ -125,11 +135,17 @@ class Tap:
         line.read_size += size
         while line.failures and line.failures[0][0] <= line.read_size:
             self._acks.learned(line.bookie, line.failures.pop(0)[1])
+        while line.shown and line.shown[0][0] <= line.read_size:
+            self.lengths.shown(line.client, line.bookie, *line.shown.pop(0)[1:])
 
     def committed(self, commit: Commit) -> None:
         if commit.after is not None:
             self._acks.committed(commit.after.ledger_id)
+            if self.pending is not None and commit.before is not None:
+                self.pending.committed(commit.after.ledger_id, commit.before.last_ensemble, commit.after.last_ensemble)
             self._check_finished(commit, commit.after)
+            if commit.after.is_closed and commit.before is not None and not commit.before.is_closed:
+                self.lengths.closed(commit.author, commit.after)
 
     def _check_finished(self, commit: Commit, after: LedgerMetadata) -> None:
         """I-18: nobody can know that a fragment of an open ledger is finished before its writer has said so."""
@@ -178,7 +194,12 @@ class Tap:
             self._report("I-30", f"{line.client} sends {kind} of ledger {ledger_id}")
         self._check_lac(line, ledger_id, batch.last_add_confirmed, is_recovery=batch.is_recovery)
         if batch.is_recovery:
+            self.lengths.wrote_back(line.client, ledger_id, max(batch.entry_ids))
             return
+        records = self._open_records(ledger_id) if self.pending is not None else []
+        if self.pending is not None and records and line.bookie in records[0].last_ensemble:
+            sizes = [(entry_id, len(batch.records.body(index))) for index, entry_id in enumerate(batch.entry_ids)]
+            self.pending.sent(line.client, line.near, line.bookie, ledger_id, sizes)
         for index, entry_id in enumerate(batch.entry_ids):
             body = batch.records.body(index)
             said = self.headers[ledger_id, entry_id] = int.from_bytes(body[16:24], "big", signed=True)
@@ -188,7 +209,8 @@ class Tap:
                 for record in self._open_records(ledger_id)
                 for position in _positions(record, entry_id, line.bookie)
             )
-            self._acks.sent(line.number, line.bookie, ledger_id, entry_id, positions)
+            is_prompt = line.read_size > 0
+            self._acks.sent(line.number, line.bookie, ledger_id, entry_id, positions, is_prompt=is_prompt)
             if not positions:
                 self._report(
                     "I-8",
@@ -230,7 +252,10 @@ class Tap:
 
     def _check_plain_read(self, line: _Line, ledger_id: int, entry_id: int) -> None:
         """I-6: a recovery decides about the tail by reads that fence; only the length may come from another one."""
-        if line.role not in ("recoverer", "checker") or (line.client, ledger_id) in self._recovering or entry_id < 0:
+        if line.role not in RECOVERING or entry_id < 0:
+            return
+        self.lengths.asked(line.client, line.bookie, ledger_id, entry_id)
+        if (line.client, ledger_id) in self._recovering:
             return
         record = self._store.record(ledger_id)
         if record is not None and record.state is LedgerState.IN_RECOVERY:
@@ -255,6 +280,8 @@ class Tap:
                 is_ok = response.status is Status.OK
                 ledger_id, entry_ids = response.ledger_id, response.entry_ids
                 self._acks.answered(line.number, line.bookie, ledger_id, entry_ids, is_ok=is_ok)
+                if self.pending is not None:
+                    self.pending.answered(line.client, line.bookie, ledger_id, entry_ids)
                 if is_ok:
                     self._check_acknowledged(line, ledger_id, entry_ids)
                 else:
@@ -266,6 +293,8 @@ class Tap:
             else:
                 is_fencing = response.txn_id in line.batches
                 asked = line.batches.get(response.txn_id, (response.ledger_id, response.entry_id))
+            if response.status is Status.OK and self.lengths.is_awaited(line.client, line.bookie, *asked):
+                line.shown.append((line.size, *asked))
             if response.status in NEGATIVE:
                 self.denials.setdefault((line.client, *asked), {})[line.bookie] = None
             if is_fencing and response.status in ANSWERED:

@@ -3,7 +3,7 @@
 The witness stands between a bookie's request handlers and its storage and changes nothing. With what it knows, and
 the committed records, promises can be checked at the moment they are made, not only when something is lost later:
 
-    B-1    a bookie that starts again has every entry that it acknowledged, and every fence
+    B-1    a bookie that starts again has every entry that it acknowledged, every fence, and what writers announced
     I-5    when a recovery commits the end, no write set could still confirm the entry behind it
     I-8    a fragment that the writer commits starts at or behind everything acknowledged
     I-9    an entry is acknowledged to the application only when an ack quorum of the bookies in the record holds it
@@ -38,10 +38,13 @@ class Witness:
         self._promised: dict[tuple[str, int], set[int]] = {}  # the same, only those acknowledged to the writer
         self._unsynced: dict[tuple[str, int], set[int]] = {}  # acknowledged with deferred sync, and not forced
         self._fenced: dict[tuple[str, int], None] = {}
+        # What a bookie was asked to tell readers (explicit LACs), from the last acknowledged on; the latest counts.
+        self._told: dict[tuple[str, int], list[bytes]] = {}
+        self._kept: dict[tuple[str, int], None] = {}  # those of which one was acknowledged
 
     def watch(self, bookie: str, storage: LedgerStore) -> None:
         """Look at what this life of a bookie is asked and answers."""
-        add, fence, force = storage.add, storage.fence, storage.force
+        add, fence, force, write_lac = storage.add, storage.fence, storage.force, storage.write_lac
 
         def watched_add(
             ledger_id: int, master_key: bytes, entry_ids: Sequence[int], *rest: Any, done: Done, **flags: Any
@@ -78,7 +81,21 @@ class Witness:
 
             force(ledger_id, watched_done)
 
+        def watched_write_lac(
+            ledger_id: int, master_key: bytes, last_add_confirmed: int, body: bytes, done: Done
+        ) -> None:
+            def watched_done(error: BaseException | None) -> None:
+                told = self._told.get((bookie, ledger_id), [])
+                if error is None and body in told:
+                    del told[: told.index(body)]
+                    self._kept[bookie, ledger_id] = None
+                done(error)
+
+            self._told.setdefault((bookie, ledger_id), []).append(body)
+            write_lac(ledger_id, master_key, last_add_confirmed, body, watched_done)
+
         storage.add = watched_add  # type: ignore[method-assign]
+        storage.write_lac = watched_write_lac  # type: ignore[method-assign]
         storage.force = watched_force  # type: ignore[method-assign]
         storage.fence = watched_fence  # type: ignore[method-assign]
 
@@ -95,12 +112,26 @@ class Witness:
             lost = [each for each in promised if not any(each in run for run in runs)]
             if lost:
                 self.report("B-1", f"{bookie} acknowledged entries {lost} of ledger {ledger_id} and has forgotten them")
+            self._check_told(bookie, storage, ledger_id)
         for name, ledger_id in list(self._fenced):
             if name == bookie and not await _is_fenced(storage, ledger_id):
                 self.report("B-1", f"{bookie} fenced ledger {ledger_id} and has forgotten it")
 
+    def _check_told(self, bookie: str, storage: LedgerStore, ledger_id: int) -> None:
+        """B-1: the last add confirmed that its writer announced, of a ledger that has just been looked at."""
+        parts = storage._parts
+        ledger = parts.index.get(ledger_id) if parts is not None else None
+        if ledger is None or (bookie, ledger_id) not in self._kept:
+            return
+        if ledger.header.explicit_lac not in self._told[bookie, ledger_id]:
+            self.report("B-1", f"{bookie} was told what is confirmed of ledger {ledger_id} and has forgotten it")
+
     def _holds(self, bookie: BookieId, ledger_id: int, entry_id: int) -> bool:
         return entry_id in self._held.get((bookie, ledger_id), ())
+
+    def has_any(self, bookie: BookieId, ledger_id: int) -> bool:
+        """Whether the bookie has ever acknowledged an entry of the ledger as durable."""
+        return bool(self._held.get((bookie, ledger_id)))
 
     def has_fenced(self, bookie: BookieId, ledger_id: int) -> bool:
         """Whether the bookie's storage has promised to take no ordinary adds of the ledger any more."""

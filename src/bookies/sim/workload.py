@@ -1,8 +1,9 @@
 """What is asked of ledgers: writers, recoveries that come at any time and several at once, readers, and others.
 
 Every operation goes through the public client and is written down in the `History`. What writers do is in `writing.py`,
-what readers do in `reading.py`. Beside them: recoveries, deletions, re-replication of bookies that are well, and what
-another client's recovery left behind the end of a ledger (D-5).
+what readers do in `reading.py`, what those try who have no password in `intruding.py`. Beside them: recoveries,
+deletions, re-replication of bookies that are well, and what another client's recovery left behind the end of a ledger
+(D-5).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from bookies.model import BookieId
 from bookies.sim.checkers import check_ledgers
 from bookies.sim.cluster import SimClient, SimCluster
 from bookies.sim.history import History, Story
+from bookies.sim.intruding import Intruders
 from bookies.sim.plan import Plan
 from bookies.sim.planting import plant
 from bookies.sim.reading import Readers
@@ -33,6 +35,7 @@ class Workload(Roles):
         self._plan = plan
         self._writers = Writers(self, plan)
         self.readers = Readers(self, plan)
+        self._intruders = Intruders(self)
         self._waiting: list[asyncio.Future[None]] = []  # of recoveries that have not begun
 
     def start(self) -> None:
@@ -43,6 +46,7 @@ class Workload(Roles):
         self.fill("deleter", plan.deleters, self._delete)
         self.fill("replicator", plan.replicators, self._replicate)
         self.fill("foreigner", plan.foreigners, self._plant)
+        self.fill("intruder", plan.intruders, self._intrude)
 
     async def check(self) -> None:
         """Recover, read and look up every ledger, while those who do something end it."""
@@ -80,6 +84,13 @@ class Workload(Roles):
             story = self._choose()
             if story is not None and not self.is_stopping:
                 await self.readers.read(client, story)
+
+    async def _intrude(self, client: SimClient) -> None:
+        for _ in range(self.random.randint(1, self._plan.reads_max)):
+            await self.sleep(self._plan.read_ms)
+            story = self._choose()
+            if story is not None and not self.is_stopping:
+                await self._intruders.intrude(client, story)
 
     # -- deleting ------------------------------------------------------------------------------------------------
     async def _delete(self, client: SimClient) -> None:
@@ -171,6 +182,7 @@ class Workload(Roles):
             if story is None or self.is_stopping:
                 continue
             acknowledged = story.confirmed
+            story.recoveries[client.name] = story.recoveries.get(client.name, 0) + 1
             try:
                 ledger = await client.client.recover(story.ledger_id, password=story.password)
             except BookKeeperError as error:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from bookies.client.advanced import AdvancedLedgerWriter
 from bookies.errors import BookKeeperError
 from bookies.sim.cluster import SimClient
-from bookies.sim.history import Story, payload_of
+from bookies.sim.history import Story
 from bookies.sim.plan import Plan
 from bookies.sim.roles import Roles
 from bookies.sim.scattered import Scattered
@@ -64,6 +64,8 @@ class Writers:
         story = Story(
             ledger.ledger_id, password, ack_quorum, client.name, is_deferred=is_deferred, is_advanced=is_advanced
         )
+        if self._plan.payload_sizes_min:
+            story.payload_size_min = random.choice(self._plan.payload_sizes_min)
         self._history.stories[ledger.ledger_id] = story
         self._history.count("ledgers")
         self._note_terms(client, ledger, story, ensemble)
@@ -135,7 +137,7 @@ class Writers:
         else:
             first = self._history.begins(story, self._random.randint(2, self._plan.in_flight_max))
             last = story.started - 1
-            payloads = [payload_of(story.ledger_id, number) for number in range(first, last + 1)]
+            payloads = [story.payload(number) for number in range(first, last + 1)]
             try:
                 answered = await ledger.append_many(payloads)
             except BaseException as error:
@@ -162,7 +164,7 @@ class Writers:
     async def _append(self, ledger: LedgerWriter, story: Story) -> None:
         number = self._history.begins(story, 1)
         try:
-            answered = await ledger.append(payload_of(story.ledger_id, number))
+            answered = await ledger.append(story.payload(number))
         except BaseException as error:
             self._failed(story, number, error)
             raise

@@ -19,8 +19,8 @@ def register(spark: SparkSession) -> None:
     """Make `format("bookkeeper")` known to a session."""
     from bookies.spark.source import BookKeeperDataSource
 
-    context = spark.sparkContext
-    if (context.master or "").startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+    context = getattr(spark, "sparkContext", None)  # Sessions of Spark Connect have none.
+    if context is not None and (context.master or "").startswith("local") and "PYSPARK_PYTHON" not in os.environ:
         # Spark would start whatever `python3` is on the path, which need not be the one that has this package.
         context.pythonExec = sys.executable
     spark.dataSource.register(BookKeeperDataSource)

@@ -34,11 +34,12 @@ from bookies.runtime.events import Events
 from bookies.runtime.ports import Disk, Runtime, Worker
 from bookies.runtime.tasks import Tasks
 from bookies.storage import mark_format
-from bookies.storage.durable import SyncFailed, replace_bytes, run_last
+from bookies.storage.durable import SyncFailed, replace_bytes, run_last, unlink_all
 from bookies.storage.entry_log import EntryLogWriter
 from bookies.storage.index import LedgerIndex
 from bookies.storage.journal import Journal
 from bookies.storage.mark_format import LogMark
+from bookies.storage.readers import Readers
 from bookies.storage.write_cache import Generation, Run, WriteCache
 
 SLICE_SIZE = 1 << 20  # bytes of entries written to the entry log by one call of the worker
@@ -102,12 +103,14 @@ class Checkpointer:
         config: BookieConfig,
         cache: WriteCache,
         index: LedgerIndex,
+        readers: Readers,
         directories: Sequence[str],
         on_change: Callable[[], None],
     ) -> None:
         self.is_failing = False
         self.checkpoint_count = 0
         self.flush_count = 0
+        self.covered_log_id = -1  # entry logs with smaller ids are sealed, and a checkpoint has covered their entries
         self.persisted: Marks = ()
         self.worker: Worker = runtime.workers.start("checkpoint")
         self.mark_files = MarkFiles(runtime.disk, directories, len(config.journal_directories))
@@ -115,12 +118,15 @@ class Checkpointer:
         self._log = EntryLogWriter(runtime.disk, directories, config)
         self._cache = cache
         self._index = index
+        self._readers = readers
+        self._disk = runtime.disk
         self._journals: list[Journal] = []
         self._on_change = on_change
         self._events = Events("storage.checkpoint", runtime.clock)
         self._interval_s = config.checkpoint_interval_ms / 1000
         self._journal_size_max = config.checkpoint_journal_size
         self._checkpointed_size = 0
+        self._installed_log_id = -1  # the entry log that the newest slot names
         self._flushed_runs = 0  # of the snapshot, by an attempt that failed later
         self._waiters: list[asyncio.Future[None]] = []
         self._flush_wanted = asyncio.Event()
@@ -191,9 +197,10 @@ class Checkpointer:
             slots = await self._log_worker.run(self._log.write, some)
             for (ledger_id, run), data in zip(some, slots, strict=True):
                 await self._index.install(ledger_id, run.entry_ids, data)
+            self._installed_log_id = int.from_bytes(slots[-1][-8:], "big") >> 32
             self._flushed_runs += len(some)
             if self._index.is_pressed:
-                await self._write_index()
+                await self.write_index()
 
     def _flush_ended(self, error: Exception | None) -> None:
         self.is_failing = error is not None
@@ -221,8 +228,10 @@ class Checkpointer:
         """
         async with self._checkpoint_lock:
             cut = await self._flush_all()
-            await self._write_index(marks or cut)
+            installed = self._installed_log_id
+            await self.write_index(marks or cut)
             self.persisted = await self.worker.run(self.mark_files.write, marks or cut)
+            self.covered_log_id = max(self.covered_log_id, installed)
             self.checkpoint_count += 1
             self._checkpointed_size = sum(journal.size for journal in self._journals)
             for journal, mark in zip(self._journals, self.persisted, strict=bool(self._journals)):
@@ -249,7 +258,7 @@ class Checkpointer:
             await self._wait_flush()
         return marks
 
-    async def _write_index(self, marks: Marks | None = None) -> None:
+    async def write_index(self, marks: Marks | None = None) -> None:
         """Make dirty pages and headers durable; first the logs that they name. `marks`: will be persisted then."""
         async with self._index_lock:
             frozen = self._index.freeze()
@@ -260,6 +269,38 @@ class Checkpointer:
                     await self._index.settle(marks, self.worker)
             finally:
                 self._index.unfreeze(frozen)
+
+    async def cover_logs(self) -> None:
+        """After the checkpoint of the start, before anything is added: it has covered all logs that are there."""
+        self.covered_log_id = await self._log_worker.run(self._log.first_unfinished_id)
+
+    async def allocate_log(self) -> tuple[int, str]:
+        """The id of a new entry log and the directory for it; see `EntryLogWriter.allocate`."""
+        return await self._log_worker.run(self._log.allocate)
+
+    async def append_entries(self, runs: Sequence[tuple[int, Run]]) -> list[bytes]:
+        """Append entries that are stored elsewhere to the log of normal traffic; the slots of each run.
+
+        They are durable before any slot is, as everything in that log. Raises: OSError, DiskFull; SyncFailed.
+        """
+        return await self._log_worker.run(self._log.write, runs)
+
+    async def drop_ledgers(self, ledger_ids: Sequence[int]) -> None:
+        """Remove ledgers and their index files. The cache holds nothing of them. Raises: OSError, SyncFailed.
+
+        After a failure they are all still known, and their files may be gone.
+        """
+        async with self._index_lock:
+            paths = {ledger_id: self._index.path_of(ledger_id) for ledger_id in ledger_ids}
+            files = [path for path in paths.values() if path is not None]
+            await self._index.forget_in_catalog(ledger_ids, self.worker)
+            await self.worker.run(self._index.forget_files, files)
+            await self.worker.run(unlink_all, self._disk, files)
+            for ledger_id in ledger_ids:
+                self._index.remove(ledger_id)
+        for ledger_id, path in paths.items():
+            if path is not None:
+                self._readers.forget_index(ledger_id, path)
 
     async def _run_checkpoints(self) -> None:
         while True:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bookies.errors import DiskFull, StorageError
 from bookies.runtime.ports import Disk, File, Worker
@@ -58,6 +58,15 @@ def remove(disk: Disk, path: str) -> None:
     """Remove a file that nobody needs, if there is one; one that cannot be removed does no harm."""
     with contextlib.suppress(OSError, DiskFull):
         disk.unlink(path)
+
+
+def unlink_all(disk: Disk, paths: Sequence[str]) -> None:
+    """Remove files for good; one that is not there is removed already. Raises: OSError, SyncFailed."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            disk.unlink(path)
+    for directory in dict.fromkeys(posixpath.dirname(path) for path in paths):
+        sync_directory(disk, directory)
 
 
 def run_last(worker: Worker, call: Callable[[], None]) -> None:

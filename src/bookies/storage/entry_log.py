@@ -139,6 +139,19 @@ class EntryLogWriter:
             return
         raise NoWritableDirectory("no ledger directory takes a new entry log") from failure
 
+    def first_unfinished_id(self) -> int:
+        """The active log, or the next one: all logs with smaller ids are sealed."""
+        if self._file is not None:
+            return self._log_id
+        if self._last_id is None:
+            self._last_id = greatest_log_id(self._disk, self._directories)
+        return self._last_id + 1
+
+    def allocate(self) -> tuple[int, str]:
+        """An id for a log that somebody else writes, and the directory for it. Raises: OSError, DiskFull."""
+        log_id = self._allocate_id()
+        return log_id, self._directories[log_id % len(self._directories)]
+
     def _allocate_id(self) -> int:
         """The next id, durable in every directory that can be written, and in at least one."""
         if self._last_id is None:
@@ -284,6 +297,11 @@ class EntryLogReader:
                     return path
             raise FileNotFoundError(2, "no such entry log", name)
         return path
+
+    def forget(self, log_id: int) -> None:
+        """Close a log that was removed."""
+        if (path := self._paths.pop(log_id, None)) is not None:
+            self._files.forget(path)
 
     def close(self) -> None:
         self._files.close()

@@ -23,9 +23,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import posixpath
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 from bookies.config import BookieConfig
 from bookies.errors import DataUnknown, LedgerUnknownToBookie, ReadFailed
@@ -38,12 +39,15 @@ from bookies.storage.catalog_format import Contents, Known
 from bookies.storage.index_files import IndexFiles, IndexWrite, LoadedIndex, WrongPage
 from bookies.storage.mark_format import LogMark
 from bookies.storage.readers import Readers
+from bookies.storage.slots import pieces, replaced
+
+T = TypeVar("T")
 
 PAGE_OVERHEAD = 300  # bytes of Python objects for each page
 LEDGERS_MAX = 50_000  # ledgers kept in memory although nobody uses them
 WRITE_FILES_MAX = 64  # index files written by one call of the worker
 WRITE_SIZE_MAX = 2 << 20  # bytes, likewise
-LIST_TRIES = 5  # a page that is written while it is read looks damaged
+LOOK_TRIES = 5  # a page that is written while it is read looks damaged
 
 
 class Page:
@@ -75,6 +79,7 @@ class Ledger:
     is_header_dirty: bool = False
     is_key_logged: bool = False  # a LEDGER_KEY record of this process precedes whatever is queued from now on
     is_fence_pending: bool = False  # its FENCE record may not be durable yet
+    is_deleted: bool = False  # the index does not know it any more; whoever still holds this object has to let go
     users: int = 0  # coroutines that keep hold of this object while they wait
     pages: dict[int, Page] = field(default_factory=dict)
     frozen: dict[int, bytearray] | None = None
@@ -109,15 +114,17 @@ class LedgerIndex:
         self._dirty: dict[int, Ledger] = {}
 
     # -- ledgers -------------------------------------------------------------------------------------------------
-    def found(self, paths: dict[int, str], contents: Contents | None) -> None:
-        """What `find_index_files` and the catalog's file told at the start."""
+    def found(
+        self, paths: dict[int, str], contents: Contents | None, is_deleted: Callable[[int], bool] = lambda _: False
+    ) -> None:
+        """What `find_index_files` and the catalog's file told at the start. `is_deleted`: whose files were removed."""
         self._paths = paths
         self.catalog.found(contents)
         if contents is not None and not self.catalog.is_trusted:
             self._events.error("storage.catalog_damaged", problem=contents.problem)
         for ledger_id, known in list(self.catalog.ledgers.items()):
-            if ledger_id not in paths and known.is_fresh:
-                del self.catalog.ledgers[ledger_id]  # The journal has it: its file was about to be made.
+            if ledger_id not in paths and (known.is_fresh or is_deleted(ledger_id)):
+                del self.catalog.ledgers[ledger_id]  # If it was about to be made, the journal has it.
             elif ledger_id not in paths:
                 self.lost(ledger_id)
             elif (header := known.index_header()) is not None and header.is_rebuilding:
@@ -277,7 +284,7 @@ class LedgerIndex:
         ledger = self._ledgers[ledger_id]
         entry_ids = sorted(entries)
         missing: list[int] = []
-        for first, start, count in _pieces(entry_ids, self._per_page):
+        for first, start, count in pieces(entry_ids, self._per_page):
             present = await self.slots(ledger, first, count)
             for index in range(count):
                 slot = present[index * layout.SLOT_SIZE : (index + 1) * layout.SLOT_SIZE]
@@ -296,6 +303,49 @@ class LedgerIndex:
         for ledger_id in list(self.ledger_ids()):
             ledger = await self.load(ledger_id)
             self.set_header(ledger, ledger.header.with_state(layout.STATE_FENCED | layout.STATE_LIMBO))
+
+    def path_of(self, ledger_id: int) -> str | None:
+        """Where the ledger's file is, if it has one."""
+        return self._paths.get(ledger_id)
+
+    def remove(self, ledger_id: int) -> None:
+        """Drop all that is known of a ledger whose file is gone. No write is under way."""
+        self._paths.pop(ledger_id, None)
+        self._to_rebuild.pop(ledger_id, None)
+        self.catalog.delete(ledger_id)
+        self._loading.pop(ledger_id, None)
+        self._dirty.pop(ledger_id, None)
+        ledger = self._ledgers.pop(ledger_id, None)
+        if ledger is not None:
+            assert ledger.frozen is None
+            ledger.is_deleted = True
+            for number, page in ledger.pages.items():
+                size = len(page.data) + PAGE_OVERHEAD
+                if page.is_dirty:
+                    self.dirty_size -= size
+                else:
+                    del self._clean[ledger_id, number]
+                    self.clean_size -= size
+            ledger.pages.clear()
+            for key in [key for key in self._loading_pages if key[0] == ledger_id]:
+                del self._loading_pages[key]
+
+    async def forget_in_catalog(self, ledger_ids: Sequence[int], worker: Worker) -> None:
+        """From now on it is no damage that these ledgers have no file. Raises: OSError, DiskFull; SyncFailed."""
+        for ledger_id in ledger_ids:
+            self.catalog.delete(ledger_id)
+        if not (notes := self.catalog.take()):
+            return
+        try:
+            await worker.run(partial(self.catalog_file.append, notes, is_durable=True))
+        except BaseException:
+            self.catalog.give_back(notes)
+            raise
+
+    def forget_files(self, paths: Sequence[str]) -> None:
+        """Close the files of these paths. On the checkpoint's worker."""
+        for path in paths:
+            self._files.forget(path)
 
     def forget_idle(self, is_idle: Callable[[int], bool]) -> None:
         """Drop ledgers of which nothing but their file is needed, the oldest first, when there are many."""
@@ -327,14 +377,19 @@ class LedgerIndex:
         return bytes(page.data[index * layout.SLOT_SIZE : (index + count) * layout.SLOT_SIZE])
 
     async def slots(self, ledger: Ledger, first: int, count: int) -> bytes:
-        """As `cached_slots`, but reads the page. Raises: ReadFailed."""
+        """As `cached_slots`, but reads the page. Raises: ReadFailed; LedgerUnknownToBookie."""
         while (found := self.cached_slots(ledger, first, count)) is None:
+            if ledger.is_deleted:
+                break
             try:
                 await self._load_page(ledger, first // self._per_page)
             except FileNotFoundError:
                 pass  # `_page_loaded` knows what that means
             except OSError as error:
-                raise ReadFailed(f"index page: {error}", ledger_id=ledger.ledger_id, entry_id=first) from error
+                if not ledger.is_deleted:
+                    raise ReadFailed(f"index page: {error}", ledger_id=ledger.ledger_id, entry_id=first) from error
+        if found is None or ledger.is_deleted:
+            raise LedgerUnknownToBookie("the ledger was deleted meanwhile", ledger_id=ledger.ledger_id)
         return found
 
     async def install(self, ledger_id: int, entry_ids: Sequence[int], slots: bytes) -> None:
@@ -343,7 +398,7 @@ class LedgerIndex:
         Raises: OSError when a page cannot be read.
         """
         ledger = self._ledgers[ledger_id]
-        for first, start, count in _pieces(entry_ids, self._per_page):
+        for first, start, count in pieces(entry_ids, self._per_page):
             number, index = divmod(first, self._per_page)
             while (page := ledger.pages.get(number)) is None:
                 if self._is_in_file(ledger, number):
@@ -361,20 +416,70 @@ class LedgerIndex:
 
     async def entry_runs(self, ledger: Ledger) -> list[range]:
         """Maximal runs of entries with a slot. Raises: ReadFailed; DataUnknown when others may be missing."""
-        for _ in range(LIST_TRIES):
-            if ledger.header.is_uncertain:
+        if ledger.header.is_uncertain:
+            raise DataUnknown("it is not known what this bookie has of the ledger", ledger_id=ledger.ledger_id)
+        return await self._look_through(ledger, self._readers.entry_runs)
+
+    async def _look_through(self, ledger: Ledger, read: Callable[..., asyncio.Future[T]], *arguments: object) -> T:
+        """Have a reader go through the slots of a ledger. Raises: ReadFailed, also when some are missing by damage."""
+        for _ in range(LOOK_TRIES):
+            if ledger.header.is_rebuilding:
                 break
             newer = {number: bytes(page.data) for number, page in ledger.pages.items() if page.is_dirty}
             known = self.catalog.ledgers.get(ledger.ledger_id)
             pages = sorted(known.pages) if known is not None and ledger.path is not None else []
             is_right = partial(_is_right, known.copy() if known is not None else None, self._page_size)
             try:
-                return await self._readers.entry_runs(ledger.ledger_id, ledger.path, newer, pages, is_right)
+                return await read(ledger.ledger_id, ledger.path, newer, pages, is_right, *arguments)
             except WrongPage as error:
                 await self.slots(ledger, error.page * self._per_page, 1)  # which says whether it is
             except OSError as error:
                 raise ReadFailed(f"index file: {error}", ledger_id=ledger.ledger_id) from error
-        raise DataUnknown("it is not known what this bookie has of the ledger", ledger_id=ledger.ledger_id)
+        raise ReadFailed("index file: it is damaged, and not built again yet", ledger_id=ledger.ledger_id)
+
+    async def move(self, ledger_id: int, first: int, log_id: int, slots: bytes) -> None:
+        """Set the slots of consecutive entries from `first` on, but only those that name entry log `log_id` now.
+
+        A deleted ledger has none. Raises: ReadFailed.
+        """
+        try:
+            ledger = await self.load(ledger_id)
+        except LedgerUnknownToBookie:
+            return
+        prefix = log_id.to_bytes(4, "big")
+        ledger.users += 1
+        try:
+            for entry_id, start, count in pieces(range(first, first + len(slots) // layout.SLOT_SIZE), self._per_page):
+                if not await self.slots(ledger, entry_id, 1):
+                    continue  # There is no such page, or its rest is missing.
+                number, index = divmod(entry_id, self._per_page)
+                page, at, size = ledger.pages[number], index * layout.SLOT_SIZE, count * layout.SLOT_SIZE
+                new = slots[start * layout.SLOT_SIZE : start * layout.SLOT_SIZE + size]
+                old = bytes(page.data[at : at + size])
+                merged = replaced(old, new[: len(old)], prefix)
+                if merged != old:
+                    self._change(ledger, number, page)
+                    page.data[at : at + len(old)] = merged
+        except LedgerUnknownToBookie:
+            return
+        finally:
+            ledger.users -= 1
+
+    async def greatest_offsets(self, log_ids: Sequence[int], ledger_ids: Iterable[int] | None = None) -> dict[int, int]:
+        """The greatest offset in each of these entry logs that a slot of these ledgers names; None: of all there are.
+
+        Raises: ReadFailed when a part of the index cannot be read, for then nobody knows.
+        """
+        found: dict[int, int] = {}
+        for ledger_id in sorted(self.ledger_ids()) if ledger_ids is None else ledger_ids:
+            try:
+                ledger = await self.load(ledger_id)
+                offsets = await self._look_through(ledger, self._readers.greatest_offsets, log_ids)
+            except LedgerUnknownToBookie:
+                continue  # It was deleted meanwhile.
+            for log_id, offset in offsets.items():
+                found[log_id] = max(found.get(log_id, 0), offset)
+        return found
 
     def _is_in_file(self, ledger: Ledger, number: int) -> bool:
         return layout.page_offset(number, self._page_size) < ledger.size
@@ -567,17 +672,3 @@ def _is_right(known: Known | None, page_size: int, page: int, data: bytes) -> bo
 
 def _lac_of(explicit_lac: bytes) -> int:
     return int.from_bytes(explicit_lac[8:16], "big", signed=True)
-
-
-def _pieces(entry_ids: Sequence[int], per_page: int) -> Iterator[tuple[int, int, int]]:
-    """Consecutive entries within one page: (first id, its index in `entry_ids`, count)."""
-    start, end = 0, len(entry_ids)
-    is_range = isinstance(entry_ids, range) and entry_ids.step == 1
-    while start < end:
-        first = entry_ids[start]
-        limit = min(end - start, per_page - first % per_page)
-        count = limit if is_range else 1
-        while count < limit and entry_ids[start + count] == first + count:
-            count += 1
-        yield first, start, count
-        start += count

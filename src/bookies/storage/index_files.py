@@ -143,23 +143,50 @@ class IndexFiles:
         """
         runs: list[range] = []
         per_page = layout.slots_per_page(self._page_size)
+        for page, data in self._pages(path, newer, pages, is_right):
+            _extend_runs(runs, data, page * per_page)
+        return runs
+
+    def greatest_offsets(
+        self,
+        path: str | None,
+        newer: dict[int, bytes],
+        pages: Sequence[int],
+        is_right: Callable[[int, bytes], bool],
+        log_ids: Sequence[int],
+    ) -> dict[int, int]:
+        """The greatest offset in each of these entry logs that a slot names. The other arguments are as above."""
+        found: dict[int, int] = {}
+        prefixes = [(log_id, log_id.to_bytes(4, "big")) for log_id in log_ids]
+        for _, data in self._pages(path, newer, pages, is_right):
+            for log_id, prefix in prefixes:
+                at = data.find(prefix)
+                while at >= 0:
+                    slot = at - at % layout.SLOT_SIZE
+                    offset = int.from_bytes(data[slot + 4 : slot + 8], "big") if slot == at else 0
+                    if offset > found.get(log_id, 0):  # a missing entry's slot has an offset of 0
+                        found[log_id] = offset
+                    at = data.find(prefix, slot + layout.SLOT_SIZE)
+        return found
+
+    def _pages(
+        self, path: str | None, newer: dict[int, bytes], pages: Sequence[int], is_right: Callable[[int, bytes], bool]
+    ) -> Iterator[tuple[int, bytes]]:
+        """(number, data) of the pages that may have slots, ascending. Raises `WrongPage`."""
         remaining = iter([*sorted({*newer, *pages}), sys.maxsize])
         following = next(remaining)  # of those that have to be looked at
         page = 0
-        while True:
-            page = min(following, self._next_page(path, page))
-            if page == sys.maxsize:
-                return runs
+        while (page := min(following, self._next_page(path, page))) != sys.maxsize:
             if page == following:
                 following = next(remaining)
             if page in newer:
-                data = newer[page]
+                yield page, newer[page]
             else:
                 assert path is not None
                 data = self.read_page(path, page)
                 if not is_right(page, data):
                     raise WrongPage(page, path)
-            _extend_runs(runs, data, page * per_page)
+                yield page, data
             page += 1
 
     def slots(self, path: str, is_right: Callable[[int, bytes], bool]) -> Iterator[tuple[int, bytes, bool]]:
@@ -232,7 +259,7 @@ class IndexFiles:
         return size
 
     def forget(self, path: str) -> None:
-        """The path will name another file."""
+        """Close a file whose path will name another one, or none."""
         self._files.forget(path)
 
     def close(self) -> None:

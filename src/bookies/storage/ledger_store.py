@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from bookies.config import BookieConfig
@@ -49,12 +48,15 @@ from bookies.runtime.events import Events
 from bookies.runtime.ports import Buffer, Runtime
 from bookies.runtime.tasks import Tasks
 from bookies.storage import journal_format
+from bookies.storage.collector import Collector
 from bookies.storage.directories import DiskWatch
+from bookies.storage.garbage import LedgerRecords
 from bookies.storage.index import Ledger, is_vacant
 from bookies.storage.index_format import EXPLICIT_LAC_SIZE_MIN, SLOT_SIZE, STATE_FENCED, IndexHeader
 from bookies.storage.journal import Done, Journal
 from bookies.storage.opening import Opened, open_storage
 from bookies.storage.replay import greatest_lac
+from bookies.storage.slots import leading_present, merged, span
 
 ENTRY_ID_MAX = (1 << 40) - 1  # the index file of a ledger has 8 bytes for each entry id up to its highest
 MASTER_KEY_SIZE_MAX = 512  # bytes; key and explicit LAC share a header of 1024
@@ -77,6 +79,8 @@ class LedgerStore:
         self._tasks = Tasks(self._fail)
         self._running: list[asyncio.Task[None]] = []
         self._parts: Opened | None = None
+        self.collector: Collector | None = None
+        self._collecting: asyncio.Task[None] | None = None
         self._disks = DiskWatch(runtime, config, self._changed)
         self._failure: BaseException | None = None
         self._is_stopping = False
@@ -108,6 +112,18 @@ class LedgerStore:
             raise
         self._was_writable = self.is_writable
 
+    def collect(self, records: LedgerRecords, bookie: str, instance_id: str | None = None) -> None:
+        """Give back the space of ledgers that are deleted, from now on. `records`: the metadata store.
+
+        `instance_id`: of the cluster that the bookie belongs to, if it is known.
+        """
+        assert self.collector is None
+        parts = self._open()
+        parts.removals.on_deleted = lambda ledger_id: self._wake(ledger_id, None)
+        self.collector = Collector(self._runtime, self._config, parts, records, bookie, instance_id)
+        self._collecting = self._tasks.start(self.collector.run(), "garbage collection")
+        self._running.append(self._collecting)
+
     async def stop(self) -> None:
         """Flush, checkpoint, and let go of everything. Idempotent. After a failure: as `abort`.
 
@@ -119,6 +135,9 @@ class LedgerStore:
             return
         self._is_stopping = True
         try:
+            if self._collecting is not None:
+                self._collecting.cancel()
+                await asyncio.wait([self._collecting])
             async with asyncio.timeout(STOP_S):
                 for journal in parts.journals:
                     await journal.wait_idle()
@@ -139,6 +158,8 @@ class LedgerStore:
         self._running.clear()
         parts, self._parts = self._parts, None
         if parts is not None:
+            if self.collector is not None:
+                self.collector.close()
             parts.checkpointer.abort(self._failure or StorageError("the storage was stopped"))
             parts.close()
 
@@ -212,6 +233,7 @@ class LedgerStore:
     def _check_add(
         parts: Opened, ledger: Ledger | None, ledger_id: int, entry_ids: Sequence[int], is_recovery: bool
     ) -> None:
+        parts.removals.check_add(ledger_id, entry_ids[0], is_recovery=is_recovery)
         if ledger is None:
             if parts.index.catalog.holes and not is_recovery:
                 raise DataUnknown("the ledger may have been fenced here", ledger_id=ledger_id, entry_id=entry_ids[0])
@@ -259,6 +281,7 @@ class LedgerStore:
         self._with_header(ledger_id, done, self._fence, master_key)
 
     def _fence(self, ledger_id: int, done: Done, master_key: bytes) -> None:
+        self._open().removals.check_note(ledger_id)
         ledger = self._authorized(ledger_id, master_key)
         if ledger.is_fence_pending:
             self._journal_of(ledger_id).append((), 0, done)
@@ -290,6 +313,7 @@ class LedgerStore:
         self._with_header(ledger_id, done, self._write_lac, master_key, last_add_confirmed, body)
 
     def _write_lac(self, ledger_id: int, done: Done, master_key: bytes, last_add_confirmed: int, body: bytes) -> None:
+        self._open().removals.check_note(ledger_id)
         ledger = self._authorized(ledger_id, master_key)
         self._open().index.set_explicit_lac(ledger, body)
         record = journal_format.pack_explicit_lac(ledger_id, body)
@@ -404,14 +428,20 @@ class LedgerStore:
         """As `read_batch`, from index and entry log. The cache has been asked, without an await in between."""
         ledger.users += 1
         try:
-            slots = b""
-            if 0 <= first_entry_id <= ledger.last_entry_id:
-                slots = await self._slots(parts, ledger, first_entry_id, count_max, size_max)
-            if not slots:
-                if ledger.header.is_uncertain:
-                    raise _unknown(ledger.ledger_id, f"whether entry {first_entry_id} was here")
-                raise EntryNotFound("no such entry here", ledger_id=ledger.ledger_id, entry_id=first_entry_id)
-            return await parts.readers.read_records(ledger.ledger_id, first_entry_id, slots, size_max)
+            while True:
+                slots = b""
+                if 0 <= first_entry_id <= ledger.last_entry_id:
+                    slots = await self._slots(parts, ledger, first_entry_id, count_max, size_max)
+                if not slots:
+                    if ledger.header.is_uncertain:
+                        raise _unknown(ledger.ledger_id, f"whether entry {first_entry_id} was here")
+                    raise EntryNotFound("no such entry here", ledger_id=ledger.ledger_id, entry_id=first_entry_id)
+                try:
+                    return await parts.readers.read_records(ledger.ledger_id, first_entry_id, slots, size_max)
+                except ReadFailed:
+                    # The entry may have moved while this was waiting for its turn; then the index knows better.
+                    if await self._slots(parts, ledger, first_entry_id, 1, 0) == slots[:SLOT_SIZE]:
+                        raise
         finally:
             ledger.users -= 1
 
@@ -420,12 +450,12 @@ class LedgerStore:
         slots = b""
         while count_max > 0:
             part = await parts.index.slots(ledger, first, count_max)
-            present = _leading_present(part)
+            present = leading_present(part)
             slots = slots + part[: present * SLOT_SIZE] if slots else part[: present * SLOT_SIZE]
             first += present
             count_max -= present
             # At a page's end the next page goes on; anything else is a missing entry.
-            if not present or first % parts.index.slots_per_page or _span(slots) > size_max:
+            if not present or first % parts.index.slots_per_page or span(slots) > size_max:
                 break
         return slots
 
@@ -467,7 +497,7 @@ class LedgerStore:
             stored = await parts.index.entry_runs(ledger)
         finally:
             ledger.users -= 1
-        return _merged([*stored, *cached])
+        return merged([*stored, *cached])
 
     async def _ledger(self, ledger_id: int) -> tuple[Opened, Ledger]:
         """The ledger, after whatever waits for its header has been done. Raises: LedgerUnknownToBookie, ReadFailed."""
@@ -542,6 +572,8 @@ class LedgerStore:
 
     def _changed(self) -> None:
         """Room was made, or the mode may have changed."""
+        if self.collector is not None:
+            self.collector.set_pressure(is_full=self._disks.is_full)
         if not self.is_congested:
             callbacks, self._uncongested_callbacks = self._uncongested_callbacks, []
             for callback in callbacks:
@@ -637,35 +669,3 @@ def _buffer_of(records: Records) -> Buffer:
     if records.size == len(records.data):
         return records.data
     return memoryview(records.data)[records.starts[0] : records.starts[-1]]
-
-
-def _leading_present(slots: bytes) -> int:
-    """How many slots there are before the first missing one."""
-    numbers = array("q", slots)
-    try:
-        return numbers.index(0)
-    except ValueError:
-        return len(numbers)
-
-
-def _span(slots: bytes) -> int:
-    """Bytes of log from the first to the last entry; more than any limit if they are in different logs."""
-    return abs(int.from_bytes(slots[-SLOT_SIZE:], "big") - int.from_bytes(slots[:SLOT_SIZE], "big"))
-
-
-def _merged(runs: Sequence[Sequence[int]]) -> list[range]:
-    """The same ids as maximal ranges, ascending."""
-    pieces: list[range] = []
-    for run in runs:
-        if isinstance(run, range) and run.step == 1:
-            pieces.append(run)
-        else:
-            pieces.extend(range(entry_id, entry_id + 1) for entry_id in run)
-    pieces.sort(key=lambda piece: piece.start)
-    merged: list[range] = []
-    for piece in pieces:
-        if merged and piece.start <= merged[-1].stop:
-            merged[-1] = range(merged[-1].start, max(merged[-1].stop, piece.stop))
-        else:
-            merged.append(piece)
-    return merged

@@ -28,6 +28,7 @@ from bookies.storage.journal import Journal, journal_ids
 from bookies.storage.mark_format import LogMark
 from bookies.storage.readers import Readers
 from bookies.storage.rebuild import Rebuilder, ledgers_in_logs
+from bookies.storage.removal import Removals
 from bookies.storage.replay import ReplayReport, Restorer, replay
 from bookies.storage.write_cache import WriteCache
 
@@ -51,7 +52,10 @@ class Opened:
         self.cache = WriteCache(config.write_cache_size, marks)
         self.readers = Readers(runtime, config, directories.ledgers)
         self.index = LedgerIndex(runtime, config, directories.indexes, self.readers)
-        self.checkpointer = Checkpointer(runtime, config, self.cache, self.index, directories.ledgers, on_change)
+        self.checkpointer = Checkpointer(
+            runtime, config, self.cache, self.index, self.readers, directories.ledgers, on_change
+        )
+        self.removals = Removals(runtime.disk, directories.ledgers, self.index, self.checkpointer, self.cache)
         self.journals = [
             Journal(runtime, directory, f"journal-{number}", config, on_fatal)
             for number, directory in enumerate(directories.journals)
@@ -79,16 +83,19 @@ async def open_storage(parts: Opened, events: Events) -> None:
     worker = checkpointer.worker
     await worker.run(directories.acquire)
     paths = await worker.run(find_index_files, runtime.disk, directories.indexes)
+    paths = await parts.removals.load(paths, worker)
+    for error in parts.removals.files.damaged:
+        events.error("storage.removals_damaged", path=error.path, error=error, consequence="what it names is kept")
     await worker.run(_check_journals, runtime.disk, directories)
     catalog = await worker.run(parts.index.catalog_file.load)
-    parts.index.found(paths, catalog)
+    parts.index.found(paths, catalog, parts.removals.is_deleted)
     marks = list(await worker.run(checkpointer.mark_files.read))
     noted = parts.index.catalog.marks
     if len(noted) == len(marks):
         for number, directory in enumerate(directories.journals):
             marks[number] = await worker.run(credible_mark, runtime.disk, directory, marks[number], noted[number])
         checkpointer.mark_files.assume(marks)
-    restorer = Restorer(parts.cache, parts.index, checkpointer, parts.readers)
+    restorer = Restorer(parts.cache, parts.index, checkpointer, parts.readers, parts.removals.is_deleted)
     stores = [*directories.ledgers, *directories.indexes]
     size = await worker.run(_size_to_replay, runtime.disk, directories.journals, marks)
     async with _explaining(parts, stores, size):
@@ -99,7 +106,8 @@ async def open_storage(parts: Opened, events: Events) -> None:
     parts.report = restorer.report
     if catalog is None:
         for ledger_id in await worker.run(ledgers_in_logs, runtime.disk, directories.ledgers):
-            parts.index.may_be_lost(ledger_id)
+            if not parts.removals.is_deleted(ledger_id):
+                parts.index.may_be_lost(ledger_id)
     for text in restorer.report.holes:
         await parts.index.doubt_all(text)
     _tell(restorer.report, events)
@@ -112,6 +120,8 @@ async def open_storage(parts: Opened, events: Events) -> None:
             await journal.open((ids[-1] if ids else runtime.clock.wall_ms()) + 1)
     async with _explaining(parts, stores, 0):
         await worker.run(directories.mark_dirty)
+    if config.gc_interval_ms:
+        await checkpointer.cover_logs()
 
 
 @contextlib.asynccontextmanager

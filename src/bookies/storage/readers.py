@@ -62,9 +62,27 @@ class Readers:
         return reader.worker.run(reader.index.entry_runs, path, newer, pages, is_right)
 
     def forget_index(self, ledger_id: int, path: str) -> None:
-        """The path names another file from now on."""
+        """The path names another file from now on, or none."""
         reader = self._of(ledger_id)
         reader.worker.run(reader.index.forget, path)
+
+    def greatest_offsets(
+        self,
+        ledger_id: int,
+        path: str | None,
+        newer: dict[int, bytes],
+        pages: Sequence[int],
+        is_right: Callable[[int, bytes], bool],
+        log_ids: Sequence[int],
+    ) -> asyncio.Future[dict[int, int]]:
+        """See `IndexFiles.greatest_offsets`."""
+        reader = self._of(ledger_id)
+        return reader.worker.run(reader.index.greatest_offsets, path, newer, pages, is_right, log_ids)
+
+    async def forget_log(self, log_id: int) -> None:
+        """Close an entry log that was removed, wherever it is open."""
+        for reader in self._readers:
+            await reader.worker.run(reader.logs.forget, log_id)
 
     def close(self) -> None:
         """Finish what was asked, then close the files and end the workers. Blocks."""

@@ -27,7 +27,7 @@ import posixpath
 import struct
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bookies import kernels
@@ -59,7 +59,7 @@ class ReplayReport:
     `torn`: (path, offset, problem) of the end of the newest file, if it was not clean. `keyless`: ledgers that were
     created without a key. `holes`: what is wrong with each part of a journal that was acknowledged and is lost.
     `kept_count`: doubtful entries that did not replace a stored copy. `skipped_count`: records of unknown kinds,
-    and those that were certainly cut off by the crash.
+    and those that were certainly cut off by the crash. `deleted_count`: records of ledgers deleted since (R-22).
     """
 
     file_count: int = 0
@@ -67,6 +67,7 @@ class ReplayReport:
     size: int = 0
     skipped_count: int = 0
     kept_count: int = 0
+    deleted_count: int = 0
     torn: list[tuple[str, int, str]] = field(default_factory=list)
     keyless: list[int] = field(default_factory=list)
     holes: list[str] = field(default_factory=list)
@@ -279,8 +280,16 @@ def _gather(records: Records, indexes: list[int]) -> Records:
 class Restorer:
     """Puts replayed records into index and write cache. On the loop; nothing else uses the storage meanwhile."""
 
-    def __init__(self, cache: WriteCache, index: LedgerIndex, checkpointer: Checkpointer, readers: Readers) -> None:
+    def __init__(
+        self,
+        cache: WriteCache,
+        index: LedgerIndex,
+        checkpointer: Checkpointer,
+        readers: Readers,
+        is_deleted: Callable[[int], bool],
+    ) -> None:
         self.report = ReplayReport()
+        self._is_deleted = is_deleted
         self._cache = cache
         self._index = index
         self._checkpointer = checkpointer
@@ -294,7 +303,11 @@ class Restorer:
             start, end = batch.offset + starts[index], batch.offset + starts[index + 1]
             is_doubtful = doubtful_from is not None and start >= doubtful_from
             is_doubtful = is_doubtful and start // SECTOR != (end - 1) // SECTOR
-            if is_doubtful and start // SECTOR != (start + 19) // SECTOR and not await self._is_plausible(batch, index):
+            if self._is_deleted(ledger_id):
+                self.report.deleted_count += 1
+            elif (
+                is_doubtful and start // SECTOR != (start + 19) // SECTOR and not await self._is_plausible(batch, index)
+            ):
                 self.report.skipped_count += 1
             elif entry_id >= 0:
                 entries.setdefault((ledger_id, is_doubtful), []).append(index)

@@ -123,6 +123,7 @@ class World:
         self.client_host = Participant(self.loop, "client")
         self.settings: dict[str, Any] = {
             "bookie_id": "b1",
+            "gc_interval_ms": 0,
             "host": "bookie",
             "port": 3181,
             "journal_directories": ("/journal",),

@@ -62,3 +62,21 @@ def test_no_more_is_fetched_than_there_is_room_for(worker: Any) -> None:
         asyncio.run_coroutine_threadsafe(settle(), worker.loop).result(PATIENCE_S)
         assert len(made) <= count + 5, "four in the channel, and the one that waits for room"
     assert len(made) == 100
+
+
+def test_who_stops_taking_stops_the_fetching(worker: Any) -> None:
+    """A `limit` closes the generator: nothing may go on asking for what nobody will take. Source: spark 3.5."""
+    has_ended = threading.Event()
+
+    async def make() -> AsyncGenerator[int, None]:
+        try:
+            while True:
+                yield 1
+                await asyncio.sleep(0)
+        finally:
+            has_ended.set()
+
+    items = _Ahead(worker, make, lambda _: 1, 16).items()
+    assert next(items) == 1
+    items.close()  # type: ignore[attr-defined]
+    assert has_ended.wait(PATIENCE_S)

@@ -6,7 +6,7 @@ import pathlib
 import re
 
 from bookies.kernels import Records
-from bookies.storage import cookie, entry_log_format, index_format, journal_format, mark_format
+from bookies.storage import cookie, entry_log_format, index_format, journal_format, mark_format, removal_format
 
 DOCS = pathlib.Path(__file__).parents[3] / "docs" / "formats"
 KEY = bytes.fromhex("850bf1071c5e3d8c24235676f8816ae0cbe2f14f")
@@ -70,3 +70,11 @@ def test_cookie() -> None:
     data = example[1].encode()
     assert cookie.parse(data).pack() == data
     check("cookie.md", data)
+
+
+def test_removed_ledgers() -> None:
+    removals = {7: removal_format.Removal(removal_format.RemovalState.QUARANTINED, 1_700_000_000_000)}
+    check("removed-ledgers.md", removal_format.pack(1, removals))
+    text = (DOCS / "removed-ledgers.md").read_text()
+    for state in removal_format.RemovalState:
+        assert f"\n| {state.value} |" in text

@@ -1,4 +1,4 @@
-"""`bk bookie`: run one, list them, show one, copy what a lost one held to others."""
+"""`bk bookie`: run one, list them, show one, copy what a lost one held to others, and what `admin/control.py` does."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from bookies.admin import control
 from bookies.admin.common import add_common, metadata_uri, print_json, print_table, size_text, with_client
 from bookies.admin.usage import UsageError
 
@@ -67,11 +68,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     recover_parser.add_argument(
         "--rate", type=float, default=None, metavar="BYTES", help="copy at most so many bytes a second"
     )
+    control.configure(verbs)
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.verb == "run":
         return _run(arguments)
+    if arguments.verb in control.VERBS:
+        return control.run(arguments)
     if arguments.verb == "recover":
         return with_client(arguments, lambda client: _recover(client, arguments))
     if arguments.verb == "list":

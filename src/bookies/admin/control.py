@@ -1,0 +1,141 @@
+"""Verbs of `bk bookie` that talk to a running bookie through its control endpoint: space, gc, undelete and the like."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import socket
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from bookies.admin.common import add_common, find_data_directory, print_json, size_text
+from bookies.admin.usage import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CONTROL_FILE = "control.json"
+VERBS = ("space", "gc", "compact", "undelete", "why-not-deleted")
+CONNECT_S = 5.0
+
+
+def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verbs."""
+    space = _verb(verbs, "space", "what a bookie's entry logs hold, and what keeps space from coming back")
+    space.epilog = "example:  bk bookie space --bookie b1"
+    collect = _verb(verbs, "gc", "collect deleted ledgers and empty entry logs now")
+    collect.epilog = "example:  bk bookie gc --wait"
+    collect.add_argument(
+        "--force", action="store_true", help="also when implausibly many ledgers are gone, and logs that were set aside"
+    )
+    collect.add_argument("--wait", action="store_true", help="until it is done")
+    collect.add_argument("--suspend", action="store_true", help="compact nothing until --resume; collects nothing now")
+    collect.add_argument("--resume", action="store_true", help="compact again; collects nothing now")
+    compact = _verb(verbs, "compact", "copy what lives in entry logs that are mostly garbage, and remove them, now")
+    compact.epilog = "example:  bk bookie compact --major --wait"
+    kinds = compact.add_mutually_exclusive_group()
+    kinds.add_argument("--minor", action="store_true", help="logs that are nearly empty (the default)")
+    kinds.add_argument("--major", action="store_true", help="all logs that are worth it")
+    compact.add_argument("--wait", action="store_true", help="until it is done")
+    undelete = _verb(verbs, "undelete", "bring a ledger back from quarantine, and keep it whatever the metadata says")
+    undelete.epilog = "example:  bk bookie undelete 17"
+    undelete.add_argument("ledger", type=int, metavar="LEDGER")
+    why = _verb(verbs, "why-not-deleted", "why an entry log is still there")
+    why.epilog = "example:  bk bookie why-not-deleted bk-data/b1/ledgers/current/1f.log"
+    why.add_argument("log", metavar="FILE", help="of an entry log, or its hexadecimal id")
+
+
+def _verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = verbs.add_parser(name, help=text)
+    add_common(parser, metadata=False)
+    parser.add_argument("--bookie", metavar="ID", help="of the local cluster (default: all of them)")
+    parser.add_argument("--ledger-dir", metavar="DIR", help="the bookie whose first ledger directory this is")
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask each bookie that is meant, and print its answer."""
+    call, given = _call_of(arguments)
+    answers: dict[str, Any] = {}
+    for path in _control_files(arguments):
+        name, answers_one = ask(path, call, given)
+        answers[name] = answers_one
+    if arguments.json:
+        print_json(answers)
+        return 0
+    for name, answer in answers.items():
+        for line in _lines(answer):
+            print(f"{name}: {line}")
+    return 0
+
+
+def _call_of(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
+    if arguments.verb == "gc" and (arguments.suspend or arguments.resume):
+        return "suspend", {"suspended": not arguments.resume}
+    if arguments.verb == "compact":
+        return "compact", {"kind": "major" if arguments.major else "minor", "wait": arguments.wait}
+    if arguments.verb == "gc":
+        return "gc", {"force": arguments.force, "wait": arguments.wait}
+    if arguments.verb == "undelete":
+        return "undelete", {"ledger": arguments.ledger}
+    if arguments.verb == "why-not-deleted":
+        return "why", {"log": arguments.log}
+    return "space", {}
+
+
+def _control_files(arguments: argparse.Namespace) -> Iterator[pathlib.Path]:
+    if arguments.ledger_dir:
+        yield pathlib.Path(arguments.ledger_dir) / CONTROL_FILE
+        return
+    path = getattr(arguments, "log", None)
+    if path and os.path.exists(path):  # the file says which bookie is meant
+        yield pathlib.Path(path).resolve().parent.parent / CONTROL_FILE
+        return
+    directory = find_data_directory()
+    found = (
+        sorted(pathlib.Path(directory).glob(f"{arguments.bookie or '*'}/ledgers/{CONTROL_FILE}")) if directory else []
+    )
+    if not found:
+        raise UsageError("no running bookie here: start one with `bk up`, or name one's directory with --ledger-dir")
+    yield from found
+
+
+def ask(path: pathlib.Path, call: str, arguments: Mapping[str, object]) -> tuple[str, Any]:
+    """(name of the bookie, its answer). Raises `UsageError` when it does not run, or refuses."""
+    try:
+        facts = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise UsageError(f"{path} is missing: no bookie has run there with its control endpoint on") from None
+    except PermissionError:
+        raise UsageError(f"{path} can only be read by the user that runs the bookie") from None
+    request = {"token": facts["token"], "call": call, "arguments": dict(arguments)}
+    try:
+        with socket.create_connection((facts["host"], facts["port"]), timeout=CONNECT_S) as connection:
+            connection.settimeout(None)
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            with connection.makefile("rb") as lines:
+                line = lines.readline()
+    except OSError as error:
+        raise UsageError(f"bookie {facts['bookie']} does not run: {error.strerror or error} ({path})") from error
+    if not line:
+        raise UsageError(f"bookie {facts['bookie']} stopped before it answered")
+    answer = json.loads(line)
+    if "error" in answer:
+        raise UsageError(f"bookie {facts['bookie']}: {answer['error']}")
+    return facts["bookie"], answer["result"]
+
+
+def _lines(answer: Any) -> list[str]:
+    if answer is None:
+        return ["done"]
+    if isinstance(answer, list):
+        return [str(each) for each in answer]
+    lines = []
+    for name, value in answer.items():
+        if isinstance(value, dict):
+            lines += [f"{name} {key}: {text}" for key, text in value.items()]
+        elif value is not None:
+            lines.append(f"{name:22} {size_text(value) if name.endswith(('bytes', 'back')) else value}")
+    return lines

@@ -1,0 +1,146 @@
+"""The control endpoint of a running bookie: a table of calls, one JSON object a line, for `bk bookie gc` and the like.
+
+It listens on a free loopback port. `control.json` in the first ledger directory, beside `current`, says where, with a
+random token that every request has to name; only the bookie's user can read the file. A request is
+`{"token": .., "call": .., "arguments": {..}}`, its answer `{"result": ..}` or `{"error": ..}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import posixpath
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, cast
+
+from bookies.errors import BookKeeperError, InvalidArgument
+from bookies.runtime.ports import Listener, Runtime
+from bookies.storage.collection import Compaction
+from bookies.storage.collector import Collector
+from bookies.storage.entry_log_format import parse_file_name
+
+CONTROL_FILE = "control.json"
+LINE_SIZE_MAX = 64 * 1024
+TOKEN_BITS = 128
+
+Call = Callable[..., Awaitable[object]]
+
+
+def control_calls(collector: Collector) -> Mapping[str, Call]:
+    """What a bookie can be asked."""
+
+    async def gc(*, force: bool = False, wait: bool = False) -> object:
+        await collector.collect(is_forced=force, is_awaited=wait)
+        return collector.space()
+
+    async def compact(*, kind: str, wait: bool = False) -> object:
+        await collector.compact(Compaction(kind), is_awaited=wait)
+        return collector.space()
+
+    async def suspend(*, suspended: bool) -> object:
+        collector.suspend(is_suspended=suspended)
+        return None
+
+    async def undelete(*, ledger: int) -> object:
+        await collector.undelete(ledger)
+        return None
+
+    async def space() -> object:
+        return collector.space()
+
+    async def why(*, log: str) -> object:
+        name = posixpath.basename(log)
+        log_id = parse_file_name(name if name.endswith(".log") else f"{name}.log")
+        if log_id is None:
+            raise InvalidArgument(f"{log}: not an entry log; name a file like 1f.log, or its hexadecimal id")
+        return collector.why(log_id)
+
+    return {"gc": gc, "compact": compact, "suspend": suspend, "undelete": undelete, "space": space, "why": why}
+
+
+class ControlServer:
+    """Serves the calls until `stop`."""
+
+    def __init__(self, runtime: Runtime, calls: Mapping[str, Call], bookie: str) -> None:
+        self._runtime = runtime
+        self._calls = calls
+        self._bookie = bookie
+        self._token = f"{runtime.random.getrandbits(TOKEN_BITS):032x}"
+        self._listener: Listener | None = None
+        self._connections: dict[_Connection, None] = {}
+
+    async def start(self, directory: str) -> None:
+        """Listen, and write the file. Raises: OSError."""
+        self._listener = await self._runtime.network.listen("127.0.0.1", 0, self._accept)
+        host, port = self._listener.address
+        facts = {"bookie": self._bookie, "host": host, "port": port, "token": self._token}
+        text = json.dumps(facts).encode() + b"\n"
+        self._runtime.disk.replace_bytes(posixpath.join(directory, CONTROL_FILE), text, is_private=True)
+
+    def stop(self) -> None:
+        """Answer nobody any more. The file stays; whoever reads it finds nobody there."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        for connection in list(self._connections):
+            connection.close()
+
+    def _accept(self) -> asyncio.BaseProtocol:
+        return _Connection(self._answer, self._connections)
+
+    async def _answer(self, line: bytes) -> dict[str, object]:
+        try:
+            request = json.loads(line)
+            token, name, arguments = request["token"], request["call"], request.get("arguments", {})
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return {"error": "not a request"}
+        if token != self._token:
+            return {"error": "wrong token: the bookie was started again meanwhile"}
+        call = self._calls.get(name)
+        if call is None:
+            return {"error": f"no call named {name!r}; there are {', '.join(self._calls)}"}
+        try:
+            return {"result": await call(**arguments)}
+        except (BookKeeperError, OSError, TypeError, ValueError) as error:
+            return {"error": str(error)}
+
+
+class _Connection(asyncio.Protocol):
+    """One request after the other."""
+
+    def __init__(
+        self, answer: Callable[[bytes], Awaitable[dict[str, object]]], open_connections: dict[_Connection, None]
+    ) -> None:
+        self._answer = answer
+        self._open = open_connections
+        self._buffer = b""
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._open[self] = None
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            task = asyncio.get_running_loop().create_task(self._respond(line), name="control call")
+            self._tasks[task] = None
+            task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        if len(self._buffer) > LINE_SIZE_MAX:
+            self.close()
+
+    async def _respond(self, line: bytes) -> None:
+        answer: dict[str, Any] = await self._answer(line)
+        if self._transport is not None:
+            self._transport.write(json.dumps(answer).encode() + b"\n")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._open.pop(self, None)
+        for task in list(self._tasks):
+            task.cancel()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()

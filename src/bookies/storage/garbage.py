@@ -1,0 +1,195 @@
+"""Deleted ledgers: found by comparing what is stored here with the metadata, and led out one step at a time.
+
+Invariants
+- The ledgers stored here are noted before the metadata is read (`collection.Comparison`).
+- Whatever is no proof keeps the ledger: an error, a timeout, a store of another cluster.
+- A ledger is proven gone twice: before its quarantine, and before its deletion.
+
+On the loop's thread. Source: storage 7.2, 7.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Protocol
+
+from bookies.config import BookieConfig
+from bookies.errors import BookKeeperError, LedgerNotFound, MetadataError
+from bookies.model import LedgerMetadata
+from bookies.runtime.events import Events
+from bookies.runtime.ports import Runtime
+from bookies.storage.collection import Comparison, is_implausible, is_surplus
+from bookies.storage.opening import Opened
+from bookies.storage.removal_format import RemovalState
+from bookies.storage.throttle import Throttle
+
+METADATA_S = 30.0  # for one operation of the metadata store
+REMEMBERED_MS = 7 * 86_400_000  # that a ledger was deleted
+BATCH = 1000  # ledgers deleted at once
+
+
+class Stored(Protocol):
+    """A ledger's record as a metadata store has it."""
+
+    @property
+    def metadata(self) -> LedgerMetadata: ...
+
+
+class LedgerRecords(Protocol):
+    """What collection needs of a metadata store; see `MetadataDriver`, which is one."""
+
+    async def instance_id(self) -> str | None: ...
+
+    def ledger_ids(self) -> AsyncIterator[Sequence[int]]: ...
+
+    async def read_ledger(self, ledger_id: int) -> Stored: ...
+
+
+class LedgerCollection:
+    """Which ledgers are garbage, and their way out. `alarm`: why nothing is removed at present, if so."""
+
+    def __init__(
+        self, runtime: Runtime, config: BookieConfig, parts: Opened, records: LedgerRecords, bookie: str, events: Events
+    ) -> None:
+        self.instance_id: str | None = None
+        self.alarm: str | None = None
+        self.deleted_count = 0
+        self._clock = runtime.clock
+        self._config = config
+        self._index = parts.index
+        self._removals = parts.removals
+        self._records = records
+        self._bookie = bookie
+        self._events = events
+        self._throttle = Throttle(config.gc_metadata_rate)
+        self._surplus_since: dict[int, float] = {}
+
+    async def collect(self, *, is_forced: bool) -> None:
+        """One pass. Raises: MetadataError, StorageError, OSError; what was not decided by then is kept."""
+        local = sorted(self._index.ledger_ids())
+        await self._check_instance()
+        missing, reappeared = await self._compare(local)
+        self._events.info("gc.compared", ledgers=len(local), missing=len(missing))
+        garbage = [each for each in missing if self._removals.get(each) is None and await self._is_gone(each)]
+        surplus = await self._find_surplus(local)
+        if is_implausible(len(garbage) + len(surplus), len(local), self._config.gc_share_max) and not is_forced:
+            self.alarm = (
+                f"{len(garbage) + len(surplus):,} of {len(local):,} ledgers are not in the metadata any more; nothing "
+                "was removed. If that is right: bk bookie gc --force"
+            )
+            self._events.error("gc.implausible", missing=len(garbage), surplus=len(surplus), ledgers=len(local))
+            return
+        self.alarm = None
+        now_ms = self._clock.wall_ms()
+        await self._removals.quarantine(garbage, RemovalState.QUARANTINED, now_ms)
+        await self._removals.quarantine(surplus, RemovalState.SURPLUS, now_ms)
+        if garbage or surplus:
+            self._events.info("gc.quarantined", ledgers=len(garbage), surplus=len(surplus))
+        await self.lift(reappeared)
+        await self._delete_expired(set(missing), now_ms)
+
+    async def _check_instance(self) -> None:
+        """Raises MetadataError if this is not the cluster that the bookie belongs to."""
+        async with asyncio.timeout(METADATA_S):
+            found = await self._records.instance_id()
+        self.instance_id = self.instance_id or found
+        if found is None or found != self.instance_id:
+            raise MetadataError(f"the metadata store is of cluster {found}, not of {self.instance_id}: nothing removed")
+
+    async def _compare(self, local: Sequence[int]) -> tuple[list[int], list[int]]:
+        """(local ledgers that the metadata does not list, ledgers on their way out that it lists)"""
+        leaving = (RemovalState.QUARANTINED, RemovalState.PINNED, RemovalState.DELETED)
+        on_their_way = set(self._removals.in_state(*leaving))
+        comparison = Comparison(local)
+        missing: list[int] = []
+        reappeared: list[int] = []
+        ranges = aiter(self._records.ledger_ids())
+        while True:
+            await self._throttle.take(1)
+            try:
+                async with asyncio.timeout(METADATA_S):
+                    ledger_ids = await anext(ranges)
+            except StopAsyncIteration:
+                return missing + comparison.rest(), reappeared
+            missing += comparison.listed(ledger_ids)
+            if on_their_way:
+                reappeared += [each for each in ledger_ids if each in on_their_way]
+
+    async def read(self, ledger_id: int) -> LedgerMetadata | None:
+        """A ledger's record; None only when the store says that there is none. Raises: MetadataError, TimeoutError."""
+        await self._throttle.take(1)
+        try:
+            async with asyncio.timeout(METADATA_S):
+                return (await self._records.read_ledger(ledger_id)).metadata
+        except LedgerNotFound:
+            return None
+
+    async def _is_gone(self, ledger_id: int) -> bool:
+        try:
+            return await self.read(ledger_id) is None
+        except (BookKeeperError, TimeoutError):
+            return False  # Whatever it is, it is no proof.
+
+    async def is_unwanted(self, ledger_id: int) -> bool:
+        """Whether the metadata wants nothing of this ledger here, for certain."""
+        try:
+            metadata = await self.read(ledger_id)
+        except (BookKeeperError, TimeoutError):
+            return False
+        return metadata is None or is_surplus(metadata, self._bookie)
+
+    async def _find_surplus(self, local: Sequence[int]) -> list[int]:
+        """Ledgers that have been closed and without this bookie for long enough."""
+        if not self._config.gc_surplus_ms:
+            return []
+        now = self._clock.monotonic()
+        since: dict[int, float] = {}
+        for ledger_id in local:
+            try:
+                metadata = await self.read(ledger_id) if self._removals.get(ledger_id) is None else None
+            except (BookKeeperError, TimeoutError):
+                continue
+            if metadata is not None and is_surplus(metadata, self._bookie):
+                since[ledger_id] = self._surplus_since.get(ledger_id, now)
+        self._surplus_since = since
+        return [each for each, start in since.items() if (now - start) * 1000 >= self._config.gc_surplus_ms]
+
+    async def lift(self, ledger_ids: Iterable[int]) -> None:
+        """Let go of those that the metadata wants here again."""
+        for ledger_id in ledger_ids:
+            removal = self._removals.get(ledger_id)
+            try:
+                metadata = await self.read(ledger_id)
+            except (BookKeeperError, TimeoutError):
+                continue
+            is_surplus_still = removal is not None and removal.state is RemovalState.SURPLUS
+            if metadata is None or (is_surplus_still and is_surplus(metadata, self._bookie)):
+                continue
+            self._events.warning("gc.ledger_reappeared", ledger=ledger_id)
+            if self._removals.is_deleted(ledger_id):
+                await self._removals.forget([ledger_id])
+            else:
+                await self._removals.lift([ledger_id])
+
+    async def _delete_expired(self, missing: set[int], now_ms: int) -> None:
+        """Delete what was in quarantine long enough, and is proven gone once more; forget what was deleted long ago."""
+        due: list[int] = []
+        for ledger_id, removal in self._removals.in_state(RemovalState.QUARANTINED, RemovalState.SURPLUS).items():
+            is_listed = removal.state is RemovalState.QUARANTINED and ledger_id not in missing
+            if is_listed or now_ms - removal.since_ms < self._config.gc_quarantine_ms:
+                continue
+            if removal.state is RemovalState.QUARANTINED and await self._is_gone(ledger_id):
+                due.append(ledger_id)
+            elif removal.state is RemovalState.SURPLUS:
+                await self.lift([ledger_id])
+                if self._removals.get(ledger_id) is not None and await self.is_unwanted(ledger_id):
+                    due.append(ledger_id)
+        for start in range(0, len(due), BATCH):
+            deleted = await self._removals.delete(due[start : start + BATCH], now_ms)
+            self.deleted_count += len(deleted)
+            self._events.info("gc.ledgers_deleted", count=len(deleted))
+        deleted_before = self._removals.in_state(RemovalState.DELETED)
+        await self._removals.forget(
+            [each for each, removal in deleted_before.items() if now_ms - removal.since_ms > REMEMBERED_MS]
+        )

@@ -1,0 +1,72 @@
+"""The file that remembers which ledgers are on their way out: in quarantine, kept by an operator, or deleted.
+
+A copy is in every ledger directory; the one with the greatest sequence number counts, and a copy that is cut off or
+changed does not. Source: storage 7.2.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bookies.errors import CorruptRecord
+from bookies.kernels import crc32c
+
+FILE_NAME = "removedLedgers"
+MAGIC = b"BKRL"
+VERSION = 1
+
+_HEAD = struct.Struct(">4sIQI")
+_RECORD = struct.Struct(">qqB")
+_DIGEST = struct.Struct(">I")
+
+
+class RemovalState(enum.IntEnum):
+    """Where a ledger is on its way out. A surplus one exists, but no ensemble of it has this bookie any more."""
+
+    QUARANTINED = 1
+    SURPLUS = 2  # in quarantine likewise
+    PINNED = 3  # an operator brought it back: collection leaves it alone
+    DELETED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """`since_ms`: wall clock at which the ledger came into this state."""
+
+    state: RemovalState
+    since_ms: int
+
+    @property
+    def is_quarantined(self) -> bool:
+        return self.state in (RemovalState.QUARANTINED, RemovalState.SURPLUS)
+
+
+def pack(sequence: int, removals: Mapping[int, Removal]) -> bytes:
+    """The whole file; removals by ledger id, in this order."""
+    parts = [_HEAD.pack(MAGIC, VERSION, sequence, len(removals))]
+    parts += [_RECORD.pack(ledger_id, each.since_ms, each.state) for ledger_id, each in removals.items()]
+    data = b"".join(parts)
+    return data + _DIGEST.pack(crc32c(data))
+
+
+def parse(data: bytes, *, path: str = FILE_NAME) -> tuple[int, dict[int, Removal]]:
+    """(sequence number, removals by ledger id). Raises CorruptRecord."""
+    if len(data) < _HEAD.size + _DIGEST.size:
+        raise CorruptRecord(f"{len(data)} bytes are less than an empty list", path=path, offset=len(data))
+    magic, version, sequence, count = _HEAD.unpack_from(data)
+    end = len(data) - _DIGEST.size
+    if magic != MAGIC or version != VERSION or end != _HEAD.size + count * _RECORD.size:
+        raise CorruptRecord("not a list of removed ledgers, or not all of it", path=path, offset=0)
+    if _DIGEST.unpack_from(data, end)[0] != crc32c(data[:end]):
+        raise CorruptRecord("the checksum does not match", path=path, offset=end)
+    try:
+        removals = {
+            ledger_id: Removal(RemovalState(state), since_ms)
+            for ledger_id, since_ms, state in _RECORD.iter_unpack(data[_HEAD.size : end])
+        }
+    except ValueError as error:
+        raise CorruptRecord(str(error), path=path, offset=_HEAD.size) from error
+    return sequence, removals

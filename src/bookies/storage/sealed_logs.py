@@ -1,0 +1,153 @@
+"""The sealed entry logs of a bookie: what lives in each, and away with those in which nothing does.
+
+Invariants
+- A log is looked at only when a checkpoint has covered it, so every slot that will ever name it is set.
+- A ledger of which a log has bytes, but the index nothing, is not taken for garbage on the index's word alone.
+- A log leaves the books only after its file is gone (R-29), and only for itself: what is wrong with one stops no other.
+
+On the loop's thread; files are read and removed by the collector's worker. Source: storage 7.1, 7.4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from bookies.errors import BookKeeperError, CorruptRecord, StorageError
+from bookies.runtime.events import Events
+from bookies.runtime.ports import Runtime, Worker
+from bookies.storage.durable import SyncFailed, unlink_all
+from bookies.storage.log_usage import LogScan, LogUsage, complete, find_logs, read_map
+from bookies.storage.opening import Opened
+from bookies.storage.record_scan import EndKind, ScanEnd
+from bookies.storage.throttle import Throttle
+
+
+class SealedLogs:
+    """The sealed entry logs. `set_aside`: reason by log id; those are not touched until a forced run."""
+
+    def __init__(self, runtime: Runtime, parts: Opened, worker: Worker, throttle: Throttle, events: Events) -> None:
+        self.known: dict[int, LogUsage] = {}
+        self.set_aside: dict[int, str] = {}
+        self.deleted_count = 0
+        self.deleted_size = 0
+        self.on_progress: Callable[[], None] = lambda: None
+        self._open: LogScan | None = None
+        self._disk = runtime.disk
+        self._parts = parts
+        self._worker = worker
+        self._events = events
+        self._throttle = throttle
+
+    async def examine(self) -> None:
+        """Learn what is in logs that are not known yet."""
+        paths = await self._worker.run(find_logs, self._disk, self._parts.directories.ledgers)
+        self.known = {log_id: usage for log_id, usage in self.known.items() if log_id in paths}
+        unmapped: dict[int, str] = {}
+        for log_id, path in paths.items():
+            covered = self._parts.checkpointer.covered_log_id
+            if log_id >= covered or log_id in self.known or log_id in self.set_aside:
+                continue
+            try:
+                sizes = await self._worker.run(read_map, self._disk, path)
+            except (OSError, CorruptRecord) as error:
+                self.put_aside(log_id, str(error))
+                continue
+            if sizes is None:
+                unmapped[log_id] = path
+            else:
+                self.known[log_id] = LogUsage.of(log_id, path, sizes)
+            self.on_progress()
+        await self._complete(unmapped)
+
+    async def look_at(self, log_id: int) -> LogUsage | None:
+        """One log, by its map; None if there is no such log, or it has none. Raises: OSError, CorruptRecord."""
+        paths = await self._worker.run(find_logs, self._disk, self._parts.directories.ledgers)
+        if log_id not in paths:
+            return None
+        sizes = await self._worker.run(read_map, self._disk, paths[log_id])
+        if sizes is not None:
+            self.known[log_id] = LogUsage.of(log_id, paths[log_id], sizes)
+        return self.known.get(log_id)
+
+    def put_aside(self, log_id: int, reason: str) -> None:
+        self.set_aside[log_id] = reason
+        self._events.error("gc.log_set_aside", log=f"{log_id:x}", reason=reason)
+
+    async def _complete(self, paths: dict[int, str]) -> None:
+        """Scan logs without a map, once, and give them one."""
+        scanned: dict[int, tuple[dict[int, int], ScanEnd]] = {}
+        for log_id, path in paths.items():
+            try:
+                scanned[log_id] = await self._scan(path)
+            except OSError as error:
+                self.put_aside(log_id, str(error))
+        doubtful = [log_id for log_id, (_, end) in scanned.items() if end.kind is not EndKind.CLEAN]
+        named: dict[int, int] = {}
+        if doubtful:
+            try:
+                named = await self._parts.index.greatest_offsets(doubtful)
+            except BookKeeperError as error:
+                for log_id in doubtful:
+                    self.put_aside(log_id, f"{scanned.pop(log_id)[1].problem}; what is behind is unknown: {error}")
+        for log_id, (sizes, end) in scanned.items():
+            if (behind := named.get(log_id, 0)) >= max(end.offset, 1):
+                self.put_aside(log_id, f"byte {end.offset:,}: {end.problem}; an entry at {behind:,} is behind it")
+                continue
+            try:
+                if sizes:
+                    await self._worker.run(complete, self._disk, paths[log_id], end.offset, sizes)
+            except SyncFailed:
+                raise
+            except (OSError, StorageError) as error:
+                self._events.warning("gc.log_not_completed", log=f"{log_id:x}", error=error)
+                continue
+            self.known[log_id] = LogUsage.of(log_id, paths[log_id], sizes)
+
+    async def _scan(self, path: str) -> tuple[dict[int, int], ScanEnd]:
+        await self._worker.run(self.close_files)
+        self._open = scan = await self._worker.run(LogScan, self._disk, path)
+        while True:
+            size, end = await self._worker.run(scan.read)
+            if end is not None:
+                await self._worker.run(self.close_files)
+                return scan.sizes, end
+            await self._throttle.take(size)
+            self.on_progress()
+
+    def close_files(self) -> None:
+        """On the worker: a scan that was given up leaves its file open until then."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    async def drop_ledgers(self, is_unwanted: Callable[[int], Awaitable[bool]]) -> None:
+        """Take ledgers that are gone out of the books."""
+        here = set(self._parts.index.ledger_ids())
+        gone: dict[int, bool] = {}
+        for usage in list(self.known.values()):
+            for ledger_id in [each for each in usage.ledger_ids if each not in here and each not in gone]:
+                gone[ledger_id] = self._parts.removals.is_deleted(ledger_id) or await is_unwanted(ledger_id)
+            usage.keep(lambda ledger_id: ledger_id in here or not gone[ledger_id])
+            self.on_progress()
+            await asyncio.sleep(0)
+
+    async def delete_empty(self) -> None:
+        """Remove logs that hold nothing of any ledger."""
+        for usage in [each for each in self.known.values() if each.remaining == 0]:
+            try:
+                await self.delete(usage)
+            except SyncFailed:
+                raise
+            except OSError as error:
+                self._events.warning("gc.log_not_deleted", log=f"{usage.log_id:x}", error=error)
+
+    async def delete(self, usage: LogUsage) -> None:
+        """Remove a log in which nothing lives. Raises: OSError, SyncFailed."""
+        await self._worker.run(unlink_all, self._disk, [usage.path])
+        del self.known[usage.log_id]
+        await self._parts.readers.forget_log(usage.log_id)
+        self.deleted_count += 1
+        self.deleted_size += usage.total
+        self._events.info("gc.log_deleted", log=f"{usage.log_id:x}", bytes=usage.total)
+        self.on_progress()

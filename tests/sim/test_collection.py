@@ -1,0 +1,364 @@
+"""Garbage collection on a simulated disk: what goes, what stays, who can bring it back, and what a damaged log does."""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.fakes.records import BOOKIE, FakeRecords, record
+
+from bookies.errors import (
+    BookKeeperError,
+    DataUnknown,
+    InvalidArgument,
+    LedgerFenced,
+    LedgerUnknownToBookie,
+    StorageError,
+)
+from bookies.kernels import Records
+from bookies.sim.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES
+from bookies.storage.ledger_store import LedgerStore
+
+Body = Callable[..., bytes]
+KEY = b"k" * 20
+QUARANTINE_MS = 60_000
+
+
+async def put(
+    store: LedgerStore, promises: Any, body: Body, ledger_ids: Any, count: int = 4, size: int = 3_000
+) -> None:
+    """With the usual size each ledger gets a log of its own, of which the last is not sealed."""
+    for ledger_id in ledger_ids:
+        await promises.add(store, ledger_id, {entry: body(ledger_id, entry, size=size) for entry in range(count)})
+        await store.checkpoint()
+
+
+async def collect(store: LedgerStore, *, is_forced: bool = False) -> None:
+    assert store.collector is not None
+    await store.collector.collect(is_forced=is_forced, is_awaited=True)
+    assert store.collector.failure_count == 0
+
+
+def logs_of(made: Any) -> list[str]:
+    return [posixpath.basename(path) for path in made.disk.files() if path.endswith(".log")]
+
+
+def forget(promises: Any, *ledger_ids: int) -> None:
+    """Nothing is promised of deleted ledgers any more."""
+    for kept in (promises.acknowledged, promises.submitted):
+        for key in [key for key in kept if key[0] in ledger_ids]:
+            del kept[key]
+    for ledger_id in ledger_ids:
+        promises.fences.pop(ledger_id, None)
+
+
+async def refusal(call: Callable[[Any], None]) -> BaseException | None:
+    """What a write is refused with, now or later."""
+    future: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+    try:
+        call(future.set_result)
+    except BookKeeperError as error:
+        return error
+    return await future
+
+
+async def refusals(store: LedgerStore, body: Body, ledger_id: int) -> list[type[BaseException]]:
+    """Of an ordinary add, a recovery's add, a fence, an explicit LAC."""
+    entry = Records.of([body(ledger_id, 99)])
+
+    def add(is_recovery: bool) -> Callable[[Any], None]:
+        flags = {"is_recovery": is_recovery, "is_deferred_sync": False}
+        return lambda done: store.add(ledger_id, KEY, [99], entry, 98, **flags, done=done)  # type: ignore[arg-type]
+
+    calls: list[Callable[[Any], None]] = [
+        add(False),
+        add(True),
+        lambda done: store.fence(ledger_id, KEY, done),
+        lambda done: store.write_lac(ledger_id, KEY, 3, b"x" * 20, done),
+    ]
+    return [type(await refusal(call)) for call in calls]
+
+
+@pytest.fixture
+def small(machine: Any) -> Callable[..., Any]:
+    """A machine whose entry logs are small and whose collection only runs when it is asked to."""
+
+    def make(seed: object = 0, **settings: object) -> Any:
+        chosen: dict[str, object] = {
+            "entry_log_size_max": 1 << 14,
+            "gc_interval_ms": 1 << 40,
+            "gc_quarantine_ms": QUARANTINE_MS,
+        }
+        return machine(seed, **(chosen | settings))
+
+    return make
+
+
+def test_a_deleted_ledger_goes_after_its_quarantine(small: Any, body: Body) -> None:
+    made, records = small(), FakeRecords.of(1, 2)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        await put(store, promises, body, [1, 2])
+        before = logs_of(made)
+        records.delete(1)
+        await collect(store)
+        assert await store.read(1, 3) == body(1, 3, size=3_000)
+        assert await refusals(store, body, 1) == [LedgerFenced, StorageError, DataUnknown, DataUnknown]
+        await asyncio.sleep(QUARANTINE_MS / 1000)
+        assert await store.read(1, 3) == body(1, 3, size=3_000)
+        await collect(store)
+        with pytest.raises(LedgerUnknownToBookie):
+            await store.read(1, 3)
+        assert await refusals(store, body, 1) == [LedgerFenced, LedgerFenced] + 2 * [LedgerUnknownToBookie]
+        assert list(store.ledger_ids()) == [2]
+        assert not [path for path in made.disk.files() if path.endswith("/1.idx")]
+        assert set(logs_of(made)) < set(before)
+        forget(promises, 1)
+        await promises.check(store)
+
+    async def later(store: LedgerStore, promises: Any) -> None:
+        assert list(store.ledger_ids()) == [2]
+        assert await refusals(store, body, 1) == [LedgerFenced, LedgerFenced] + 2 * [LedgerUnknownToBookie]
+
+    assert made.live(script, stops=False)
+    made.crash(NOTHING_SURVIVES)
+    assert made.live(later)
+    made.check()
+
+
+def test_nothing_goes_on_one_proof(small: Any, body: Body) -> None:
+    """[F-31] A scan that misses a ledger, a record that cannot be read, a scan that breaks off, another cluster."""
+    made = small(gc_quarantine_ms=0)
+    records = FakeRecords.of(*range(1, 9))
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE, "cluster")
+        await put(store, promises, body, range(1, 9))
+        records.unlisted = {1, 2, 8}
+        await collect(store)
+        assert sorted(set(records.reads)) == [1, 2, 8]
+        records.unlisted = set()
+        records.delete(3, 7)
+        records.unreadable = {3, 7}
+        await collect(store)
+        records.unreadable = set()
+        records.breaks_after = 1
+        assert store.collector is not None
+        await store.collector.collect(is_forced=True, is_awaited=True)
+        records.breaks_after = None
+        for records.instance in ("another", None):
+            await store.collector.collect(is_forced=True, is_awaited=True)
+        assert store.collector.failure_count == 3
+        assert sorted(store.ledger_ids()) == list(range(1, 9))
+        records.instance = "cluster"
+        await store.collector.collect(is_forced=False, is_awaited=True)
+        assert sorted(store.ledger_ids()) == [1, 2, 4, 5, 6, 8]
+
+    assert made.live(script)
+
+
+def test_many_at_once_wait_for_an_operator(small: Any, body: Body) -> None:
+    made = small(gc_quarantine_ms=0)
+    records = FakeRecords.of(*range(300))
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        await asyncio.gather(*(promises.add(store, each, {0: body(each, 0)}) for each in range(300)))
+        records.delete(*range(100, 250))
+        await collect(store)
+        assert store.collector is not None
+        assert "bk bookie gc --force" in str(store.collector.space()["alarm"])
+        assert len(list(store.ledger_ids())) == 300
+        await collect(store, is_forced=True)
+        assert store.collector.space()["alarm"] is None
+        assert len(list(store.ledger_ids())) == 150
+        forget(promises, *range(100, 250))
+        await promises.check(store)
+
+    assert made.live(script)
+    made.check()
+
+
+def test_a_ledger_comes_back_from_quarantine(small: Any, body: Body) -> None:
+    """By an operator, who pins it; by the next run, when its metadata is there; at once, when somebody needs it."""
+    made, records = small(), FakeRecords.of(1, 2, 3, 4)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        assert store.collector is not None
+        await put(store, promises, body, [1, 2, 3, 4])
+        records.delete(1, 2, 3, 4)
+        await collect(store)
+        await store.collector.undelete(1)
+        records.ledgers |= {2: record(2), 3: record(3)}
+        assert await refusals(store, body, 3) == [LedgerFenced, StorageError, DataUnknown, DataUnknown]
+        await asyncio.sleep(1)
+        await promises.fence(store, 3)
+        assert store.collector.space()["ledgers_in_quarantine"] == 2
+        await collect(store)
+        await promises.fence(store, 2)
+        await asyncio.sleep(QUARANTINE_MS / 1000)
+        await collect(store)
+        assert sorted(store.ledger_ids()) == [1, 2, 3]
+        await promises.add(store, 1, {50: body(1, 50)})
+        for ledger_id in (4, 77):
+            with pytest.raises(InvalidArgument):
+                await store.collector.undelete(ledger_id)
+        forget(promises, 4)
+
+    assert made.live(script, stops=False)
+    made.crash(NOTHING_SURVIVES)
+    made.check()
+
+
+def test_a_closed_ledger_that_moved_elsewhere_goes_and_may_come_again(small: Any, body: Body) -> None:
+    made, records = small(gc_quarantine_ms=0, gc_surplus_ms=5_000), FakeRecords.of(1, 2, 3)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        await put(store, promises, body, [1, 2, 3])
+        await store.checkpoint()
+        records.ledgers |= {1: record(1, "b2", is_closed=True), 2: record(2, "b2")}
+        await collect(store)
+        assert sorted(store.ledger_ids()) == [1, 2, 3]
+        await asyncio.sleep(5)
+        await collect(store)
+        assert sorted(store.ledger_ids()) == [2, 3]
+        forget(promises, 1)
+        records.ledgers[1] = record(1, is_closed=True)
+        await promises.add(store, 1, {0: body(1, 0, version=1)}, is_recovery=True)
+        await collect(store)
+
+    assert made.live(script, stops=False)
+    made.crash(NOTHING_SURVIVES)
+    made.check()
+
+
+@pytest.mark.parametrize("loss", range(len(LOSSES) + 1))
+def test_a_log_that_a_crash_left_without_a_map_gets_one_and_goes_when_it_is_empty(
+    small: Any, body: Body, loss: int
+) -> None:
+    made, records = small(loss, gc_quarantine_ms=0, write_cache_size=1 << 16), FakeRecords.of(1, 2)
+
+    async def first(store: LedgerStore, promises: Any) -> None:
+        await put(store, promises, body, [1, 2], 30, size=500)
+        await store.checkpoint()
+        promises.add(store, 1, {entry: body(1, entry, size=700) for entry in range(30, 90)})
+        await asyncio.sleep(0.01)
+
+    async def second(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        await collect(store)
+        assert store.collector is not None
+        space = store.collector.space()
+        assert space["logs_set_aside"] == {}
+        assert space["live_bytes"]
+        await promises.check(store)
+        records.delete(1)
+        await collect(store)
+        forget(promises, 1)
+        await promises.check(store)
+
+    async def third(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        records.ledgers.clear()
+        await collect(store)
+        assert logs_of(made) == []
+        forget(promises, 2)
+
+    assert made.live(first, stops=False)
+    made.crash((*LOSSES, PROCESS_DIES)[loss])
+    assert made.live(second)
+    assert made.live(third)
+    made.check()
+
+
+def test_a_damaged_log_is_set_aside_and_named(small: Any, body: Body) -> None:
+    made, records = small(gc_quarantine_ms=0), FakeRecords.of(1, 2)
+
+    async def first(store: LedgerStore, promises: Any) -> None:
+        await put(store, promises, body, [1], 8, size=500)
+        await store.checkpoint()
+
+    async def second(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        await put(store, promises, body, [2])
+        assert store.collector is not None
+        for _ in range(2):
+            await collect(store, is_forced=True)
+            assert list(store.collector.space()["logs_set_aside"]) == ["0"]  # type: ignore[call-overload]
+            assert "set aside" in store.collector.why(0)[0]
+        assert await store.read(1, 7) == body(1, 7, size=500)
+
+    assert made.live(first, stops=False)
+    made.crash(PROCESS_DIES)
+    made.disk.flip_bit("/ledgers0/current/0.log", 1024 + 2 * 540, bit=7)
+    assert made.live(second)
+    assert "0.log" in logs_of(made)
+
+
+def test_a_job_that_fails_stops_no_other(small: Any, body: Body) -> None:
+    """[R-28, R-29]"""
+    made, records = small(gc_quarantine_ms=0), FakeRecords.of(1)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        assert store.collector is not None
+        await put(store, promises, body, [2, 3, 1], 8)
+        made.disk.fail("unlink", "/0.log", lambda: OSError(5, "Input/output error"))
+        await store.collector.collect(is_forced=False, is_awaited=True)
+        assert "0.log" in logs_of(made)
+        assert "the next run deletes it" in store.collector.why(0)[0]
+        await store.collector.collect(is_forced=False, is_awaited=True)
+        assert "0.log" not in logs_of(made)
+        forget(promises, 2, 3)
+        await promises.check(store)
+
+    assert made.live(script)
+    made.check()
+
+
+def test_a_run_that_gets_nowhere_is_begun_anew(small: Any, body: Body) -> None:
+    made, records = small(gc_quarantine_ms=0, gc_interval_ms=1000), FakeRecords.of(1)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        async def never(ledger_id: int) -> None:
+            await asyncio.get_running_loop().create_future()
+
+        store.collect(records, BOOKIE)
+        assert store.collector is not None
+        await put(store, promises, body, [1, 2])
+        store.collector._ledgers.is_unwanted = never  # type: ignore[assignment,method-assign]
+        store.collector._logs.drop_ledgers = never  # type: ignore[assignment,method-assign]
+        await asyncio.sleep(3000)
+        assert store.collector.restart_count == 1
+
+    assert made.live(script)
+
+
+def test_why_a_log_is_still_there(small: Any, body: Body) -> None:
+    made, records = small(), FakeRecords.of(1, 2, 3)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        assert store.collector is not None
+        why = store.collector.why
+        await put(store, promises, body, [1, 2, 3], 4, size=600)
+        await store.checkpoint()
+        assert "it is being written" in why(0)[0]
+        await put(store, promises, body, [3], 40)
+        await store.checkpoint()
+        assert "has not looked at it yet" in why(0)[0]
+        records.delete(1, 2)
+        await collect(store)
+        await store.collector.undelete(2)
+        lines = why(0)
+        assert "belong to 3 ledgers" in lines[0]
+        assert ["quarantine" in lines[1], "undelete" in lines[2], lines[3].endswith("bytes")] == [True] * 3
+        assert "no such entry log" in why(-1)[0]
+
+    assert made.live(script)

@@ -1,0 +1,438 @@
+"""Compaction on a simulated disk: what it copies, what reads see meanwhile, and a crash at its disk calls.
+
+The sweeps crash at every `BK_SWEEP_STEP`-th disk call, counted from another one each time; 1 is all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import posixpath
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.fakes.records import BOOKIE, FakeRecords, record
+
+from bookies.errors import BookieBusy, LedgerUnknownToBookie
+from bookies.sim.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES
+from bookies.storage.collection import Compaction
+from bookies.storage.compaction import Piece, matching_parts
+from bookies.storage.ledger_store import LedgerStore
+
+Body = Callable[..., bytes]
+Script = Callable[[LedgerStore, Any, FakeRecords], Any]
+WAYS = (*LOSSES, PROCESS_DIES)
+KINDS = ["transactional", "plain"]
+ALL = range(1, 7)
+GONE = (1, 2, 3, 4)
+STEP = int(os.environ.get("BK_SWEEP_STEP", "11"))
+
+
+@pytest.fixture
+def small(machine: Any) -> Callable[..., Any]:
+    """A machine with small entry logs, whose collection only runs when it is asked to."""
+
+    def make(seed: object = 0, **settings: object) -> Any:
+        chosen: dict[str, object] = {
+            "entry_log_size_max": 1 << 12,
+            "gc_interval_ms": 1 << 40,
+            "gc_quarantine_ms": 0,
+            "minor_compaction_interval_ms": 0,
+            "major_compaction_interval_ms": 0,
+        }
+        return machine(seed, **(chosen | settings))
+
+    return make
+
+
+async def fill(store: LedgerStore, promises: Any, body: Body, rounds: int = 3, size: int = 500) -> None:
+    """Logs that all ledgers share, each with two entries of everyone."""
+    for number in range(rounds):
+        ids = (2 * number, 2 * number + 1)
+        await asyncio.gather(
+            *(promises.add(store, each, {entry: body(each, entry, size=size) for entry in ids}) for each in ALL)
+        )
+        await store.checkpoint()
+
+
+async def collect(store: LedgerStore) -> None:
+    assert store.collector is not None
+    await store.collector.collect(is_forced=False, is_awaited=True)
+
+
+async def compact(store: LedgerStore, kind: Compaction = Compaction.MAJOR) -> None:
+    assert store.collector is not None
+    await store.collector.compact(kind, is_awaited=True)
+
+
+def logs_of(made: Any) -> dict[str, int]:
+    return {posixpath.basename(path): len(data) for path, data in made.disk.files().items() if ".log" in path}
+
+
+def forget(promises: Any, *ledger_ids: int) -> None:
+    for kept in (promises.acknowledged, promises.submitted):
+        for key in [key for key in kept if key[0] in ledger_ids]:
+            del kept[key]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_lives_is_copied_and_the_logs_go(small: Any, body: Body, kind: str) -> None:
+    made, records = small(compaction=kind), FakeRecords.of(*ALL)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        await fill(store, promises, body, 6)
+        before = logs_of(made)
+        records.delete(*GONE)
+        await collect(store)
+        assert logs_of(made) == before
+        await compact(store)
+        forget(promises, *GONE)
+        await promises.check(store)
+        assert store.collector is not None
+        assert store.collector.failure_count == 0
+        assert store.collector.space()["logs_compacted"] == 5
+        assert not [name for name in logs_of(made) if name in before and name != max(before)]
+
+    async def rest(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        await compact(store)  # now also what was the active log
+
+    async def later(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        await collect(store)
+        live = sum(len(each) + 4 for each in promises.acknowledged.values())
+        assert store.collector is not None
+        assert store.collector.space()["live_bytes"] == live
+        assert sum(logs_of(made).values()) < 1.25 * live + 2000 * len(logs_of(made))
+
+    assert made.live(script)
+    made.check()
+    assert made.live(rest)
+    assert made.live(later)
+    made.check()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_superseded_copies_are_dropped_and_newer_ones_stay(small: Any, body: Body, kind: str) -> None:
+    """[F-32, R-19] Entries that are written again, before, while and after their log is compacted."""
+    made, records = small(compaction=kind, compaction_rate_size=1 << 15), FakeRecords.of(*ALL)
+
+    async def again(store: LedgerStore, promises: Any, version: int) -> None:
+        bodies = {entry: body(5, entry, version=version, size=500) for entry in range(0, 12, 3)}
+        await promises.add(store, 5, bodies, is_recovery=True)
+
+    async def newest(store: LedgerStore, version: int) -> None:
+        for entry in range(12):
+            expected = version if entry % 3 == 0 else 0
+            assert await store.read(5, entry) == body(5, entry, version=expected, size=500)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        await fill(store, promises, body, 6)
+        await again(store, promises, 1)
+        await store.checkpoint()
+        records.delete(*GONE)
+        compacting = asyncio.ensure_future(compact(store))
+        version = 1
+        while not compacting.done():
+            await asyncio.sleep(0.05)
+            version += 1
+            await again(store, promises, version)
+            await store.checkpoint()
+            await newest(store, version)
+        assert version > 3
+        await compacting
+        await newest(store, version)
+        made.newest = version
+        forget(promises, *GONE)
+
+    async def later(store: LedgerStore, promises: Any) -> None:
+        await newest(store, made.newest)
+
+    assert made.live(script, stops=False)
+    made.crash(NOTHING_SURVIVES)
+    assert made.live(later)
+    made.check()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reads_meet_every_entry_while_it_moves(small: Any, body: Body, kind: str) -> None:
+    async def script(store: LedgerStore, promises: Any) -> None:
+        records = FakeRecords.of(*ALL)
+        store.collect(records, BOOKIE)
+        await fill(store, promises, body, 6)
+        records.delete(*GONE)
+        await collect(store)
+        compacting = asyncio.ensure_future(compact(store))
+
+        async def read(entry: int) -> int:
+            count = 0
+            while not compacting.done():
+                assert await store.read(6, entry) == body(6, entry, size=500)
+                assert await store.read_batch(6, entry, 4, 1 << 16)
+                count += 1
+            return count
+
+        assert min(await asyncio.gather(*(read(entry) for entry in (0, 5, 11)))) > 5
+        await compacting
+        forget(promises, *GONE)
+
+    for mean_ms in (0.05, 0.3):
+        made = small(mean_ms, compaction=kind)
+        made.mean_ms = mean_ms
+        assert made.live(script)
+        made.check()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_ledger_deleted_meanwhile_does_not_come_back(small: Any, body: Body, kind: str) -> None:
+    made, records = small(compaction=kind, compaction_rate_size=1 << 15), FakeRecords.of(*ALL)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        await fill(store, promises, body, 6)
+        records.delete(*GONE)
+        await collect(store)
+        compacting = asyncio.ensure_future(compact(store))
+        await asyncio.sleep(0.2)
+        assert not compacting.done()
+        removals = store._open().removals
+        from bookies.storage.removal_format import RemovalState
+
+        await removals.quarantine([5], RemovalState.QUARANTINED, 0)
+        assert await removals.delete([5], 0) == [5]
+        await compacting
+        with pytest.raises(LedgerUnknownToBookie):
+            await store.read(5, 0)
+        forget(promises, *GONE, 5)
+        await promises.check(store)
+
+    assert made.live(script)
+    made.check()
+
+
+def test_minor_and_major_come_when_they_are_due_and_wait_when_they_must(small: Any, body: Body) -> None:
+    settings = {"gc_interval_ms": 1000, "minor_compaction_interval_ms": 5_000, "major_compaction_interval_ms": 20_000}
+    made, records = small(**settings), FakeRecords.of(*ALL)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        assert store.collector is not None
+        space = store.collector.space
+        await fill(store, promises, body, 4)
+        records.delete(*GONE)
+        await asyncio.sleep(12)
+        assert space()["logs_compacted"] == 0  # a third is wanted: too much for a minor one
+        store.collector.suspend(is_suspended=True)
+        await asyncio.sleep(12)
+        assert space()["logs_compacted"] == 0
+        with pytest.raises(BookieBusy, match="resume"):
+            await compact(store)
+        store.collector.suspend(is_suspended=False)
+        store.collector.set_pressure(is_full=True)
+        with pytest.raises(BookieBusy, match="room"):
+            await compact(store, Compaction.MINOR)
+        store.collector.set_pressure(is_full=False)
+        await asyncio.sleep(3)
+        assert space()["logs_compacted"] == 3
+        forget(promises, *GONE)
+        await promises.check(store)
+
+    assert made.live(script)
+    made.check()
+
+
+def test_a_log_that_cannot_be_read_to_its_end_stays(small: Any, body: Body) -> None:
+    """[F-14] Damage inside, and a slot that names a place where no such entry is."""
+    for offset, said in ((1024 + 4 * 540, "no record"), (1024 + 8 * 540 + 4 + 15, "no such entry")):
+        made, records = small(offset), FakeRecords.of(*ALL)
+
+        async def first(store: LedgerStore, promises: Any) -> None:
+            await fill(store, promises, body)
+
+        async def second(store: LedgerStore, promises: Any, said: str = said, records: Any = records) -> None:
+            store.collect(records, BOOKIE)
+            records.delete(*GONE)
+            await compact(store)
+            assert store.collector is not None
+            aside: Any = store.collector.space()["logs_set_aside"]
+            assert list(aside) == ["0"]
+            assert said in aside["0"], aside
+            assert store.collector.space()["logs_compacted"] == 1 + 1
+            assert await store.read(5, 4) == body(5, 4, size=500)
+
+        assert made.live(first)
+        made.disk.flip_bit("/ledgers0/current/0.log", offset, bit=6)
+        assert made.live(second)
+        assert "0.log" in logs_of(made)
+        assert not [name for name in logs_of(made) if not name.endswith(".log")]
+
+
+def test_a_full_disk_ends_a_compaction_and_loses_nothing(small: Any, body: Body) -> None:
+    for kind in KINDS:
+        made, records = small(kind, compaction=kind), FakeRecords.of(*ALL)
+
+        async def script(store: LedgerStore, promises: Any, made: Any = made, records: Any = records) -> None:
+            store.collect(records, BOOKIE)
+            await fill(store, promises, body, 5)
+            records.delete(*GONE)
+            await collect(store)
+            made.disk.capacity = made.disk.used() + 1500
+            await compact(store)
+            made.disk.grow(1 << 40)
+            await asyncio.sleep(5)
+            forget(promises, *GONE)
+            await promises.check(store)
+            await compact(store)
+            await promises.check(store)
+            assert store.collector is not None
+            assert store.collector.space()["logs_compacted"] == 4
+
+        assert made.live(script)
+        made.check()
+
+
+def test_parts_of_a_run_that_match() -> None:
+    piece = Piece(7, 10, 100, 104)
+    slots = [bytes([number] * 8) for number in range(1, 5)]
+    whole = b"".join(slots)
+    assert list(matching_parts(piece, whole, whole)) == [piece]
+    assert list(matching_parts(piece, whole, bytes(32))) == []
+    other = slots[0] + bytes(8) + slots[2] + slots[3]
+    assert list(matching_parts(piece, whole, other)) == [Piece(7, 10, 100, 101), Piece(7, 12, 102, 104)]
+
+
+# -- crashes -------------------------------------------------------------------------------------------------------
+
+
+def sweep(small: Any, body: Body, script: Script, **settings: Any) -> int:
+    """Crash at each disk call of a life with `script`; then nothing is lost, nothing is leaked."""
+
+    def fresh() -> tuple[Any, FakeRecords]:
+        made, records = small("sweep", **settings), FakeRecords.of(*ALL)
+
+        async def prepare(store: LedgerStore, promises: Any) -> None:
+            await fill(store, promises, body)
+
+        assert made.live(prepare, stops=False)
+        made.crash(PROCESS_DIES)
+        return made, records
+
+    async def check(store: LedgerStore, promises: Any, records: FakeRecords) -> None:
+        """Ledgers that exist have everything; the others have what was written, or are gone."""
+        for (ledger_id, entry_id), expected in promises.acknowledged.items():
+            try:
+                assert await store.read(ledger_id, entry_id) == expected
+            except LedgerUnknownToBookie:
+                assert ledger_id not in records.ledgers, f"ledger {ledger_id} is lost"
+
+    async def reclaim(store: LedgerStore, promises: Any, records: FakeRecords) -> None:
+        store.collect(records, BOOKIE)
+        assert store.collector is not None
+        for _ in range(2):
+            await compact(store)
+        assert store.collector.failure_count == 0
+        await check(store, promises, records)
+
+    async def reclaimed(store: LedgerStore, promises: Any, records: FakeRecords, made: Any) -> None:
+        await reclaim(store, promises, records)
+        for name in logs_of(made):
+            assert name.endswith(".log"), name
+        assert store.collector is not None
+        space: Any = store.collector.space()
+        assert space["logs_set_aside"] == {}
+        assert space["entry_logs"] == len(logs_of(made)), logs_of(made)
+        assert space["entry_log_bytes"] <= space["live_bytes"] / 0.8
+        assert sorted(store.ledger_ids()) == sorted(records.ledgers)
+        for key in [key for key in promises.acknowledged if key[0] not in records.ledgers]:
+            del promises.acknowledged[key]
+        await promises.check(store)
+
+    first, records = fresh()
+    before = first.disk.call_count
+    assert first.live(lambda store, promises: script(store, promises, records))
+    count = first.disk.call_count - before
+    for number in range(1 + count % STEP, count + 1, STEP):
+        made, records = fresh()
+        way = WAYS[number % len(WAYS)]
+        assert not made.live(lambda store, promises, records=records: script(store, promises, records), crash_at=number)
+        made.crash(way)
+        if number % 3 == 0:  # and once more while it takes the compaction further
+            made.live(
+                lambda store, promises, records=records: reclaim(store, promises, records),
+                crash_at=20 + number * 7 % 90,
+            )
+            made.crash(WAYS[number // 3 % len(WAYS)])
+        try:
+            assert made.live(lambda store, promises, records=records: check(store, promises, records))
+            assert made.live(lambda store, promises, records=records: reclaim(store, promises, records))
+            assert made.live(
+                lambda store, promises, records=records, made=made: reclaimed(store, promises, records, made)
+            )
+            assert not made.failures
+            assert not made.disk.open_files
+        except BaseException as error:
+            error.add_note(f"crash at disk call {number} of {count}, {way}")
+            raise
+    print(f"{count} disk calls")
+    return count
+
+
+def test_a_crash_in_collection(small: Any, body: Body) -> None:
+    """Ledgers go through quarantine and away, logs become empty; two ledger directories. [R-21, R-23, R-29]"""
+
+    async def script(store: LedgerStore, promises: Any, records: FakeRecords) -> None:
+        store.collect(records, BOOKIE)
+        records.delete(1, 2)
+        await collect(store)
+        await promises.fence(store, 5)
+        records.ledgers.clear()
+        records.ledgers[5] = record(5)
+        await collect(store)
+
+    assert sweep(small, body, script, ledgers=2) > 100
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_crash_in_compaction(small: Any, body: Body, kind: str) -> None:
+    """[R-18, R-19, F-33, F-34]"""
+
+    async def script(store: LedgerStore, promises: Any, records: FakeRecords) -> None:
+        store.collect(records, BOOKIE)
+        records.delete(*GONE)
+        compacting = asyncio.ensure_future(compact(store))
+        await promises.fence(store, 6)
+        await promises.add(store, 5, {entry: body(5, entry, size=700) for entry in range(20, 24)})
+        await compacting
+        await store.checkpoint()
+
+    assert sweep(small, body, script, compaction=kind) > 150
+
+
+def test_a_crash_while_a_ledger_is_brought_back(small: Any, body: Body) -> None:
+    pinned: list[int] = []
+
+    async def script(store: LedgerStore, promises: Any, records: FakeRecords) -> None:
+        store.collect(records, BOOKIE)
+        kept = records.ledgers.pop(6)
+        await collect(store)
+        assert store.collector is not None
+        await store.collector.undelete(6)
+        pinned.append(6)
+        await promises.add(store, 6, {30: body(6, 30)})
+        records.ledgers[6] = kept
+        await collect(store)
+
+    def with_quarantine(seed: object, **settings: object) -> Any:
+        return small(seed, **(settings | {"gc_quarantine_ms": 1 << 40}))
+
+    async def restored(store: LedgerStore, promises: Any, records: FakeRecords) -> None:
+        try:
+            await script(store, promises, records)
+        finally:
+            records.ledgers[6] = record(6)
+
+    assert sweep(with_quarantine, body, restored) > 60
+    assert pinned

@@ -1,0 +1,99 @@
+"""`bk bookie gc` and its like: which bookie is meant, what they print, and what they say when it does not run."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import socketserver
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bookies.admin.cli import main
+
+
+class Endpoint(socketserver.ThreadingTCPServer):
+    """Answers as a bookie does, and remembers what it was asked."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[dict[str, Any]] = []
+        self.answer: dict[str, Any] = {}
+
+
+class Handler(socketserver.StreamRequestHandler):
+    server: Endpoint
+
+    def handle(self) -> None:
+        if line := self.rfile.readline():
+            self.server.asked.append(json.loads(line))
+            if self.server.answer:
+                self.wfile.write(json.dumps(self.server.answer).encode() + b"\n")
+
+
+@pytest.fixture
+def endpoint(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    monkeypatch.chdir(tmp_path)
+    ledgers = tmp_path / "bk-data" / "b1" / "ledgers"
+    (ledgers / "current").mkdir(parents=True)
+    (ledgers / "current" / "1f.log").write_bytes(b"")
+    with Endpoint() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        facts = {"bookie": "b1", "host": "127.0.0.1", "port": server.server_address[1], "token": "t"}
+        (ledgers / "control.json").write_text(json.dumps(facts))
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("words", "call", "arguments"),
+    [
+        (["gc"], "gc", {"force": False, "wait": False}),
+        (["gc", "--force", "--wait", "--bookie", "b1"], "gc", {"force": True, "wait": True}),
+        (["gc", "--suspend"], "suspend", {"suspended": True}),
+        (["gc", "--resume"], "suspend", {"suspended": False}),
+        (["compact"], "compact", {"kind": "minor", "wait": False}),
+        (["compact", "--major", "--wait"], "compact", {"kind": "major", "wait": True}),
+        (["undelete", "17", "--ledger-dir", "bk-data/b1/ledgers"], "undelete", {"ledger": 17}),
+        (["why-not-deleted", "1f"], "why", {"log": "1f"}),
+        (["why-not-deleted", "bk-data/b1/ledgers/current/1f.log"], "why", {"log": "bk-data/b1/ledgers/current/1f.log"}),
+        (["space"], "space", {}),
+    ],
+)
+def test_each_verb_is_a_call(
+    endpoint: Endpoint, capsys: pytest.CaptureFixture[str], words: list[str], call: str, arguments: dict[str, object]
+) -> None:
+    results: dict[str, object] = {"undelete": None, "suspend": None, "why": ["one", "two"]}
+    endpoint.answer = {
+        "result": results.get(call, {"live_bytes": 2048, "alarm": None, "logs_set_aside": {"1": "torn"}})
+    }
+    assert main(["bookie", *words]) == 0
+    assert endpoint.asked == [{"token": "t", "call": call, "arguments": arguments}]
+    printed = capsys.readouterr().out
+    expected = {"undelete": "b1: done\n", "suspend": "b1: done\n", "why": "b1: one\nb1: two\n"}
+    assert printed == expected.get(call, "b1: live_bytes             2.0 KiB\nb1: logs_set_aside 1: torn\n")
+    assert main(["bookie", *words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"b1": endpoint.answer["result"]}
+
+
+def test_what_goes_wrong_is_one_sentence(endpoint: Endpoint, capsys: pytest.CaptureFixture[str]) -> None:
+    endpoint.answer = {"error": "wrong token"}
+    assert main(["bookie", "gc"]) == 2
+    assert capsys.readouterr().err == "bk bookie: bookie b1: wrong token\n"
+    endpoint.answer = {}
+    assert main(["bookie", "gc"]) == 2
+    assert "stopped before it answered" in capsys.readouterr().err
+    assert main(["bookie", "gc", "--bookie", "b7"]) == 2
+    assert "no running bookie here" in capsys.readouterr().err
+    assert main(["bookie", "gc", "--ledger-dir", "elsewhere"]) == 2
+    assert "no bookie has run there" in capsys.readouterr().err
+    endpoint.server_close()
+    assert main(["bookie", "space"]) == 2
+    assert "bookie b1 does not run" in capsys.readouterr().err

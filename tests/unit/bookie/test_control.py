@@ -1,0 +1,103 @@
+"""The control endpoint: who may call, what comes back, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from .conftest import World
+
+SETTINGS: dict[str, Any] = {"gc_interval_ms": 60_000}
+
+
+class Caller(asyncio.Protocol):
+    """Sends lines and collects those that come back."""
+
+    def __init__(self) -> None:
+        self.lines: asyncio.Queue[bytes] = asyncio.Queue()
+        self.buffer = b""
+        self.transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self.buffer = (self.buffer + data).split(b"\n")
+        for line in lines:
+            self.lines.put_nowait(line)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.lines.put_nowait(b"{}")
+
+    async def ask(self, line: bytes) -> dict[str, Any]:
+        self.transport.write(line + b"\n")
+        return dict(json.loads(await self.lines.get()))
+
+
+async def caller_of(world: World) -> tuple[Caller, str]:
+    facts = json.loads(world.disk.files()["/ledgers/control.json"])
+    assert facts["bookie"] == "b1"
+
+    async def connect() -> Caller:
+        _, protocol = await world.network.port("bookie").connect("bookie", facts["port"], Caller)
+        assert isinstance(protocol, Caller)
+        return protocol
+
+    return await world.client_host.create_task(connect()), facts["token"]
+
+
+def request(token: str, call: str, **arguments: object) -> bytes:
+    return json.dumps({"token": token, "call": call, "arguments": arguments}).encode()
+
+
+def test_calls_are_answered(world: World) -> None:
+    async def body(world: World) -> None:
+        await world.start(**SETTINGS)
+        caller, token = await caller_of(world)
+        assert (await caller.ask(request(token, "gc", wait=True)))["result"]["runs"] == 1
+        assert (await caller.ask(request(token, "space")))["result"]["runs"] == 1
+        assert (await caller.ask(request(token, "compact", kind="major", wait=True)))["result"]["runs"] == 2
+        assert (await caller.ask(request(token, "suspend", suspended=True)))["result"] is None
+        assert "--resume" in (await caller.ask(request(token, "compact", kind="minor")))["error"]
+        assert "it is being written" in (await caller.ask(request(token, "why", log="/any/where/77.log")))["result"][0]
+
+    world.run(body)
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        (b"", "not a request"),
+        (b"[]", "not a request"),
+        (b'{"token": "x"}', "not a request"),
+        (request("x", "space"), "wrong token"),
+        (request("TOKEN", "explode"), "no call named 'explode'"),
+        (request("TOKEN", "space", much=1), "much"),
+        (request("TOKEN", "compact", kind="all"), "all"),
+        (request("TOKEN", "undelete", ledger=77), "has nothing of it"),
+        (request("TOKEN", "why", log="x.txn"), "not an entry log"),
+    ],
+)
+def test_what_is_no_call_is_refused(world: World, line: bytes, error: str) -> None:
+    async def body(world: World) -> None:
+        await world.start(**SETTINGS)
+        caller, token = await caller_of(world)
+        assert error in (await caller.ask(line.replace(b"TOKEN", token.encode())))["error"]
+
+    world.run(body)
+
+
+def test_a_stop_ends_it_and_a_long_line_the_connection(world: World) -> None:
+    async def body(world: World) -> None:
+        server = await world.start(**SETTINGS)
+        caller, _ = await caller_of(world)
+        caller.transport.write(b"x" * 100_000)
+        assert await caller.lines.get() == b"{}"
+        waiting, token = await caller_of(world)
+        await world.on_bookie(server.stop())
+        assert await waiting.ask(request(token, "space")) == {}
+
+    world.run(body)
