@@ -12,7 +12,7 @@ Invariants
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from bookies.runtime.ports import Buffer, Disk, File
 from bookies.storage import catalog_format as layout
@@ -159,11 +159,30 @@ class Catalog:
         flags = (layout.PARTIAL if known.is_partial else 0) | (layout.RESET if change.is_new else 0)
         self._pending.append(layout.pack_ledger(ledger_id, header, checksums, flags))
 
-    def written(self, ledger_id: int) -> None:
+    def written(self, ledger_id: int, pages: Iterable[int]) -> None:
         """What was staged for it is in the file."""
         if (known := self.ledgers.get(ledger_id)) is not None:
-            known.older.clear()
+            for page in pages:
+                known.older.pop(page, None)
             known.is_fresh = known.is_doubted = False
+
+    def unsettled(self) -> dict[int, list[int]]:
+        """Pages of which a crash has left one state or another: to be looked at before anything else is settled."""
+        return {ledger_id: list(known.older) for ledger_id, known in self.ledgers.items() if known.older}
+
+    def resolve(self, found: dict[int, dict[int, int]]) -> None:
+        """Of those pages, the checksums of what the files have. What may not be there stays damage."""
+        for ledger_id, checksums in found.items():
+            known = self.ledgers[ledger_id]
+            changed = []
+            for page, checksum in checksums.items():
+                older = known.older.pop(page)
+                if checksum != known.pages.get(page) and (checksum in older or layout.ANY in older):
+                    known.pages[page] = checksum
+                    changed.append((page, checksum))
+            if changed:
+                flags = layout.PARTIAL if known.is_partial else 0
+                self._pending.append(layout.pack_known(ledger_id, known.header, changed, flags))
 
     def delete(self, ledger_id: int) -> None:
         """The ledger was deleted: that its file is gone is no damage."""

@@ -25,6 +25,8 @@ MAGIC = b"BKIC"
 VERSION = 1
 RECORD_SIZE_MAX = 64 << 20  # bytes; a ledger of 10**10 entries in one checkpoint is below it
 
+ANY = -1  # in place of a checksum that nobody knows
+
 LEDGER, DELETED, SETTLED, HOLE, HOLES_SETTLED = 1, 2, 3, 4, 5
 RESET = 1  # flag: the index file is written anew, earlier pages are gone
 PARTIAL = 2  # flag: the file has pages of which no checksum is known
@@ -63,7 +65,7 @@ class Known:
 
     def expect(self, page: int, checksum: int, absent: int) -> None:
         """This page is about to be written. `absent`: the checksum of a page that is not there."""
-        before = self.pages.get(page, absent)
+        before = self.pages.get(page, ANY if self.is_partial else absent)
         if before != checksum:
             self.older[page] = (*self.older.get(page, ()), before)
         self.pages[page] = checksum
@@ -78,7 +80,7 @@ class Known:
     def is_right(self, page: int, data: Buffer, page_size: int) -> bool:
         """Whether that may be in the file; of pages that are not named, nothing may be unless some are unknown."""
         checksum = checksum_of(data, page_size)
-        if page in self.older and checksum in self.older[page]:
+        if page in self.older and (checksum in self.older[page] or ANY in self.older[page]):
             return True
         if page in self.pages:
             return checksum == self.pages[page]
@@ -108,7 +110,7 @@ def pack_file_header(page_size: int) -> bytes:
 
 def pack_ledger(ledger_id: int, header: IndexHeader, pages: Sequence[tuple[int, int]], flags: int = 0) -> bytes:
     """`pages`: (number, crc32) of those that are about to be written."""
-    return _pack_ledger(ledger_id, trimmed(header), pages, flags)
+    return pack_known(ledger_id, trimmed(header), pages, flags)
 
 
 def trimmed(header: IndexHeader) -> bytes:
@@ -116,7 +118,8 @@ def trimmed(header: IndexHeader) -> bytes:
     return pack_header(header).rstrip(b"\0")
 
 
-def _pack_ledger(ledger_id: int, header: bytes, pages: Sequence[tuple[int, int]], flags: int) -> bytes:
+def pack_known(ledger_id: int, header: bytes, pages: Sequence[tuple[int, int]], flags: int) -> bytes:
+    """As `pack_ledger`, with a trimmed header."""
     head = _LEDGER.pack(LEDGER, ledger_id, flags, len(header), len(pages))
     return _record(head + header + b"".join([_PAGE.pack(page, checksum) for page, checksum in pages]))
 
@@ -149,7 +152,7 @@ def pack(contents: Contents) -> Iterator[bytes]:
     yield pack_file_header(contents.page_size)
     for ledger_id, known in contents.ledgers.items():
         flags = PARTIAL if known.is_partial else 0
-        yield _pack_ledger(ledger_id, known.header, list(known.pages.items()), flags | RESET)
+        yield pack_known(ledger_id, known.header, list(known.pages.items()), flags | RESET)
     for text in contents.holes:
         yield pack_hole(text)
     yield pack_settled(contents.marks)

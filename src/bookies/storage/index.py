@@ -21,6 +21,7 @@ Source: storage 4.4 to 4.6, 5.2, 5.5.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -129,6 +130,18 @@ class LedgerIndex:
                 self.lost(ledger_id)
             elif (header := known.index_header()) is not None and header.is_rebuilding:
                 self._want_rebuild(ledger_id)
+
+    def read_checksums(self, pages: dict[int, list[int]]) -> dict[int, dict[int, int]]:
+        """What the files have of these pages of ledgers. On the checkpoint's worker. Raises: OSError."""
+        found: dict[int, dict[int, int]] = {}
+        for ledger_id, numbers in pages.items():
+            path = self._paths[ledger_id]
+            with contextlib.suppress(FileNotFoundError):
+                found[ledger_id] = {
+                    number: catalog_format.checksum_of(self._files.read_page(path, number), self._page_size)
+                    for number in numbers
+                }
+        return found
 
     def lost(self, ledger_id: int) -> None:
         """There was such a ledger, and its index file is gone."""
@@ -635,7 +648,7 @@ class LedgerIndex:
             return
         if change.is_new:
             self._readers.forget_index(ledger.ledger_id, change.path)
-        self.catalog.written(ledger.ledger_id)
+        self.catalog.written(ledger.ledger_id, [number for number, _ in change.pages])
         ledger.path = self._paths[ledger.ledger_id] = change.path
         ledger.size = max(ledger.size, file_size)
         for number in ledger.frozen:

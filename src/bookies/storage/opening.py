@@ -89,6 +89,8 @@ async def open_storage(parts: Opened, events: Events) -> None:
     await worker.run(_check_journals, runtime.disk, directories)
     catalog = await worker.run(parts.index.catalog_file.load)
     parts.index.found(paths, catalog, parts.removals.is_deleted)
+    unsettled = parts.index.catalog.unsettled()
+    parts.index.catalog.resolve(await worker.run(parts.index.read_checksums, unsettled))
     marks = list(await worker.run(checkpointer.mark_files.read))
     noted = parts.index.catalog.marks
     if len(noted) == len(marks):
