@@ -1,6 +1,6 @@
 """The flights of a year as a stream, hourly statistics of delays exactly once in a second log, checked and drawn.
 
-    python pipeline.py [--seconds 50] [--output flights.svg] [--keep DIR]
+    python pipeline.py [--seconds 50] [--days 365] [--output flights.svg] [--keep DIR]
 
 See ../README.md.
 """
@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from plot import draw
-from writer import data_file, lines
+from writer import DAYS, data_file, lines
 
 import bookies as bk
 import bookies.spark
@@ -114,11 +114,12 @@ def check(spark: Any, uri: str, file: str) -> tuple[int, int, int]:
 class Writer:
     """The other process, and what it last said."""
 
-    def __init__(self, uri: str, seconds: float) -> None:
+    def __init__(self, uri: str, seconds: float, days: int) -> None:
         program = str(pathlib.Path(__file__).with_name("writer.py"))
-        words = [sys.executable, program, "--metadata", uri, "--log", FLIGHTS, "--seconds", str(seconds)]
+        words = [sys.executable, program, "--metadata", uri, "--log", FLIGHTS]
+        words += ["--seconds", str(seconds), "--days", str(days)]
         self._process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-        self.flights, self.day = 0, ""
+        self.seconds, self.flights, self.day = seconds, 0, ""
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
@@ -140,12 +141,11 @@ class Writer:
         self._listener.join()
 
 
-def stream(spark: Any, store: bk.blocking.Client, uri: str, checkpoint: str, seconds: float, total: int) -> None:
+def stream(spark: Any, store: bk.blocking.Client, uri: str, checkpoint: str, writer: Writer, total: int) -> None:
     """Until the writer has ended and everything that it wrote has been processed; with a stop in the middle."""
     progress = Progress("flights", total)
-    writer = Writer(uri, seconds)
     query = started(hourly(flights_of(spark, uri)), uri, checkpoint)
-    has_stopped, deadline = False, time.monotonic() + seconds + PATIENCE_S
+    has_stopped, deadline = False, time.monotonic() + writer.seconds + PATIENCE_S
     try:
         while not (writer.has_ended() and has_read(query)):
             if not query.isActive:
@@ -172,7 +172,9 @@ def has_read(query: Any) -> bool:
     if last is None or not last["sources"]:
         return False
     source = last["sources"][0]
-    return bool(source["endOffset"] and source["endOffset"] == source["latestOffset"])
+    end, latest = source["endOffset"], source["latestOffset"]
+    # The first offset of a query also says where it began.
+    return bool(end and latest) and json.loads(end)["logs"] == json.loads(latest)["logs"]
 
 
 def hours_in(store: bk.blocking.Client) -> int:
@@ -200,7 +202,7 @@ def run(arguments: argparse.Namespace, directory: str) -> int:
     def say(text: str) -> None:
         print(f"{time.monotonic() - begin:5.0f} s  {text}", flush=True)
 
-    year = lines()
+    year = lines(arguments.days)
     file = os.path.join(directory, "year.csv")
     pathlib.Path(file).write_bytes(b"\n".join(year))
     say(f"{len(year):,} flights from {os.path.basename(data_file())}; starting three bookies and Spark")
@@ -214,7 +216,8 @@ def run(arguments: argparse.Namespace, directory: str) -> int:
             store.log(name).create(ensemble=3, write_quorum=2, ack_quorum=2)
         bookies.spark.register(spark)
         say(f"the year passes in {arguments.seconds:g} s")
-        stream(spark, store, uri, os.path.join(directory, "checkpoint"), arguments.seconds, len(year))
+        writer = Writer(uri, arguments.seconds, arguments.days)
+        stream(spark, store, uri, os.path.join(directory, "checkpoint"), writer, len(year))
         batches = len(store.log(DELAYS).manifest().extents)
         say(f"{hours_in(store):,} hours of three airports are in log {DELAYS}, in {batches} ledgers; checking them")
         hours, twice, different = check(spark, uri, file)
@@ -239,6 +242,7 @@ def place(keep: str | None) -> Iterator[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=50, help="in which the year passes (default 50)")
+    parser.add_argument("--days", type=int, default=DAYS, help="only the first days of the year (default all)")
     parser.add_argument("--output", default="flights.svg", metavar="FILE", help="the plot (default flights.svg)")
     parser.add_argument("--keep", metavar="DIR", help="a new directory for the cluster's data; it stays")
     arguments = parser.parse_args()

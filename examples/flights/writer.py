@@ -1,6 +1,6 @@
 """The year passes: every flight becomes an entry of the log when it departs, or when a cancelled one should have.
 
-    python writer.py --metadata URI --log NAME --seconds 50
+    python writer.py --metadata URI --log NAME --seconds 50 --days 365
 
 Says on stdout how many flights are in the log, one JSON document a line. The last entry is no flight: it says that
 time goes on, so that the hours before it become complete.
@@ -18,11 +18,12 @@ import os
 import sys
 import zipfile
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 
 import bookies as bk
 
 TICK_S = 0.1
+DAYS = 365
 YEAR, MONTH, DAY, DEPARTURE_DELAY, HOUR, MINUTE = 0, 1, 2, 5, 16, 17  # columns
 END_OF_TIME = "2014,1,8" + ",NA" * 13 + ",0,0,NA"
 
@@ -34,10 +35,15 @@ def data_file() -> str:
     return os.path.join(os.path.dirname(spec.origin), "data", "flights.csv.zip")
 
 
-def lines() -> list[bytes]:
-    """The file's lines, without the one with the names of the columns."""
+def lines(days: int = DAYS) -> list[bytes]:
+    """The file's lines of the first days of the year, without the one with the names of the columns."""
     with zipfile.ZipFile(data_file()) as archive:
-        return archive.read("flights.csv").splitlines()[1:]
+        year = archive.read("flights.csv").splitlines()[1:]
+    return year if days >= DAYS else [line for line in year if day_of_year(line) <= days]
+
+
+def day_of_year(line: bytes) -> int:
+    return date(*(int(part) for part in line.split(b",", 3)[:3])).timetuple().tm_yday
 
 
 def departed(row: Sequence[str]) -> datetime:
@@ -46,8 +52,8 @@ def departed(row: Sequence[str]) -> datetime:
     return scheduled if row[DEPARTURE_DELAY] == "NA" else scheduled + timedelta(minutes=int(row[DEPARTURE_DELAY]))
 
 
-async def replay(uri: str, name: str, seconds: float) -> None:
-    year = lines()
+async def replay(uri: str, name: str, seconds: float, days: int) -> None:
+    year = lines(days)
     rows = csv.reader(line.decode() for line in year)
     timetable = sorted(zip(map(departed, rows), year, strict=True))
     first, last = timetable[0][0], timetable[-1][0]
@@ -73,9 +79,10 @@ def main() -> int:
     parser.add_argument("--metadata", required=True)
     parser.add_argument("--log", required=True)
     parser.add_argument("--seconds", type=float, default=50)
+    parser.add_argument("--days", type=int, default=DAYS)
     arguments = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt):  # It is the pipeline that says something about it.
-        asyncio.run(replay(arguments.metadata, arguments.log, arguments.seconds))
+        asyncio.run(replay(arguments.metadata, arguments.log, arguments.seconds, arguments.days))
         return 0
     return 130
 

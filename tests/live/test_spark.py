@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -104,6 +104,31 @@ def test_an_empty_ledger_has_no_rows(store: Any, load: Any) -> None:
     assert load(ledger=ledger_id, includeMetadata=True).columns == [*COLUMNS, "length", "lac", "crc32c"]
 
 
+def test_views_and_tables(spark: Any, store: Any, cluster: LocalCluster) -> None:
+    """A view keeps its options; a table loses them, which is said. Source: spark 1.1."""
+    bookies.spark.register(spark)
+    ledger_id = written(store, 20)
+    options = f"OPTIONS (`bookkeeper.metadataServiceUri` '{cluster.metadata_uri}', ledger '{ledger_id}')"
+    spark.sql(f"CREATE TEMPORARY VIEW twenty USING bookkeeper {options}")
+    assert spark.sql("SELECT max(entry_id) FROM twenty").first()[0] == 19
+    spark.catalog.dropTempView("twenty")
+    way_out = "use CREATE TEMPORARY VIEW name USING bookkeeper OPTIONS (...)"
+    assert way_out in said(lambda: spark.sql(f"CREATE TABLE derived USING bookkeeper {options}"))
+    spark.sql(f"CREATE TABLE declared (value BINARY) USING bookkeeper {options}")  # The source is not asked.
+    assert way_out in said(lambda: spark.table("declared").count())
+    spark.sql("DROP TABLE declared")
+
+
+def test_what_spark_refuses_by_itself(spark: Any, cluster: LocalCluster) -> None:
+    """Should one of these work some day, docs/spark-writing.md can be shorter. Source: spark 1.1."""
+    bookies.spark.register(spark)
+    writer = spark.sql("SELECT 'v' AS value").write.format("bookkeeper").option("log", "nowhere")
+    writer = writer.option("bookkeeper.metadataServiceUri", cluster.metadata_uri)
+    for mode in ("error", "ignore"):
+        assert 'Please use either the "Append" or "Overwrite" mode' in said(writer.mode(mode).save)
+    assert "partitioning" in said(lambda: writer.mode("append").partitionBy("value").save())
+
+
 # -- columns -------------------------------------------------------------------------------------------------------
 
 
@@ -182,6 +207,28 @@ def test_entries_of_a_mebibyte(store: Any, load: Any) -> None:
     assert rows(load(ledger=ledger.ledger_id, minPartitions=2)) == expected(ledger.ledger_id, values)
 
 
+def test_each_task_says_what_it_did(spark: Any, store: Any, load: Any) -> None:
+    """Source: spark 7.3."""
+    ledger_id = written(store, 5000)
+    spark.conf.set("spark.sql.pyspark.worker.logging.enabled", "true")
+    frame = load(ledger=ledger_id, minPartitions=2)
+    try:
+        assert frame.count() == 5000
+        logs = spark.tvf.python_worker_logs().filter("logger = 'bookies.spark.tasks'").select("level", "msg").collect()
+    finally:
+        spark.conf.unset("spark.sql.pyspark.worker.logging.enabled")
+    told = [json.loads(line.msg) for line in logs]
+    assert {line.level for line in logs} == {"INFO"}
+    assert {line["event"] for line in told} == {"read"}
+    assert sorted(line["partition"] for line in told) == list(range(frame.rdd.getNumPartitions()))
+    assert sum(line["entries"] for line in told) == 5000
+    for line in told:
+        assert (line["ranges"], line["gaps"], line["failures"], line["digest_failures"]) == (1, 0, 0, 0)
+        assert line["requests"] >= line["batches"] >= 1
+        assert line["bytes"] > line["entries"]
+        assert line["wait_ms"] >= 0
+
+
 # -- ledgers that change, bookies that do not answer ---------------------------------------------------------------
 
 
@@ -241,11 +288,16 @@ def test_a_striped_ledger(store: Any, load: Any) -> None:
 
 
 def refusal(load: Any, *path: object, **options: object) -> str:
-    """What the user is told, in one line."""
+    """What the user of these options is told, in one line."""
+    return said(lambda: load(*path, **options).collect())
+
+
+def said(action: Callable[[], object]) -> str:
+    """What the user is told who does this, in one line."""
     from pyspark.errors import PySparkException
 
     with pytest.raises(PySparkException) as caught:
-        load(*path, **options).collect()
+        action()
     return " ".join(str(caught.value).split())
 
 

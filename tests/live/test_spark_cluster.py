@@ -322,6 +322,40 @@ def test_connect(store: Any, cluster: Any, source: str, target: Any, tmp_path: p
     assert entries(streamed) == expected()
 
 
+def test_another_package_that_is_broken(cluster: Any, source: str, tmp_path: pathlib.Path) -> None:
+    """One `pyspark_*` module that cannot be imported, and Spark finds none by itself; `register` works."""
+    (tmp_path / "pyspark_broken.py").write_text("raise ImportError('broken')\n")
+    done = subprocess.run(
+        [sys.executable, "-c", DISCOVERY, cluster.metadata_uri, source, str(tmp_path / "spark")],
+        cwd=tmp_path,
+        env=environment(tmp_path) | {"PYTHONPATH": os.pathsep.join((str(tmp_path), PACKAGE))},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.split()[-2:] == ["True", str(ROWS)]
+
+
+DISCOVERY = """
+import sys
+from pyspark.sql import SparkSession
+
+uri, source, directory = sys.argv[1:]
+settings = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.local.dir": directory}
+spark = SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
+try:
+    spark.read.format("bookkeeper").option("bookkeeper.metadataServiceUri", uri).option("subscribe", source).load()
+    print("found")
+except Exception as error:
+    print("DATA_SOURCE_NOT_FOUND" in str(error))
+import bookies.spark
+bookies.spark.register(spark)
+print(bookies.spark.read_log(spark, uri, source).count())
+spark.stop()
+"""
+
+
 def is_there(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None

@@ -103,6 +103,29 @@ def test_a_copy_is_read_as_the_ledger_was(
     assert outcomes(again) == {}
 
 
+def test_a_copy_is_a_table_for_duckdb(
+    spark: Any, cluster: LocalCluster, store: bk.blocking.Client, ledgers: list[int], tmp_path: pathlib.Path
+) -> None:
+    """A program that is not ours and knows nothing of the layout reads every column of every copy."""
+    duckdb = pytest.importorskip("duckdb")
+    offload.job(spark, config(cluster, tmp_path, ledgers))
+    with duckdb.connect() as database:
+        for ledger_id in ledgers:
+            copy = offload_of(store.metadata(ledger_id))
+            assert copy is not None
+            with store.open(ledger_id, password=PASSWORD, tier="bookies") as reader:
+                expected = [(each.id, each.length, each.payload) for each in reader.read()]
+            if not expected:
+                assert not list(pathlib.Path(copy.uri).glob("*.parquet"))
+                continue
+            query = f"SELECT entry_id, length, value FROM '{copy.uri}/*.parquet' ORDER BY entry_id"
+            assert database.sql(query).fetchall() == expected
+            [row] = database.sql(f"SELECT count(*), count(lac), max(length) FROM '{copy.uri}/*.parquet'").fetchall()
+            assert row == (len(expected), len(expected), expected[-1][1])
+        [every] = database.sql(f"SELECT count(*) FROM '{tmp_path}/*/ledger-*/*/*.parquet'").fetchall()
+        assert every == (sum(len(entries(store, each, "bookies")) for each in ledgers),)
+
+
 def test_the_source_reads_both_tiers_alike(
     spark: Any, cluster: LocalCluster, store: bk.blocking.Client, ledgers: list[int], tmp_path: pathlib.Path
 ) -> None:

@@ -154,6 +154,42 @@ def test_by_the_time_of_ledgers(store: Any, uri: dict[str, Any]) -> None:
     assert "no milliseconds" in refusal(base | {"startingOffsetsByTimestamp": '{"another": 1}'})
 
 
+def test_by_the_times_inside_records(store: Any, uri: dict[str, Any]) -> None:
+    """A record every ten seconds from 100 s on; three of four have a time. Source: spark 3.3."""
+    from bookies.spark import envelope
+
+    log = store.log("timed-records")
+    log.create(ensemble=1, record_format="envelope")
+
+    def add(writer: Any, first: int, last: int, every: int = 4) -> None:
+        times = [1_000_000 * (100 + 10 * each) if each % every else None for each in range(first, last)]
+        values = pa.array([b"%d" % each for each in range(first, last)])
+        at = pa.array(times, pa.timestamp("us", tz="UTC"))
+        writer.append_many(envelope.encode(values, timestamp=at).to_pylist())
+
+    with log.lead() as writer:
+        add(writer, 0, 30)
+        writer.roll()
+        add(writer, 30, 50)
+    log.truncate(bk.Position(log.manifest().ledger_ids[0], 5))
+    base = uri | {"subscribe": "timed-records"}
+    found = {each: numbers(batch(base | {"startingTimestamp": each})) for each in (1, 150_000, 150_001, 400_000, 9**9)}
+    assert {each: rows[0] if rows else None for each, rows in found.items()} == {
+        1: 5, 150_000: 5, 150_001: 6, 400_000: 30, 9**9: None,
+    }  # fmt: skip
+    assert found[150_001] == list(range(6, 50))
+    assert numbers(batch(base | {"startingTimestamp": 195_000, "endingTimestamp": 230_000})) == [10, 11]
+    assert numbers(batch(base | {"startingTimestamp": 140_000})) == list(range(5, 50))
+    untimed = store.log("untimed-records")
+    untimed.create(ensemble=1, record_format="envelope")
+    with untimed.lead() as writer:
+        add(writer, 0, 30, 1)
+    made = store.metadata(untimed.manifest().ledger_ids[0]).ctime_ms
+    options = uri | {"subscribe": "untimed-records", "startingTimestamp": made}
+    assert numbers(batch(options)) == list(range(30))
+    assert batch(uri | {"subscribe": "untimed-records", "endingTimestamp": made}) == []
+
+
 def test_what_is_gone_fails_the_query_or_is_a_row(store: Any, uri: dict[str, Any]) -> None:
     log = make(store, "gaps", 5, 5, 5)
     log.truncate(Position(log.manifest().extents[1].ledger_id, 2))

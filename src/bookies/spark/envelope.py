@@ -28,6 +28,7 @@ TIMESTAMP_TYPE = pa.timestamp("us", tz="UTC")
 COLUMNS = {"key": pa.binary(), "value": pa.binary(), "headers": HEADERS_TYPE, "timestamp": TIMESTAMP_TYPE}
 _EMPTY = pa.scalar(b"", pa.binary())
 _u32 = struct.Struct(">I")
+_head = struct.Struct(">BBq")
 
 
 # -- columns to entries ----------------------------------------------------------------------------------------------
@@ -144,6 +145,14 @@ def decode(entries: pa.Array, names: Sequence[str] = tuple(COLUMNS)) -> dict[str
             front.has(HAS_TIMESTAMP), front.timestamps.cast(TIMESTAMP_TYPE), pa.scalar(None, TIMESTAMP_TYPE)
         )
     return {name: columns[name] for name in names}
+
+
+def timestamp_of(entry: bytes) -> int | None:
+    """Microseconds since 1970 of one record; None when it has none, or is no record of this version."""
+    if len(entry) < HEADER_SIZE:
+        return None
+    version, flags, timestamp = _head.unpack_from(entry)
+    return int(timestamp) if version == VERSION and flags & HAS_TIMESTAMP and flags <= FLAGS else None
 
 
 class _Front:

@@ -17,7 +17,7 @@ from bookies.client.offloaded import OffloadedFiles
 from bookies.errors import BookieError, EntryError, InvalidArgument, LedgerNotFound, LogNotFound, NotSupported
 from bookies.protocol.log import ENVELOPE
 from bookies.protocol.offload import offload_of
-from bookies.spark import plan, runtime, selection
+from bookies.spark import envelope, plan, runtime, selection
 from bookies.spark.extents import Extents, Piece, Run
 from bookies.spark.offsets import At, Key
 
@@ -35,6 +35,7 @@ AT_ONCE = 32  # questions under way
 READERS_MAX = 256  # ledgers kept open for questions
 WAITED_FOR_MAX = 16  # tails that are waited for together; of more logs than that, news is looked for at intervals
 GUESSES_MAX = 8
+UNTIMED_MAX = 16  # records without a time that are passed over to find one with
 SAMPLES_MAX = 32  # entries whose place is asked for before a range is cut
 
 
@@ -132,11 +133,14 @@ class Lookup:
         return metadata
 
     async def at_time(self, extents: Extents, time_ms: int, *, is_end: bool) -> At:
-        """Where the time is, to a ledger: entries have no time of their own, ledgers that of their creation.
+        """Where the time is. Of records with times: the first one of this time or later, both as beginning and as end.
 
-        A beginning is that of the last ledger made at that time or before, an end that of the first one made then or
-        later: what is wanted is never left out. Raises `NotSupported` for ledgers that do not know their time.
+        Else to a ledger, which knows when it was made. A beginning is that of the last ledger made at that time or
+        before, an end that of the first one made then or later: what is wanted is never left out. Raises
+        `NotSupported` for ledgers that do not know their time.
         """
+        if extents.is_envelope and (row := await self._row_at(extents, 1000 * time_ms)) is not None:
+            return extents.at_row(row)
         low, high = 0, len(extents.pieces)
         while low < high:
             middle = (low + high) // 2
@@ -150,6 +154,37 @@ class Lookup:
         if is_end:
             return (extents.pieces[low].seq, extents.pieces[low].first) if low < len(extents.pieces) else extents.end
         return (extents.pieces[low - 1].seq, extents.pieces[low - 1].first) if low else extents.beginning
+
+    async def _row_at(self, extents: Extents, time_us: int) -> int | None:
+        """The first row whose record has this time or a later one, the end if none has; None: records have no times.
+
+        By halving: records are taken to be in the order of their times. Those without one go with what follows them.
+        """
+        low, high, has_times = extents.rows_truncated, extents.rows, False
+        while low < high:
+            middle = row = (low + high) // 2
+            time_us_found = await self._time_of(extents, row)
+            while time_us_found is None and row + 1 < min(high, middle + UNTIMED_MAX):
+                row += 1
+                time_us_found = await self._time_of(extents, row)
+            if time_us_found is None and row + 1 < high:
+                return None
+            has_times = has_times or time_us_found is not None
+            if time_us_found is not None and time_us_found < time_us:
+                low = row + 1
+            else:
+                high = middle
+        return low if has_times else None
+
+    async def _time_of(self, extents: Extents, row: int) -> int | None:
+        """Microseconds since 1970, of the row's record."""
+        position = extents.position(extents.at_row(row))
+        assert position is not None
+        try:
+            entry = await (await self._reader(position.ledger_id)).read_entry(position.entry_id)
+        except EntryError:
+            return None  # Damaged or gone, which is said when it is read, if it is.
+        return envelope.timestamp_of(entry.payload)
 
     # -- bytes ---------------------------------------------------------------------------------------------------
     async def length(self, ledger_id: int, entry_id: int) -> int:

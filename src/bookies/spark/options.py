@@ -19,6 +19,7 @@ from bookies.errors import ConfigError, InvalidArgument
 
 URI = "bookkeeper.metadataServiceUri"
 CLIENT_OPTIONS = (URI, "bookkeeper.passwordFile", "bookkeeper.passwordEnv")
+VIEW = "use CREATE TEMPORARY VIEW name USING bookkeeper OPTIONS (...)"
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SCALES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -27,6 +28,8 @@ def proper_names(options: Mapping[str, str], known: Sequence[str]) -> dict[str, 
     """The options under their proper names: those in `known`, and `CLIENT_OPTIONS`. Raises `InvalidArgument`."""
     settings = [option for option, _ in _client_settings().values()]
     proper = {name.lower(): name for name in (*known, *CLIENT_OPTIONS, *settings)}
+    if "provider" in options and "owner" in options:  # What Spark adds to the options of CREATE TABLE.
+        raise InvalidArgument(f"Spark does not keep the options of a table for its queries: {VIEW}")
     found = {}
     for key, value in dict(options).items():
         if key.lower() not in proper:
@@ -40,6 +43,8 @@ def proper_names(options: Mapping[str, str], known: Sequence[str]) -> dict[str, 
 def metadata_uri(options: Mapping[str, str]) -> str:
     """Raises `ConfigError` when there is none."""
     uri = options.get(URI)
+    if not uri and not options:
+        raise ConfigError(f"no options, as of a table made by CREATE TABLE or saveAsTable: {VIEW}")
     if not uri:
         raise ConfigError(f"option {URI} is missing: the metadata store's address, such as file:/srv/bk/metadata")
     return uri

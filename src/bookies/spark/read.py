@@ -16,6 +16,7 @@ from pyspark.sql.datasource import InputPartition
 
 from bookies.errors import BookieTimeout, BookKeeperError, InvalidArgument, LedgerNotFound, LogTruncated
 from bookies.spark import arrow, plan, runtime
+from bookies.spark.counters import TaskCounts
 from bookies.spark.plan import Gap, Range
 from bookies.spark.settings import Settings
 
@@ -58,47 +59,43 @@ class RowReader:
         items = worker.iterate(lambda: self._fetch(worker, partition), _size, self.settings.read_ahead)
         waiting: list[pa.RecordBatch] = []
         size = 0
-        for item in items:
-            for batch in self._batches(item):
-                # Spark pays for a batch, however small, and a request is smaller than that is worth.
-                if waiting and size + batch.nbytes > self.settings.batch_size:
-                    yield _joined(waiting)
-                    waiting, size = [], 0
-                waiting.append(batch)
-                size += batch.nbytes
+        for rows in arrow.stretches(items, self.settings.batch_size):
+            batch = self._batch(rows)
+            # Spark pays for a batch, however small, and a range may be smaller than that is worth.
+            if waiting and size + batch.nbytes > self.settings.batch_size:
+                yield _joined(waiting)
+                waiting, size = [], 0
+            waiting.append(batch)
+            size += batch.nbytes
         if waiting:
             yield _joined(waiting)
 
-    def _batches(self, item: Item) -> Iterator[pa.RecordBatch]:
-        if isinstance(item, Gap):
-            yield arrow.gap_batch(item, self.schema)
-            return
-        origin, batch = item
+    def _batch(self, rows: arrow.Stretch | Gap) -> pa.RecordBatch:
+        if isinstance(rows, Gap):
+            return arrow.gap_batch(rows, self.schema)
         record_format = self.settings.record_format
-        is_envelope = origin.is_envelope if record_format == "auto" else record_format == "envelope"
-        for part in arrow.parts(batch):
-            if is_envelope or self.decoder is not None:
-                yield self._decoded(origin, part, is_envelope)
-            else:
-                yield arrow.record_batch(part, origin, self.schema)
+        is_envelope = rows.origin.is_envelope if record_format == "auto" else record_format == "envelope"
+        if is_envelope or self.decoder is not None:
+            return self._decoded(rows, is_envelope)
+        return arrow.record_batch(rows, self.schema)
 
-    def _decoded(self, origin: Range, batch: EntryBatch, is_envelope: bool) -> pa.RecordBatch:
+    def _decoded(self, rows: arrow.Stretch, is_envelope: bool) -> pa.RecordBatch:
         import pyarrow as pa
 
         from bookies.spark.decode import opened
 
         names = [name for name in self.schema.names if name in arrow.COLUMNS]
         wanted = [name for name in arrow.ENVELOPE_COLUMNS if name in names or name == "value"] if is_envelope else []
-        columns = {name: arrow.column(batch, origin, name) for name in names if name not in wanted}
-        values = arrow.values(batch)
+        columns = {name: arrow.column(rows, name) for name in names if name not in wanted}
+        values = arrow.values(rows.batches)
         if is_envelope:
-            inside = opened(batch, values, wanted, self.settings.mode)
+            inside = opened(rows, values, wanted, self.settings.mode)
             if inside.taken is not None:
                 columns = {name: column.take(inside.taken) for name, column in columns.items()}
             values = inside.columns["value"]
             columns |= {name: column.cast(arrow.COLUMNS[name][1]) for name, column in inside.columns.items()}
         if self.decoder is not None:
-            decoded = self.decoder.decode(batch, values)
+            decoded = self.decoder.decode(rows, values)
             if decoded.taken is not None:
                 columns = {name: column.take(decoded.taken) for name, column in columns.items()}
             columns |= decoded.columns
@@ -106,22 +103,32 @@ class RowReader:
 
     # -- on the loop ---------------------------------------------------------------------------------------------
     async def _fetch(self, worker: runtime.Worker, partition: EntriesPartition) -> AsyncGenerator[Item, None]:
+        counts = TaskCounts(len(partition.ranges), len(partition.gaps))
         for gap in partition.gaps:
             yield gap
         pool = worker.pool(self.settings.uri, self.settings.config, partition.addresses)
-        for each in partition.ranges:
-            at = each.first
-            try:
-                async for batch in self._entries(worker, pool, each):
-                    at = batch.last_entry_id + 1
-                    yield each, batch
-            except LedgerNotFound:
-                gap = _lost(each, at)
-                if self.settings.fails_on_loss:
-                    raise _loss_error(gap, each) from None
-                yield gap
+        try:
+            for each in partition.ranges:
+                at = each.first
+                try:
+                    async for batch in self._entries(worker, pool, each, counts):
+                        at = batch.last_entry_id + 1
+                        counts.batches += 1
+                        counts.entries += len(batch)
+                        counts.size += batch.size
+                        yield each, batch
+                except LedgerNotFound:
+                    gap = _lost(each, at)
+                    if self.settings.fails_on_loss:
+                        raise _loss_error(gap, each) from None
+                    counts.gaps += 1
+                    yield gap
+        finally:
+            counts.log()
 
-    async def _entries(self, worker: runtime.Worker, pool: Any, each: Range) -> AsyncGenerator[EntryBatch, None]:
+    async def _entries(
+        self, worker: runtime.Worker, pool: Any, each: Range, counts: TaskCounts
+    ) -> AsyncGenerator[EntryBatch, None]:
         if each.is_offloaded:
             async for part in _offloaded(worker, each):
                 yield part
@@ -146,9 +153,11 @@ class RowReader:
             refresh=refresh,
             entry_size=max(0.0, each.size / each.count - plan.ENTRY_OVERHEAD),
             sticky=StickyPosition(each.metadata.ensemble_size, each.replica) if each.replica >= 0 else None,
+            counts=counts.fetch,
         )
         try:
             while True:
+                began = worker.loop.time()
                 try:
                     async with asyncio.timeout(self.settings.poll_timeout):
                         batch = await fetch.next_batch()
@@ -157,6 +166,7 @@ class RowReader:
                         f"nothing came from any replica for {self.settings.poll_timeout:g} s (option pollTimeoutMs)",
                         ledger_id=ledger_id,
                     ) from None
+                counts.wait_s += worker.loop.time() - began
                 if batch is None:
                     return
                 yield batch

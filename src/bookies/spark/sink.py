@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from bookies.protocol.transaction import Origin, Transaction
 
 logger = logging.getLogger("bookies.spark.sink")
+logger.setLevel(logging.INFO)  # for Spark's collector: see bookies.spark.counters
 OPTIONS = (
     "log", "topic", "path", "ensembleSize", "writeQuorum", "ackQuorum", "digestType", "maxLedgerBytes",
     "maxInFlightBytes", "txnAppId", "txnVersion", "commitTimeoutMs", "commitRetries", "onOpenTail", "orphanGrace",
@@ -423,7 +424,9 @@ def _write(settings: Settings, identity: tuple[str, int, str], batches: Iterator
         raise
     finally:
         task.close()
-    logger.info(json.dumps({"event": "task", "partition": partition, "attempt": attempt, "rows": task.row_count}))
+    ledgers = sum(len(share.written) for share in shares)
+    told = {"partition": partition, "attempt": attempt, "rows": task.row_count, "bytes": task.size, "ledgers": ledgers}
+    logger.info(json.dumps({"event": "write", **told}))
     return TaskMessage(*identity, partition, attempt, shares)
 
 
@@ -454,6 +457,7 @@ class _Task:
         self._parts: dict[str, tuple[PartWriter, str]] = {}
         self._pending: deque[Future[None]] = deque()
         self.row_count = 0
+        self.size = 0  # bytes of the entries
 
     def append(self, log: str, columns: Mapping[str, pa.Array]) -> None:
         """Append rows. What goes wrong is raised by a later call."""
@@ -462,6 +466,7 @@ class _Task:
         part, record_format = self._parts[log]
         data, offsets = packed(columns, record_format)
         self.row_count += len(offsets) - 1
+        self.size += offsets[-1] - offsets[0]
         while len(self._pending) >= PENDING_MAX:
             self._pending.popleft().result()
         self._pending.append(self._worker.start(part.append_packed(data, offsets)))

@@ -13,6 +13,8 @@ from tests.fakes.world import World, play
 
 from bookies.client.client import Client
 from bookies.client.entries import Entry
+from bookies.client.fetch import FetchCounts, RangeFetch
+from bookies.client.keys import keys_of
 from bookies.client.reader import LedgerReader
 from bookies.client.writer import LedgerWriter
 from bookies.errors import (
@@ -27,7 +29,7 @@ from bookies.errors import (
     Status,
 )
 from bookies.kernels import Records
-from bookies.model import BookieId, LedgerState
+from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.wire.messages import BatchReadRequest, BatchReadResponse, ReadRequest, Request, Response
 
 READS = ReadRequest | BatchReadRequest
@@ -492,6 +494,33 @@ def test_a_damaged_batch_gives_its_good_front_first() -> None:
         with pytest.raises(DigestMismatch, match="bk ledger verify"):
             await ledger.read_batch(7)
         assert (await ledger.read_batch(8)).last_entry_id == 19
+
+    play(act)
+
+
+def test_what_is_asked_and_what_goes_wrong_is_counted() -> None:
+    async def act(world: World) -> None:
+        store = await world.client(hedge_delay_max_ms=50)
+        record = (await write(store, 40)).metadata
+
+        async def counted() -> FetchCounts:
+            async def refresh() -> LedgerMetadata:
+                return record
+
+            keys = keys_of(record, b"")
+            fetch = RangeFetch(store._pool, store.config, keys, record, 0, 39, refresh=refresh, entry_size=50)
+            forget_requests(world)
+            while await fetch.next_batch() is not None:
+                pass
+            assert fetch.counts.requests == sum(len(reads_of(bookie)) for bookie in world.bookies.values())
+            return fetch.counts
+
+        assert await counted() == FetchCounts(requests=1)
+        first = record.last_ensemble[0]
+        world.bookies[first].corrupt(record.ledger_id, 0)
+        assert await counted() == FetchCounts(requests=2, failures=1, digest_failures=1)
+        world.bookies[first].delay_s = slow_reads(2.0)
+        assert await counted() == FetchCounts(requests=2, hedges=1)
 
     play(act)
 

@@ -139,29 +139,40 @@ def _table(table: Table) -> str:
     return f'<div class="wide"><table><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 
-_WIDTH, _ROW, _LABEL, _VALUE = 720, 22, 180, 90
+_WIDTH, _ROW, _LABEL, _RIGHT = 720, 22, 180, 90
+_LABEL_MAX = 22  # letters that have room
+# Of shapes and words: class for the style sheet, and colours for programs, mail among them, that do without one.
+_BAR = 'class="bar" fill="#2f6fb3"'
+_LIMIT = 'class="limit" stroke="#b3541e" stroke-dasharray="4 3"'
+_FRAME = 'class="frame" fill="none" stroke="#d5dae1"'
+_CURVE = 'class="curve" fill="none" stroke="#2f6fb3" stroke-width="2"'
+_TEXT = 'font-size="12" fill="#1c2430"'
+_VALUE = 'class="value" font-size="12" fill="#5b6675"'
 
 
 def _bars(title: str, bars: Bars) -> str:
-    room = _WIDTH - _LABEL - _VALUE
+    room = _WIDTH - _LABEL - _RIGHT
     largest = max([value for _, value, _ in bars.rows] + ([bars.limit[0]] if bars.limit else [])) or 1
     height = _ROW * len(bars.rows) + (26 if bars.limit else 6)
-    parts = [f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{_escaped(title)}">']
+    shapes, texts = [], []
     for index, (label, value, said) in enumerate(bars.rows):
         y, width = index * _ROW, max(1.0, room * value / largest) if value > 0 else 0
-        parts.append(
-            f'<text x="{_LABEL - 8}" y="{y + 15}" text-anchor="end">{_escaped(_short(label))}</text>'
-            f'<rect class="bar" x="{_LABEL}" y="{y + 4}" width="{width:.1f}" height="{_ROW - 8}" rx="2">'
-            f"<title>{_escaped(label)}: {_escaped(said)}</title></rect>"
-            f'<text class="value" x="{_LABEL + width + 6:.1f}" y="{y + 15}">{_escaped(said)}</text>'
+        told = f"<title>{_escaped(label)}: {_escaped(said)}</title>"
+        shapes.append(
+            f'<rect {_BAR} x="{_LABEL}" y="{y + 4}" width="{width:.1f}" height="{_ROW - 8}" rx="2">{told}</rect>'
+        )
+        texts.append(
+            f'<text {_TEXT} x="{_LABEL - 8}" y="{y + 15}" text-anchor="end">{told}{_escaped(_short(label))}</text>'
+            f'<text {_VALUE} x="{_LABEL + width + 6:.1f}" y="{y + 15}">{_escaped(said)}</text>'
         )
     if bars.limit:
         at, end = _LABEL + room * bars.limit[0] / largest, _ROW * len(bars.rows)
-        parts.append(
-            f'<line class="limit" x1="{at:.1f}" x2="{at:.1f}" y1="0" y2="{end + 4}"/>'
-            f'<text class="value" x="{at:.1f}" y="{end + 18}" text-anchor="middle">{_escaped(bars.limit[1])}</text>'
+        shapes.append(f'<line {_LIMIT} x1="{at:.1f}" x2="{at:.1f}" y1="0" y2="{end + 4}"/>')
+        texts.append(
+            f'<text {_VALUE} x="{at:.1f}" y="{end + 18}" text-anchor="middle">{_escaped(bars.limit[1])}</text>'
         )
-    return "".join([*parts, "</svg>"])
+    head = f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{_escaped(title)}">'
+    return "".join([head, *shapes, *texts, "</svg>"])
 
 
 def _curve(title: str, curve: Curve) -> str:
@@ -170,29 +181,33 @@ def _curve(title: str, curve: Curve) -> str:
     parts = [
         f'<svg class="small" viewBox="0 0 {left + side + 20} {top + side + 46}" role="img" '
         f'aria-label="{_escaped(title)}">',
-        f'<rect class="frame" x="{left}" y="{top}" width="{side}" height="{side}"/>',
+        f'<rect {_FRAME} x="{left}" y="{top}" width="{side}" height="{side}"/>',
     ]
     if curve.diagonal:
-        parts.append(f'<line class="limit" x1="{left}" y1="{top + side}" x2="{left + side}" y2="{top}"/>')
-    parts.append(f'<polyline class="curve" points="{points}"/>')
+        parts.append(f'<line {_LIMIT} x1="{left}" y1="{top + side}" x2="{left + side}" y2="{top}"/>')
+    parts.append(f'<polyline {_CURVE} points="{points}"/>')
     for share in (0, 0.5, 1):
         at = left + side * share
-        parts.append(f'<text class="value" x="{at}" y="{top + side + 16}" text-anchor="middle">{share:.0%}</text>')
+        parts.append(f'<text {_VALUE} x="{at}" y="{top + side + 16}" text-anchor="middle">{share:.0%}</text>')
         y = top + side * (1 - share) + 4
-        parts.append(f'<text class="value" x="{left - 6}" y="{y}" text-anchor="end">{share:.0%}</text>')
-    middle = top + side / 2
+        parts.append(f'<text {_VALUE} x="{left - 6}" y="{y}" text-anchor="end">{share:.0%}</text>')
+    across, middle = left + side / 2, top + side / 2
     parts.append(
-        f'<text x="{left + side / 2}" y="{top + side + 36}" text-anchor="middle">{_escaped(curve.x_label)}</text>'
+        f'<text {_TEXT} x="{across}" y="{top + side + 36}" text-anchor="middle">{_escaped(curve.x_label)}</text>'
     )
     parts.append(
-        f'<text x="14" y="{middle}" text-anchor="middle" transform="rotate(-90 14 {middle})">'
+        f'<text {_TEXT} x="14" y="{middle}" text-anchor="middle" transform="rotate(-90 14 {middle})">'
         f"{_escaped(curve.y_label)}</text>"
     )
     return "".join([*parts, "</svg>"])
 
 
 def _short(label: str) -> str:
-    return label if len(label) <= 26 else label[:25] + "…"
+    """Names of machines differ at either end."""
+    if len(label) <= _LABEL_MAX:
+        return label
+    half = _LABEL_MAX // 2
+    return f"{label[:half]}…{label[half + 1 - _LABEL_MAX :]}"
 
 
 def _escaped(value: Any) -> str:
@@ -215,7 +230,8 @@ th { color: var(--faint); font-weight: 600; } .number { text-align: right; }
 tbody tr:nth-child(even) { background: var(--stripe); }
 svg { width: 100%; max-width: 720px; height: auto; display: block; margin: .5rem 0 1rem; }
 svg.small { max-width: 340px; }
-svg text { font-size: 12px; fill: var(--text); } svg text.value { fill: var(--faint); }
+svg text { font-size: 12px; fill: var(--text); }
+svg text.value { fill: var(--faint); }
 .bar { fill: var(--bar); } .limit { stroke: var(--limit); stroke-dasharray: 4 3; }
 .frame { fill: none; stroke: var(--line); }
 .curve { fill: none; stroke: var(--bar); stroke-width: 2; }

@@ -68,6 +68,16 @@ def test_the_page_is_well_formed_and_asks_nobody() -> None:
     assert "prefers-color-scheme: dark" in found
 
 
+def test_long_names_are_cut_in_the_middle() -> None:
+    name = "bookie-0001.eu-west.example.org:3181"
+    found = page(Report("", "", True, sections=[Section("", plot=Bars([(name, 1.0, "1")]))]))
+    assert f"<title>{name}: 1</title>" in found
+    [label] = re.findall(r"</title>([^<]+)</text>", found)
+    assert len(label) == 22
+    assert label[:8] == name[:8]
+    assert label[-4:] == name[-4:]
+
+
 def test_what_is_drawn_stays_inside_its_picture() -> None:
     for drawing in re.findall(r"<svg.*?</svg>", page(REPORT), re.DOTALL):
         root = ElementTree.fromstring(drawing)
@@ -83,6 +93,8 @@ def test_what_is_drawn_stays_inside_its_picture() -> None:
                 ("y2", height),
             ):
                 assert 0 <= float(each.attrib.get(name, 0)) <= limit, each.attrib
+            if each.tag in ("rect", "line", "polyline", "text"):
+                assert {"fill", "stroke"} & set(each.attrib), "black, for who does without the style sheet"
             if each.tag == "rect":
                 assert float(each.attrib["x"]) + float(each.attrib["width"]) <= width
                 assert float(each.attrib["y"]) + float(each.attrib["height"]) <= height
