@@ -58,6 +58,7 @@ BATCH_HEADROOM = 64
 ANSWER_SLACK = 1024  # bytes by which an answer may be longer than the add of its entry: batch reads, long polls
 OBSERVED_EVERY = 8  # single reads, and short batches, are timed one in so many: a scan makes hundreds at once
 SHORT_BATCH = 8  # entries
+RECEIVE_SIZE = 256 << 10  # bytes taken from a connection at once
 BOTH_CAPACITIES = 3  # of `GetBookieInfoRequest.requested`
 
 
@@ -93,6 +94,7 @@ class BookiePool:
         self._on_suspect = on_suspect
         self.health = BookieHealth(config, self._probe)
         self.batch_support = BatchSupport()
+        self._scratch = bytearray(RECEIVE_SIZE)
         self._peers: dict[BookieId, _Peer] = {}
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks(self._connecting_died)
@@ -264,7 +266,8 @@ class BookiePool:
             is_high_priority=is_high_priority,
             timeout_ms=timeout_ms,
         )
-        return bytes(self.check(bookie, await future, BatchReadResponse, ledger_id, first).records)
+        response = self.check(bookie, await future, BatchReadResponse, ledger_id, first)
+        return bytes(response.records)[response.start :]
 
     def start_long_poll(
         self, bookie: BookieId, ledger_id: int, previous_lac: int, wait_ms: int
@@ -428,7 +431,7 @@ class BookiePool:
         connection = peer.connections.get(wire)
         if connection is None:
             frame_size_max = self._config.frame_size_max + ANSWER_SLACK
-            connection = Connection(bookie, wire, frame_size_max, self._ended, self.suspect)
+            connection = Connection(bookie, wire, frame_size_max, self._ended, self.suspect, self._scratch)
             peer.connections[wire] = connection
             self._tasks.start(self._connect(connection), f"connect to {bookie}")
         return connection
