@@ -32,7 +32,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from bookies import kernels
-from bookies.errors import BookKeeperError, CorruptRecord, LedgerUnknownToBookie
+from bookies.errors import BookKeeperError, CorruptRecord, LedgerUnknownToBookie, ReadFailed
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Buffer, Disk, Runtime, Worker
 from bookies.storage import entry_log_format as layout
@@ -313,6 +313,8 @@ class Compactor:
         try:
             ledger = await index.load(piece.ledger_id)
             while first < stop:
+                if ledger.header.is_rebuilding:
+                    raise ReadFailed("its index file is being built again", ledger_id=piece.ledger_id)
                 count = min(stop - first, index.slots_per_page - first % index.slots_per_page)
                 slots += (await index.slots(ledger, first, count)).ljust(count * SLOT_SIZE, b"\0")
                 first += count
