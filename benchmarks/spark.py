@@ -355,6 +355,7 @@ def print_tables(runs: Sequence[dict[str, Any]], arguments: argparse.Namespace) 
         "JVM us",
         "Python us",
         "bookies us",
+        "failed",
     )
     print_table(rows, headers, right=range(1, len(headers)))
     for run in runs:

@@ -48,6 +48,7 @@ class PoolBookie:
     is_silent: bool = False
     is_held: bool = False
     is_limbo: bool = False
+    ended_count: int = 0  # of its connections
     refuses_adds: type[errors.BookKeeperError] | None = None
     bad_reads: dict[int, type[errors.BookKeeperError]] = field(default_factory=dict)  # by entry
     on_request: Callable[[str, int], None] | None = None
@@ -107,6 +108,9 @@ class FakePool:
 
     def asked(self, kind: str) -> list[tuple[str, list[int]]]:
         return [(bookie, ids) for what, bookie, ids in self.log if what == kind]
+
+    def ended_count(self, bookie: BookieId) -> int:
+        return self.bookies[bookie].ended_count
 
     def send_adds(
         self,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from bookies.client import administration, client, keys, recovery, replication, view, writer
+from bookies.client import adds, administration, client, keys, recovery, replication, view, writer
 from bookies.client.budget import MemoryBudget
 from bookies.client.turns import Queue
 from bookies.client.writer import LedgerWriter
@@ -25,8 +25,9 @@ from bookies.errors import BookKeeperError, DataUnknown, VersionConflict
 from bookies.metadata import memory
 from bookies.model import LedgerState
 from bookies.protocol import fence, recover
-from bookies.protocol.add import AddPipeline, ChangeEnsemble
+from bookies.protocol.add import AddPipeline, ChangeEnsemble, CloseLedger
 from bookies.protocol.add_advanced import AdvancedAddPipeline
+from bookies.protocol.health import CircuitBreakers
 from bookies.protocol.ledger import change_needed, with_ensemble
 from bookies.protocol.placement import replace_failed
 from bookies.sim.run import Result, simulate
@@ -257,6 +258,22 @@ def _(patch: Patch) -> None:
     patch.setattr(AddPipeline, "failed", failed)
 
 
+@mutant("a force counts what a bookie had acknowledged before it came back", "X-53", profile="deferred")
+def _(patch: Patch) -> None:
+    patch.setattr(adds.Unforced, "gone", lambda self: None)
+
+
+@mutant("an explicit close at what was not forced", "unforced", profile="deferred")
+def _(patch: Patch) -> None:
+    original = AddPipeline.close
+
+    def close(self: AddPipeline):  # type: ignore[no-untyped-def]
+        effects = original(self)
+        return [each._replace(last_entry_id=self.head) if isinstance(each, CloseLedger) else each for each in effects]
+
+    patch.setattr(AddPipeline, "close", close)
+
+
 @mutant("an id is refused by the last add confirmed only", "X-74", profile="advanced")
 def _(patch: Patch) -> None:
     original = AdvancedAddPipeline.check
@@ -304,6 +321,11 @@ def _(patch: Patch) -> None:
 
     patch.setattr(MemoryBudget, "try_acquire", try_acquire)
     patch.setattr(Queue, "is_empty", True)
+
+
+@mutant("a circuit breaker that has opened never closes", profile="health")
+def _(patch: Patch) -> None:
+    patch.setattr(CircuitBreakers, "succeeded", lambda self, bookie, now: None)
 
 
 # -- recovery ------------------------------------------------------------------------------------------------------

@@ -59,6 +59,8 @@ class AddPool(Protocol):
 
     async def force(self, bookie: BookieId, ledger_id: int) -> None: ...
 
+    def ended_count(self, bookie: BookieId) -> int: ...
+
 
 class AddOwner(Protocol):
     """Who owns an `AddChannel`. Called on the loop, in the order of the pipeline's effects; must not call back."""
@@ -176,6 +178,34 @@ class AddReplica:
         self._channel.on_failed(self.position, bookie, entry_ids, error)
 
 
+class Unforced:
+    """Deferred sync: the bookies that entries went to since the last force, and whether they may have lost them.
+
+    A bookie answers such an add before it is on disk. It may lose power, come back, and sync what it still has: only on
+    the connection on which it took an entry its answer to a force says something about that entry (I-25).
+    """
+
+    def __init__(self, pool: AddPool) -> None:
+        self._pool = pool
+        self._counts: dict[BookieId, int] = {}  # connections that had ended when it was sent the first of the entries
+
+    def sent(self, bookie: BookieId) -> None:
+        """Entries are about to be sent."""
+        if bookie not in self._counts:
+            self._counts[bookie] = self._pool.ended_count(bookie)
+
+    def forced(self) -> None:
+        """Everything sent until now is durable."""
+        self._counts.clear()
+
+    def gone(self) -> BookieId | None:
+        """A bookie whose connection has ended since; None: there is none."""
+        for bookie, count in self._counts.items():
+            if self._pool.ended_count(bookie) != count:
+                return bookie
+        return None
+
+
 class AddChannel:
     """An `AddPipeline` with bytes. `length`: payload bytes of the ledger before the first entry to add."""
 
@@ -202,6 +232,7 @@ class AddChannel:
         self._head = add_head(master_key(password), is_recovery=is_recovery, is_high_priority=is_recovery)
         self._replicas = [AddReplica(self, position, bookie) for position, bookie in enumerate(pipeline.ensemble)]
         self._is_deferred_sync = is_deferred_sync
+        self.unforced = Unforced(pool)
         self._window: Window = window or SendWindow(pipeline.last_add_pushed + 1, length)
         self._loop = asyncio.get_running_loop()
         self.pipeline = pipeline
@@ -282,6 +313,8 @@ class AddChannel:
         if replica.bookie != send.bookie:
             replica = self._replicas[send.position] = AddReplica(self, send.position, send.bookie)
         frames = self._window.frames(send.entry_ids)
+        if self._is_deferred_sync:
+            self.unforced.sent(send.bookie)
         try:
             self._pool.send_adds(
                 send.bookie,

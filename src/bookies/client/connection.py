@@ -162,9 +162,10 @@ class _Request:
         self.is_fencing = is_fencing
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """See the module. `on_end(connection, error)` is called once, when it closes, before anybody hears of failures;
-    `on_timeout(bookie)` when a request was not answered in time."""
+    `on_timeout(bookie)` when a request was not answered in time. `scratch`: where short answers are received; the
+    connections of one loop can share it."""
 
     def __init__(
         self,
@@ -173,6 +174,7 @@ class Connection(asyncio.Protocol):
         frame_size_max: int,
         on_end: Callable[[Connection, BookKeeperError], None],
         on_timeout: Callable[[BookieId], None],
+        scratch: bytearray,
     ) -> None:
         self.bookie = bookie
         self.wire = wire
@@ -181,7 +183,9 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._on_end = on_end
         self._on_timeout = on_timeout
+        self._scratch = scratch
         self._decoder = ResponseDecoder(wire, frame_size_max)
+        self._room: memoryview | None = None  # of the decoder, which the transport is about to fill
         self._transport: asyncio.Transport | None = None
         self._unsent: list[Buffer] = []
         self._unsent_size = 0  # bytes of adds in it
@@ -298,7 +302,7 @@ class Connection(asyncio.Protocol):
             if not request.future.done():
                 request.future.set_result(error)
 
-    # -- asyncio.Protocol ----------------------------------------------------------------------------------------
+    # -- asyncio.BufferedProtocol ---------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast(asyncio.Transport, transport)  # uvloop's is none by name
         if self.error is not None:
@@ -307,11 +311,19 @@ class Connection(asyncio.Protocol):
         self._transport = stream
         self._flush()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> Buffer:
+        self._room = self._decoder.room()
+        return self._scratch if self._room is None else self._room
+
+    def buffer_updated(self, nbytes: int) -> None:
         if self.error is not None:
             return
         try:
-            responses = self._decoder.feed(data)
+            if self._room is None:
+                responses = self._decoder.feed(memoryview(self._scratch)[:nbytes])
+            else:
+                self._room = None
+                responses = self._decoder.received(nbytes)
         except RemoteProtocolError as cause:
             error = BookieUnreachable(f"connection dropped: {cause.message}", bookie=self.bookie)
             error.__cause__ = cause

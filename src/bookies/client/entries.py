@@ -85,7 +85,7 @@ class EntryBatch:
 
     def arrow_buffers(self) -> tuple[bytes, bytes]:
         """(payloads one after the other, int32 offsets in native order): Arrow's layout of a binary column."""
-        data, offsets = gather_payloads(self.data, self.starts, self.header_size)
+        data, offsets = gather_payloads([(self.data, self.starts)], self.header_size)
         return data, offsets.tobytes()
 
     def slice(self, first: int, last: int) -> EntryBatch:

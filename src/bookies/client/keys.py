@@ -34,14 +34,16 @@ class Keys:
         """Bytes of an entry body before its payload."""
         return ENTRY_HEADER_SIZE + self.digest_type.size
 
-    def verified(self, bookie: BookieId, data: bytes, first: int, last: int) -> EntryBatch:
+    def verified(self, bookie: BookieId, data: bytes, first: int, last: int, start: int = 0) -> EntryBatch:
         """The good entries at the front of records that a bookie sent as `first` and following, up to `last`.
+
+        The records begin at `data[start]`.
 
         Raises `DigestMismatch` when already the first is not good, `RemoteProtocolError` when there is none.
         """
         count_max = last - first + 1
         starts, problem = verify_records(
-            data, 0, len(data), self.ledger_id, first, count_max, self.digest_type, self.mac_key
+            data, start, len(data), self.ledger_id, first, count_max, self.digest_type, self.mac_key
         )
         if len(starts) > 1:
             return EntryBatch(self.ledger_id, first, data, starts, self.header_size)

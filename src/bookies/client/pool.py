@@ -58,16 +58,18 @@ BATCH_HEADROOM = 64
 ANSWER_SLACK = 1024  # bytes by which an answer may be longer than the add of its entry: batch reads, long polls
 OBSERVED_EVERY = 8  # single reads, and short batches, are timed one in so many: a scan makes hundreds at once
 SHORT_BATCH = 8  # entries
+RECEIVE_SIZE = 256 << 10  # bytes taken from a connection at once
 BOTH_CAPACITIES = 3  # of `GetBookieInfoRequest.requested`
 
 
 class _Peer:
-    """One bookie: its connections by protocol version, and how many single reads it was asked for."""
+    """One bookie: its connections by protocol version, how many of v3 have ended, and single reads it was asked for."""
 
-    __slots__ = ("connections", "read_count")
+    __slots__ = ("connections", "ended_count", "read_count")
 
     def __init__(self) -> None:
         self.connections: dict[str, Connection] = {}
+        self.ended_count = 0
         self.read_count = 0
 
 
@@ -92,6 +94,7 @@ class BookiePool:
         self._on_suspect = on_suspect
         self.health = BookieHealth(config, self._probe)
         self.batch_support = BatchSupport()
+        self._scratch = bytearray(RECEIVE_SIZE)
         self._peers: dict[BookieId, _Peer] = {}
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks(self._connecting_died)
@@ -263,7 +266,8 @@ class BookiePool:
             is_high_priority=is_high_priority,
             timeout_ms=timeout_ms,
         )
-        return bytes(self.check(bookie, await future, BatchReadResponse, ledger_id, first).records)
+        response = self.check(bookie, await future, BatchReadResponse, ledger_id, first)
+        return bytes(response.records)[response.start :]
 
     def start_long_poll(
         self, bookie: BookieId, ledger_id: int, previous_lac: int, wait_ms: int
@@ -324,6 +328,10 @@ class BookiePool:
             bookie, lambda txn_id: ForceLedgerRequest(v3.VERSION, txn_id, ledger_id), timeout_ms
         )
         self.check(bookie, outcome, ForceLedgerResponse, ledger_id, is_write=True)
+
+    def ended_count(self, bookie: BookieId) -> int:
+        """How many connections with protocol v3 to this bookie have ended; one that restarts ends them."""
+        return self._peer(bookie).ended_count
 
     async def bookie_info(self, bookie: BookieId, *, timeout_ms: int | None = None) -> tuple[int, int]:
         """(total, free) bytes of the bookie's ledger directories."""
@@ -423,7 +431,7 @@ class BookiePool:
         connection = peer.connections.get(wire)
         if connection is None:
             frame_size_max = self._config.frame_size_max + ANSWER_SLACK
-            connection = Connection(bookie, wire, frame_size_max, self._ended, self.suspect)
+            connection = Connection(bookie, wire, frame_size_max, self._ended, self.suspect, self._scratch)
             peer.connections[wire] = connection
             self._tasks.start(self._connect(connection), f"connect to {bookie}")
         return connection
@@ -453,6 +461,7 @@ class BookiePool:
     def _ended(self, connection: Connection, error: BookKeeperError) -> None:
         """Forget a closed connection before its requests hear of it, so that a retry opens another."""
         peer = self._peers[connection.bookie]
+        peer.ended_count += connection.wire == "v3"
         if peer.connections.get(connection.wire) is connection:
             del peer.connections[connection.wire]
         if isinstance(error, BookieUnreachable) and not self._is_closed:

@@ -52,6 +52,7 @@ from bookies.errors import (
     LedgerFenced,
     LocalProtocolError,
     NotSupported,
+    WriteFailed,
 )
 from bookies.metadata.driver import MetadataDriver, Versioned
 from bookies.model import BookieId, DigestType, LedgerMetadata
@@ -280,7 +281,8 @@ class LedgerWriter:
         ledger it asks every bookie to sync, and proves what is true already. `timeout`: seconds.
 
         Raises: `LedgerClosed`; the error of the first bookie that did not sync: nothing is confirmed then, and the
-        call may be repeated. Source: client-protocol 2.18.
+        call may be repeated; `WriteFailed`: a bookie went away in between and may have lost what it had acknowledged,
+        so the writer has ended behind what was forced before. Source: client-protocol 2.18.
         """
         self._check_open()
         self._flush()
@@ -292,7 +294,10 @@ class LedgerWriter:
             await force_everywhere(self._pool, self.ledger_id, list(dict.fromkeys(self._pipeline.ensemble)))
         if self._rules.is_deferred_sync and target > self._pipeline.last_add_confirmed:
             self._check_pipeline()
+            self._check_unforced()
             self._pipeline.forced(target)
+            if target == self._pipeline.last_add_pushed:
+                self._channel.unforced.forced()
             self._forced_length = length
             if self._tell is not None:
                 self._announcer.later(self)
@@ -306,6 +311,19 @@ class LedgerWriter:
         error = self._pipeline.error
         if error is not None:
             raise LedgerClosed(f"the writer has ended: {error}", ledger_id=self.ledger_id) from error
+
+    def _check_unforced(self) -> None:
+        """Raises `WriteFailed`, and ends the writer, if a bookie may have lost what it acknowledged."""
+        if (bookie := self._channel.unforced.gone()) is None:
+            return
+        error = WriteFailed(
+            f"the connection to bookie {bookie} ended before it was forced: what it had acknowledged may be lost, and "
+            "a ledger with deferred sync cannot replace it",
+            ledger_id=self.ledger_id,
+            bookie=bookie,
+        )
+        self._channel.carry_out(self._pipeline.fail(error))
+        raise error
 
     def _check_open(self) -> None:
         error = self._pipeline.error

@@ -10,6 +10,7 @@ entry log and a batch-read response share, so an entry is framed once and copied
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from bookies.kernels._python import Records
 
@@ -29,6 +30,10 @@ if _choice != "python":
 if not NATIVE:
     from bookies.kernels import _python as _implementation
 
+if TYPE_CHECKING:
+    from bookies.kernels._python import Frame
+else:
+    Frame = _implementation.Frame
 crc32c = _implementation.crc32c
 scan_frames = _implementation.scan_frames
 scan_records = _implementation.scan_records
@@ -43,6 +48,7 @@ digest = _implementation.digest
 
 __all__ = [
     "NATIVE",
+    "Frame",
     "Records",
     "crc32c",
     "digest",

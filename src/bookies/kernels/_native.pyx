@@ -7,6 +7,7 @@ goes into C code anyway.
 """
 
 from cpython cimport array as c_array
+from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp, memcpy
@@ -355,29 +356,73 @@ def verify_records(
     return _numbers(starts), problem
 
 
-def gather_payloads(const uint8_t[::1] buffer, starts, Py_ssize_t header_size):
+def gather_payloads(parts, Py_ssize_t header_size):
     """See `_python.gather_payloads`."""
-    cdef c_array.array offsets = _offsets(starts, buffer.shape[0])
-    cdef int64_t *start = <int64_t *>offsets.data.as_longlongs
-    cdef Py_ssize_t count = len(offsets) - 1, index, skip = 4 + header_size
+    cdef list checked = [(buffer, _offsets(starts, len(buffer))) for buffer, starts in parts]
+    cdef Py_ssize_t count = 0, done = 0, index, skip = 4 + header_size
     cdef int64_t total = 0, size
+    cdef int64_t *start
+    cdef c_array.array offsets
+    cdef const uint8_t[::1] view
+    for _, offsets in checked:
+        count += len(offsets) - 1
     cdef c_array.array ends = c_array.clone(_INT32, count + 1, zero=False)
-    ends.data.as_ints[0] = 0
-    for index in range(count):
-        size = start[index + 1] - start[index] - skip
-        if size < 0:
-            raise IndexError("a record is shorter than its header")
-        total += size
-        if total > 0x7fffffff:
-            raise OverflowError("payloads of 2 GiB or more")
-        ends.data.as_ints[index + 1] = <int32_t>total
+    cdef int32_t *end = <int32_t *>ends.data.as_ints
+    end[0] = 0
+    for _, offsets in checked:
+        start = <int64_t *>offsets.data.as_longlongs
+        for index in range(len(offsets) - 1):
+            size = start[index + 1] - start[index] - skip
+            if size < 0:
+                raise IndexError("a record is shorter than its header")
+            total += size
+            if total > 0x7fffffff:
+                raise OverflowError("payloads of 2 GiB or more")
+            done += 1
+            end[done] = <int32_t>total
     cdef bytes data = PyBytes_FromStringAndSize(NULL, total)
     cdef uint8_t *target = <uint8_t *>PyBytes_AS_STRING(data)
-    for index in range(count):
-        size = start[index + 1] - start[index] - skip
-        if size:
-            memcpy(target + ends.data.as_ints[index], &buffer[start[index] + skip], size)
+    done = 0
+    for view, offsets in checked:
+        start = <int64_t *>offsets.data.as_longlongs
+        for index in range(len(offsets) - 1):
+            size = end[done + 1] - end[done]
+            if size:
+                memcpy(target + end[done], &view[start[index] + skip], size)
+            done += 1
     return data, ends
+
+
+cdef class Frame:
+    """See `_python.Frame`. Here it is written into the `bytes` that it becomes, which nobody has seen before `take`."""
+
+    cdef bytes data
+    cdef readonly Py_ssize_t missing, filled
+
+    def __cinit__(self, Py_ssize_t size):
+        if size < 0:
+            raise ValueError("negative size")
+        self.data = PyBytes_FromStringAndSize(NULL, size)
+        self.missing = size
+        self.filled = 0
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        # The view holds on to this object, and this object to the bytes.
+        PyBuffer_FillInfo(view, self, PyBytes_AS_STRING(self.data) + self.filled, self.missing, False, flags)
+
+    def rest(self):
+        return memoryview(self)
+
+    def advance(self, Py_ssize_t count):
+        if not 0 <= count <= self.missing:
+            raise ValueError(f"{count} bytes where {self.missing} are missing")
+        self.filled += count
+        self.missing -= count
+
+    def take(self):
+        if self.missing:
+            raise ValueError(f"{self.missing} bytes are missing")
+        return self.data
 
 
 def pack_locations(int64_t log_id, int64_t position, starts):

@@ -350,14 +350,52 @@ def _are_entries(buffer: bytes, starts: range, ledger_id: int, first_entry_id: i
     return [number & 0xFFFF_FFFF for number in _column(data, 32, size, count)] == found
 
 
-def gather_payloads(buffer: bytes, starts: Sequence[int], header_size: int) -> tuple[bytes, array[int]]:
-    """Join the payloads of records: (payloads, int32 offsets in native order, count + 1).
+def gather_payloads(parts: Sequence[tuple[bytes, Sequence[int]]], header_size: int) -> tuple[bytes, array[int]]:
+    """Join the payloads of records in several buffers: (payloads, int32 offsets in native order, count + 1).
 
-    `header_size`: bytes of a body before its payload (32 plus the digest). Raises OverflowError at 2 GiB.
+    `parts`: (buffer, starts) each; `header_size`: bytes of a body before its payload (32 plus the digest). Raises
+    OverflowError at 2 GiB.
     """
     skip = 4 + header_size
-    payloads = [buffer[at + skip : end] for at, end in pairwise(starts)]
+    payloads = [buffer[at + skip : end] for buffer, starts in parts for at, end in pairwise(starts)]
     return b"".join(payloads), array("i", accumulate(map(len, payloads), initial=0))
+
+
+class Frame:
+    """A buffer of a known size that is filled from its front, by whoever brings the bytes, and then becomes `bytes`.
+
+    Nobody writes to `rest` any more after `take`.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._data = bytearray(size)
+        self._filled = 0
+
+    @property
+    def missing(self) -> int:
+        """Bytes."""
+        return len(self._data) - self._filled
+
+    @property
+    def filled(self) -> int:
+        """Bytes."""
+        return self._filled
+
+    def rest(self) -> memoryview:
+        """Where the next bytes go."""
+        return memoryview(self._data)[self._filled :]
+
+    def advance(self, count: int) -> None:
+        """So many bytes were written to `rest`. Raises ValueError for more than there was room for."""
+        if not 0 <= count <= self.missing:
+            raise ValueError(f"{count} bytes where {self.missing} are missing")
+        self._filled += count
+
+    def take(self) -> bytes:
+        """All of it. Raises ValueError before it is full."""
+        if self.missing:
+            raise ValueError(f"{self.missing} bytes are missing")
+        return bytes(self._data)
 
 
 def pack_locations(log_id: int, position: int, starts: Sequence[int]) -> bytes:

@@ -19,6 +19,7 @@ from bookies.errors import MetadataError
 from bookies.metadata.memory import MemoryDriver, MemoryStore
 from bookies.model import BookieId
 from bookies.runtime.ports import Runtime, Worker
+from bookies.sim.deferring import Deferring
 from bookies.sim.disk import PROCESS_DIES, Loss, SimDisk
 from bookies.sim.loop import Participant, SimLoop
 from bookies.sim.metadata import SimDriver, SimStore
@@ -98,6 +99,7 @@ class SimCluster:
     bookie_settings: dict[str, object] = field(default_factory=dict)
     client_settings: dict[str, object] = field(default_factory=dict)
     lease_s: float = 2.0
+    defers_syncs: bool = False  # bookies answer adds with deferred sync before these are durable
 
     def __post_init__(self) -> None:
         self.network = SimNetwork(self.loop, self.trace, Random(f"{self.seed}/network"))
@@ -173,6 +175,8 @@ class SimCluster:
             try:
                 await driver.open()
                 server = BookieServer(runtime, bookie.config, driver)
+                if self.defers_syncs:
+                    Deferring(server.store)
                 if self.witness is not None:
                     self.witness.watch(name, server.store)
                 spoil(server.store, bookie.mood)

@@ -44,6 +44,7 @@ class Plan:
     delete_ms: float = 1_500.0  # mean, before a deletion
     deferred_probability: float = 0.1  # of a ledger whose entries are on disk only when they are forced
     overlap_probability: float = 0.0  # of an append that is under way while the writer forces
+    unforced_probability: float = 0.0  # of a seal that leaves out what is not forced
     advanced_probability: float = 0.0  # of a ledger whose writer chooses the ids of its entries
     switch_probability: float = 0.0  # of a writer that allows or forbids ensemble changes, before each action
     writer_settings: tuple[Settings, ...] = ()
@@ -51,6 +52,7 @@ class Plan:
     reads: Mapping[str, float] = field(default_factory=ways_of_reading)
     replicators: int = 0
     fragment_probability: float = 0.0  # of a replicator that moves one fragment, not all that a bookie holds
+    veterans: int = 0  # writers that live through everything, and in the end have to trust every bookie again
     intruders: int = 0  # who have a wrong password
     foreigners: int = 0  # who leave entries behind the ends of ledgers
     is_replaced: bool = True

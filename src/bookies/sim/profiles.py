@@ -23,6 +23,7 @@ class Profile:
     stall_probability: float = 0.0
     stall_ms: float = 300.0
     lease_s: float = 2.0  # of a bookie's registration
+    defers_syncs: bool = False
     bookie_settings: dict[str, object] = field(default_factory=dict)
     client_settings: dict[str, object] = field(
         default_factory=lambda: {"add_timeout_ms": 800, "read_timeout_ms": 800, "connect_timeout_ms": 1_000}
@@ -177,7 +178,9 @@ PROFILES = {
             pause_ms=10,
             deferred_probability=1.0,
             overlap_probability=0.5,
+            unforced_probability=0.5,
         ),
+        defers_syncs=True,
         faults=FaultPlan(gap_ms=300, weights={"crash bookie": 2, "slow host": 1, "kill client at an await": 1}),
         stall_probability=0.06,
     ),
@@ -317,6 +320,28 @@ PROFILES = {
             "explicit_lac_interval_ms": 10,
         },
     ),
+    # A client that lives long, and bookies that fail it again and again and then are well.
+    "health": Profile(
+        bookies=4,
+        duration_s=2.5,
+        plan=Plan(
+            writers=0,
+            recoverers=0,
+            readers=1,
+            veterans=2,
+            quorums=((3, 3, 2), (2, 2, 2)),
+            entries_max=8,
+            pause_ms=30,
+            in_flight_max=3,
+            deferred_probability=0.0,
+        ),
+        faults=FaultPlan(
+            gap_ms=250,
+            durations_s=(0.05, 0.4, 1.0),
+            weights={"crash bookie": 3, "pause bookie": 3, "isolate": 1, "cut connection": 1},
+        ),
+        client_settings={"add_timeout_ms": 200, "read_timeout_ms": 200, "connect_timeout_ms": 200},
+    ),
     # Beside those who write, recover and read: others, who have a wrong password.
     "passwords": Profile(
         duration_s=0.6,
@@ -421,6 +446,51 @@ PROFILES = {
         ),
         moments=MomentPlan(0.3, 0.03),
         client_settings={"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 1_000},
+    ),
+    # Ledgers are deleted all the time, and bookies give their space back as fast as they can, while they die.
+    "collecting": Profile(
+        bookies=4,
+        duration_s=1.2,
+        plan=Plan(
+            writers=3,
+            recoverers=1,
+            readers=1,
+            deleters=3,
+            replicators=1,
+            quorums=((3, 3, 2), (3, 2, 2), (2, 2, 2)),
+            entries_min=5,
+            entries_max=20,
+            pause_ms=10,
+            recovery_ms=400,
+            read_ms=60,
+            delete_ms=150,
+            ledgers_max=6,
+        ),
+        faults=FaultPlan(
+            gap_ms=120,
+            weights={
+                "crash bookie": 3,
+                "crash bookie in a disk call": 4,
+                "fail disk calls": 1,
+                "metadata trouble": 1,
+                "isolate from the store": 1,
+                "slow disk": 1,
+                "kill client": 1,
+            },
+        ),
+        bookie_settings={
+            "checkpoint_interval_ms": 100,
+            "entry_log_size_max": 4 << 10,
+            "gc_interval_ms": 150,
+            "gc_quarantine_ms": 150,
+            "gc_share_max": 100,
+            "gc_surplus_ms": 400,
+            "minor_compaction_interval_ms": 0,
+            "major_compaction_interval_ms": 200,
+            "major_compaction_threshold": 95,
+            "control": False,
+        },
+        client_settings={"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 500},
     ),
     "rot": Profile(
         plan=Plan(quorums=((3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2))),

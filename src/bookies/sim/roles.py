@@ -24,6 +24,7 @@ class Roles:
         self.random = random
         self.is_replaced = is_replaced
         self.is_stopping = False
+        self.healed = asyncio.Event()  # all faults are over
         self._tasks: list[asyncio.Task[None]] = []
 
     def stop(self) -> None:

@@ -89,6 +89,7 @@ class Simulation:
             # No writer gives up by itself: one that still waits when everything is healed is to be seen (I-19).
             client_settings={"add_quorum_timeout_ms": 0, **profile.client_settings},
             lease_s=profile.lease_s,
+            defers_syncs=profile.defers_syncs,
         )
         self.cluster.network.stall_probability = profile.stall_probability
         self.cluster.network.stall_ms = profile.stall_ms

@@ -123,14 +123,23 @@ async def force(stage: Stage, given: Given) -> None:
 
 @step("CLIENT seal [ENDING]", "end the ledger behind everything appended")
 async def seal(stage: Stage, given: Given) -> None:
+    await _seal(stage, given, "seal", force=True)
+
+
+@step("CLIENT seal without force [ENDING]", "the same, behind what was forced before")
+async def seal_without_force(stage: Stage, given: Given) -> None:
+    await _seal(stage, given, "seal without force", force=False)
+
+
+async def _seal(stage: Stage, given: Given, verb: str, *, force: bool) -> None:
     ledger, client, story = stage.writer(given["client"]), stage.client(given["client"]), stage.ledger
 
     async def work() -> None:
-        await ledger.seal()
+        await ledger.seal(force=force)
         story.is_over = True
         stage.history.ended(story, client.name, ledger.last_add_confirmed, ledger.length)
 
-    await stage.perform(client, f"{given['client']} seal", work(), given["ending"])
+    await stage.perform(client, f"{given['client']} {verb}", work(), given["ending"])
 
 
 @step("CLIENT seal twice", "two calls at once; both have to succeed")

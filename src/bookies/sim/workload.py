@@ -41,6 +41,7 @@ class Workload(Roles):
     def start(self) -> None:
         plan = self._plan
         self.fill("writer", plan.writers, self._writers.write_ledgers, plan.writer_settings)
+        self.fill("writer-veteran", plan.veterans, self._writers.serve)
         self.fill("recoverer", plan.recoverers, self._recover)
         self.fill("reader", plan.readers, self._read, plan.reader_settings)
         self.fill("deleter", plan.deleters, self._delete)
@@ -50,6 +51,7 @@ class Workload(Roles):
 
     async def check(self) -> None:
         """Recover, read and look up every ledger, while those who do something end it."""
+        self.healed.set()
         finishing = asyncio.create_task(self.finish())
         await check_ledgers(self.cluster, self.history, self.readers)
         await finishing

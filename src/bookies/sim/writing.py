@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from bookies.client.writer import LedgerWriter
 
 PASSWORDS = (b"", b"s3cret")
+# The longest pause after failures; then the time after which a probe counts as lost; then that of a probe.
+TRUST_PAUSES_S = (31.0, 16.0, 2.0)
+CHOICES = 50  # of half of the bookies: that one of them is left out every time is chance once in 2 ** 50 runs
 LEAVING_S = 1.0  # what waits for a client that was closed ends long before
 
 
@@ -42,6 +45,37 @@ class Writers:
             await self._write_ledger(client)
         if not self._plan.is_replaced:
             self._roles.nudge()
+
+    async def serve(self, client: SimClient) -> None:
+        """One ledger after the other until all faults are over. Then no bookie is passed over for ever.
+
+        Whoever chooses bookies has those probed that had failed before, so a client that does nothing learns nothing.
+        """
+        while not self._roles.is_stopping:
+            await self._write_ledger(client)
+        await self._roles.healed.wait()
+        for pause_s in TRUST_PAUSES_S:
+            await asyncio.sleep(pause_s)
+            await self._choose_bookies(client)
+        chosen: dict[str, None] = {}
+        for _ in range(CHOICES):
+            chosen |= await self._choose_bookies(client)
+        for bookie in self._roles.cluster.bookies:
+            if bookie not in chosen:
+                self._history.violated(
+                    "health",
+                    f"{client.name} has chosen {', '.join(chosen)} for {CHOICES} ledgers and never {bookie}, which has "
+                    f"been well for {sum(TRUST_PAUSES_S):.0f} s",
+                )
+
+    async def _choose_bookies(self, client: SimClient) -> dict[str, None]:
+        """The bookies of a new ledger, half of those there are; nothing is written to it."""
+        size = len(self._roles.cluster.bookies) // 2
+        ledger = await client.client.create(ensemble=size, write_quorum=size, ack_quorum=1, password=b"")
+        bookies = dict.fromkeys(map(str, ledger.metadata.last_ensemble))
+        await ledger.seal()
+        await ledger.close()
+        return bookies
 
     async def _write_ledger(self, client: SimClient) -> None:
         random = self._random
@@ -207,7 +241,11 @@ class Writers:
             await asyncio.sleep(0)
         try:
             if self._random.random() < 0.6:
-                await ledger.seal()
+                is_forced = not (story.is_deferred and self._is_chosen(self._plan.unforced_probability))
+                await ledger.seal(force=is_forced)
+                if not is_forced and ledger.last_add_confirmed != story.confirmed - 1:
+                    text = f"ledger {story.ledger_id} is sealed at {ledger.last_add_confirmed} without a force"
+                    self._history.violated("I-25", f"{text}, and entries up to {story.confirmed - 1} were forced")
                 await self._check_seal(ledger, story)
                 self._history.ended(story, client.name, ledger.last_add_confirmed, ledger.length)
                 self._history.count("ledgers sealed")

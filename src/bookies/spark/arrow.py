@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from bookies.client.entries import EntryBatch
 from bookies.errors import InvalidArgument
+from bookies.kernels import gather_payloads
 from bookies.model import ENTRY_HEADER_SIZE
 from bookies.spark.options import flag
 from bookies.spark.plan import Gap, Range
 
 BATCH_SIZE_MAX = 8 << 20  # bytes of records in one record batch; a single larger entry is a batch of its own
+CONSTANTS_MAX = 64  # columns of one value that are kept for the next batch
 
 _HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 _GAP = pa.struct(
@@ -53,6 +56,7 @@ COLUMNS: Mapping[str, tuple[str, pa.DataType]] = {
 }
 METADATA_COLUMNS = ("length", "lac", "crc32c")
 ENVELOPE_COLUMNS = ("timestamp", "key", "value", "headers")  # those that are inside the payload of an envelope
+_constants: dict[tuple[int | str | None, pa.DataType], pa.Array] = {}
 
 
 def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
@@ -104,41 +108,107 @@ def parts(batch: EntryBatch) -> Iterator[EntryBatch]:
         first = part.last_entry_id + 1
 
 
-def record_batch(batch: EntryBatch, origin: Range, schema: pa.Schema) -> pa.RecordBatch:
-    """The entries as rows. `origin`: the range that they are part of."""
-    return pa.RecordBatch.from_arrays([column(batch, origin, name) for name in schema.names], schema=schema)
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Consecutive entries of one range, in the batches that they came in; one record batch."""
+
+    origin: Range
+    batches: Sequence[EntryBatch]
+
+    def __len__(self) -> int:
+        return self.last_entry_id - self.first_entry_id + 1
+
+    @property
+    def ledger_id(self) -> int:
+        return self.batches[0].ledger_id
+
+    @property
+    def first_entry_id(self) -> int:
+        return self.batches[0].first_entry_id
+
+    @property
+    def last_entry_id(self) -> int:
+        return self.batches[-1].last_entry_id
 
 
-def column(batch: EntryBatch, origin: Range, name: str) -> pa.Array:
+def stretches(items: Iterable[tuple[Range, EntryBatch] | Gap], size_max: int) -> Iterator[Stretch | Gap]:
+    """Batches put together, up to `size_max` bytes of records, or taken apart at `BATCH_SIZE_MAX`.
+
+    An empty one is left out. Shares the entries' data.
+    """
+    origin: Range | None = None
+    waiting: list[EntryBatch] = []
+    size = 0
+    for item in items:
+        batches = () if isinstance(item, Gap) else parts(item[1])
+        if waiting and (isinstance(item, Gap) or item[0] is not origin):
+            assert origin is not None
+            yield Stretch(origin, waiting)
+            waiting, size = [], 0
+        if isinstance(item, Gap):
+            yield item
+            continue
+        origin = item[0]
+        for batch in batches:
+            if waiting and size + batch.size > size_max:
+                yield Stretch(origin, waiting)
+                waiting, size = [], 0
+            waiting.append(batch)
+            size += batch.size
+    if waiting:
+        assert origin is not None
+        yield Stretch(origin, waiting)
+
+
+def record_batch(rows: Stretch, schema: pa.Schema) -> pa.RecordBatch:
+    """The entries as rows."""
+    return pa.RecordBatch.from_arrays([column(rows, name) for name in schema.names], schema=schema)
+
+
+def column(rows: Stretch, name: str) -> pa.Array:
     """One column of the source."""
-    count = len(batch)
+    count, origin = len(rows), rows.origin
     if name == "value":
-        return values(batch)
-    if name == "log" and origin.log is not None:
-        return pa.repeat(origin.log, count)
-    if name == "ledger_id":
-        return pa.repeat(batch.ledger_id, count)
-    if name in ("entry_id", *METADATA_COLUMNS):
-        return header_column(batch, name)
+        return values(rows.batches)
+    if name == "entry_id":
+        return pa.arange(rows.first_entry_id, rows.last_entry_id + 1)
     if name == "offset" and origin.row is not None:
-        row = origin.row + batch.first_entry_id - origin.first
-        return _int64(array("q", range(row, row + count)))
-    return pa.nulls(count, COLUMNS[name][1])
+        row = origin.row + rows.first_entry_id - origin.first
+        return pa.arange(row, row + count)
+    if name == "ledger_id":
+        return _repeated(rows.ledger_id, pa.int64(), count)
+    if name == "log" and origin.log is not None:
+        return _repeated(origin.log, pa.string(), count)
+    if name in METADATA_COLUMNS:
+        return pa.concat_arrays([header_column(batch, name) for batch in rows.batches])
+    return _repeated(None, COLUMNS[name][1], count)
+
+
+def _repeated(value: int | str | None, kind: pa.DataType, count: int) -> pa.Array:
+    """`count` times the same, from what was made for an earlier batch: a constant costs no more than being sent."""
+    made = _constants.get((value, kind))
+    if made is None or len(made) < count:
+        if len(_constants) >= CONSTANTS_MAX:
+            _constants.clear()
+        scalar = pa.scalar(value, kind)
+        made = _constants[value, kind] = pa.repeat(scalar, count)
+    return made.slice(0, count)
 
 
 def header_column(batch: EntryBatch, name: str) -> pa.Array:
     """What the entries' own headers say: `entry_id`, `length`, `lac`, `crc32c`."""
     if name == "entry_id":
-        return _int64(array("q", batch.entry_ids))
+        return pa.arange(batch.first_entry_id, batch.last_entry_id + 1)
     if name == "crc32c":
         return _checksums(batch)
     return _int64(_fields(batch, {"lac": 16, "length": 24}[name]))
 
 
-def values(batch: EntryBatch) -> pa.Array:
-    """The payloads as binary."""
-    data, offsets = batch.arrow_buffers()
-    return pa.BinaryArray.from_buffers(pa.binary(), len(batch), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+def values(batches: Sequence[EntryBatch]) -> pa.Array:
+    """The payloads of batches of one ledger, as binary."""
+    data, offsets = gather_payloads([(each.data, each.starts) for each in batches], batches[0].header_size)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.BinaryArray.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 
 
 def gap_batch(gap: Gap, schema: pa.Schema) -> pa.RecordBatch:

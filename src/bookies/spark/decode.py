@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from bookies.client.entries import EntryBatch
 from bookies.errors import InvalidArgument
 from bookies.spark import envelope
+from bookies.spark.arrow import Stretch
 
 CORRUPT = "_corrupt_record"
 
@@ -36,7 +36,7 @@ class Decoded:
     taken: pa.Array | None = None
 
 
-def opened(batch: EntryBatch, entries: pa.Array, names: Sequence[str], mode: str) -> Decoded:
+def opened(stretch: Stretch, entries: pa.Array, names: Sequence[str], mode: str) -> Decoded:
     """The columns of records with key, headers and timestamp. Raises `Malformed`."""
     bad = envelope.malformed(entries)
     if not bad:
@@ -45,8 +45,8 @@ def opened(batch: EntryBatch, entries: pa.Array, names: Sequence[str], mode: str
         raise Malformed(
             "the entry is no record with key and headers: choose recordFormat=raw, mode=PERMISSIVE or "
             "mode=DROPMALFORMED",
-            ledger_id=batch.ledger_id,
-            entry_id=batch.first_entry_id + bad[0],
+            ledger_id=stretch.ledger_id,
+            entry_id=stretch.first_entry_id + bad[0],
         )
     dropped = set(bad)
     if mode == "DROPMALFORMED":
@@ -65,20 +65,20 @@ class Decoder:
     fields: tuple[pa.Field, ...]
     mode: str
 
-    def decode(self, batch: EntryBatch, values: pa.Array) -> Decoded:
+    def decode(self, stretch: Stretch, values: pa.Array) -> Decoded:
         """Raises `Malformed`."""
         if self.format == "utf8":
-            return self._text(batch, values)
+            return self._text(stretch, values)
         if self.format == "json":
-            return self._json(batch, values)
-        return self._arrow(batch, values)
+            return self._json(stretch, values)
+        return self._arrow(stretch, values)
 
     @property
     def _wanted(self) -> list[pa.Field]:
         return [field for field in self.fields if field.name != CORRUPT]
 
     # -- text ----------------------------------------------------------------------------------------------------
-    def _text(self, batch: EntryBatch, values: pa.Array) -> Decoded:
+    def _text(self, stretch: Stretch, values: pa.Array) -> Decoded:
         try:
             return self._with_corrupt({"value": values.cast(pa.string())}, values, [])
         except pa.ArrowInvalid:
@@ -89,13 +89,13 @@ class Decoder:
             try:
                 rows.append(None if payload is None else payload.decode())
             except UnicodeDecodeError as error:
-                self._refuse(batch, index, error)
+                self._refuse(stretch, index, error)
                 bad.append(index)
                 rows.append(None)
         return self._without_bad({"value": pa.array(rows, pa.string())}, values, bad)
 
     # -- JSON ----------------------------------------------------------------------------------------------------
-    def _json(self, batch: EntryBatch, values: pa.Array) -> Decoded:
+    def _json(self, stretch: Stretch, values: pa.Array) -> Decoded:
         payloads = values.to_pylist()
         schema = pa.schema([pa.field(field.name, _plain(field.type)) for field in self._wanted])
         # Each is a row at least, so as many rows as payloads means one each.
@@ -117,7 +117,7 @@ class Decoder:
             try:
                 rows.append(None if payload is None else self._object(payload))
             except (ValueError, TypeError, pa.ArrowException) as error:
-                self._refuse(batch, index, error)
+                self._refuse(stretch, index, error)
                 bad.append(index)
                 rows.append(None)
         columns = {
@@ -138,7 +138,7 @@ class Decoder:
         return found
 
     # -- Arrow ---------------------------------------------------------------------------------------------------
-    def _arrow(self, batch: EntryBatch, values: pa.Array) -> Decoded:
+    def _arrow(self, stretch: Stretch, values: pa.Array) -> Decoded:
         tables: list[pa.Table] = []
         taken: list[int] = []
         bad: list[int] = []
@@ -157,7 +157,7 @@ class Decoder:
                 ]
                 table = pa.Table.from_arrays(present, schema=schema)
             except (pa.ArrowException, OSError) as error:
-                self._refuse(batch, index, error)
+                self._refuse(stretch, index, error)
                 if self.mode == "DROPMALFORMED":
                     continue
                 table = pa.Table.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)
@@ -170,13 +170,13 @@ class Decoder:
         return Decoded(self._with_corrupt(columns, values.take(indices), bad).columns, indices)
 
     # -- what does not decode ------------------------------------------------------------------------------------
-    def _refuse(self, batch: EntryBatch, index: int, error: Exception) -> None:
+    def _refuse(self, stretch: Stretch, index: int, error: Exception) -> None:
         if self.mode == "FAILFAST":
             raise Malformed(
                 f"the payload is not what valueFormat={self.format} and the schema say ({str(error).splitlines()[0]}): "
                 "correct them, or choose mode=PERMISSIVE or mode=DROPMALFORMED",
-                ledger_id=batch.ledger_id,
-                entry_id=batch.first_entry_id + index,
+                ledger_id=stretch.ledger_id,
+                entry_id=stretch.first_entry_id + index,
             )
 
     def _without_bad(self, columns: dict[str, pa.Array], values: pa.Array, bad: Sequence[int]) -> Decoded:

@@ -59,47 +59,43 @@ class RowReader:
         items = worker.iterate(lambda: self._fetch(worker, partition), _size, self.settings.read_ahead)
         waiting: list[pa.RecordBatch] = []
         size = 0
-        for item in items:
-            for batch in self._batches(item):
-                # Spark pays for a batch, however small, and a request is smaller than that is worth.
-                if waiting and size + batch.nbytes > self.settings.batch_size:
-                    yield _joined(waiting)
-                    waiting, size = [], 0
-                waiting.append(batch)
-                size += batch.nbytes
+        for rows in arrow.stretches(items, self.settings.batch_size):
+            batch = self._batch(rows)
+            # Spark pays for a batch, however small, and a range may be smaller than that is worth.
+            if waiting and size + batch.nbytes > self.settings.batch_size:
+                yield _joined(waiting)
+                waiting, size = [], 0
+            waiting.append(batch)
+            size += batch.nbytes
         if waiting:
             yield _joined(waiting)
 
-    def _batches(self, item: Item) -> Iterator[pa.RecordBatch]:
-        if isinstance(item, Gap):
-            yield arrow.gap_batch(item, self.schema)
-            return
-        origin, batch = item
+    def _batch(self, rows: arrow.Stretch | Gap) -> pa.RecordBatch:
+        if isinstance(rows, Gap):
+            return arrow.gap_batch(rows, self.schema)
         record_format = self.settings.record_format
-        is_envelope = origin.is_envelope if record_format == "auto" else record_format == "envelope"
-        for part in arrow.parts(batch):
-            if is_envelope or self.decoder is not None:
-                yield self._decoded(origin, part, is_envelope)
-            else:
-                yield arrow.record_batch(part, origin, self.schema)
+        is_envelope = rows.origin.is_envelope if record_format == "auto" else record_format == "envelope"
+        if is_envelope or self.decoder is not None:
+            return self._decoded(rows, is_envelope)
+        return arrow.record_batch(rows, self.schema)
 
-    def _decoded(self, origin: Range, batch: EntryBatch, is_envelope: bool) -> pa.RecordBatch:
+    def _decoded(self, rows: arrow.Stretch, is_envelope: bool) -> pa.RecordBatch:
         import pyarrow as pa
 
         from bookies.spark.decode import opened
 
         names = [name for name in self.schema.names if name in arrow.COLUMNS]
         wanted = [name for name in arrow.ENVELOPE_COLUMNS if name in names or name == "value"] if is_envelope else []
-        columns = {name: arrow.column(batch, origin, name) for name in names if name not in wanted}
-        values = arrow.values(batch)
+        columns = {name: arrow.column(rows, name) for name in names if name not in wanted}
+        values = arrow.values(rows.batches)
         if is_envelope:
-            inside = opened(batch, values, wanted, self.settings.mode)
+            inside = opened(rows, values, wanted, self.settings.mode)
             if inside.taken is not None:
                 columns = {name: column.take(inside.taken) for name, column in columns.items()}
             values = inside.columns["value"]
             columns |= {name: column.cast(arrow.COLUMNS[name][1]) for name, column in inside.columns.items()}
         if self.decoder is not None:
-            decoded = self.decoder.decode(batch, values)
+            decoded = self.decoder.decode(rows, values)
             if decoded.taken is not None:
                 columns = {name: column.take(decoded.taken) for name, column in columns.items()}
             columns |= decoded.columns

@@ -94,7 +94,7 @@ def table_of(batch: EntryBatch) -> pa.Table:
     columns = [arrow.header_column(batch, name) for name in ("entry_id", "length", "lac", "crc32c")]
     if columns[-1].null_count:
         columns[-1] = pa.array(_made_checksums(batch), pa.int32())
-    return pa.Table.from_arrays([*columns, arrow.values(batch)], schema=SCHEMA)
+    return pa.Table.from_arrays([*columns, arrow.values([batch])], schema=SCHEMA)
 
 
 def _made_checksums(batch: EntryBatch) -> list[int]:

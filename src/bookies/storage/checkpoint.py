@@ -66,6 +66,10 @@ class MarkFiles:
             self._written.append(mark_format.greatest(copies))
         return tuple(self._written)
 
+    def assume(self, marks: Sequence[LogMark]) -> None:
+        """Replay begins at these, whatever the files say; greater ones will be written over them."""
+        self._written = list(marks)
+
     def write(self, marks: Marks) -> Marks:
         """Persist marks that are greater than what is there; what is persisted then.
 
@@ -225,7 +229,7 @@ class Checkpointer:
         async with self._checkpoint_lock:
             cut = await self._flush_all()
             installed = self._installed_log_id
-            await self.write_index()
+            await self.write_index(marks or cut)
             self.persisted = await self.worker.run(self.mark_files.write, marks or cut)
             self.covered_log_id = max(self.covered_log_id, installed)
             self.checkpoint_count += 1
@@ -254,13 +258,15 @@ class Checkpointer:
             await self._wait_flush()
         return marks
 
-    async def write_index(self) -> None:
-        """Make dirty pages and headers durable; first the logs that they name."""
+    async def write_index(self, marks: Marks | None = None) -> None:
+        """Make dirty pages and headers durable; first the logs that they name. `marks`: will be persisted then."""
         async with self._index_lock:
             frozen = self._index.freeze()
             try:
                 await self._log_worker.run(self._log.sync)
                 await self._index.write(frozen, self.worker)
+                if marks is not None:
+                    await self._index.settle(marks, self.worker)
             finally:
                 self._index.unfreeze(frozen)
 
@@ -287,6 +293,7 @@ class Checkpointer:
         async with self._index_lock:
             paths = {ledger_id: self._index.path_of(ledger_id) for ledger_id in ledger_ids}
             files = [path for path in paths.values() if path is not None]
+            await self._index.forget_in_catalog(ledger_ids, self.worker)
             await self.worker.run(self._index.forget_files, files)
             await self.worker.run(unlink_all, self._disk, files)
             for ledger_id in ledger_ids:

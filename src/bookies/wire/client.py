@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from bookies import kernels
 from bookies.wire import v2, v3
 from bookies.wire.framing import FrameReader
@@ -34,7 +36,17 @@ class ResponseDecoder:
 
     def feed(self, data: Buffer) -> list[Response]:
         """Responses in the order of their arrival. Raises RemoteProtocolError: the caller closes the connection."""
-        buffer, starts = self._frames.feed(data)
+        return self._decoded(*self._frames.feed(data))
+
+    def room(self) -> memoryview | None:
+        """Where the next bytes had best be written; then tell `received`. None: anywhere, and `feed` them."""
+        return self._frames.room()
+
+    def received(self, count: int) -> list[Response]:
+        """So many bytes were written into `room`: as `feed`."""
+        return self._decoded(*self._frames.received(count))
+
+    def _decoded(self, buffer: bytes, starts: Sequence[int]) -> list[Response]:
         responses: list[Response] = []
         index, count = 0, len(starts) - 1
         while index < count:

@@ -2,8 +2,9 @@
 
     frame := uint32 N, big-endian | N bytes
 
-One scan per piece finds all frames. A declared length is checked when its four bytes are there and nothing is ever
-allocated by it: memory grows only with what arrived. Source: wire-protocol 1.2.
+One scan per piece finds all frames. A declared length is checked when its four bytes are there, and alone it allocates
+nothing: memory grows with what arrived. Room for the whole of a frame of up to `DIRECT_SIZE_MAX` is set aside when
+`DIRECT_HELD` of it are there, so that the rest is received in its place. Source: wire-protocol 1.2.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bookies.errors import RemoteProtocolError
-from bookies.kernels import scan_frames
+from bookies.kernels import Frame, scan_frames
 from bookies.wire.messages import Buffer
 
 PREFIX_SIZE = 4
+DIRECT_HELD = 16 << 10  # bytes of a frame that have to be there before room is made for the rest
+DIRECT_SIZE_MAX = 8 << 20  # bytes of a frame
 
 
 class FrameReader:
@@ -28,8 +31,24 @@ class FrameReader:
         self.error: RemoteProtocolError | None = None
         self._frame_size_max = frame_size_max
         self._pieces: list[bytes] = []  # of one incomplete frame; joined only when all of it is there
-        self._held = 0
+        self._held = 0  # bytes in them
         self._need = PREFIX_SIZE
+        self._direct: Frame | None = None  # one incomplete frame that is filled in its place; no pieces then
+
+    def room(self) -> memoryview | None:
+        """Where the next bytes had best be written; then tell `received`. None: anywhere, and `feed` them."""
+        return None if self._direct is None else self._direct.rest()
+
+    def received(self, count: int) -> tuple[bytes, Sequence[int]]:
+        """So many bytes were written into `room`: as `feed`."""
+        direct = self._direct
+        assert direct is not None
+        direct.advance(count)
+        if direct.missing:
+            return b"", (0,)
+        self._direct = None
+        whole = direct.take()
+        return whole, (0, len(whole))
 
     def feed(self, data: Buffer) -> tuple[bytes, Sequence[int]]:
         """Take the next bytes: (buffer, offsets in it of the complete frames' length words and of their end).
@@ -40,7 +59,15 @@ class FrameReader:
         if self.error is not None:
             raise self.error
         buffer = bytes(data)  # no copy when it is bytes already
-        if self._pieces:
+        if self._direct is not None:
+            rest = self._direct.rest()
+            count = min(len(rest), len(buffer))
+            rest[:count] = buffer[:count]
+            whole, starts = self.received(count)
+            if count == len(buffer):
+                return whole, starts
+            buffer = whole + buffer[count:]
+        elif self._pieces:
             self._pieces.append(buffer)
             self._held += len(buffer)
             if self._held < self._need:
@@ -53,19 +80,29 @@ class FrameReader:
                 f"{error}: at least 1 and with its prefix at most {self._frame_size_max:,}"
             )
             raise self.error from None
-        end = starts[-1]
-        self._held = len(buffer) - end
-        self._pieces = [buffer[end:]] if self._held else []
+        self._hold(buffer, starts[-1], need)
+        return buffer, starts
+
+    def _hold(self, buffer: bytes, end: int, need: int) -> None:
+        """Keep what is behind the frames. `need`: bytes of the frame that begins there, 0: unknown, -1: it is none."""
+        held = len(buffer) - end
+        self._pieces, self._held = [], held
         self._need = need if need > 0 else PREFIX_SIZE
         if need < 0:
             self.error = RemoteProtocolError(f"frame with a length of 0 or above {self._frame_size_max:,} bytes")
-        return buffer, starts
+        if held >= DIRECT_HELD and held < need <= DIRECT_SIZE_MAX:
+            self._held = 0
+            self._direct = Frame(need)
+            self._direct.rest()[:held] = memoryview(buffer)[end:]
+            self._direct.advance(held)
+        elif held:
+            self._pieces = [buffer[end:]]
 
     @property
     def held_size(self) -> int:
         """Bytes of the incomplete frame that are here."""
-        return self._held
+        return self._held if self._direct is None else self._direct.filled
 
     def forget_rest(self) -> None:
         """Drop the bytes behind the complete frames: they are in the buffer, and not framed (START_TLS)."""
-        self._pieces, self._held, self._need, self.error = [], 0, PREFIX_SIZE, None
+        self._pieces, self._held, self._need, self._direct, self.error = [], 0, PREFIX_SIZE, None, None

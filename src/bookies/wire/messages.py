@@ -202,7 +202,7 @@ class ReadResponse:
 
 @dataclass(slots=True)
 class BatchReadResponse:
-    """`records`: consecutive entries from `entry_id` on, record framing as stored; empty unless OK."""
+    """`records`: from `start` on, consecutive entries from `entry_id` on, record framing as stored; empty unless OK."""
 
     version: int
     txn_id: int
@@ -210,6 +210,7 @@ class BatchReadResponse:
     ledger_id: int
     entry_id: int
     records: Buffer = b""
+    start: int = 0
 
 
 @dataclass(slots=True)

@@ -227,6 +227,9 @@ def _pack_adds(batch: AddBatch) -> list[Buffer]:
     return [b"".join(parts)]
 
 
+SHARED_SIZE_MIN = 32 << 10  # bytes; longer answers stay in the buffer they came in, when they are alone in it
+
+
 def parse_response(buffer: bytes, at: int, end: int) -> Response:
     """Any response; one add as a batch of one. Raises RemoteProtocolError for what no bookie sends."""
     version, opcode, _ = parse_header(buffer, at, end)
@@ -246,6 +249,8 @@ def parse_response(buffer: bytes, at: int, end: int) -> Response:
         body = buffer[at + 28 : end] if is_ok else None
         return ReadResponse(version, 0, status, ledger_id, entry_id, body)
     (request_id,) = _I64.unpack_from(buffer, at + 28)
+    if is_ok and end - at == len(buffer) > SHARED_SIZE_MIN:
+        return BatchReadResponse(version, request_id, status, ledger_id, entry_id, buffer, 36)
     records = buffer[at + 36 : end] if is_ok else b""
     return BatchReadResponse(version, request_id, status, ledger_id, entry_id, records)
 
@@ -272,6 +277,7 @@ def pack_response(response: Response) -> list[Buffer]:
     elif isinstance(response, BatchReadResponse):
         opcode, request_id = OPCODE_BATCH_READ, _I64.pack(response.txn_id)
         body = response.records if response.status is Status.OK else b""
+        body = memoryview(body)[response.start :] if response.start else body
     elif isinstance(response, BareResponse) and response.operation in _OPCODE_OF_OPERATION:
         opcode, body = _OPCODE_OF_OPERATION[response.operation], b""
         request_id = _I64.pack(response.txn_id) if opcode == OPCODE_BATCH_READ else b""

@@ -78,7 +78,7 @@ class Bench:
         self.sink = Sink()
         self.transport = Transport()
         self.connection = Connection(
-            B1, wire, 1 << 20, lambda connection, error: self.ended.append(error), self.timeouts.append
+            B1, wire, 1 << 20, lambda connection, error: self.ended.append(error), self.timeouts.append, bytearray(4096)
         )
         if is_connected:
             self.connection.connection_made(self.transport)
@@ -89,7 +89,16 @@ class Bench:
 
     def answer(self, *responses: Response) -> None:
         for response in responses:
-            self.connection.data_received(b"".join(map(bytes, encode_response(response))))
+            self.receive(b"".join(map(bytes, encode_response(response))))
+
+    def receive(self, data: bytes) -> None:
+        """As a transport does."""
+        while data:
+            room = memoryview(self.connection.get_buffer(len(data)))
+            count = min(len(room), len(data))
+            room[:count] = data[:count]
+            self.connection.buffer_updated(count)
+            data = data[count:]
 
     def acknowledge(self, ids: Sequence[int], status: Status = Status.OK, ledger_id: int = 7) -> None:
         self.answer(AddResponses(2, status, ledger_id, ids))
@@ -277,7 +286,7 @@ def test_bytes_that_are_no_protocol_drop_the_connection() -> None:
     async def act() -> None:
         bench = Bench()
         bench.add(0, 3)
-        bench.connection.data_received(b"\xff\xff\xff\xff junk")
+        bench.receive(b"\xff\xff\xff\xff junk")
         assert bench.transport.is_aborted
         assert type(bench.sink.failed[0][1]) is BookieUnreachable
         bench.acknowledge(range(3))

@@ -219,6 +219,30 @@ def test_the_first_failure_ends_a_deferred_writer() -> None:
     play(act)
 
 
+def test_a_force_says_nothing_of_what_a_bookie_acknowledged_before_it_came_back() -> None:
+    """I-25: it syncs what it still has. What was forced before, or is asked for later, is not concerned."""
+
+    async def act(stage: Stage) -> None:
+        ledger = await stage.create(deferred_sync=True)
+        await ledger.append(b"one")
+        assert await ledger.force() == 0
+        stage.pool["c"].ended_count += 1
+        await ledger.append(b"two")
+        assert await ledger.force() == 1
+        await ledger.append(b"three")
+        stage.pool["c"].ended_count += 1
+        with pytest.raises(errors.WriteFailed, match="bookie c ended before it was forced"):
+            await ledger.force()
+        with pytest.raises(errors.LedgerClosed):
+            await ledger.append(b"four")
+        await stage.settle()
+        record = await stage.record(ledger.ledger_id)
+        assert (record.state, record.last_entry_id, record.length) == (LedgerState.CLOSED, 1, 6)
+        await ledger.close()
+
+    play(act)
+
+
 def test_force_of_an_ordinary_ledger_proves_what_is_true() -> None:
     async def act(stage: Stage) -> None:
         ledger = await stage.create()

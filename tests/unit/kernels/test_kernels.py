@@ -7,12 +7,14 @@ import hmac
 import importlib
 import importlib.util
 import itertools
+import random
 import struct
 import types
 import zlib
 from collections.abc import Callable
 from typing import Any
 
+import google_crc32c
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -324,11 +326,47 @@ class TestPythonKernels:
         starts, problem = self.module.verify_records(data, 0, len(data), 0, 0, 9, CRC32C, b"")
         assert (list(starts), problem) == ([0], "size")
 
-    @examples(payload_lists, st.integers(0, 9))
-    def test_gather_payloads(self, payloads: list[bytes], header_size: int) -> None:
-        records = Records.of([bytes(header_size) + payload for payload in payloads])
-        data, offsets = self.module.gather_payloads(records.data, records.starts, header_size)
+    @examples(st.lists(payload_lists, max_size=3), st.integers(0, 9))
+    def test_gather_payloads(self, lists: list[list[bytes]], header_size: int) -> None:
+        parts = [Records.of([bytes(header_size) + payload for payload in payloads]) for payloads in lists]
+        data, offsets = self.module.gather_payloads([(each.data, each.starts) for each in parts], header_size)
+        payloads = [payload for each in lists for payload in each]
         assert (data, offsets.typecode, list(offsets)) == (b"".join(payloads), "i", offsets_of(payloads))
+
+    @examples(st.lists(st.binary(max_size=50), max_size=5))
+    def test_frame(self, pieces: list[bytes]) -> None:
+        whole = b"".join(pieces)
+        frame = self.module.Frame(len(whole))
+        for piece in pieces:
+            if frame.missing:
+                with pytest.raises(ValueError, match="missing"):
+                    frame.take()
+            frame.rest()[: len(piece)] = piece
+            frame.advance(len(piece))
+        assert (frame.missing, frame.filled, frame.take()) == (0, len(whole), whole)
+        for count in (1, -1):
+            with pytest.raises(ValueError, match="missing"):
+                frame.advance(count)
+
+    def test_the_room_of_a_frame_outlives_it(self) -> None:
+        frame = self.module.Frame(1 << 20)
+        room = frame.rest()
+        room[:] = bytes([7]) * len(room)
+        frame.advance(len(room))
+        data = frame.take()
+        del frame
+        assert room[-1] == 7
+        del data
+        assert room[-1] == 7
+
+    @examples(st.binary(max_size=20_000), st.integers(0, 0xFFFF_FFFF), st.integers(0, 9))
+    def test_crc32c_of_any_length(self, data: bytes, value: int, skip: int) -> None:
+        assert self.module.crc32c(memoryview(data)[skip:], value) == google_crc32c.extend(value, data[skip:])
+
+    @examples(st.integers(0, 20_000), st.integers(0, 0xFFFF_FFFF))
+    def test_crc32c_of_long_data(self, size: int, value: int) -> None:
+        data = random.Random(size).randbytes(size)
+        assert self.module.crc32c(data, value) == google_crc32c.extend(value, data)
 
     @examples(payload_lists, st.integers(0, 0x7FFF_FFFF), st.integers(0, 1 << 30))
     def test_pack_locations(self, payloads: list[bytes], log_id: int, position: int) -> None:

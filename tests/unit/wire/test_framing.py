@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import tracemalloc
+from itertools import pairwise
 
 import pytest
 
 from bookies.errors import RemoteProtocolError
-from bookies.wire.framing import FrameReader
+from bookies.wire.framing import DIRECT_HELD, DIRECT_SIZE_MAX, PREFIX_SIZE, FrameReader
 
 
 def frame(payload: bytes) -> bytes:
@@ -88,3 +90,29 @@ def test_what_follows_the_frames_can_be_forgotten() -> None:
     reader.forget_rest()
     assert buffer[starts[-1] :] == b"\x16\x03\x03\x00"
     assert frames_of(reader, frame(b"next")) == [b"next"]
+
+
+@pytest.mark.parametrize("size", [DIRECT_HELD, 100_000, DIRECT_SIZE_MAX - PREFIX_SIZE, DIRECT_SIZE_MAX])
+@pytest.mark.parametrize("first", [10, DIRECT_HELD - 1, DIRECT_HELD, DIRECT_HELD + 1, 60_000])
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_a_long_frame_is_received_in_its_place(size: int, first: int, is_direct: bool) -> None:
+    """What comes behind it is not lost, whether it was written into the room or not."""
+    payload = random.Random(size).randbytes(size)
+    data = frame(payload) + frame(b"next")
+    reader = FrameReader(2 * DIRECT_SIZE_MAX)
+    found = []
+    at = 0
+    while at < len(data):
+        room = reader.room()
+        if room is not None and is_direct:
+            count = min(len(room), 70_000, len(data) - at)
+            room[:count] = data[at : at + count]
+            buffer, starts = reader.received(count)
+        else:
+            count = first if at == 0 else 70_000
+            buffer, starts = reader.feed(data[at : at + count])
+        at += count
+        assert reader.held_size <= size + PREFIX_SIZE
+        found += [buffer[start + PREFIX_SIZE : end] for start, end in pairwise(starts)]
+    assert found == [payload, b"next"]
+    assert reader.held_size == 0

@@ -220,7 +220,7 @@ class FileWriter:
         from bookies.spark import arrow, envelope
 
         count = len(batch)
-        values = arrow.values(batch)
+        values = arrow.values([batch])
         columns: dict[str, pa.Array] = {
             "ledger_id": pa.repeat(batch.ledger_id, count),
             "entry_id": pa.array(batch.entry_ids, pa.int64()),
