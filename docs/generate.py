@@ -14,6 +14,7 @@ import os
 import pathlib
 import sys
 from dataclasses import fields, is_dataclass
+from typing import ForwardRef
 
 WIDTH = 100  # of a signature on one line
 PLUMBING = {"check_open", "client_closed", "transactions"}  # what handles are to each other, and to Spark
@@ -152,7 +153,10 @@ def fields_of(kind: type) -> dict[str, str]:
     """The fields of a value, dataclass or named tuple, with their types as they were written."""
     if not is_dataclass(kind) and not hasattr(kind, "_fields"):
         return {}
-    return {name: str(text) for name, text in inspect.get_annotations(kind).items() if not name.startswith("_")}
+    found = inspect.get_annotations(kind)
+    # A named tuple turns its annotations into references.
+    written = {name: each.__forward_arg__ if isinstance(each, ForwardRef) else each for name, each in found.items()}
+    return {name: str(text) for name, text in written.items() if not name.startswith("_")}
 
 
 def _class(kind: type) -> str:

@@ -154,6 +154,24 @@ class ReadFailed(EntryError):
     retriable = True
 
 
+class NotConfirmed(ReadFailed):
+    """The entry is beyond the last add confirmed, which `last_add_confirmed` says; no bookie was asked for it."""
+
+    retriable = False
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        last_add_confirmed: int = -1,
+        ledger_id: int | None = None,
+        entry_id: int | None = None,
+        bookie: str | None = None,
+    ) -> None:
+        super().__init__(message, ledger_id=ledger_id, entry_id=entry_id, bookie=bookie)
+        self.last_add_confirmed = last_add_confirmed
+
+
 class EntryExists(EntryError):
     """The entry id was used before: the entry is pending or delivered. Nothing was sent."""
 

@@ -397,10 +397,10 @@ def _(patch: Patch) -> None:
     "A checkpoint persists its mark without writing the index.",
 )
 def _(patch: Patch) -> None:
-    async def write_index(self: Checkpointer) -> None:
+    async def write_index(self: Checkpointer, marks: object = None) -> None:
         await self._log_worker.run(self._log.sync)
 
-    patch.setattr(Checkpointer, "_write_index", write_index)
+    patch.setattr(Checkpointer, "write_index", write_index)
 
 
 @exhibit(
@@ -466,7 +466,7 @@ def _(patch: Patch) -> None:
 
     async def flush_all(self: Checkpointer) -> checkpoint.Marks:
         await original(self)
-        await self._write_index()
+        await self.write_index()
         return self._marks()
 
     patch.setattr(Checkpointer, "_flush_all", flush_all)

@@ -131,7 +131,7 @@ def _(patch: Patch) -> None:
             await original(self)
         else:
             await self._flush_all()
-            await self._write_index()
+            await self.write_index()
             self.persisted = await self.worker.run(self.mark_files.read)
 
     patch.setattr(Checkpointer, "checkpoint", checkpoint)

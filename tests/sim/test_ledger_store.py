@@ -14,7 +14,7 @@ from bookies.errors import (
     BookieBusy,
     BookieReadOnly,
     BookKeeperError,
-    CorruptRecord,
+    DataUnknown,
     DirectoryInUse,
     DiskFull,
     EntryNotFound,
@@ -348,8 +348,9 @@ def test_calls_for_a_ledger_that_is_being_read_keep_their_order(machine: Any, bo
 
 
 @pytest.mark.parametrize("damage", [b"XKLE", b"BKLE\0\0\0\2", b"BKLE\0\0\0\1\xff\xff\xff\xff"])
-def test_an_unreadable_header_is_an_error_every_time(machine: Any, body: Body, damage: bytes) -> None:
-    """[F-43]"""
+@pytest.mark.parametrize("has_catalog", [True, False])
+def test_an_unreadable_header_is_never_an_empty_one(machine: Any, body: Body, damage: bytes, has_catalog: bool) -> None:
+    """[F-43] With the catalog it is known what it was; without, nothing is denied until the logs were read."""
     made = machine()
 
     async def write(store: LedgerStore, promises: Any) -> None:
@@ -357,22 +358,36 @@ def test_an_unreadable_header_is_an_error_every_time(machine: Any, body: Body, d
         await add(store, 2, body(2, 0))
 
     async def check(store: LedgerStore, promises: Any) -> None:
-        for _ in range(2):
-            attempts = [store.read(1, 0), store.read(1, 1), store.read(1, -1), store.read_batch(1, 0, 9, 999)]
-            attempts += [store.last_add_confirmed(1), store.read_lac(1), store.list_entries(1)]  # type: ignore[list-item]
-            attempts += [add(store, 1, body(1, 1)), fence(store, 1), add(store, 1, body(1, 1), is_recovery=True)]  # type: ignore[list-item]
-            for attempt in attempts:
-                with pytest.raises(ReadFailed):
-                    await attempt
+        if not has_catalog:
+            for attempt in (store.read(1, 1), store.read(1, -1), store.read_lac(1), store.list_entries(1)):
+                with pytest.raises(DataUnknown):
+                    await attempt  # type: ignore[misc]
+            with pytest.raises(DataUnknown):
+                await add(store, 1, body(1, 1))
         assert await store.read(2, 0) == body(2, 0)
+        await asyncio.sleep(1)
+        await check_again(store, promises)
+
+    async def check_again(store: LedgerStore, promises: Any) -> None:
+        assert await store.read(1, 0) == body(1, 0)
+        assert await store.list_entries(1) == [range(1)]
+        with pytest.raises(EntryNotFound):
+            await store.read(1, 1)
+        if not has_catalog:
+            with pytest.raises(LedgerFenced):
+                await add(store, 1, body(1, 1), b"")
+        else:
+            with pytest.raises(Unauthorized):
+                await add(store, 1, body(1, 1), b"another")
 
     assert made.live(write)
     path = "/ledgers0/current/0/1/1.idx"
     data = made.disk.files()[path]
-    made.disk.unlink(path)
     made.disk.put(path, damage + data[len(damage) :])
+    if not has_catalog:
+        made.disk.unlink("/ledgers0/current/index.catalog")
     assert made.live(check)
-    assert made.live(check)
+    assert made.live(check_again)
 
 
 def test_a_header_cut_off_by_a_crash_is_made_again_from_the_journal_and_fenced(machine: Any, body: Body) -> None:
@@ -383,6 +398,10 @@ def test_a_header_cut_off_by_a_crash_is_made_again_from_the_journal_and_fenced(m
         await add(store, 1, body(1, 0))
 
     async def check(store: LedgerStore, promises: Any) -> None:
+        assert await store.read(1, 0) == body(1, 0)
+        with pytest.raises(DataUnknown):
+            await add(store, 1, body(1, 1))
+        await asyncio.sleep(1)
         assert await store.read(1, 0) == body(1, 0)
         with pytest.raises(LedgerFenced):
             await add(store, 1, body(1, 1))
@@ -709,18 +728,53 @@ def test_a_missing_journal_stops_the_start(machine: Any, body: Body, missing: st
     assert not made.disk.open_files
 
 
-def test_damage_in_an_older_journal_stops_the_start(machine: Any, body: Body) -> None:
+def test_damage_in_an_older_journal_makes_what_was_in_it_unknown(machine: Any, body: Body) -> None:
     made = machine(journal_size_max=1 << 14)
 
     async def script(store: LedgerStore, promises: Any) -> None:
         for entry_id in range(40):
             await promises.add(store, 1, {entry_id: body(1, entry_id, size=3000)})
 
+    async def check(store: LedgerStore, promises: Any) -> None:
+        with pytest.raises(DataUnknown):
+            await store.read(1, 0)
+        for entry_id in range(1, 40):
+            assert await store.read(1, entry_id) == body(1, entry_id, size=3000)
+        for attempt in (store.read(1, 40), store.read(1, -1), store.read_lac(1), store.list_entries(1)):
+            with pytest.raises(DataUnknown):
+                await attempt  # type: ignore[misc]
+        for ledger_id in (1, 77):  # which may have been fenced
+            with pytest.raises(DataUnknown):
+                await add(store, ledger_id, body(ledger_id, 50))
+        with pytest.raises(DataUnknown):  # there may have been such a ledger
+            await store.read(2, 0)
+        assert store.has_unknown_ledgers
+        await add(store, 1, body(1, 0, size=3000), is_recovery=True)
+        assert await store.read(1, 0) == body(1, 0, size=3000)
+
+    async def settle(store: LedgerStore, promises: Any) -> None:
+        assert await store.settle_unknown_ledgers([1, 3]) == 1
+        assert not store.has_unknown_ledgers
+        await check_settled(store, promises)
+
+    async def check_settled(store: LedgerStore, promises: Any) -> None:
+        assert not store.has_unknown_ledgers
+        for ledger_id in (1, 3):
+            with pytest.raises(DataUnknown):
+                await store.read(ledger_id, 77)
+            with pytest.raises(DataUnknown):
+                await add(store, ledger_id, body(ledger_id, 60))
+        with pytest.raises(LedgerUnknownToBookie):
+            await store.read(4, 0)
+
     assert made.live(script, stops=False)
     made.crash(PROCESS_DIES)
     made.disk.flip_bit(journals(made)[0], 512, 7)
-    with pytest.raises(CorruptRecord):
-        made.live(script)
+    assert made.live(check, stops=False)
+    made.crash(NOTHING_SURVIVES)
+    assert made.live(settle, stops=False)
+    made.crash(NOTHING_SURVIVES)
+    assert made.live(check_settled)
 
 
 def test_a_start_that_fails_can_be_repeated(machine: Any, body: Body) -> None:

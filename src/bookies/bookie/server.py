@@ -22,6 +22,7 @@ from bookies.bookie.control import ControlServer, control_calls
 from bookies.bookie.handlers import Handlers
 from bookies.bookie.pressure import Intake, ReadBudget
 from bookies.bookie.reads import Reads
+from bookies.bookie.settling import settle_unknown_ledgers
 from bookies.bookie.state import BookieState
 from bookies.config import BookieConfig
 from bookies.errors import BookKeeperError, ConfigError, CookieMismatch, CookieNotFound, MetadataError, StorageError
@@ -108,6 +109,9 @@ class BookieServer:
             self._driver.on_session_expired(self._session_lost)
             await self._register(self.state.mode)
             self._tasks.start(self._keep_registered(), f"registration of {self.bookie_id}")
+            if self.store.has_unknown_ledgers:
+                settling = settle_unknown_ledgers(self.store, self._driver, self.bookie_id, self._events)
+                self._tasks.start(settling, f"settling of {self.bookie_id}")
         except BaseException:
             await self.abort()
             raise

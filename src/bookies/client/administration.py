@@ -8,7 +8,7 @@ there, so what was interrupted is repeated, never undone. The shell of `protocol
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -267,6 +267,9 @@ class Administration:
         `visit`: called with each batch of good ones, in no particular order. `pace`: of the bytes read. `is_listing`:
         only look which are there, by the bookie's own list. A bookie that does not answer ends it; it is no error.
         """
+        if not isinstance(record, LedgerMetadata):
+            raise InvalidArgument(f"record={record!r}: must be a LedgerMetadata, as Client.metadata gives it")
+        bookie = bookie_id(bookie)
         replicas = self._access.replicas(record)
         if is_listing:
             return await scan_list(replicas, self._pool, record.ledger_id, bookie, ids)
@@ -362,13 +365,15 @@ class Administration:
         """Write again to a bookie those of these entries that it must hold by the record; how many were written.
 
         For single entries that it has lost, or holds damaged; nothing but these is copied and the record stays as it
-        is. Raises `LedgerNotFound`, `FragmentNotFinished`, and why an entry cannot be read anywhere or written.
+        is. Raises `LedgerNotFound`, `FragmentNotFinished`, `InvalidArgument` for a bookie that neither the cluster nor
+        the ledger knows, and why an entry cannot be read anywhere or written.
         """
         ledger_id, bookie = any_ledger_id(ledger_id), bookie_id(bookie)
         bytes_per_s = rate("bytes_per_s", bytes_per_s)
         async with TimeLimit(timeout, f"renew entries of ledger {ledger_id} on {bookie}"):
             account = Account(1, bytes_per_s, progress)
             record, fragments = await self.fragments(ledger_id)
+            await self._check_known(bookie, [record])
             for fragment, positions in fragments_on(fragments, [bookie]):
                 ids = stored_in(fragment.stored(positions[0]), entries)
                 if ids:
@@ -484,14 +489,8 @@ class Administration:
     ) -> None:
         """Raises `InvalidArgument` for bookies that `recover_bookies` must not be asked to recover."""
         writable = (await self._driver.bookies(BookieMode.WRITABLE)).bookies
-        known = [*(await self._registered()), *(await self._driver.all_bookies()).bookies]
         for bookie in bookies:
-            is_named = any(bookie in ensemble for record in ledgers.values() for _, ensemble in record.ensembles)
-            if bookie not in known and not is_named:
-                raise InvalidArgument(
-                    f"there is no bookie {bookie}, and no ledger names it: the cluster has "
-                    f"{', '.join(sorted(dict.fromkeys(known))) or 'none'}"
-                )
+            await self._check_known(bookie, ledgers.values())
             if bookie in writable and not may_be_writable:
                 raise InvalidArgument(
                     f"bookie {bookie} is registered as writable, so it goes on receiving entries while its old ones "
@@ -538,6 +537,16 @@ class Administration:
     def watch_bookies(self, mode: BookieMode, callback: Callable[[BookieSet], None]) -> Watch:
         """Call back with the bookies in a mode: now, and after each change, until the watch is cancelled."""
         return self._driver.watch_bookies(mode, callback)
+
+    async def _check_known(self, bookie: BookieId, records: Iterable[LedgerMetadata]) -> None:
+        """Raises `InvalidArgument` for a bookie that neither the cluster nor one of these ledgers knows."""
+        known = [*(await self._registered()), *(await self._driver.all_bookies()).bookies]
+        if bookie in known or any(bookie in ensemble for record in records for _, ensemble in record.ensembles):
+            return
+        raise InvalidArgument(
+            f"there is no bookie {bookie}, and no ledger names it: the cluster has "
+            f"{', '.join(sorted(dict.fromkeys(known))) or 'none'}"
+        )
 
     # -- parts ---------------------------------------------------------------------------------------------------
     async def _registered(self) -> tuple[BookieId, ...]:

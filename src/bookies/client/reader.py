@@ -103,7 +103,7 @@ class LedgerReader:
         """The entries first..last in order; `last` None: up to the last add confirmed when the iteration begins.
 
         `async for entry in ledger.read()`; `.batches()` gives verified batches instead of entries. `timeout`: seconds
-        that a step may take. The iteration raises `InvalidArgument`, `ReadFailed` (beyond the last add confirmed),
+        that a step may take. The iteration raises `InvalidArgument`, `NotConfirmed` (beyond the last add confirmed),
         `TimeoutError`, and what every replica of an entry failing leads to: `EntryNotFound`, `DigestMismatch`,
         `BookieUnreachable` and so on.
         """

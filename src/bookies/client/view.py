@@ -25,6 +25,7 @@ from bookies.errors import (
     EntryNotFound,
     LedgerClosed,
     LedgerNotFound,
+    NotConfirmed,
     ReadFailed,
     Unauthorized,
 )
@@ -109,14 +110,15 @@ class LedgerView:
 
     # -- bounds --------------------------------------------------------------------------------------------------
     async def check_confirmed(self, last: int) -> None:
-        """Raises `ReadFailed` when the entry is beyond the last add confirmed, which is asked for if need be."""
+        """Raises `NotConfirmed` when the entry is beyond the last add confirmed, which is asked for if need be."""
         self.check_open()
         if last > self.last_add_confirmed:
             await self.refresh_last_add_confirmed()
         if last > self.last_add_confirmed:
-            raise ReadFailed(
+            raise NotConfirmed(
                 f"cannot read up to entry {last}: the last {'entry' if self.is_sealed else 'add confirmed'} is "
                 f"{self.last_add_confirmed}" + ("" if self.is_sealed else "; tail() waits for entries to come"),
+                last_add_confirmed=self.last_add_confirmed,
                 ledger_id=self.ledger_id,
                 entry_id=last,
             )

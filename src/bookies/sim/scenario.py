@@ -95,6 +95,8 @@ def parse_scenario(name: str, text: str) -> Scenario:
         if not words:
             continue
         if section := _SECTION.fullmatch(words):
+            if any(letter == section[1] for letter, _, _ in sections):
+                raise ScenarioError(f"{name}:{number}: there is a section ({section[1]}) already")
             sections.append((section[1], section[2], []))
             continue
         parts = words.split(" ; ")

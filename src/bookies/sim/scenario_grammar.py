@@ -56,6 +56,10 @@ FRAGMENTS = {
 }
 
 
+PROMISES = (*(f"I-{number}" for number in range(1, 33)), "B-1", "L-1", "L-2", "L-3", "L-4")  # client-protocol 8.2
+ENTRIES_MAX = 10_000  # of one step
+
+
 class StepSyntaxError(ValueError):
     """A line is no step."""
 
@@ -145,6 +149,8 @@ def _convert(name: str, value: str | None) -> Any:
         return tuple((int(first), tuple(names.split())) for first, names in (f.split(": ") for f in value.split(", ")))
     if name == "messages":
         return pattern_of(value)
+    if name == "invariant" and value not in PROMISES:
+        raise StepSyntaxError(f"`{value}` is no promise; expected I-1 to I-32, B-1, or L-1 to L-4")
     return value
 
 
@@ -153,7 +159,10 @@ def range_of(text: str) -> range:
     first, _, last = text.partition("..")
     if last and int(last) < int(first):
         raise StepSyntaxError(f"`{text}`: expected first..last, ascending")
-    return range(int(first), int(last or first) + 1)
+    ids = range(int(first), int(last or first) + 1)
+    if ids.stop - ids.start > ENTRIES_MAX:
+        raise StepSyntaxError(f"`{text}`: expected at most {ENTRIES_MAX:,} entries in one step")
+    return ids
 
 
 def pattern_of(text: str) -> Pattern:

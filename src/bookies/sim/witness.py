@@ -10,6 +10,7 @@ the committed records, promises can be checked at the moment they are made, not 
     I-18   a bookie that replaces another in a finished fragment holds all that its position stores
     I-25   what a force confirmed, an ack quorum has synced
     I-28   no bookie acknowledges an ordinary add of a ledger that it has fenced
+    I-29   no bookie deletes a ledger that exists, unless it is closed and lists the bookie in no ensemble
 
 Source: client-protocol 8.2.
 """
@@ -97,6 +98,21 @@ class Witness:
             self._told.setdefault((bookie, ledger_id), []).append(body)
             write_lac(ledger_id, master_key, last_add_confirmed, body, watched_done)
 
+        collect = storage.collect
+
+        def watched_collect(*arguments: Any) -> None:
+            checkpointer = storage._open().checkpointer
+            drop_ledgers = checkpointer.drop_ledgers
+
+            async def watched_drop(ledger_ids: Sequence[int]) -> None:
+                for ledger_id in ledger_ids:
+                    self._check_deletion(bookie, ledger_id)
+                await drop_ledgers(ledger_ids)
+
+            checkpointer.drop_ledgers = watched_drop  # type: ignore[method-assign]
+            collect(*arguments)
+
+        storage.collect = watched_collect  # type: ignore[assignment,method-assign]
         storage.add = watched_add  # type: ignore[method-assign]
         storage.write_lac = watched_write_lac  # type: ignore[method-assign]
         storage.force = watched_force  # type: ignore[method-assign]
@@ -113,11 +129,15 @@ class Witness:
             except LedgerUnknownToBookie:
                 runs = []
             lost = [each for each in promised if not any(each in run for run in runs)]
-            if lost:
+            if lost and not self._is_wanted(bookie, ledger_id):
+                self._forget(bookie, ledger_id)  # A deletion that a crash interrupted was finished by this start.
+            elif lost:
                 self.report("B-1", f"{bookie} acknowledged entries {lost} of ledger {ledger_id} and has forgotten them")
             self._check_told(bookie, storage, ledger_id)
         for name, ledger_id in list(self._fenced):
-            if name == bookie and not await _is_fenced(storage, ledger_id):
+            if name != bookie or await _is_fenced(storage, ledger_id):
+                continue
+            if self._is_wanted(bookie, ledger_id):
                 self.report("B-1", f"{bookie} fenced ledger {ledger_id} and has forgotten it")
 
     def _check_told(self, bookie: str, storage: LedgerStore, ledger_id: int) -> None:
@@ -128,6 +148,24 @@ class Witness:
             return
         if ledger.header.explicit_lac not in self._told[bookie, ledger_id]:
             self.report("B-1", f"{bookie} was told what is confirmed of ledger {ledger_id} and has forgotten it")
+
+    def _check_deletion(self, bookie: str, ledger_id: int) -> None:
+        """I-29: a bookie is about to delete a ledger."""
+        if self._is_wanted(bookie, ledger_id):
+            self.report("I-29", f"{bookie} deletes ledger {ledger_id}: {self._store.record(ledger_id)!r}")
+        self._forget(bookie, ledger_id)
+
+    def _is_wanted(self, bookie: str, ledger_id: int) -> bool:
+        """Whether the committed record of a ledger leaves room for this bookie."""
+        record = self._store.record(ledger_id)
+        return record is not None and not (
+            record.is_closed and all(bookie not in ensemble for _, ensemble in record.ensembles)
+        )
+
+    def _forget(self, bookie: str, ledger_id: int) -> None:
+        for kept in (self._held, self._promised, self._unsynced):
+            kept.pop((bookie, ledger_id), None)
+        self._fenced.pop((bookie, ledger_id), None)
 
     def _holds(self, bookie: BookieId, ledger_id: int, entry_id: int) -> bool:
         return entry_id in self._held.get((bookie, ledger_id), ())

@@ -66,6 +66,10 @@ class MarkFiles:
             self._written.append(mark_format.greatest(copies))
         return tuple(self._written)
 
+    def assume(self, marks: Sequence[LogMark]) -> None:
+        """Replay begins at these, whatever the files say; greater ones will be written over them."""
+        self._written = list(marks)
+
     def write(self, marks: Marks) -> Marks:
         """Persist marks that are greater than what is there; what is persisted then.
 
@@ -225,7 +229,7 @@ class Checkpointer:
         async with self._checkpoint_lock:
             cut = await self._flush_all()
             installed = self._installed_log_id
-            await self.write_index()
+            await self.write_index(marks or cut)
             self.persisted = await self.worker.run(self.mark_files.write, marks or cut)
             self.covered_log_id = max(self.covered_log_id, installed)
             self.checkpoint_count += 1
@@ -254,19 +258,38 @@ class Checkpointer:
             await self._wait_flush()
         return marks
 
-    async def write_index(self) -> None:
-        """Make dirty pages and headers durable; first the logs that they name."""
+    async def write_index(self, marks: Marks | None = None) -> None:
+        """Make dirty pages and headers durable; first the logs that they name. `marks`: will be persisted then."""
         async with self._index_lock:
             frozen = self._index.freeze()
             try:
                 await self._log_worker.run(self._log.sync)
                 await self._index.write(frozen, self.worker)
+                if marks is not None:
+                    await self._index.settle(marks, self.worker)
             finally:
                 self._index.unfreeze(frozen)
 
     async def cover_logs(self) -> None:
         """After the checkpoint of the start, before anything is added: it has covered all logs that are there."""
         self.covered_log_id = await self._log_worker.run(self._log.first_unfinished_id)
+
+    async def roll_log(self, threshold: int) -> None:
+        """Seal the active entry log, and cover it, if less than `threshold` percent of it belongs to ledgers we know.
+
+        Raises: DiskFull, OSError; SyncFailed.
+        """
+        async with self._checkpoint_lock:
+            sizes = await self._log_worker.run(self._log.active_sizes)
+            wanted = sum(size for ledger_id, size in sizes.items() if self._index.is_known(ledger_id))
+            if wanted * 100 >= threshold * sum(sizes.values()):
+                return
+            sealed = await self._log_worker.run(self._log.roll)
+            if sealed is None:
+                return
+            await self._flush_all()  # what was written to it while this was decided has its slots by then
+            self._installed_log_id = max(self._installed_log_id, sealed + 1)
+        await self.checkpoint()
 
     async def allocate_log(self) -> tuple[int, str]:
         """The id of a new entry log and the directory for it; see `EntryLogWriter.allocate`."""
@@ -287,6 +310,7 @@ class Checkpointer:
         async with self._index_lock:
             paths = {ledger_id: self._index.path_of(ledger_id) for ledger_id in ledger_ids}
             files = [path for path in paths.values() if path is not None]
+            await self._index.forget_in_catalog(ledger_ids, self.worker)
             await self.worker.run(self._index.forget_files, files)
             await self.worker.run(unlink_all, self._disk, files)
             for ledger_id in ledger_ids:

@@ -5,8 +5,10 @@ may be dropped, dirty ones stay until they are durable. Everything lives on the 
 bytes and paths, and bring bytes back.
 
 Invariants
-- A ledger's header is read before anything in it is answered or changed (F-22); what could not be read stays an error
-  for every access (F-43).
+- A ledger's header is read before anything in it is answered or changed (F-22).
+- A file that is not what the catalog says, or is gone, makes its ledger begin afresh: what it has in memory, in the
+  journal and from now on is served, nothing is denied, until the entry logs have been read (`rebuild`). That is
+  durable: its header says so until then (F-43).
 - `_dirty` names every ledger with a dirty header or page; all of them are written and synced by each checkpoint, with
   or without entries (F-19, F-20, F-21). A ledger leaves it only after that succeeded for exactly what is in memory.
 - `freeze` fixes the pages to be written before the entry logs are synced, so that no slot becomes durable before the
@@ -19,23 +21,34 @@ Source: storage 4.4 to 4.6, 5.2, 5.5.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 from bookies.config import BookieConfig
-from bookies.errors import BookKeeperError, LedgerUnknownToBookie, ReadFailed
+from bookies.errors import DataUnknown, LedgerUnknownToBookie, ReadFailed
+from bookies.runtime.events import Events
 from bookies.runtime.ports import Buffer, Runtime, Worker
+from bookies.storage import catalog_format
 from bookies.storage import index_format as layout
-from bookies.storage.index_files import IndexFiles, IndexWrite, LoadedIndex
+from bookies.storage.catalog import Catalog, CatalogFile
+from bookies.storage.catalog_format import Contents, Known
+from bookies.storage.index_files import IndexFiles, IndexWrite, LoadedIndex, WrongPage
+from bookies.storage.mark_format import LogMark
 from bookies.storage.readers import Readers
+from bookies.storage.slots import pieces, replaced
+
+T = TypeVar("T")
 
 PAGE_OVERHEAD = 300  # bytes of Python objects for each page
 LEDGERS_MAX = 50_000  # ledgers kept in memory although nobody uses them
 WRITE_FILES_MAX = 64  # index files written by one call of the worker
 WRITE_SIZE_MAX = 2 << 20  # bytes, likewise
+LOOK_TRIES = 5  # a page that is written while it is read looks damaged
 
 
 class Page:
@@ -89,18 +102,75 @@ class LedgerIndex:
         self._directories = list(directories)
         self._readers = readers
         self._files = IndexFiles(runtime.disk, config.index_page_size, config.open_files_max, "r+")
+        self.catalog = Catalog(config.index_page_size)
+        self.catalog_file = CatalogFile(runtime.disk, self._directories[0], config.index_page_size)
+        self.rebuild_wanted = asyncio.Event()
+        self._to_rebuild: dict[int, None] = {}
+        self._events = Events("storage.index", runtime.clock)
         self._paths: dict[int, str] = {}
         self._ledgers: dict[int, Ledger] = {}
-        self._damaged: dict[int, BookKeeperError] = {}
         self._loading: dict[int, asyncio.Future[LoadedIndex]] = {}
         self._loading_pages: dict[tuple[int, int], asyncio.Future[bytes]] = {}
         self._clean: dict[tuple[int, int], Page] = {}  # the least recently used first
         self._dirty: dict[int, Ledger] = {}
 
     # -- ledgers -------------------------------------------------------------------------------------------------
-    def found(self, paths: dict[int, str]) -> None:
-        """What `find_index_files` found at the start."""
+    def found(
+        self, paths: dict[int, str], contents: Contents | None, is_deleted: Callable[[int], bool] = lambda _: False
+    ) -> None:
+        """What `find_index_files` and the catalog's file told at the start. `is_deleted`: whose files were removed."""
         self._paths = paths
+        self.catalog.found(contents)
+        if contents is not None and not self.catalog.is_trusted:
+            self._events.error("storage.catalog_damaged", problem=contents.problem)
+        for ledger_id, known in list(self.catalog.ledgers.items()):
+            if ledger_id not in paths and (known.is_fresh or is_deleted(ledger_id)):
+                del self.catalog.ledgers[ledger_id]  # If it was about to be made, the journal has it.
+            elif ledger_id not in paths:
+                self.lost(ledger_id)
+            elif (header := known.index_header()) is not None and header.is_rebuilding:
+                self._want_rebuild(ledger_id)
+
+    def read_checksums(self, pages: dict[int, list[int]]) -> dict[int, dict[int, int]]:
+        """What the files have of these pages of ledgers. On the checkpoint's worker. Raises: OSError."""
+        found: dict[int, dict[int, int]] = {}
+        for ledger_id, numbers in pages.items():
+            path = self._paths[ledger_id]
+            with contextlib.suppress(FileNotFoundError):
+                found[ledger_id] = {
+                    number: catalog_format.checksum_of(self._files.read_page(path, number), self._page_size)
+                    for number in numbers
+                }
+        return found
+
+    def lost(self, ledger_id: int) -> None:
+        """There was such a ledger, and its index file is gone."""
+        self._paths.setdefault(ledger_id, posixpath.join(self._directories[0], layout.path_of(ledger_id)))
+        self._want_rebuild(ledger_id)
+
+    def may_be_lost(self, ledger_id: int) -> None:
+        """The ledger has entries in the logs. If it has no index file, there are some of which only the logs tell.
+
+        Deleted ledgers come back so, until the next collection.
+        """
+        ledger = self._ledgers.get(ledger_id)
+        if not self.is_known(ledger_id):
+            self.lost(ledger_id)
+        elif ledger is not None and ledger.path is None:
+            # What the journal says of it is all that is known, but perhaps not all there was.
+            self.set_header(ledger, ledger.header.with_state(layout.STATE_REBUILDING))
+            self._paths[ledger_id] = posixpath.join(self._directories[0], layout.path_of(ledger_id))
+            self._want_rebuild(ledger_id)
+
+    def _want_rebuild(self, ledger_id: int) -> None:
+        self._to_rebuild[ledger_id] = None
+        self.rebuild_wanted.set()
+
+    def take_rebuilds(self) -> list[int]:
+        """Ledgers whose slots are to be found in the entry logs."""
+        self.rebuild_wanted.clear()
+        wanted, self._to_rebuild = list(self._to_rebuild), {}
+        return wanted
 
     def ledger_ids(self) -> Iterator[int]:
         """Every ledger, in no particular order."""
@@ -117,6 +187,8 @@ class LedgerIndex:
     def create(self, ledger_id: int, header: layout.IndexHeader) -> Ledger:
         """A ledger nobody knew."""
         assert not self.is_known(ledger_id)
+        if self.catalog.holes:
+            header = header.with_state(layout.STATE_FENCED | layout.STATE_LIMBO)
         ledger = self._ledgers[ledger_id] = Ledger(ledger_id, header)
         self.set_header(ledger, header)
         return ledger
@@ -136,14 +208,15 @@ class LedgerIndex:
     async def load(self, ledger_id: int) -> Ledger:
         """The ledger, read from its index file if need be.
 
-        Raises: LedgerUnknownToBookie; ReadFailed when the file cannot be read, now and ever after.
+        Raises: LedgerUnknownToBookie; DataUnknown while there may have been others than those that are known;
+        ReadFailed when the file cannot be read.
         """
         ledger = self._ledgers.get(ledger_id)
         while ledger is None:
-            if (damage := self._damaged.get(ledger_id)) is not None:
-                raise ReadFailed(f"index file: {damage}", ledger_id=ledger_id) from damage
             path = self._paths.get(ledger_id)
             if path is None:
+                if self.catalog.holes:
+                    raise DataUnknown("a part of the journal was lost, perhaps with this ledger", ledger_id=ledger_id)
                 raise LedgerUnknownToBookie("no such ledger here", ledger_id=ledger_id)
             future = self._loading.get(ledger_id)
             if future is None:
@@ -151,10 +224,10 @@ class LedgerIndex:
                 future.add_done_callback(partial(self._loaded, ledger_id, path))
             try:
                 await asyncio.shield(future)
+            except FileNotFoundError:
+                pass  # `_loaded` knows what that means
             except OSError as error:
                 raise ReadFailed(f"index file: {error}", ledger_id=ledger_id) from error
-            except BookKeeperError:
-                pass  # `_loaded` remembers it
             # Awaiting a future that is done yields to nobody, not even to its own callback.
             self._loaded(ledger_id, path, future)
             ledger = self._ledgers.get(ledger_id)
@@ -165,36 +238,84 @@ class LedgerIndex:
         if self._loading.get(ledger_id) is not future:
             return
         del self._loading[ledger_id]
-        if future.cancelled():
+        if future.cancelled() or ledger_id in self._ledgers:
             return
         error = future.exception()
-        if isinstance(error, BookKeeperError):
-            self._damaged[ledger_id] = error
-        if error is None and ledger_id not in self._ledgers:
-            self._adopt(ledger_id, path, future.result())
+        if isinstance(error, FileNotFoundError):
+            self._adopt(ledger_id, path, LoadedIndex(None, 0), "it is gone")
+        elif error is None:
+            loaded = future.result()
+            self._adopt(ledger_id, path, loaded, self.catalog.damage_of(ledger_id, loaded))
 
-    def _adopt(self, ledger_id: int, path: str, loaded: LoadedIndex) -> Ledger:
-        explicit_lac = loaded.header.explicit_lac
-        ledger = Ledger(
+    def _adopt(self, ledger_id: int, path: str, loaded: LoadedIndex, damage: str) -> None:
+        header = self.catalog.agreed_header(ledger_id, loaded.header)
+        ledger = self._ledgers[ledger_id] = Ledger(
             ledger_id,
-            loaded.header,
+            header,
             path,
             loaded.size,
             loaded.last_entry_id,
-            _lac_of(explicit_lac) if explicit_lac else -1,
+            _lac_of(header.explicit_lac) if header.explicit_lac else -1,
             is_lac_known=loaded.last_entry_id < 0,
         )
-        self._ledgers[ledger_id] = ledger
-        return ledger
+        if damage:
+            ledger.last_entry_id = -1
+            self._condemn(ledger, damage)
+        elif loaded.header is None or header != loaded.header:
+            self._events.warning(
+                "storage.index_header_restored", path=path, ledger=ledger_id, problem=str(loaded.problem or "")
+            )
+            self.set_header(ledger, header)
+        if header.is_rebuilding:
+            self._want_rebuild(ledger_id)
 
-    async def repair(self, ledger_id: int, header: layout.IndexHeader, worker: Worker) -> Ledger | None:
-        """Give a ledger whose header is cut off this one; None if that is not what is wrong with it (F-18)."""
-        if not isinstance(self._damaged.get(ledger_id), layout.TruncatedHeader):
-            return None
-        path = self._paths[ledger_id]
-        loaded = await worker.run(self._files.repair_header, path, header)
-        del self._damaged[ledger_id]
-        return self._adopt(ledger_id, path, loaded)
+    def _condemn(self, ledger: Ledger, damage: str) -> None:
+        """Do not believe the ledger's file any more: a new one is made of what is in memory and in the entry logs."""
+        ledger_id = ledger.ledger_id
+        self._events.error(
+            "storage.index_damaged", path=self._paths.get(ledger_id, ""), ledger=ledger_id, problem=damage
+        )
+        for number, page in ledger.pages.items():
+            self._change(ledger, number, page)
+        for key in [key for key in self._loading_pages if key[0] == ledger_id]:
+            del self._loading_pages[key]  # Pages of that file: nobody takes them over.
+        ledger.path, ledger.size, ledger.is_lac_known = None, 0, False
+        self._readers.forget_index(ledger_id, self._paths[ledger_id])
+        self.set_header(ledger, ledger.header.with_state(layout.STATE_REBUILDING))
+        self._want_rebuild(ledger_id)
+
+    def file_of(self, ledger_id: int) -> tuple[str, Known | None]:
+        """Where the ledger's file is, or should be, and what it should hold, as a copy."""
+        known = self.catalog.ledgers.get(ledger_id)
+        return self._paths[ledger_id], known.copy() if known is not None else None
+
+    async def rebuilt(self, ledger_id: int, entries: dict[int, int], *, is_complete: bool) -> int:
+        """Set the slots (entry id to location) that are missing; how many.
+
+        `is_complete`: every log was read to its end, so what is missing now was never here. Raises: OSError.
+        """
+        ledger = self._ledgers[ledger_id]
+        entry_ids = sorted(entries)
+        missing: list[int] = []
+        for first, start, count in pieces(entry_ids, self._per_page):
+            present = await self.slots(ledger, first, count)
+            for index in range(count):
+                slot = present[index * layout.SLOT_SIZE : (index + 1) * layout.SLOT_SIZE]
+                if not slot.strip(b"\0"):
+                    missing.append(entry_ids[start + index])
+        if missing:
+            slots = b"".join(entries[entry_id].to_bytes(layout.SLOT_SIZE, "big", signed=True) for entry_id in missing)
+            await self.install(ledger_id, missing, slots)
+        header = ledger.header.without_state(layout.STATE_REBUILDING)
+        self.set_header(ledger, header if is_complete else header.with_state(layout.STATE_LIMBO | layout.STATE_FENCED))
+        return len(missing)
+
+    async def doubt_all(self, text: str) -> None:
+        """A part of a journal was lost, and any ledger may have been in it: deny nothing, and take no ordinary adds."""
+        self.catalog.add_hole(text)
+        for ledger_id in list(self.ledger_ids()):
+            ledger = await self.load(ledger_id)
+            self.set_header(ledger, ledger.header.with_state(layout.STATE_FENCED | layout.STATE_LIMBO))
 
     def path_of(self, ledger_id: int) -> str | None:
         """Where the ledger's file is, if it has one."""
@@ -203,7 +324,8 @@ class LedgerIndex:
     def remove(self, ledger_id: int) -> None:
         """Drop all that is known of a ledger whose file is gone. No write is under way."""
         self._paths.pop(ledger_id, None)
-        self._damaged.pop(ledger_id, None)
+        self._to_rebuild.pop(ledger_id, None)
+        self.catalog.delete(ledger_id)
         self._loading.pop(ledger_id, None)
         self._dirty.pop(ledger_id, None)
         ledger = self._ledgers.pop(ledger_id, None)
@@ -221,6 +343,18 @@ class LedgerIndex:
             for key in [key for key in self._loading_pages if key[0] == ledger_id]:
                 del self._loading_pages[key]
 
+    async def forget_in_catalog(self, ledger_ids: Sequence[int], worker: Worker) -> None:
+        """From now on it is no damage that these ledgers have no file. Raises: OSError, DiskFull; SyncFailed."""
+        for ledger_id in ledger_ids:
+            self.catalog.delete(ledger_id)
+        if not (notes := self.catalog.take()):
+            return
+        try:
+            await worker.run(partial(self.catalog_file.append, notes, is_durable=True))
+        except BaseException:
+            self.catalog.give_back(notes)
+            raise
+
     def forget_files(self, paths: Sequence[str]) -> None:
         """Close the files of these paths. On the checkpoint's worker."""
         for path in paths:
@@ -235,7 +369,8 @@ class LedgerIndex:
             ledger_id
             for ledger_id, ledger in self._ledgers.items()
             if ledger_id in self._paths and ledger_id not in self._dirty
-            if not (ledger.pages or ledger.users or ledger.is_fence_pending) and is_idle(ledger_id)
+            if not (ledger.pages or ledger.users or ledger.is_fence_pending or ledger.header.is_rebuilding)
+            if is_idle(ledger_id)
         )
         for ledger_id in [ledger_id for ledger_id, _ in zip(idle, range(excess), strict=False)]:
             del self._ledgers[ledger_id]
@@ -261,6 +396,8 @@ class LedgerIndex:
                 break
             try:
                 await self._load_page(ledger, first // self._per_page)
+            except FileNotFoundError:
+                pass  # `_page_loaded` knows what that means
             except OSError as error:
                 if not ledger.is_deleted:
                     raise ReadFailed(f"index page: {error}", ledger_id=ledger.ledger_id, entry_id=first) from error
@@ -274,7 +411,7 @@ class LedgerIndex:
         Raises: OSError when a page cannot be read.
         """
         ledger = self._ledgers[ledger_id]
-        for first, start, count in _pieces(entry_ids, self._per_page):
+        for first, start, count in pieces(entry_ids, self._per_page):
             number, index = divmod(first, self._per_page)
             while (page := ledger.pages.get(number)) is None:
                 if self._is_in_file(ledger, number):
@@ -291,12 +428,27 @@ class LedgerIndex:
         ledger.last_entry_id = max(ledger.last_entry_id, entry_ids[-1])
 
     async def entry_runs(self, ledger: Ledger) -> list[range]:
-        """Maximal runs of entries with a slot. Raises: ReadFailed."""
-        newer = {number: bytes(page.data) for number, page in ledger.pages.items() if page.is_dirty}
-        try:
-            return await self._readers.entry_runs(ledger.ledger_id, ledger.path, newer)
-        except OSError as error:
-            raise ReadFailed(f"index file: {error}", ledger_id=ledger.ledger_id) from error
+        """Maximal runs of entries with a slot. Raises: ReadFailed; DataUnknown when others may be missing."""
+        if ledger.header.is_uncertain:
+            raise DataUnknown("it is not known what this bookie has of the ledger", ledger_id=ledger.ledger_id)
+        return await self._look_through(ledger, self._readers.entry_runs)
+
+    async def _look_through(self, ledger: Ledger, read: Callable[..., asyncio.Future[T]], *arguments: object) -> T:
+        """Have a reader go through the slots of a ledger. Raises: ReadFailed, also when some are missing by damage."""
+        for _ in range(LOOK_TRIES):
+            if ledger.header.is_rebuilding:
+                break
+            newer = {number: bytes(page.data) for number, page in ledger.pages.items() if page.is_dirty}
+            known = self.catalog.ledgers.get(ledger.ledger_id)
+            pages = sorted(known.pages) if known is not None and ledger.path is not None else []
+            is_right = partial(_is_right, known.copy() if known is not None else None, self._page_size)
+            try:
+                return await read(ledger.ledger_id, ledger.path, newer, pages, is_right, *arguments)
+            except WrongPage as error:
+                await self.slots(ledger, error.page * self._per_page, 1)  # which says whether it is
+            except OSError as error:
+                raise ReadFailed(f"index file: {error}", ledger_id=ledger.ledger_id) from error
+        raise ReadFailed("index file: it is damaged, and not built again yet", ledger_id=ledger.ledger_id)
 
     async def move(self, ledger_id: int, first: int, log_id: int, slots: bytes) -> None:
         """Set the slots of consecutive entries from `first` on, but only those that name entry log `log_id` now.
@@ -310,14 +462,14 @@ class LedgerIndex:
         prefix = log_id.to_bytes(4, "big")
         ledger.users += 1
         try:
-            for entry_id, start, count in _pieces(range(first, first + len(slots) // layout.SLOT_SIZE), self._per_page):
+            for entry_id, start, count in pieces(range(first, first + len(slots) // layout.SLOT_SIZE), self._per_page):
                 if not await self.slots(ledger, entry_id, 1):
                     continue  # There is no such page, or its rest is missing.
                 number, index = divmod(entry_id, self._per_page)
                 page, at, size = ledger.pages[number], index * layout.SLOT_SIZE, count * layout.SLOT_SIZE
                 new = slots[start * layout.SLOT_SIZE : start * layout.SLOT_SIZE + size]
                 old = bytes(page.data[at : at + size])
-                merged = _replaced(old, new[: len(old)], prefix)
+                merged = replaced(old, new[: len(old)], prefix)
                 if merged != old:
                     self._change(ledger, number, page)
                     page.data[at : at + len(old)] = merged
@@ -335,12 +487,9 @@ class LedgerIndex:
         for ledger_id in sorted(self.ledger_ids()) if ledger_ids is None else ledger_ids:
             try:
                 ledger = await self.load(ledger_id)
-                newer = {number: bytes(page.data) for number, page in ledger.pages.items() if page.is_dirty}
-                offsets = await self._readers.greatest_offsets(ledger_id, ledger.path, newer, log_ids)
+                offsets = await self._look_through(ledger, self._readers.greatest_offsets, log_ids)
             except LedgerUnknownToBookie:
                 continue  # It was deleted meanwhile.
-            except OSError as error:
-                raise ReadFailed(f"index file: {error}", ledger_id=ledger_id) from error
             for log_id, offset in offsets.items():
                 found[log_id] = max(found.get(log_id, 0), offset)
         return found
@@ -363,9 +512,16 @@ class LedgerIndex:
         if self._loading_pages.get(key) is not future:
             return
         del self._loading_pages[key]
-        if not future.cancelled() and future.exception() is None:
+        if future.cancelled() or ledger.path is None:
+            return
+        if isinstance(future.exception(), FileNotFoundError):
+            self._condemn(ledger, "it is gone")
+        elif future.exception() is None:
             assert number not in ledger.pages
-            self._add_page(ledger, number, future.result())
+            if self.catalog.is_right(ledger.ledger_id, number, future.result()):
+                self._add_page(ledger, number, future.result())
+            else:
+                self._condemn(ledger, f"page {number} is not what was written")
 
     def _add_page(self, ledger: Ledger, number: int, data: bytes) -> None:
         """Add a clean page, at the expense of older ones."""
@@ -426,7 +582,7 @@ class LedgerIndex:
 
         The entry logs that the slots name must be synced. Raises: DiskFull, OSError; SyncFailed, which is final.
         """
-        while frozen:
+        while frozen or self.catalog.has_pending:
             ledgers: list[Ledger] = []
             writes: list[IndexWrite] = []
             size = 0
@@ -434,9 +590,11 @@ class LedgerIndex:
                 ledgers.append(frozen.pop())
                 writes.append(self._write_of(ledgers[-1]))
                 size += writes[-1].size
+            notes = self.catalog.take()
             try:
-                sizes = await worker.run(self._files.write, writes)
+                sizes = await worker.run(self._write, notes, writes)
             except BaseException:
+                self.catalog.give_back(notes)
                 for ledger, change in zip(ledgers, writes, strict=True):
                     ledger.is_header_dirty = ledger.is_header_dirty or change.header is not None
                 frozen.extend(ledgers)
@@ -445,20 +603,52 @@ class LedgerIndex:
                 self._written(ledger, change, file_size)
             self._evict()
 
+    def _write(self, notes: bytes, writes: list[IndexWrite]) -> list[int]:
+        """On the checkpoint's worker. What the catalog says is durable before the files change."""
+        if notes:
+            self.catalog_file.append(notes, is_durable=True)
+        return self._files.write(writes)
+
+    async def settle(self, marks: Sequence[LogMark], worker: Worker) -> None:
+        """Everything is written: note that, and the marks that are about to be persisted. Raises: DiskFull, OSError."""
+        self.catalog.settle(marks)
+        notes = self.catalog.take()
+        try:
+            if self.catalog_file.is_bloated:
+                await worker.run(self.catalog_file.replace, list(catalog_format.pack(self.catalog.contents())))
+            else:
+                await worker.run(partial(self.catalog_file.append, notes, is_durable=False))
+        except BaseException:
+            self.catalog.give_back(notes)
+            raise
+
     def _write_of(self, ledger: Ledger) -> IndexWrite:
         assert ledger.frozen is not None
-        path = ledger.path or posixpath.join(self._random.choice(self._directories), layout.path_of(ledger.ledger_id))
+        path = ledger.path or self._paths.get(ledger.ledger_id)
+        if path is None:
+            path = posixpath.join(self._random.choice(self._directories), layout.path_of(ledger.ledger_id))
         header = layout.pack_header(ledger.header) if ledger.is_header_dirty or ledger.path is None else None
         ledger.is_header_dirty = False
         pages: list[tuple[int, Buffer]] = [
             (number, data if len(data) == self._page_size else bytes(data).ljust(self._page_size, b"\0"))
             for number, data in ledger.frozen.items()
         ]
-        return IndexWrite(path, ledger.path is None, header, pages)
+        change = IndexWrite(path, ledger.path is None, header, pages)
+        self.catalog.stage(ledger.ledger_id, change, ledger.header)
+        return change
 
     def _written(self, ledger: Ledger, change: IndexWrite, file_size: int) -> None:
         """Unless it was changed meanwhile, what was written is clean now."""
         assert ledger.frozen is not None
+        if ledger.path is None and not change.is_new:
+            # Condemned meanwhile: what was written went to a file that nobody believes.
+            for number in ledger.frozen:
+                ledger.pages[number].is_frozen = False
+            ledger.frozen = None
+            return
+        if change.is_new:
+            self._readers.forget_index(ledger.ledger_id, change.path)
+        self.catalog.written(ledger.ledger_id, [number for number, _ in change.pages])
         ledger.path = self._paths[ledger.ledger_id] = change.path
         ledger.size = max(ledger.size, file_size)
         for number in ledger.frozen:
@@ -480,19 +670,7 @@ class LedgerIndex:
     def close_files(self) -> None:
         """On the checkpoint's worker."""
         self._files.close()
-
-
-def _replaced(old: bytes, new: bytes, prefix: bytes) -> bytes:
-    """`new` where a slot of `old` is set and begins with these four bytes, otherwise `old`."""
-    count = len(old) // layout.SLOT_SIZE
-    # Log 0 begins as a missing slot does, so it has to be looked at more closely.
-    if any(prefix) and all(old[at :: layout.SLOT_SIZE] == prefix[at : at + 1] * count for at in range(4)):
-        return new
-    merged = bytearray(old)
-    for at in range(0, len(old), layout.SLOT_SIZE):
-        if old[at : at + 4] == prefix and any(old[at + 4 : at + 8]):
-            merged[at : at + layout.SLOT_SIZE] = new[at : at + layout.SLOT_SIZE]
-    return bytes(merged)
+        self.catalog_file.close()
 
 
 def is_vacant(key: bytes) -> bool:
@@ -500,19 +678,10 @@ def is_vacant(key: bytes) -> bool:
     return not key.strip(b"\0")
 
 
+def _is_right(known: Known | None, page_size: int, page: int, data: bytes) -> bool:
+    """On a reader's worker, with a copy of its own."""
+    return known is None or known.is_right(page, data, page_size)
+
+
 def _lac_of(explicit_lac: bytes) -> int:
     return int.from_bytes(explicit_lac[8:16], "big", signed=True)
-
-
-def _pieces(entry_ids: Sequence[int], per_page: int) -> Iterator[tuple[int, int, int]]:
-    """Consecutive entries within one page: (first id, its index in `entry_ids`, count)."""
-    start, end = 0, len(entry_ids)
-    is_range = isinstance(entry_ids, range) and entry_ids.step == 1
-    while start < end:
-        first = entry_ids[start]
-        limit = min(end - start, per_page - first % per_page)
-        count = limit if is_range else 1
-        while count < limit and entry_ids[start + count] == first + count:
-            count += 1
-        yield first, start, count
-        start += count

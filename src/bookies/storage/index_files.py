@@ -6,7 +6,8 @@ Invariants
 - Pages are written whole (Q-20); a header is rewritten as a whole; both are synced before `write` returns (F-19).
 - A name is durable before `write` returns, also one that an earlier life of the process left: it may have died between
   the rename and the sync of the directory, and then this life sees a file that a power failure takes away.
-- A header that cannot be read is an error for every access until somebody repairs it (F-43).
+- A header that cannot be read is never taken for an empty one: the ledger begins afresh as uncertain (F-43).
+- What is replaced because it was damaged stays beside the new file, under another name.
 
 Source: storage 4.
 """
@@ -15,25 +16,40 @@ from __future__ import annotations
 
 import posixpath
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from bookies.errors import DiskFull
+from bookies.errors import CorruptRecord, DiskFull
 from bookies.runtime.ports import Buffer, Disk
 from bookies.storage import index_format as layout
 from bookies.storage.durable import remove, sync_all, sync_directory
 from bookies.storage.file_cache import FileCache
 
 NEW_SUFFIX = ".new"  # of a file that is not complete; no reader of the format looks at it
+DAMAGED_SUFFIX = ".damaged"  # of a file that was built again
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedIndex:
-    """`last_entry_id`: the highest entry with a slot, -1 without any. `size`: of the file."""
+    """`header` None: see `problem`. `last_entry_id`: the highest with a slot, -1 without any. `size`: of the file.
 
-    header: layout.IndexHeader
+    `last_page`, `last_data`: the page with that slot, and all the file has of it; -1 without any.
+    """
+
+    header: layout.IndexHeader | None
     size: int
-    last_entry_id: int
+    last_entry_id: int = -1
+    last_page: int = -1
+    last_data: bytes = b""
+    problem: CorruptRecord | None = None
+
+
+class WrongPage(CorruptRecord):
+    """A page of an index file is not what was written there. `page`: its number."""
+
+    def __init__(self, page: int, path: str) -> None:
+        super().__init__(f"page {page} is not what was written", path=path, offset=0)
+        self.page = page
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +110,23 @@ class IndexFiles:
         self._files = FileCache(disk, open_files_max)
 
     def load(self, path: str) -> LoadedIndex:
-        """Header and extent. Raises: CorruptRecord, OSError."""
+        """Header and extent. Raises: OSError."""
         file = self._files.get(path, self._mode)
-        header = layout.parse_header(file.pread(layout.HEADER_SIZE, 0), path=path)
+        header, problem = None, None
+        try:
+            header = layout.parse_header(file.pread(layout.HEADER_SIZE, 0), path=path)
+        except CorruptRecord as error:
+            problem = error
         size = file.size()
-        end = layout.HEADER_SIZE + layout.slot_count(size) * layout.SLOT_SIZE
-        while end > layout.HEADER_SIZE:
-            start = max(layout.HEADER_SIZE, end - self._page_size)
-            used = len(file.pread(end - start, start).rstrip(b"\0"))
+        page = (max(0, size - layout.HEADER_SIZE) - 1) // self._page_size
+        while page >= 0:
+            data = self.read_page(path, page)
+            used = len(data.rstrip(b"\0"))
             if used:
-                return LoadedIndex(header, size, (start - layout.HEADER_SIZE + used - 1) // layout.SLOT_SIZE)
-            end = start
-        return LoadedIndex(header, size, -1)
+                last = page * layout.slots_per_page(self._page_size) + (used - 1) // layout.SLOT_SIZE
+                return LoadedIndex(header, size, last, page, data, problem)
+            page -= 1
+        return LoadedIndex(header, size, problem=problem)
 
     def read_page(self, path: str, page: int) -> bytes:
         """A page, or what the file has of it. Raises: OSError."""
@@ -113,19 +134,31 @@ class IndexFiles:
         data = file.pread(self._page_size, layout.page_offset(page, self._page_size))
         return data[: len(data) - len(data) % layout.SLOT_SIZE]
 
-    def entry_runs(self, path: str | None, newer: dict[int, bytes]) -> list[range]:
-        """Maximal runs of entries with a slot. `newer`: pages that replace those of the file. Raises: OSError."""
+    def entry_runs(
+        self, path: str | None, newer: dict[int, bytes], pages: Sequence[int], is_right: Callable[[int, bytes], bool]
+    ) -> list[range]:
+        """Maximal runs of entries with a slot. `newer`: pages that replace those of the file.
+
+        `pages`: that are known to be in the file, ascending; it may have others. Raises: OSError; `WrongPage`.
+        """
         runs: list[range] = []
         per_page = layout.slots_per_page(self._page_size)
-        for page, data in self._pages(path, newer):
+        for page, data in self._pages(path, newer, pages, is_right):
             _extend_runs(runs, data, page * per_page)
         return runs
 
-    def greatest_offsets(self, path: str | None, newer: dict[int, bytes], log_ids: Sequence[int]) -> dict[int, int]:
-        """The greatest offset in each of these entry logs that a slot names. `newer` as above. Raises: OSError."""
+    def greatest_offsets(
+        self,
+        path: str | None,
+        newer: dict[int, bytes],
+        pages: Sequence[int],
+        is_right: Callable[[int, bytes], bool],
+        log_ids: Sequence[int],
+    ) -> dict[int, int]:
+        """The greatest offset in each of these entry logs that a slot names. The other arguments are as above."""
         found: dict[int, int] = {}
         prefixes = [(log_id, log_id.to_bytes(4, "big")) for log_id in log_ids]
-        for _, data in self._pages(path, newer):
+        for _, data in self._pages(path, newer, pages, is_right):
             for log_id, prefix in prefixes:
                 at = data.find(prefix)
                 while at >= 0:
@@ -136,19 +169,38 @@ class IndexFiles:
                     at = data.find(prefix, slot + layout.SLOT_SIZE)
         return found
 
-    def _pages(self, path: str | None, newer: dict[int, bytes]) -> Iterator[tuple[int, bytes]]:
-        """(number, data) of the pages that may have slots, ascending."""
-        remaining = iter([*sorted(newer), sys.maxsize])
-        following = next(remaining)  # of those in `newer`
+    def _pages(
+        self, path: str | None, newer: dict[int, bytes], pages: Sequence[int], is_right: Callable[[int, bytes], bool]
+    ) -> Iterator[tuple[int, bytes]]:
+        """(number, data) of the pages that may have slots, ascending. Raises `WrongPage`."""
+        remaining = iter([*sorted({*newer, *pages}), sys.maxsize])
+        following = next(remaining)  # of those that have to be looked at
         page = 0
         while (page := min(following, self._next_page(path, page))) != sys.maxsize:
             if page == following:
-                yield page, newer[page]
                 following = next(remaining)
+            if page in newer:
+                yield page, newer[page]
             else:
                 assert path is not None
-                yield page, self.read_page(path, page)
+                data = self.read_page(path, page)
+                if not is_right(page, data):
+                    raise WrongPage(page, path)
+                yield page, data
             page += 1
+
+    def slots(self, path: str, is_right: Callable[[int, bytes], bool]) -> Iterator[tuple[int, bytes, bool]]:
+        """(page, its data, whether it is right) of what a damaged file, and one put aside, still have."""
+        for each in (path + DAMAGED_SUFFIX, path):
+            if not self._disk.exists(each):
+                continue
+            self._files.forget(each)
+            page = self._next_page(each, 0)
+            while page != sys.maxsize:
+                data = self.read_page(each, page)
+                if data.strip(b"\0"):
+                    yield page, data, is_right(page, data)
+                page = self._next_page(each, page + 1)
 
     def _next_page(self, path: str | None, page: int) -> int:
         """The first page from `page` on that may have slots in the file; `sys.maxsize` when there is none.
@@ -200,18 +252,14 @@ class IndexFiles:
             if change.is_new:
                 file.close()
         if change.is_new:
+            if self._disk.exists(change.path):
+                self._files.forget(change.path)
+                self._disk.rename(change.path, change.path + DAMAGED_SUFFIX)
             self._disk.rename(path, change.path)
         return size
 
-    def repair_header(self, path: str, header: layout.IndexHeader) -> LoadedIndex:
-        """Write a header over one that is cut off, durably, and load the file."""
-        file = self._files.get(path, self._mode)
-        file.pwrite(layout.pack_header(header), 0)
-        sync_all(file)
-        return self.load(path)
-
     def forget(self, path: str) -> None:
-        """Close a file that is or will be removed."""
+        """Close a file whose path will name another one, or none."""
         self._files.forget(path)
 
     def close(self) -> None:

@@ -25,6 +25,8 @@ MISSING = 0
 
 STATE_FENCED = 0x1
 STATE_LIMBO = 0x2  # ours: what this bookie once promised about the ledger may be lost; Apache's ignores it
+STATE_REBUILDING = 0x4  # ours: slots are missing until the entry logs have been read
+STATE_UNCERTAIN = STATE_LIMBO | STATE_REBUILDING  # nothing is denied: what is not found may have been here
 EXPLICIT_LAC_SIZE_MIN = 16
 
 _HEAD = struct.Struct(">4sIi")
@@ -76,9 +78,21 @@ class IndexHeader:
     def is_in_limbo(self) -> bool:
         return bool(self.state & STATE_LIMBO)
 
+    @property
+    def is_rebuilding(self) -> bool:
+        return bool(self.state & STATE_REBUILDING)
+
+    @property
+    def is_uncertain(self) -> bool:
+        return bool(self.state & STATE_UNCERTAIN)
+
     def with_state(self, bits: int) -> IndexHeader:
         """The same header with these state bits set too."""
         return dataclasses.replace(self, state=self.state | bits)
+
+    def without_state(self, bits: int) -> IndexHeader:
+        """The same header with these state bits cleared."""
+        return dataclasses.replace(self, state=self.state & ~bits)
 
 
 def pack_header(header: IndexHeader) -> bytes:

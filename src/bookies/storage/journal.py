@@ -25,7 +25,7 @@ from bookies.config import BookieConfig
 from bookies.errors import DiskFull
 from bookies.runtime.ports import Buffer, Disk, File, Runtime
 from bookies.storage import journal_format, journal_spare
-from bookies.storage.durable import run_last
+from bookies.storage.durable import run_last, sync_directory
 from bookies.storage.mark_format import LogMark
 
 Done = Callable[[BaseException | None], None]
@@ -92,11 +92,22 @@ class JournalWriter:
 
     def _adopt(self, path: str, journal_id: int, prepared: int) -> LogMark:
         self._file = journal_spare.adopt(self._disk, path, self._directory, journal_id)
+        self._note(journal_id)
         self._journal_id = journal_id
         self._position = journal_format.HEADER_SIZE
         self._allocated = self._prepared = prepared
         self._dropped = 0
         return LogMark(journal_id, self._position)
+
+    def _note(self, journal_id: int) -> None:
+        """Say which file is the newest, durably, before anything in it is acknowledged."""
+        older = [
+            name for name in self._disk.list(self._directory) if journal_format.parse_newest_name(name) is not None
+        ]
+        self._disk.open(posixpath.join(self._directory, journal_format.newest_name(journal_id)), "w+").close()
+        for name in older:
+            self._disk.unlink(posixpath.join(self._directory, name))
+        sync_directory(self._disk, self._directory)
 
     def commit(self, buffers: list[Buffer], size: int, spare: str | None) -> tuple[LogMark, bool]:
         """Write and sync one group of `size` bytes. Any exception is final.

@@ -49,6 +49,7 @@ _SPECIAL = struct.Struct(">IqqI")
 _FENCE_RECORD = struct.Struct(">Iqq")
 _PADDING = struct.Struct(">II")
 _NAME = re.compile(r"([0-9a-fA-F]{1,16})\.txn")
+_NEWEST_NAME = re.compile(r"([0-9a-f]{1,16})\.newest")
 
 
 def file_name(journal_id: int) -> str:
@@ -65,6 +66,17 @@ def pack_header(version: int = VERSION) -> bytes:
     """The header of a new file; versions 4 to 6 can be written. Source: storage 2.2."""
     assert 4 <= version <= 6
     return (MAGIC + WORD.pack(version)).ljust(HEADER_SIZES[version], b"\0")
+
+
+def newest_name(journal_id: int) -> str:
+    """The name of the empty file that says which file is the newest (ours): without it nobody would miss that one."""
+    return f"{journal_id:x}.newest"
+
+
+def parse_newest_name(name: str) -> int | None:
+    """The id of the newest journal file, or None if the name is not one that says so."""
+    match = _NEWEST_NAME.fullmatch(name)
+    return int(match[1], 16) if match else None
 
 
 def parse_header(first: bytes, file_size: int, *, path: str = "journal") -> tuple[int, int]:

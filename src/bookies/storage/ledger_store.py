@@ -13,7 +13,8 @@ Invariants
   whose header has to be read wait in one queue, and reads wait behind them.
 - A fence is answered only when its record is durable, also by those who come second (R-5, F-42).
 - "No such ledger" and "no such entry" come only from an index and a cache that were both asked and are healthy; any
-  failure is an error (R-3).
+  failure is an error (R-3), and of an uncertain ledger everything negative is `DataUnknown`: a missing entry, the last
+  one, what an explicit LAC was, and that the ledger is not fenced.
 - After a failure that leaves the truth on the device unknown nobody is answered, nothing is written, and `on_fatal` is
   called (R-15).
 
@@ -25,15 +26,16 @@ Source: storage 2.6, 5.7, 8.3, 9.5, 9.6.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from bookies.config import BookieConfig
 from bookies.errors import (
     BookieBusy,
     BookieReadOnly,
     BookKeeperError,
+    DataUnknown,
     EntryNotFound,
     InvalidArgument,
     LedgerFenced,
@@ -55,6 +57,7 @@ from bookies.storage.index_format import EXPLICIT_LAC_SIZE_MIN, SLOT_SIZE, STATE
 from bookies.storage.journal import Done, Journal
 from bookies.storage.opening import Opened, open_storage
 from bookies.storage.replay import greatest_lac
+from bookies.storage.slots import leading_present, merged, span
 
 ENTRY_ID_MAX = (1 << 40) - 1  # the index file of a ledger has 8 bytes for each entry id up to its highest
 MASTER_KEY_SIZE_MAX = 512  # bytes; key and explicit LAC share a header of 1024
@@ -104,6 +107,7 @@ class LedgerStore:
             await self._disks.measure(parts.checkpointer.worker)
             self._running.append(parts.checkpointer.serve(self._tasks, parts.journals))
             self._running.append(self._tasks.start(self._disks.run(parts.checkpointer.worker), "disk watch"))
+            self._running.append(self._tasks.start(parts.rebuilder.run(), "index rebuild"))
         except BaseException:
             self.abort()
             raise
@@ -231,8 +235,15 @@ class LedgerStore:
         parts: Opened, ledger: Ledger | None, ledger_id: int, entry_ids: Sequence[int], is_recovery: bool
     ) -> None:
         parts.removals.check_add(ledger_id, entry_ids[0], is_recovery=is_recovery)
-        if ledger is not None and not is_recovery and ledger.header.is_fenced:
-            raise LedgerFenced("the ledger is fenced", ledger_id=ledger_id, entry_id=entry_ids[0])
+        if ledger is None:
+            if parts.index.catalog.holes and not is_recovery:
+                raise DataUnknown("the ledger may have been fenced here", ledger_id=ledger_id, entry_id=entry_ids[0])
+        elif ledger.header.state and not is_recovery:
+            if ledger.header.is_uncertain:
+                # Not "fenced": the writer may well go on, with another bookie.
+                raise DataUnknown("the ledger may have been fenced here", ledger_id=ledger_id, entry_id=entry_ids[0])
+            if ledger.header.is_fenced:
+                raise LedgerFenced("the ledger is fenced", ledger_id=ledger_id, entry_id=entry_ids[0])
         if parts.cache.is_exhausted:
             raise BookieBusy("the write cache is full", ledger_id=ledger_id, entry_id=entry_ids[0])
 
@@ -393,6 +404,8 @@ class LedgerStore:
         """The body of an entry; -1: of the highest. Raises: LedgerUnknownToBookie, EntryNotFound; ReadFailed."""
         parts, ledger = await self._ledger(ledger_id)
         if entry_id == LAST_ENTRY:
+            if ledger.header.is_uncertain:
+                raise _unknown(ledger_id, "which entry is the last")
             entry_id = ledger.last_entry_id
         body = parts.cache.read(ledger_id, entry_id)
         if body is not None:
@@ -421,6 +434,8 @@ class LedgerStore:
                 if 0 <= first_entry_id <= ledger.last_entry_id:
                     slots = await self._slots(parts, ledger, first_entry_id, count_max, size_max)
                 if not slots:
+                    if ledger.header.is_uncertain:
+                        raise _unknown(ledger.ledger_id, f"whether entry {first_entry_id} was here")
                     raise EntryNotFound("no such entry here", ledger_id=ledger.ledger_id, entry_id=first_entry_id)
                 try:
                     return await parts.readers.read_records(ledger.ledger_id, first_entry_id, slots, size_max)
@@ -436,19 +451,22 @@ class LedgerStore:
         slots = b""
         while count_max > 0:
             part = await parts.index.slots(ledger, first, count_max)
-            present = _leading_present(part)
+            present = leading_present(part)
             slots = slots + part[: present * SLOT_SIZE] if slots else part[: present * SLOT_SIZE]
             first += present
             count_max -= present
             # At a page's end the next page goes on; anything else is a missing entry.
-            if not present or first % parts.index.slots_per_page or _span(slots) > size_max:
+            if not present or first % parts.index.slots_per_page or span(slots) > size_max:
                 break
         return slots
 
     async def last_add_confirmed(self, ledger_id: int) -> int:
-        """The greatest LAC in entries and explicit LACs. Raises: LedgerUnknownToBookie, ReadFailed."""
+        """The greatest LAC in entries and explicit LACs, or a smaller one if the ledger is uncertain.
+
+        Raises: LedgerUnknownToBookie, ReadFailed.
+        """
         _, ledger = await self._ledger(ledger_id)
-        if not ledger.is_lac_known:
+        if not ledger.is_lac_known and not ledger.header.is_uncertain:
             last = Records.of([await self.read(ledger_id, LAST_ENTRY)])
             ledger.last_add_confirmed = max(ledger.last_add_confirmed, greatest_lac(last))
             ledger.is_lac_known = True
@@ -457,6 +475,8 @@ class LedgerStore:
     async def read_lac(self, ledger_id: int) -> tuple[bytes | None, bytes | None]:
         """(explicit LAC, body of the highest entry). Raises: LedgerUnknownToBookie; ReadFailed without either."""
         _, ledger = await self._ledger(ledger_id)
+        if ledger.header.is_uncertain:
+            raise _unknown(ledger_id, "what was last confirmed")
         explicit_lac = ledger.header.explicit_lac or None
         try:
             return explicit_lac, await self.read(ledger_id, LAST_ENTRY)
@@ -470,13 +490,15 @@ class LedgerStore:
     async def list_entries(self, ledger_id: int) -> list[range]:
         """Maximal runs of entry ids, ascending. Raises: LedgerUnknownToBookie, ReadFailed."""
         parts, ledger = await self._ledger(ledger_id)
+        if ledger.header.is_uncertain:
+            raise _unknown(ledger_id, "which entries were here")
         cached = [run.entry_ids for run in parts.cache.runs_of(ledger_id)]
         ledger.users += 1
         try:
             stored = await parts.index.entry_runs(ledger)
         finally:
             ledger.users -= 1
-        return _merged([*stored, *cached])
+        return merged([*stored, *cached])
 
     async def _ledger(self, ledger_id: int) -> tuple[Opened, Ledger]:
         """The ledger, after whatever waits for its header has been done. Raises: LedgerUnknownToBookie, ReadFailed."""
@@ -562,6 +584,40 @@ class LedgerStore:
             for callback in self._mode_callbacks:
                 callback()
 
+    @property
+    def has_unknown_ledgers(self) -> bool:
+        """A part of a journal was lost: there may be ledgers here of which nothing is known any more."""
+        return bool(self._open().index.catalog.holes)
+
+    async def settle_unknown_ledgers(self, ledger_ids: Iterable[int]) -> int:
+        """These ledgers may have had something here, others have not; how many of them were not known.
+
+        From now on only they are uncertain. Durable on return. Raises: StorageError, OSError.
+        """
+        parts = self._open()
+        unknown = [ledger_id for ledger_id in ledger_ids if not parts.index.is_known(ledger_id)]
+        for ledger_id in unknown:
+            parts.index.create(ledger_id, IndexHeader(b""))
+        await parts.checkpointer.checkpoint()
+        parts.index.catalog.settle_holes()
+        await parts.checkpointer.checkpoint()
+        return len(unknown)
+
+    async def repair(self) -> dict[str, int]:
+        """Read every index file to its end, and build again what is damaged; counts of ledgers.
+
+        Raises: StorageError, OSError.
+        """
+        parts = self._open()
+        uncertain, ledger_ids = 0, sorted(parts.index.ledger_ids())
+        for ledger_id in ledger_ids:
+            with contextlib.suppress(DataUnknown, ReadFailed):
+                await self.list_entries(ledger_id)
+        await parts.rebuilder.wait_idle()
+        for ledger_id in ledger_ids:
+            uncertain += (await parts.index.load(ledger_id)).header.is_uncertain
+        return {"ledgers": len(ledger_ids), "uncertain": uncertain, "rebuilt": parts.rebuilder.count}
+
     def ledger_ids(self) -> Iterator[int]:
         """Every ledger of which anything is stored, in no particular order."""
         return self._open().index.ledger_ids()
@@ -600,6 +656,10 @@ class LedgerStore:
         return f"<LedgerStore {state} cache={parts.cache.size:,} checkpoints={parts.checkpointer.checkpoint_count}>"
 
 
+def _unknown(ledger_id: int, what: str) -> DataUnknown:
+    return DataUnknown(f"after damage it is not known {what}", ledger_id=ledger_id)
+
+
 def _call_done(ledger_id: int, done: Done) -> None:
     done(None)
 
@@ -625,35 +685,3 @@ def _buffer_of(records: Records) -> Buffer:
     if records.size == len(records.data):
         return records.data
     return memoryview(records.data)[records.starts[0] : records.starts[-1]]
-
-
-def _leading_present(slots: bytes) -> int:
-    """How many slots there are before the first missing one."""
-    numbers = array("q", slots)
-    try:
-        return numbers.index(0)
-    except ValueError:
-        return len(numbers)
-
-
-def _span(slots: bytes) -> int:
-    """Bytes of log from the first to the last entry; more than any limit if they are in different logs."""
-    return abs(int.from_bytes(slots[-SLOT_SIZE:], "big") - int.from_bytes(slots[:SLOT_SIZE], "big"))
-
-
-def _merged(runs: Sequence[Sequence[int]]) -> list[range]:
-    """The same ids as maximal ranges, ascending."""
-    pieces: list[range] = []
-    for run in runs:
-        if isinstance(run, range) and run.step == 1:
-            pieces.append(run)
-        else:
-            pieces.extend(range(entry_id, entry_id + 1) for entry_id in run)
-    pieces.sort(key=lambda piece: piece.start)
-    merged: list[range] = []
-    for piece in pieces:
-        if merged and piece.start <= merged[-1].stop:
-            merged[-1] = range(merged[-1].start, max(merged[-1].stop, piece.stop))
-        else:
-            merged.append(piece)
-    return merged

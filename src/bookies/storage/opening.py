@@ -2,7 +2,8 @@
 
 Nothing is written before all that has to be there was found. Any failure on the way, the flush after replay included,
 fails the start (F-38). A start that fails for lack of room leaves no new file behind, so it may be tried
-again and again. Entry logs are not read, so it takes as long as the replay.
+again and again. Entry logs are not read, so it takes as long as the replay; but without a catalog (the first start on
+Apache's directories) there is nothing else that tells which ledgers there were.
 
 Source: storage 9.5, 2.10.
 """
@@ -18,6 +19,7 @@ from bookies.errors import DiskFull, StorageError
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Disk, Runtime
 from bookies.storage import journal_format
+from bookies.storage.catalog_format import pack
 from bookies.storage.checkpoint import Checkpointer
 from bookies.storage.directories import Directories
 from bookies.storage.index import LedgerIndex
@@ -25,6 +27,7 @@ from bookies.storage.index_files import find_index_files
 from bookies.storage.journal import Journal, journal_ids
 from bookies.storage.mark_format import LogMark
 from bookies.storage.readers import Readers
+from bookies.storage.rebuild import Rebuilder, ledgers_in_logs
 from bookies.storage.removal import Removals
 from bookies.storage.replay import ReplayReport, Restorer, replay
 from bookies.storage.write_cache import WriteCache
@@ -57,6 +60,7 @@ class Opened:
             Journal(runtime, directory, f"journal-{number}", config, on_fatal)
             for number, directory in enumerate(directories.journals)
         ]
+        self.rebuilder = Rebuilder(runtime, config, self.index, directories.ledgers)
         self.report = ReplayReport()
 
     def close(self) -> None:
@@ -64,6 +68,7 @@ class Opened:
         for journal in self.journals:
             journal.close()
         self.readers.close()
+        self.rebuilder.close()
         self.checkpointer.close()
         self.directories.release()
 
@@ -78,18 +83,35 @@ async def open_storage(parts: Opened, events: Events) -> None:
     worker = checkpointer.worker
     await worker.run(directories.acquire)
     paths = await worker.run(find_index_files, runtime.disk, directories.indexes)
-    parts.index.found(await parts.removals.load(paths, worker))
+    paths = await parts.removals.load(paths, worker)
     for error in parts.removals.files.damaged:
         events.error("storage.removals_damaged", path=error.path, error=error, consequence="what it names is kept")
     await worker.run(_check_journals, runtime.disk, directories)
+    catalog = await worker.run(parts.index.catalog_file.load)
+    parts.index.found(paths, catalog, parts.removals.is_deleted)
+    unsettled = parts.index.catalog.unsettled()
+    parts.index.catalog.resolve(await worker.run(parts.index.read_checksums, unsettled))
     marks = list(await worker.run(checkpointer.mark_files.read))
+    noted = parts.index.catalog.marks
+    if len(noted) == len(marks):
+        for number, directory in enumerate(directories.journals):
+            marks[number] = await worker.run(credible_mark, runtime.disk, directory, marks[number], noted[number])
+        checkpointer.mark_files.assume(marks)
     restorer = Restorer(parts.cache, parts.index, checkpointer, parts.readers, parts.removals.is_deleted)
     stores = [*directories.ledgers, *directories.indexes]
     size = await worker.run(_size_to_replay, runtime.disk, directories.journals, marks)
     async with _explaining(parts, stores, size):
+        if not parts.index.catalog.is_trusted:
+            await worker.run(parts.index.catalog_file.replace, list(pack(parts.index.catalog.contents())))
         for number, directory in enumerate(directories.journals):
             marks[number] = await replay(runtime, config, directory, marks[number], worker, restorer)
     parts.report = restorer.report
+    if catalog is None:
+        for ledger_id in await worker.run(ledgers_in_logs, runtime.disk, directories.ledgers):
+            if not parts.removals.is_deleted(ledger_id):
+                parts.index.may_be_lost(ledger_id)
+    for text in restorer.report.holes:
+        await parts.index.doubt_all(text)
     _tell(restorer.report, events)
     async with _explaining(parts, stores, restorer.report.size + parts.index.dirty_size):
         await checkpointer.checkpoint(tuple(marks))
@@ -146,6 +168,19 @@ def _check_journals(disk: Disk, directories: Directories) -> None:
             )
 
 
+def credible_mark(disk: Disk, directory: str, found: LogMark, noted: LogMark) -> LogMark:
+    """From where to replay: `found` is what the mark files say, `noted` what the catalog says.
+
+    They differ by a crash at most, or one is damaged, or another program has run here since. So the smaller one from
+    which on all journals are there, as replaying too much does no harm.
+    """
+    for mark in sorted({found, noted}):
+        ids = [number for number in journal_ids(disk, directory) if number >= mark.journal_id]
+        if ids and ids == list(range(mark.journal_id, mark.journal_id + len(ids))):
+            return mark
+    return found
+
+
 def _tell(report: ReplayReport, events: Events) -> None:
     if report.entry_count or report.torn:
         events.info("storage.replayed", files=report.file_count, entries=report.entry_count, bytes=report.size)
@@ -153,5 +188,5 @@ def _tell(report: ReplayReport, events: Events) -> None:
         events.info("storage.torn_end", path=path, offset=offset, problem=problem)
     for ledger_id in report.keyless:
         events.warning("storage.ledger_without_key", ledger=ledger_id, consequence="fenced")
-    for ledger_id, count in report.damaged.items():
-        events.error("storage.index_file_damaged", ledger=ledger_id, records_not_replayed=count)
+    for text in report.holes:
+        events.error("storage.journal_damaged", problem=text, consequence="nothing is denied, only recovery may add")

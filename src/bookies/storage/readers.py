@@ -6,7 +6,7 @@ Owned by the loop's thread; what blocks is confined to its worker, so nothing is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bookies.config import BookieConfig
 from bookies.runtime.ports import Runtime
@@ -49,21 +49,35 @@ class Readers:
         reader = self._of(ledger_id)
         return reader.worker.run(reader.index.read_page, path, page)
 
-    def entry_runs(self, ledger_id: int, path: str | None, newer: dict[int, bytes]) -> asyncio.Future[list[range]]:
+    def entry_runs(
+        self,
+        ledger_id: int,
+        path: str | None,
+        newer: dict[int, bytes],
+        pages: Sequence[int],
+        is_right: Callable[[int, bytes], bool],
+    ) -> asyncio.Future[list[range]]:
+        """See `IndexFiles.entry_runs`."""
         reader = self._of(ledger_id)
-        return reader.worker.run(reader.index.entry_runs, path, newer)
+        return reader.worker.run(reader.index.entry_runs, path, newer, pages, is_right)
+
+    def forget_index(self, ledger_id: int, path: str) -> None:
+        """The path names another file from now on, or none."""
+        reader = self._of(ledger_id)
+        reader.worker.run(reader.index.forget, path)
 
     def greatest_offsets(
-        self, ledger_id: int, path: str | None, newer: dict[int, bytes], log_ids: Sequence[int]
+        self,
+        ledger_id: int,
+        path: str | None,
+        newer: dict[int, bytes],
+        pages: Sequence[int],
+        is_right: Callable[[int, bytes], bool],
+        log_ids: Sequence[int],
     ) -> asyncio.Future[dict[int, int]]:
         """See `IndexFiles.greatest_offsets`."""
         reader = self._of(ledger_id)
-        return reader.worker.run(reader.index.greatest_offsets, path, newer, log_ids)
-
-    def forget_index(self, ledger_id: int, path: str) -> None:
-        """Close the index file of a deleted ledger."""
-        reader = self._of(ledger_id)
-        reader.worker.run(reader.index.forget, path)
+        return reader.worker.run(reader.index.greatest_offsets, path, newer, pages, is_right, log_ids)
 
     async def forget_log(self, log_id: int) -> None:
         """Close an entry log that was removed, wherever it is open."""

@@ -1,9 +1,11 @@
 """Replay: what the journals say happened since the last checkpoint, brought back into the storage at the start.
 
 Invariants
-- A missing first file, a gap between files, or damage anywhere but at the end of the newest file stops the start: going
-  on would lose acknowledged data. The torn end of the newest file is what a crash leaves, and nothing in it was
-  acknowledged.
+- A missing first file, a gap between files or a file of an unknown version stops the start: that can be put right, and
+  going on would lose acknowledged data.
+- Damage anywhere but at the end of the newest file is a hole: what was in it is not known, everything else is applied.
+  Any ledger may have been in it, so of all of them nothing is denied afterwards (`LedgerIndex.doubt_all`).
+- The torn end of the newest file is what a crash leaves, and nothing in it was acknowledged.
 - Notes about ledgers are applied in any case; of keys the first one known stays (R-8, F-23).
 - A ledger without a known key is created fenced and with an empty key instead of being dropped: refusing writes is
   safe, losing a fence or an entry is not (F-13).
@@ -55,8 +57,8 @@ class ReplayReport:
     """What replay did.
 
     `torn`: (path, offset, problem) of the end of the newest file, if it was not clean. `keyless`: ledgers that were
-    created without a key. `damaged`: ledgers whose index file cannot be read, and how many of their records were given
-    up. `kept_count`: doubtful entries that did not replace a stored copy. `skipped_count`: records of unknown kinds,
+    created without a key. `holes`: what is wrong with each part of a journal that was acknowledged and is lost.
+    `kept_count`: doubtful entries that did not replace a stored copy. `skipped_count`: records of unknown kinds,
     and those that were certainly cut off by the crash. `deleted_count`: records of ledgers deleted since (R-22).
     """
 
@@ -68,7 +70,7 @@ class ReplayReport:
     deleted_count: int = 0
     torn: list[tuple[str, int, str]] = field(default_factory=list)
     keyless: list[int] = field(default_factory=list)
-    damaged: dict[int, int] = field(default_factory=dict)
+    holes: list[str] = field(default_factory=list)
 
 
 class JournalReader:
@@ -80,6 +82,9 @@ class JournalReader:
         self._mark = mark
         self._record_size_max = record_size_max
         self._file: File | None = None
+        self._size = 0
+        self._version = journal_format.VERSION  # also of a file whose header is lost
+        self.is_newest = False
         self._batches: Iterator[Batch | ScanEnd] = iter(())
         self.ids: list[int] = []
 
@@ -99,27 +104,63 @@ class JournalReader:
                     f"{self._directory}: journal {name} is missing between others; acknowledged entries would be lost. "
                     "Nothing was changed. Put the file back, or give this bookie up: bk bookie format"
                 )
+        self._check_newest(ids)
         self.ids = ids
         return ids
+
+    def _check_newest(self, ids: list[int]) -> None:
+        names = self._disk.list(self._directory)
+        newest = max(
+            (found for name in names if (found := journal_format.parse_newest_name(name)) is not None), default=-1
+        )
+        if newest > max(ids, default=newest):
+            raise StorageError(
+                f"{self._directory}: journal {journal_format.file_name(newest)}, the newest one, is missing; "
+                "acknowledged entries would be lost. Nothing was changed. Put the file back, or give this bookie up: "
+                "bk bookie format"
+            )
 
     def open(self, journal_id: int) -> tuple[str, int]:
         """Begin with a file: (path, size)."""
         self.close()
         path = posixpath.join(self._directory, journal_format.file_name(journal_id))
         self._file = file = self._disk.open(path, "r")
-        size = file.size()
-        version, start = journal_format.parse_header(file.pread(24, 0), size, path=path)
+        self._size = file.size()
+        self.is_newest = journal_id == self.ids[-1]
+        try:
+            self._version, start = journal_format.parse_header(file.pread(24, 0), self._size, path=path)
+        except CorruptRecord as error:
+            if error.offset != 0:  # a version that is not known: whoever wrote it knows
+                raise
+            self._batches = iter([ScanEnd(EndKind.CORRUPT, 0, str(error))])
+            return path, self._size
         if journal_id == self._mark.journal_id and self._mark.offset > 0:
             start = self._mark.offset
+        self._scan(start)
+        return path, self._size
+
+    def _scan(self, start: int) -> None:
+        assert self._file is not None
         self._batches = journal_format.scan(
-            file.pread,
-            size,
+            self._file.pread,
+            self._size,
             start,
-            version,
-            is_newest=journal_id == self.ids[-1],
+            self._version,
+            is_newest=self.is_newest,
             record_size_max=self._record_size_max,
         )
-        return path, size
+
+    def resume(self, end: ScanEnd) -> int | None:
+        """Go on behind the damage at which a scan ended; where, or None if nothing is left of the file."""
+        assert self._file is not None
+        start = end.next_record
+        if start is None:
+            start = journal_format.find_record(
+                self._file.pread, self._size, end.offset, self._record_size_max, after_padding=self.is_newest
+            )
+        if start is not None:
+            self._scan(start)
+        return start
 
     def next(self) -> Batch | ScanEnd:
         """The next batch of the file, or how it ended."""
@@ -149,40 +190,55 @@ async def replay(
     Raises: CorruptRecord, StorageError, OSError; then the bookie must not start.
     """
     reader = JournalReader(runtime.disk, directory, mark, config.frame_size_max + 64 * 1024)
+    doubtful_size = config.journal_group_size_max + 2 * config.frame_size_max
     try:
-        ids = await worker.run(reader.find)
-        for journal_id in ids:
+        for journal_id in await worker.run(reader.find):
             path, size = await worker.run(reader.open, journal_id)
-            is_newest = journal_id == ids[-1]
-            # Batches wait here until it is certain that they are not the end of the file.
-            waiting: deque[Batch] = deque()
-            doubtful_size = config.journal_group_size_max + 2 * config.frame_size_max
-            while isinstance(item := await worker.run(reader.next), Batch):
-                waiting.append(item)
-                while item.end - waiting[0].end > doubtful_size:
-                    await target.apply(waiting.popleft(), None)
-            item.raise_if_corrupt(path)
-            if item.next_record is not None:
-                # Each group is synced before the next is written, so what is missing here was acknowledged.
-                problem = f"{item.problem}, yet another group begins at byte {item.next_record:,}"
-                raise CorruptRecord(problem, path=path, offset=item.offset)
-            doubtful_from = waiting[-1].end - doubtful_size if waiting and is_newest else None
-            cut: int | None = None
-            while waiting and cut is None:
-                batch = waiting.popleft()
-                if doubtful_from is not None:
-                    cut = await _find_cut(batch, doubtful_from, reader, worker)
-                    batch = batch if cut is None else _until(batch, cut)
-                await target.apply(batch, doubtful_from)
-            if cut is not None:
-                target.report.torn.append((path, cut, "a record reaches into a sector that was never written"))
+            while True:
+                end = await _replay_part(reader, path, doubtful_size, worker, target)
+                if not _is_hole(end):
+                    break
+                resumed = await worker.run(reader.resume, end)
+                until = "the end" if resumed is None else f"byte {resumed:,}"
+                target.report.holes.append(f"{path}: from byte {end.offset:,} to {until}: {end.problem}")
+                if resumed is None:
+                    break
             target.report.file_count += 1
-            if item.kind is not EndKind.CLEAN:
-                target.report.torn.append((path, item.offset, item.problem))
-            mark = LogMark(journal_id, max(size, item.offset))
+            mark = LogMark(journal_id, max(size, end.offset))
     finally:
         await worker.run(reader.close)
     return mark
+
+
+def _is_hole(end: ScanEnd) -> bool:
+    """Each group is synced before the next is written: what is missing before another group was acknowledged."""
+    return end.kind is EndKind.CORRUPT or end.next_record is not None
+
+
+async def _replay_part(
+    reader: JournalReader, path: str, doubtful_size: int, worker: Worker, target: Restorer
+) -> ScanEnd:
+    """Apply a file from where the reader stands to its end, or to damage; how it ended."""
+    # Batches wait here until it is certain that they are not the end of the file.
+    waiting: deque[Batch] = deque()
+    while isinstance(item := await worker.run(reader.next), Batch):
+        waiting.append(item)
+        while item.end - waiting[0].end > doubtful_size:
+            await target.apply(waiting.popleft(), None)
+    may_be_torn = reader.is_newest and not _is_hole(item)
+    doubtful_from = waiting[-1].end - doubtful_size if waiting and may_be_torn else None
+    cut: int | None = None
+    while waiting and cut is None:
+        batch = waiting.popleft()
+        if doubtful_from is not None:
+            cut = await _find_cut(batch, doubtful_from, reader, worker)
+            batch = batch if cut is None else _until(batch, cut)
+        await target.apply(batch, doubtful_from)
+    if cut is not None:
+        target.report.torn.append((path, cut, "a record reaches into a sector that was never written"))
+    elif item.kind is EndKind.TORN and not _is_hole(item):
+        target.report.torn.append((path, item.offset, item.problem))
+    return item
 
 
 async def _find_cut(batch: Batch, doubtful_from: int, reader: JournalReader, worker: Worker) -> int | None:
@@ -275,42 +331,34 @@ class Restorer:
             return True
         if not self._index.is_known(ledger_id):
             return False
-        ledger = await self._maybe_load(ledger_id)
-        return ledger is None or entry_id <= ledger.last_entry_id + JUMP_MAX
+        ledger = await self._index.load(ledger_id)
+        return ledger.header.is_rebuilding or entry_id <= ledger.last_entry_id + JUMP_MAX
 
     async def key(self, ledger_id: int, key: bytes) -> None:
         """A LEDGER_KEY record: the ledger exists."""
         if not self._index.is_known(ledger_id):
             self._index.create(ledger_id, IndexHeader(key))
             return
-        ledger = await self._maybe_load(ledger_id)
-        if ledger is None:
-            # A header that was cut off does not tell whether the ledger was fenced: take it for fenced (F-18).
-            header = IndexHeader(key, STATE_FENCED)
-            ledger = await self._index.repair(ledger_id, header, self._checkpointer.worker)
-        if ledger is not None:
-            stored = ledger.header.master_key
-            self._index.set_header(
-                ledger, dataclasses.replace(ledger.header, master_key=key if is_vacant(stored) else stored)
-            )
+        ledger = await self._index.load(ledger_id)
+        stored = ledger.header.master_key
+        self._index.set_header(
+            ledger, dataclasses.replace(ledger.header, master_key=key if is_vacant(stored) else stored)
+        )
 
     async def fence(self, ledger_id: int) -> None:
         ledger = await self._ledger(ledger_id)
-        if ledger is not None:
-            self._index.set_header(ledger, ledger.header.with_state(STATE_FENCED))
+        self._index.set_header(ledger, ledger.header.with_state(STATE_FENCED))
 
     async def explicit_lac(self, ledger_id: int, body: bytes, *, is_doubtful: bool) -> None:
         ledger = await self._ledger(ledger_id)
-        if ledger is None or len(body) < EXPLICIT_LAC_SIZE_MIN:
+        if len(body) < EXPLICIT_LAC_SIZE_MIN:
             return
         stored = ledger.header.explicit_lac
         self._index.set_explicit_lac(ledger, stored if is_doubtful and stored and not looks_intact(body) else body)
 
     async def entries(self, ledger_id: int, entry_ids: Sequence[int], records: Records, *, is_doubtful: bool) -> None:
         """Consecutive records of one ledger."""
-        ledger = await self._ledger(ledger_id, len(entry_ids))
-        if ledger is None:
-            return
+        ledger = await self._ledger(ledger_id)
         if not is_doubtful:
             await self._insert(ledger, entry_ids, records)
             return
@@ -358,24 +406,12 @@ class Restorer:
         except ReadFailed:
             return None  # A slot of Apache's that was durable before its entry: the journal has the good copy.
 
-    async def _ledger(self, ledger_id: int, count: int = 1) -> Ledger | None:
-        """The ledger, created if it has to be; None if its index file cannot be read, which is reported."""
-        if not self._index.is_known(ledger_id):
-            self.report.keyless.append(ledger_id)
-            return self._index.create(ledger_id, IndexHeader(b"", STATE_FENCED))
-        ledger = await self._maybe_load(ledger_id)
-        if ledger is None:
-            self.report.damaged[ledger_id] = self.report.damaged.get(ledger_id, 0) + count
-        return ledger
-
-    async def _maybe_load(self, ledger_id: int) -> Ledger | None:
-        """None if the index file is damaged; all access to the ledger will be an I/O error, so nothing is denied."""
-        try:
+    async def _ledger(self, ledger_id: int) -> Ledger:
+        """The ledger, created if it has to be."""
+        if self._index.is_known(ledger_id):
             return await self._index.load(ledger_id)
-        except ReadFailed as error:
-            if isinstance(error.__cause__, OSError):
-                raise
-            return None
+        self.report.keyless.append(ledger_id)
+        return self._index.create(ledger_id, IndexHeader(b"", STATE_FENCED))
 
 
 def greatest_lac(records: Records) -> int:

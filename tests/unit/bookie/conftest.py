@@ -151,6 +151,18 @@ class World:
         await self.on_bookie(server.start())
         return server
 
+    @property
+    def servers(self) -> list[BookieServer]:
+        return [server for server, _ in self._started]
+
+    @property
+    def drivers(self) -> list[MemoryDriver]:
+        return [driver for _, driver in self._started]
+
+    def forget_last(self) -> tuple[BookieServer, MemoryDriver]:
+        """The last server and its session: `run` does not stop it at the end."""
+        return self._started.pop()
+
     async def on_bookie(self, body: Coroutine[Any, Any, T]) -> T:
         return await self.bookie_host.create_task(body)
 

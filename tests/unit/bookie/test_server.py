@@ -152,6 +152,7 @@ def test_what_was_answered_survives_a_power_failure(world: World) -> None:
         server = await world.start()
         client = await world.connect(server)
         await client.add(adds(1, range(100)))
+        await asyncio.sleep(1)  # no journal file is being prepared any more
         world.disk.is_down = True
         await world.on_bookie(server.abort())
         world.disk.crash(Loss(survival=0.0))

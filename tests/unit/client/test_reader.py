@@ -24,6 +24,7 @@ from bookies.errors import (
     LedgerClosed,
     LedgerNotFound,
     LedgerUnknownToBookie,
+    NotConfirmed,
     ReadFailed,
     Status,
     Unauthorized,
@@ -124,8 +125,10 @@ def test_bounds() -> None:
             ledger.read(5, 4)
         with pytest.raises(InvalidArgument):
             ledger.tail(-1)
-        with pytest.raises(ReadFailed, match="the last entry is 9"):
+        with pytest.raises(NotConfirmed, match="the last entry is 9") as beyond:
             [entry async for entry in ledger.read(0, 10)]
+        assert not beyond.value.retriable
+        assert beyond.value.last_add_confirmed == 9
         assert [entry async for entry in ledger.read(10)] == []
         empty = await reopen(store, await write(store, 0))
         assert [entry async for entry in empty.read()] == []

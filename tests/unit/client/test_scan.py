@@ -9,7 +9,7 @@ from tests.fakes.world import World, play
 from tests.unit.client.test_administration import assert_replicated, written
 
 from bookies.client.scan import ReplicaScan
-from bookies.errors import DigestMismatch, FragmentNotFinished, LedgerNotFound, Status
+from bookies.errors import DigestMismatch, FragmentNotFinished, InvalidArgument, LedgerNotFound, Status
 from bookies.model import BookieId
 from bookies.protocol.replicate import Pace
 from bookies.wire.messages import BatchReadRequest, BatchReadResponse, ListEntriesRequest, ListEntriesResponse
@@ -154,7 +154,10 @@ def test_renewed_entries_are_as_their_writer_sent_them(quorums: str) -> None:
         assert (await administration.scan_replica(record, bookie, ids)).bad == []
         assert_replicated(world, record, 299)
         assert await store.metadata(ledger_id) == record
-        assert await administration.renew_entries(ledger_id, BookieId("b9"), runs) == 0
+        with pytest.raises(InvalidArgument, match="there is no bookie b9"):
+            await administration.renew_entries(ledger_id, BookieId("b9"), runs)
+        with pytest.raises(InvalidArgument, match="must be a LedgerMetadata"):
+            await administration.scan_replica(None, BookieId("b1"), [0])  # type: ignore[arg-type]
 
     play(act)
 

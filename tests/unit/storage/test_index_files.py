@@ -12,7 +12,7 @@ from bookies.sim.disk import NOTHING_SURVIVES, SimDisk
 from bookies.sim.loop import Crashed
 from bookies.storage import index_format as layout
 from bookies.storage.durable import SyncFailed
-from bookies.storage.index_files import IndexFiles, IndexWrite, find_index_files
+from bookies.storage.index_files import IndexFiles, IndexWrite, WrongPage, find_index_files
 from bookies.storage.index_format import IndexHeader
 
 PAGE = 64
@@ -116,11 +116,12 @@ def test_ends_moves_that_a_crash_interrupted(disk: SimDisk) -> None:
     assert sorted(disk.files()) == ["/i0/0/7/7.idx", "/i1/0/8/8.idx"]
 
 
-def test_damaged_headers_are_errors(disk: SimDisk) -> None:
+def test_damaged_headers_are_told(disk: SimDisk) -> None:
     for data in (b"", HEADER[:10], b"XKLE" + HEADER[4:], HEADER[:7] + b"\2" + HEADER[8:]):
         disk.put("/i0/0/7/7.idx", data)
-        with pytest.raises(CorruptRecord):
-            files(disk, "r").load("/i0/0/7/7.idx")
+        loaded = files(disk, "r").load("/i0/0/7/7.idx")
+        assert loaded.header is None
+        assert isinstance(loaded.problem, CorruptRecord)
 
 
 def test_extent_of_files_of_any_length(disk: SimDisk) -> None:
@@ -136,15 +137,19 @@ def test_extent_of_files_of_any_length(disk: SimDisk) -> None:
         assert files(disk, "r").load(path).last_entry_id == last
 
 
+def is_right(page: int, data: bytes) -> bool:
+    return True
+
+
 def test_runs_of_entries_from_file_and_memory(disk: SimDisk) -> None:
     path = "/i0/0/7/7.idx"
     disk.put(path, HEADER + slots(*[1] * 8) + slots(*[1] * 8) + slots(0, 1, 0, 0, 1, 1))
     index = files(disk, "r")
-    assert index.entry_runs(path, {}) == [range(16), range(17, 18), range(20, 22)]
+    assert index.entry_runs(path, {}, [], is_right) == [range(16), range(17, 18), range(20, 22)]
     newer = {1: slots(1, 0)[:16], 4: slots(1)[:8]}
-    assert index.entry_runs(path, newer) == [range(9), range(17, 18), range(20, 22), range(32, 33)]
-    assert index.entry_runs(None, {0: slots(0, 1)}) == [range(1, 2)]
-    assert index.entry_runs(None, {}) == []
+    assert index.entry_runs(path, newer, [], is_right) == [range(9), range(17, 18), range(20, 22), range(32, 33)]
+    assert index.entry_runs(None, {0: slots(0, 1)}, [], is_right) == [range(1, 2)]
+    assert index.entry_runs(None, {}, [], is_right) == []
 
 
 def test_runs_of_entries_skip_holes_of_terabytes(tmp_path: pathlib.Path) -> None:
@@ -157,8 +162,21 @@ def test_runs_of_entries_skip_holes_of_terabytes(tmp_path: pathlib.Path) -> None
         file.write(slots(1, 1)[:16])
     index = IndexFiles(OsDisk(), page_size, 8, "r")
     expected = [range(2), range(3, 4), range(far, far + 2)]
-    assert index.entry_runs(path, {}) == expected
+    assert index.entry_runs(path, {}, [], is_right) == expected
     farther = (1 << 30) * page_size // 8
-    assert index.entry_runs(path, {1 << 30: slots(1)[:8]}) == [*expected, range(farther, farther + 1)]
-    assert index.entry_runs(None, {1 << 30: slots(1)[:8]}) == [range(farther, farther + 1)]
+    assert index.entry_runs(path, {1 << 30: slots(1)[:8]}, [], is_right) == [*expected, range(farther, farther + 1)]
+    assert index.entry_runs(None, {1 << 30: slots(1)[:8]}, [], is_right) == [range(farther, farther + 1)]
     index.close()
+
+
+def test_a_page_that_is_wrong_or_gone_ends_the_list(disk: SimDisk) -> None:
+    path = "/i0/0/7/7.idx"
+    disk.put(path, HEADER + slots(*[1] * 8) + slots(*[2] * 8))
+    index = files(disk, "r")
+    with pytest.raises(WrongPage) as caught:
+        index.entry_runs(path, {}, [], lambda page, data: page != 1)
+    assert caught.value.page == 1
+    assert index.entry_runs(path, {1: b""}, [], lambda page, data: page != 1) == [range(8)]
+    with pytest.raises(WrongPage) as caught:
+        index.entry_runs(path, {}, [0, 5], lambda page, data: bool(data))
+    assert caught.value.page == 5

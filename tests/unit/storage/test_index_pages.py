@@ -15,6 +15,8 @@ from bookies.runtime.ports import Clock, Network, Runtime
 from bookies.sim.disk import SimDisk
 from bookies.sim.loop import SimLoop
 from bookies.sim.workers import SimWorkers
+from bookies.storage.catalog import CatalogFile
+from bookies.storage.catalog_format import pack
 from bookies.storage.index import Ledger, LedgerIndex
 from bookies.storage.index_files import find_index_files
 from bookies.storage.index_format import STATE_FENCED, IndexHeader
@@ -34,7 +36,8 @@ class Bench:
         self.workers = SimWorkers(Random(0), mean_ms=0.01)
         runtime = Runtime(cast(Clock, None), cast(Network, None), self.disk, self.workers, Random(0))
         self.index = LedgerIndex(runtime, self.config, ["/l"], Readers(runtime, self.config, ["/l"]))
-        self.index.found(find_index_files(self.disk, ["/l"]))
+        self.index.found(find_index_files(self.disk, ["/l"]), None)
+        self.index.catalog_file.replace(list(pack(self.index.catalog.contents())))
         self.worker = self.workers.start("checkpoint")
 
     def create(self, ledger_id: int = 1) -> Ledger:
@@ -60,7 +63,7 @@ class Bench:
         """The ledger as the next life sees it."""
         runtime = Runtime(cast(Clock, None), cast(Network, None), self.disk, self.workers, Random(0))
         index = LedgerIndex(runtime, self.config, ["/l"], Readers(runtime, self.config, ["/l"]))
-        index.found(find_index_files(self.disk, ["/l"]))
+        index.found(find_index_files(self.disk, ["/l"]), CatalogFile(self.disk, "/l", PAGE_SIZE).load())
         return await index.load(ledger_id)
 
     async def in_memory(self, count: int, ledger_id: int = 1) -> list[int]:

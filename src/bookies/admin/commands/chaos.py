@@ -18,7 +18,7 @@ from bookies.admin.usage import UsageError
 if TYPE_CHECKING:
     from bookies.admin.chaos import Report
 
-BOOKIES_MIN, BOOKIES_MAX = 1, 20
+BOOKIES_MIN, BOOKIES_MAX = 2, 20
 BOOKIES_MIN_HOSTILE = 3  # without it there has to be an ack quorum of two
 SHOWN_MAX = 50  # violations that the table shows
 
@@ -39,6 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     if not arguments.minutes > 0:
         raise UsageError(f"--minutes {arguments.minutes:g}: must be more than 0")
+    if arguments.bookies == 1:
+        raise UsageError("--bookies 1: with one bookie nothing is stored twice, so nothing could be proved: start more")
     bookies_min = BOOKIES_MIN_HOSTILE if arguments.hostile else BOOKIES_MIN
     if not bookies_min <= arguments.bookies <= BOOKIES_MAX:
         raise UsageError(f"--bookies {arguments.bookies}: must be {bookies_min} to {BOOKIES_MAX}")

@@ -38,6 +38,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scenario", action="append", metavar="FILE", help="run this schedule instead of seeds; may be repeated"
     )
+    parser.add_argument(
+        "--damage", type=int, metavar="N", help="N random mutations of a bookie's files, from --seed on"
+    )
     parser.add_argument("--replay", metavar="FILE", help="repeat a run that broke a promise")
     parser.add_argument(
         "--keep-in", metavar="DIR", default=".", help="where runs that break a promise are kept (default: here)"
@@ -77,6 +80,10 @@ def run(arguments: argparse.Namespace) -> int:
     from bookies.sim.profiles import PROFILE_NAMES
 
     _check(arguments)
+    if arguments.damage is not None:
+        from bookies.admin.damage_run import run_damage
+
+        return run_damage(arguments.damage, first=arguments.seed or 0, as_json=arguments.json)
     if arguments.scenario:
         return _run_scenarios(arguments)
     if arguments.replay:

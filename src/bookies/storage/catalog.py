@@ -1,0 +1,215 @@
+"""The catalog in use: what index files must hold, so that damage is noticed and a lost file is not taken for no ledger.
+
+Invariants
+- A record is durable before the index file it speaks of is written. So the catalog is never behind the files, and a
+  difference that a crash left is covered by `Known.older`.
+- It is believed only against index files, never instead of entries: whatever disagrees is built again from the logs.
+- Without it (a directory of Apache's, or its own damage) index files are believed as they are.
+
+`Catalog` is owned by the loop's thread, `CatalogFile` blocks and is confined to the checkpoint's worker.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Sequence
+
+from bookies.runtime.ports import Buffer, Disk, File
+from bookies.storage import catalog_format as layout
+from bookies.storage.catalog_format import Contents, Known
+from bookies.storage.durable import replace_bytes, sync_data
+from bookies.storage.index_files import IndexWrite, LoadedIndex
+from bookies.storage.index_format import STATE_FENCED, IndexHeader, page_offset
+from bookies.storage.mark_format import LogMark
+
+REWRITE_FACTOR = 4  # a file so many times as large as when it was last written as a whole is written again
+REWRITE_SIZE_MIN = 1 << 20  # bytes
+
+
+class CatalogFile:
+    """The file, in the first index directory. Blocks."""
+
+    def __init__(self, disk: Disk, directory: str, page_size: int) -> None:
+        self._disk = disk
+        self._path = posixpath.join(directory, layout.FILE_NAME)
+        self._page_size = page_size
+        self._file: File | None = None
+        self._position = 0
+        self._size_whole = 0  # when it was last written as a whole
+
+    def load(self) -> Contents | None:
+        """What it says; None if there is none. Raises: OSError."""
+        if not self._disk.exists(self._path):
+            return None
+        data = self._disk.read_bytes(self._path)
+        self._position = self._size_whole = len(data)
+        return layout.parse(data, self._page_size)
+
+    def replace(self, pieces: Sequence[bytes]) -> None:
+        """Write it as a whole. Raises: DiskFull, OSError."""
+        data = b"".join(pieces)
+        self.close()
+        replace_bytes(self._disk, self._path, data)
+        self._position = self._size_whole = len(data)
+
+    @property
+    def is_bloated(self) -> bool:
+        return self._position > max(REWRITE_SIZE_MIN, REWRITE_FACTOR * self._size_whole)
+
+    def append(self, data: bytes, *, is_durable: bool) -> None:
+        """Raises: DiskFull, OSError, then the next one takes its place; SyncFailed."""
+        if self._file is None:
+            self._file = self._disk.open(self._path, "r+")
+        self._file.pwrite(data, self._position)
+        if is_durable:
+            sync_data(self._file)
+        self._position += len(data)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class Catalog:
+    """What is known of every ledger. `is_trusted`: there was a catalog, and all of it could be read."""
+
+    def __init__(self, page_size: int) -> None:
+        self.is_trusted = False
+        self.marks: tuple[LogMark, ...] = ()
+        self.holes: list[str] = []
+        self.ledgers: dict[int, Known] = {}
+        self._page_size = page_size
+        self._absent = layout.checksum_of(b"", page_size)
+        self._pending: list[bytes] = []
+
+    def found(self, contents: Contents | None) -> None:
+        """What the file said at the start. Where its end was lost, index files may be younger: they are believed."""
+        if contents is None:
+            return
+        self.is_trusted = not contents.problem
+        self.holes = contents.holes
+        self.ledgers = contents.ledgers
+        self.marks = contents.marks
+        if not self.is_trusted:
+            for known in self.ledgers.values():
+                known.pages, known.older = {}, {}
+                known.is_partial = known.is_doubted = True
+
+    def contents(self) -> Contents:
+        return Contents(self._page_size, self.ledgers, self.marks, self.holes)
+
+    # -- comparing -----------------------------------------------------------------------------------------------
+    def is_right(self, ledger_id: int, page: int, data: Buffer) -> bool:
+        """Whether a page read from the file is what was written there, as far as anybody knows."""
+        known = self.ledgers.get(ledger_id)
+        return known is None or known.is_right(page, data, self._page_size)
+
+    def agreed_header(self, ledger_id: int, found: IndexHeader | None) -> IndexHeader:
+        """What catalog and file together say: a promise that either knows of counts.
+
+        Without both the ledger's key is vacant, and it is fenced: refusing writes is safe.
+        """
+        known = self.ledgers.get(ledger_id)
+        kept = known.index_header() if known is not None else None
+        if kept is None or found is None:
+            return kept or found or IndexHeader(b"", STATE_FENCED)
+        if layout.trimmed(found) == layout.trimmed(kept):
+            return found
+        return IndexHeader(
+            kept.master_key if kept.master_key.strip(b"\0") else found.master_key,
+            kept.state | found.state,
+            (found.explicit_lac if known is not None and known.is_doubted else b"")
+            or kept.explicit_lac
+            or found.explicit_lac,
+            max(kept.version, found.version),
+        )
+
+    def damage_of(self, ledger_id: int, loaded: LoadedIndex) -> str:
+        """What is wrong with the slots of a file, as far as its size and its last page tell; empty if nothing is."""
+        known = self.ledgers.get(ledger_id)
+        if known is None:
+            return str(loaded.problem or "")
+        needed = [
+            page for page, checksum in known.pages.items() if checksum != self._absent and page not in known.older
+        ]
+        last = max(needed, default=-1)
+        if last >= 0 and loaded.size < page_offset(last + 1, self._page_size):
+            return f"it ends at byte {loaded.size:,}, before page {last}"
+        if loaded.problem is not None and known.is_partial:
+            return str(loaded.problem)
+        if loaded.last_page > last and not known.is_right(loaded.last_page, loaded.last_data, self._page_size):
+            return f"page {loaded.last_page} is not what was written"
+        if loaded.last_page < last or not known.is_right(loaded.last_page, loaded.last_data, self._page_size):
+            return f"page {last} is not what was written"
+        return ""
+
+    # -- writing -------------------------------------------------------------------------------------------------
+    def stage(self, ledger_id: int, change: IndexWrite, header: IndexHeader) -> None:
+        """An index file is about to be written; `take` has what must be durable before."""
+        known = self.ledgers.get(ledger_id)
+        if known is None:
+            known = self.ledgers[ledger_id] = Known(is_partial=not change.is_new)
+        if change.is_new:
+            known.reset()
+        checksums = [(page, layout.checksum_of(data, self._page_size)) for page, data in change.pages]
+        for page, checksum in checksums:
+            known.expect(page, checksum, self._absent)
+        known.header = layout.trimmed(header)
+        flags = (layout.PARTIAL if known.is_partial else 0) | (layout.RESET if change.is_new else 0)
+        self._pending.append(layout.pack_ledger(ledger_id, header, checksums, flags))
+
+    def written(self, ledger_id: int, pages: Iterable[int]) -> None:
+        """What was staged for it is in the file."""
+        if (known := self.ledgers.get(ledger_id)) is not None:
+            for page in pages:
+                known.older.pop(page, None)
+            known.is_fresh = known.is_doubted = False
+
+    def unsettled(self) -> dict[int, list[int]]:
+        """Pages of which a crash has left one state or another: to be looked at before anything else is settled."""
+        return {ledger_id: list(known.older) for ledger_id, known in self.ledgers.items() if known.older}
+
+    def resolve(self, found: dict[int, dict[int, int]]) -> None:
+        """Of those pages, the checksums of what the files have. What may not be there stays damage."""
+        for ledger_id, checksums in found.items():
+            known = self.ledgers[ledger_id]
+            changed = []
+            for page, checksum in checksums.items():
+                older = known.older.pop(page)
+                if checksum != known.pages.get(page) and (checksum in older or layout.ANY in older):
+                    known.pages[page] = checksum
+                    changed.append((page, checksum))
+            if changed:
+                flags = layout.PARTIAL if known.is_partial else 0
+                self._pending.append(layout.pack_known(ledger_id, known.header, changed, flags))
+
+    def delete(self, ledger_id: int) -> None:
+        """The ledger was deleted: that its file is gone is no damage."""
+        if self.ledgers.pop(ledger_id, None) is not None:
+            self._pending.append(layout.pack_deleted(ledger_id))
+
+    def add_hole(self, text: str) -> None:
+        self.holes.append(text)
+        self._pending.append(layout.pack_hole(text))
+
+    def settle_holes(self) -> None:
+        self.holes = []
+        self._pending.append(layout.pack_holes_settled())
+
+    def settle(self, marks: Sequence[LogMark]) -> None:
+        """All that was staged is in the files, and these marks are about to be persisted."""
+        self.marks = tuple(marks)
+        self._pending.append(layout.pack_settled(marks))
+
+    def take(self) -> bytes:
+        """What is to be appended. `give_back` it when that fails."""
+        data, self._pending = b"".join(self._pending), []
+        return data
+
+    def give_back(self, data: bytes) -> None:
+        self._pending.insert(0, data)
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._pending)

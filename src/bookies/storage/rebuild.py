@@ -1,0 +1,214 @@
+"""Index files made again from the entry logs, for ledgers whose file is damaged or gone, while everything is served.
+
+One pass over all logs for all ledgers that wait. Ledgers maps are not asked which logs to read: they have no checksum.
+Of copies of an entry the one behind counts, in the order of log ids; a slot set meanwhile, by a flush, counts more.
+
+What an unreadable part of a log may have held is not known, so ledgers rebuilt then stay uncertain (limbo).
+
+Source: storage 3.5, 4.6, 10.2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from bookies.config import BookieConfig
+from bookies.errors import BookKeeperError, CorruptRecord
+from bookies.runtime.events import Events
+from bookies.runtime.ports import Disk, Runtime
+from bookies.storage import entry_log_format as layout
+from bookies.storage.catalog_format import Known
+from bookies.storage.durable import run_last
+from bookies.storage.index import LedgerIndex
+from bookies.storage.index_files import IndexFiles
+from bookies.storage.index_format import iterate_slots, slots_per_page
+from bookies.storage.record_scan import Batch, EndKind
+
+
+def log_paths(disk: Disk, directories: Sequence[str]) -> list[tuple[int, str]]:
+    """(id, path) of all entry logs, in order of id."""
+    found = []
+    for directory in directories:
+        for name in disk.list(directory):
+            if (log_id := layout.parse_file_name(name)) is not None:
+                found.append((log_id, posixpath.join(directory, name)))
+    return sorted(found)
+
+
+def ledgers_in_logs(disk: Disk, directories: Sequence[str]) -> list[int]:
+    """Ledgers that were here once, ascending, says the map of each closed log; others are read from end to end.
+
+    Raises: OSError.
+    """
+    found: set[int] = set()
+    for _, path in log_paths(disk, directories):
+        file = disk.open(path, "r")
+        try:
+            ledgers_map = layout.read_ledgers_map(file.pread, file.size())
+            if ledgers_map is not None:
+                found.update(ledgers_map)
+                continue
+            for item in layout.scan(file.pread, file.size()):
+                if isinstance(item, Batch):
+                    found.update(ledger_id for ledger_id, _ in item.ids)
+        finally:
+            file.close()
+    return sorted(found)
+
+
+@dataclass
+class Found:
+    """Of one ledger: entry id to location. `entries`: in the logs.
+
+    `kept`: slots of the old file. Where no log has the entry they lead nowhere, and say that it was here.
+    `doubted`: slots of pages that are not what was written. They count like that only if their log cannot be read.
+    """
+
+    entries: dict[int, int] = field(default_factory=dict)
+    kept: dict[int, int] = field(default_factory=dict)
+    doubted: dict[int, int] = field(default_factory=dict)
+
+
+def entries_of(disk: Disk, log_id: int, path: str, ledger_ids: Sequence[int], size_max: int) -> Iterator[object]:
+    """For each piece of a log a list of (ledger id, entry id, location); at last whether it was read to its end.
+
+    Blocks, a piece at a time.
+    """
+    wanted = frozenset(ledger_ids)
+    file = disk.open(path, "r")
+    try:
+        size = file.size()
+        is_whole = _is_whole(file.pread(layout.HEADER_SIZE, 0), size)
+        for item in layout.scan(file.pread, size, record_size_max=size_max):
+            if isinstance(item, Batch):
+                starts = item.records.starts
+                yield [
+                    (ledger_id, entry_id, layout.location(log_id, item.offset + starts[index] + 4))
+                    for index, (ledger_id, entry_id) in enumerate(item.ids)
+                    if ledger_id in wanted
+                ]
+            else:
+                is_whole = is_whole and item.kind is not EndKind.CORRUPT
+        yield is_whole
+    finally:
+        file.close()
+
+
+def _is_whole(first: bytes, size: int) -> bool:
+    """Whether a closed log is as long as its header says."""
+    try:
+        header = layout.parse_header(first)
+    except CorruptRecord:
+        return True  # Records do not depend on it.
+    return header is None or header.map_offset < size
+
+
+class Rebuilder:
+    """Owned by the loop's thread; reading is done by a worker of its own."""
+
+    def __init__(self, runtime: Runtime, config: BookieConfig, index: LedgerIndex, directories: Sequence[str]) -> None:
+        self._disk = runtime.disk
+        self._index = index
+        self._directories = list(directories)
+        self._page_size = config.index_page_size
+        self._record_size_max = config.frame_size_max + 64 * 1024
+        self._worker = runtime.workers.start("index-rebuild")
+        self._events = Events("storage.rebuild", runtime.clock)
+        self._is_busy = False
+        self._ended = asyncio.Event()
+        self.count = 0  # of ledgers rebuilt
+
+    async def wait_idle(self) -> None:
+        """Return when no ledger waits for being rebuilt."""
+        while self._is_busy or self._index.rebuild_wanted.is_set():
+            self._ended.clear()
+            await self._ended.wait()
+
+    async def run(self) -> None:
+        """Rebuild whatever is wanted, for ever."""
+        while True:
+            await self._index.rebuild_wanted.wait()
+            self._is_busy = True
+            try:
+                await self._rebuild()
+            except OSError as error:
+                # Those ledgers stay uncertain; the next start tries again.
+                self._events.error("storage.rebuild_failed", error=error)
+            finally:
+                self._is_busy = False
+                self._ended.set()
+
+    async def _rebuild(self) -> None:
+        wanted: dict[int, Found] = {}
+        for ledger_id in self._index.take_rebuilds():
+            try:
+                await self._index.load(ledger_id)
+            except BookKeeperError as error:
+                self._events.error("storage.rebuild_failed", ledger=ledger_id, error=error)
+            else:
+                wanted[ledger_id] = Found()
+        wanted |= {ledger_id: Found() for ledger_id in self._index.take_rebuilds()}
+        if not wanted:
+            return
+        self._events.info("storage.rebuild_begins", ledgers=len(wanted))
+        for ledger_id, found in wanted.items():
+            path, known = self._index.file_of(ledger_id)
+            await self._worker.run(self._read_old, path, known, found)
+        readable: set[int] = set()
+        is_complete = True
+        for log_id, path in await self._worker.run(log_paths, self._disk, self._directories):
+            try:
+                is_whole = await self._read_log(log_id, path, wanted)
+            except OSError as error:
+                self._events.error("storage.log_unreadable", path=path, error=error)
+                is_whole = False
+            if is_whole:
+                readable.add(log_id)
+            else:
+                is_complete = False
+        for ledger_id, found in wanted.items():
+            await self._finish(ledger_id, found, readable, is_complete=is_complete)
+
+    def _read_old(self, path: str, known: Known | None, found: Found) -> None:
+        """On the worker. What is left of the old file may name entries in logs that cannot be read now."""
+        files = IndexFiles(self._disk, self._page_size, 1, "r")
+        per_page = slots_per_page(self._page_size)
+        try:
+            is_right = partial(_is_right, known, self._page_size)
+            for page, data, was_right in files.slots(path, is_right):
+                (found.kept if was_right else found.doubted).update(iterate_slots(data, page * per_page))
+        finally:
+            files.close()
+
+    async def _read_log(self, log_id: int, path: str, wanted: dict[int, Found]) -> bool:
+        """Whether all of it could be read."""
+        pieces = entries_of(self._disk, log_id, path, list(wanted), self._record_size_max)
+        while not isinstance(piece := await self._worker.run(next, pieces), bool):
+            assert isinstance(piece, list)
+            for ledger_id, entry_id, location in piece:
+                wanted[ledger_id].entries[entry_id] = location
+        await self._worker.run(next, pieces, None)  # which closes the file
+        return piece
+
+    async def _finish(self, ledger_id: int, found: Found, readable: set[int], *, is_complete: bool) -> None:
+        doubted = {
+            entry_id: location
+            for entry_id, location in found.doubted.items()
+            if layout.split_location(location)[0] not in readable
+        }
+        entries = doubted | found.kept | found.entries
+        count = await self._index.rebuilt(ledger_id, entries, is_complete=is_complete)
+        self.count += 1
+        self._events.info("storage.index_rebuilt", ledger=ledger_id, entries=count, is_complete=is_complete)
+
+    def close(self) -> None:
+        """End the worker."""
+        run_last(self._worker, lambda: None)
+
+
+def _is_right(known: Known | None, page_size: int, page: int, data: bytes) -> bool:
+    return known is None or known.is_right(page, data, page_size)

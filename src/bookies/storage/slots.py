@@ -1,0 +1,67 @@
+"""Arithmetic on index slots and on runs of entries; no IO."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+
+from bookies.storage.index_format import SLOT_SIZE
+
+
+def leading_present(slots: bytes) -> int:
+    """How many slots there are before the first missing one."""
+    numbers = array("q", slots)
+    try:
+        return numbers.index(0)
+    except ValueError:
+        return len(numbers)
+
+
+def span(slots: bytes) -> int:
+    """Bytes of log from the first to the last entry; more than any limit if they are in different logs."""
+    return abs(int.from_bytes(slots[-SLOT_SIZE:], "big") - int.from_bytes(slots[:SLOT_SIZE], "big"))
+
+
+def merged(runs: Sequence[Sequence[int]]) -> list[range]:
+    """The same ids as maximal ranges, ascending."""
+    pieces: list[range] = []
+    for run in runs:
+        if isinstance(run, range) and run.step == 1:
+            pieces.append(run)
+        else:
+            pieces.extend(range(entry_id, entry_id + 1) for entry_id in run)
+    pieces.sort(key=lambda piece: piece.start)
+    merged: list[range] = []
+    for piece in pieces:
+        if merged and piece.start <= merged[-1].stop:
+            merged[-1] = range(merged[-1].start, max(merged[-1].stop, piece.stop))
+        else:
+            merged.append(piece)
+    return merged
+
+
+def pieces(entry_ids: Sequence[int], per_page: int) -> Iterator[tuple[int, int, int]]:
+    """Consecutive entries within one page: (first id, its index in `entry_ids`, count)."""
+    start, end = 0, len(entry_ids)
+    is_range = isinstance(entry_ids, range) and entry_ids.step == 1
+    while start < end:
+        first = entry_ids[start]
+        limit = min(end - start, per_page - first % per_page)
+        count = limit if is_range else 1
+        while count < limit and entry_ids[start + count] == first + count:
+            count += 1
+        yield first, start, count
+        start += count
+
+
+def replaced(old: bytes, new: bytes, prefix: bytes) -> bytes:
+    """`new` where a slot of `old` is set and begins with these four bytes, otherwise `old`."""
+    count = len(old) // SLOT_SIZE
+    # Log 0 begins as a missing slot does, so it has to be looked at more closely.
+    if any(prefix) and all(old[at::SLOT_SIZE] == prefix[at : at + 1] * count for at in range(4)):
+        return new
+    merged = bytearray(old)
+    for at in range(0, len(old), SLOT_SIZE):
+        if old[at : at + 4] == prefix and any(old[at + 4 : at + 8]):
+            merged[at : at + SLOT_SIZE] = new[at : at + SLOT_SIZE]
+    return bytes(merged)
