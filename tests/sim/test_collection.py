@@ -301,6 +301,28 @@ def test_a_damaged_log_is_set_aside_and_named(small: Any, body: Body) -> None:
     assert "0.log" in logs_of(made)
 
 
+def test_a_log_whose_map_does_not_tell_the_truth_is_kept(small: Any, body: Body) -> None:
+    """The map has no checksum: one bit of a ledger's id, and nothing seems to live in the log."""
+    made, records = small(gc_quarantine_ms=0), FakeRecords.of(1)
+
+    async def first(store: LedgerStore, promises: Any) -> None:
+        await put(store, promises, body, [1], 3, size=500)
+
+    async def second(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        assert store.collector is not None
+        for _ in range(2):
+            await collect(store, is_forced=True)
+        assert "ledgers map" in store.collector.why(0)[0]
+        await promises.check(store)
+
+    assert made.live(first)
+    path = "/ledgers0/current/0.log"
+    made.disk.flip_bit(path, len(made.disk.files()[path]) - 16 + 7, bit=5)
+    assert made.live(second)
+    assert "0.log" in logs_of(made)
+
+
 def test_a_job_that_fails_stops_no_other(small: Any, body: Body) -> None:
     """[R-28, R-29]"""
     made, records = small(gc_quarantine_ms=0), FakeRecords.of(1)

@@ -133,8 +133,20 @@ class SealedLogs:
             await asyncio.sleep(0)
 
     async def delete_empty(self) -> None:
-        """Remove logs that hold nothing of any ledger."""
-        for usage in [each for each in self.known.values() if each.remaining == 0]:
+        """Remove logs that hold nothing of any ledger.
+
+        That is what their ledgers maps say, which have no checksum, so the whole index is asked too, once for all of
+        them. Raises: ReadFailed when it cannot tell; then they stay.
+        """
+        empty = [each for each in self.known.values() if each.remaining == 0]
+        named = await self._parts.index.greatest_offsets([each.log_id for each in empty]) if empty else {}
+        for usage in empty:
+            if usage.log_id in named:
+                self.put_aside(
+                    usage.log_id, f"its ledgers map leaves out a ledger whose index names byte {named[usage.log_id]:,}"
+                )
+                del self.known[usage.log_id]
+                continue
             try:
                 await self.delete(usage)
             except SyncFailed:
