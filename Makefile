@@ -7,7 +7,7 @@ MINUTES ?= 1
 JOBS ?= 2
 AGAINST ?=
 
-.PHONY: run test check coverage sim mutants museum chaos spark-chaos bench bench-spark example spark-cluster docs clean
+.PHONY: run test check coverage sim mutants museum chaos chaos-storage spark-chaos bench bench-spark example spark-cluster docs clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -39,6 +39,9 @@ museum: $(VENV)/.dev
 
 chaos: $(VENV)/.dev
 	@$(BIN)/bk chaos $(ARGS)
+
+chaos-storage: $(VENV)/.dev
+	@$(BIN)/python tests/chaos/storage_chaos.py $(ARGS)
 
 spark-chaos: $(VENV)/.dev $(VENV)/.demo
 	@$(BIN)/python tests/chaos/spark_chaos.py $(ARGS)

@@ -24,14 +24,16 @@ import pytest
 from tests.live.command import bk as command
 
 import bookies as bk
+from bookies.admin import cli
 from bookies.admin.local_cluster import LocalCluster
 from bookies.spark import java
 from bookies.spark.session import JAVA_OPTIONS
 
 pytestmark = [pytest.mark.live, pytest.mark.spark, pytest.mark.cluster]
-PATIENCE_S = 300
+PATIENCE_S = 600
 # Large enough that what a task holds back (Spark's pipes between processes keep 64 KiB at every step) is a small part.
 ROWS, SIZE = 4000, 1200
+APP = str(pathlib.Path(__file__).with_name("spark_app.py"))
 PACKAGE = os.path.dirname(os.path.dirname(bk.__file__))
 LOCAL_CLUSTER = "local-cluster[2,1,1024]"
 
@@ -159,37 +161,58 @@ def common(directory: pathlib.Path) -> dict[str, str]:
     }
 
 
+class Submitted:
+    """A program under spark-submit. What it says on stderr goes to a file: nobody reads a pipe while it runs."""
+
+    def __init__(self, command_line: Sequence[str], directory: pathlib.Path) -> None:
+        self._stderr = directory / "stderr.txt"
+        with open(self._stderr, "w") as stderr:
+            self.process = subprocess.Popen(
+                command_line,
+                cwd=directory,
+                env=environment(directory),
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                start_new_session=True,
+            )
+
+    def assert_runs(self) -> None:
+        assert self.process.poll() is None, f"the program ended: {self._said()}"
+
+    def output(self) -> str:
+        """Its stdout, once it has come to its end."""
+        out, _ = self.process.communicate(timeout=PATIENCE_S)
+        assert self.process.returncode == 0, self._said()
+        return str(out)
+
+    def result(self) -> dict[str, Any]:
+        """The last line of it, which is JSON."""
+        found: dict[str, Any] = json.loads(self.output().strip().splitlines()[-1])
+        return found
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+    def _said(self) -> str:
+        return self._stderr.read_text()[-4000:]
+
+
 @contextlib.contextmanager
 def submitted(
-    directory: pathlib.Path, master: str, archive: pathlib.Path, *words: str, **settings: str
-) -> Iterator[Any]:
-    """The program of spark_app.py under spark-submit; it is over, one way or the other, when the block is."""
+    directory: pathlib.Path, master: str, archive: pathlib.Path, *words: str, program: str = APP, **settings: str
+) -> Iterator[Submitted]:
+    """A program under spark-submit; it is over, one way or the other, when the block is."""
     command_line = [os.path.join(installed(), "bin", "spark-submit"), "--master", master, "--py-files", str(archive)]
     for name, value in (common(directory) | settings).items():
         command_line += ["--conf", f"{name}={value}"]
-    program = str(pathlib.Path(__file__).with_name("spark_app.py"))
-    process = subprocess.Popen(
-        [*command_line, program, *words],
-        cwd=directory,
-        env=environment(directory),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    running = Submitted([*command_line, program, *words], directory)
     try:
-        yield process
+        yield running
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
-def result(process: Any) -> dict[str, Any]:
-    out, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, err[-4000:]
-    found: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
-    return found
+        running.end()
 
 
 def entries(log: Any) -> list[bytes]:
@@ -207,11 +230,11 @@ class Meeting:
         self._began = os.open(directory / "began", os.O_RDWR)
         self._go = os.open(directory / "go", os.O_RDWR)
 
-    def executor(self, process: Any) -> int:
+    def executor(self, program: Submitted) -> int:
         """The process id of the executor of a task that waits."""
         deadline = time.monotonic() + PATIENCE_S
         while not select.select([self._began], [], [], 1)[0]:
-            assert process.poll() is None, f"the program ended: {process.communicate()[1][-4000:]}"
+            program.assert_runs()
             assert time.monotonic() < deadline, "no task has begun"
         return int(os.read(self._began, 100).split()[0])
 
@@ -235,8 +258,8 @@ def test_the_package_travels_as_a_zip(
     kind: str, request: pytest.FixtureRequest, cluster: Any, source: str, target: Any, archive: Any, tmp_path: Any
 ) -> None:
     master = LOCAL_CLUSTER if kind == "local-cluster" else request.getfixturevalue("standalone")
-    with submitted(tmp_path, master, archive, cluster.metadata_uri, source, target.name) as process:
-        found = result(process)
+    with submitted(tmp_path, master, archive, cluster.metadata_uri, source, target.name) as program:
+        found = program.result()
     assert found["partitions"] == 4
     assert found["streamed"] == ROWS
     assert all("bookies.zip" in place for place in [found["driver"], *found["places"]])
@@ -247,12 +270,12 @@ def test_an_executor_that_is_killed_while_it_reads_and_writes(
     store: Any, cluster: Any, source: str, target: Any, archive: Any, tmp_path: Any, meeting: Meeting
 ) -> None:
     words = (cluster.metadata_uri, source, target.name, str(tmp_path), "2")
-    with submitted(tmp_path, LOCAL_CLUSTER, archive, *words) as process:
-        executor = meeting.executor(process)
-        wait_for_ledger(store, target, process)
+    with submitted(tmp_path, LOCAL_CLUSTER, archive, *words) as program:
+        executor = meeting.executor(program)
+        wait_for_ledger(store, target, program)
         os.kill(executor, signal.SIGKILL)
         meeting.release()
-        assert result(process)["partitions"] == 4
+        assert program.result()["partitions"] == 4
     assert entries(target) == expected()
     assert_reaped(target, at_least=1)
 
@@ -268,19 +291,29 @@ def test_the_loser_of_a_speculation_leaves_nothing(
         "spark.speculation.multiplier": "1.1",
         "spark.speculation.minTaskRuntime": "100ms",
     }
-    with submitted(tmp_path, standalone, archive, *words, **settings) as process:
-        meeting.executor(process)  # It is never told to go on: the other attempt has to win.
-        wait_for_ledger(store, target, process)
-        assert result(process)["partitions"] == 4
+    with submitted(tmp_path, standalone, archive, *words, **settings) as program:
+        meeting.executor(program)  # It is never told to go on: the other attempt has to win.
+        wait_for_ledger(store, target, program)
+        assert program.result()["partitions"] == 4
     assert entries(target) == expected()
     assert_reaped(target, at_least=1)
 
 
-def wait_for_ledger(store: Any, log: Any, process: Any) -> None:
+def test_a_job_runs_on_executors(store: Any, cluster: Any, source: str, archive: Any, tmp_path: Any) -> None:
+    """As docs/jobs.md says: the command line itself, under spark-submit."""
+    ledger_ids = store.log(source).manifest().ledger_ids
+    words = ("spark", "scrub", "--metadata", cluster.metadata_uri, "--ledgers", ",".join(map(str, ledger_ids)))
+    with submitted(tmp_path, LOCAL_CLUSTER, archive, *words, "--output", "runs", program=cli.__file__) as program:
+        out = program.output()
+    assert f"{len(ledger_ids)} items, {ROWS:,} copies of entries" in out
+    assert "nothing to complain about" in out
+
+
+def wait_for_ledger(store: Any, log: Any, program: Submitted) -> None:
     """Until a task has begun to write."""
     deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
     while not list(store.ledgers(("sink.log", log.name))):
-        assert process.poll() is None, "the program ended"
+        program.assert_runs()
         assert time.monotonic() < deadline, "no task has begun to write"
         pause.wait(0.05)
 

@@ -92,8 +92,8 @@ def test_what_lives_is_copied_and_the_logs_go(small: Any, body: Body, kind: str)
         await promises.check(store)
         assert store.collector is not None
         assert store.collector.failure_count == 0
-        assert store.collector.space()["logs_compacted"] == 5
-        assert not [name for name in logs_of(made) if name in before and name != max(before)]
+        assert store.collector.space()["logs_compacted"] == 6  # with the one that was being written
+        assert not [name for name in logs_of(made) if name in before]
 
     async def rest(store: LedgerStore, promises: Any) -> None:
         store.collect(records, BOOKIE)
@@ -236,7 +236,7 @@ def test_minor_and_major_come_when_they_are_due_and_wait_when_they_must(small: A
             await compact(store, Compaction.MINOR)
         store.collector.set_pressure(is_full=False)
         await asyncio.sleep(3)
-        assert space()["logs_compacted"] == 3
+        assert space()["logs_compacted"] == 4
         forget(promises, *GONE)
         await promises.check(store)
 
@@ -288,7 +288,7 @@ def test_a_full_disk_ends_a_compaction_and_loses_nothing(small: Any, body: Body)
             await compact(store)
             await promises.check(store)
             assert store.collector is not None
-            assert store.collector.space()["logs_compacted"] == 4
+            assert store.collector.space()["logs_compacted"] == 5
 
         assert made.live(script)
         made.check()

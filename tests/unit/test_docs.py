@@ -105,6 +105,13 @@ def test_every_make_verb_of_the_readme_exists() -> None:
         assert re.search(rf"^{verb}:", makefile, re.MULTILINE), verb
 
 
+def test_tests_that_pages_name_exist() -> None:
+    """As `live/test_x.py::test_y`, below tests/."""
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        for path, name in re.findall(r"`(\w[\w/]*\.py)::(\w+)", page.read_text()):
+            assert f"def {name}(" in (ROOT / "tests" / path).read_text(), f"{page.name} names {path}::{name}"
+
+
 def test_no_machine_or_registry_is_named() -> None:
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
         "\n"

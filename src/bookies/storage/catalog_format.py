@@ -23,6 +23,7 @@ from bookies.storage.mark_format import LogMark
 FILE_NAME = "index.catalog"
 MAGIC = b"BKIC"
 VERSION = 1
+PAGE_SIZE_MAX = 1 << 24  # bytes
 RECORD_SIZE_MAX = 64 << 20  # bytes; a ledger of 10**10 entries in one checkpoint is below it
 
 ANY = -1  # in place of a checksum that nobody knows
@@ -161,9 +162,12 @@ def pack(contents: Contents) -> Iterator[bytes]:
 def parse(data: bytes, page_size: int) -> Contents:
     """What the file says, as far as it can be believed. `page_size`: of the index files now."""
     contents = Contents(page_size)
-    if len(data) < _FILE.size or _FILE.unpack_from(data) != (MAGIC, VERSION, page_size):
-        contents.problem = "not a catalog for this version and page size"
+    magic, version, size_then = _FILE.unpack_from(data.ljust(_FILE.size, b"\0"))
+    if (magic, version) != (MAGIC, VERSION) or not 0 < size_then <= PAGE_SIZE_MAX:
+        contents.problem = "not a catalog of this version"
         return contents
+    if size_then != page_size:
+        contents.problem, page_size = f"pages had {size_then:,} bytes then", size_then
     absent = checksum_of(b"", page_size)
     unsettled: dict[int, Known] = {}
     at = _FILE.size

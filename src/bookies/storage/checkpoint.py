@@ -274,6 +274,23 @@ class Checkpointer:
         """After the checkpoint of the start, before anything is added: it has covered all logs that are there."""
         self.covered_log_id = await self._log_worker.run(self._log.first_unfinished_id)
 
+    async def roll_log(self, threshold: int) -> None:
+        """Seal the active entry log, and cover it, if less than `threshold` percent of it belongs to ledgers we know.
+
+        Raises: DiskFull, OSError; SyncFailed.
+        """
+        async with self._checkpoint_lock:
+            sizes = await self._log_worker.run(self._log.active_sizes)
+            wanted = sum(size for ledger_id, size in sizes.items() if self._index.is_known(ledger_id))
+            if wanted * 100 >= threshold * sum(sizes.values()):
+                return
+            sealed = await self._log_worker.run(self._log.roll)
+            if sealed is None:
+                return
+            await self._flush_all()  # what was written to it while this was decided has its slots by then
+            self._installed_log_id = max(self._installed_log_id, sealed + 1)
+        await self.checkpoint()
+
     async def allocate_log(self) -> tuple[int, str]:
         """The id of a new entry log and the directory for it; see `EntryLogWriter.allocate`."""
         return await self._log_worker.run(self._log.allocate)

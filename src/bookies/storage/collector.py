@@ -116,6 +116,9 @@ class Collector:
             self._logs.set_aside.clear()
         is_recovered = await self._guard("interrupted compactions", self._compactor.recover())
         await self._guard("ledgers", self._ledgers.collect(is_forced=is_forced))
+        if self._due() is Compaction.MAJOR:
+            threshold = self._config.major_compaction_threshold
+            await self._guard("active entry log", self._parts.checkpointer.roll_log(threshold))
         await self._guard("entry logs", self._logs.examine())
         await self._guard("usage", self._logs.drop_ledgers(self._ledgers.is_unwanted))
         await self._guard("deletion", self._logs.delete_empty())
@@ -124,12 +127,11 @@ class Collector:
 
     async def _compact(self) -> None:
         """Compact, the emptiest logs first, if somebody asked for it or it is due."""
-        now = self._clock.monotonic()
-        kind = self._compaction_wanted or self._schedule.due(now)
-        if kind is None or self._is_held():
+        kind = self._due()
+        if kind is None:
             return
         self._compaction_wanted = None
-        self._schedule.started(kind, now)
+        self._schedule.started(kind, self._clock.monotonic())
         is_major = kind is Compaction.MAJOR
         threshold = self._config.major_compaction_threshold if is_major else self._config.minor_compaction_threshold
         chosen = choose_logs(self._logs.known.values(), threshold)
@@ -140,6 +142,12 @@ class Collector:
             is_transactional = self._config.compaction == "transactional"
             compacting = self._compactor.compact(usage, is_transactional=is_transactional)
             await self._guard(f"compaction of log {usage.log_id:x}", compacting)
+
+    def _due(self) -> Compaction | None:
+        """The compaction that a run has to do."""
+        if self._is_held():
+            return None
+        return self._compaction_wanted or self._schedule.due(self._clock.monotonic())
 
     def _is_held(self) -> bool:
         """Whether compaction has to wait: an operator said so, or the disk has no room for copies."""
@@ -234,7 +242,8 @@ class Collector:
             "live_bytes": sum(each.remaining for each in logs),
             "logs_deleted": self._logs.deleted_count,
             "logs_compacted": self._compactor.compacted_count,
-            "copied_bytes": self._compactor.copied_size,
+            "compaction_read_bytes": self._compactor.read_size,
+            "compaction_written_bytes": self._compactor.copied_size,
             "bytes_given_back": self._logs.deleted_size - self._compactor.copied_size,
             "logs_set_aside": {f"{log_id:x}": reason for log_id, reason in self._logs.set_aside.items()},
             "runs": self.run_count,

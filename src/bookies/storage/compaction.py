@@ -182,7 +182,7 @@ def find_outputs(disk: Disk, directories: Sequence[str]) -> list[tuple[str, int,
 
 
 class Compactor:
-    """Compacts one log at a time. `copied_size`, `freed_size`: bytes so far."""
+    """Compacts one log at a time. `read_size`, `copied_size`: bytes so far."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class Compactor:
     ) -> None:
         self.compacted_count = 0
         self.copied_size = 0
-        self.freed_size = 0
+        self.read_size = 0
         self._disk = runtime.disk
         self._parts = parts
         self._worker = worker
@@ -236,7 +236,7 @@ class Compactor:
         if await self._remove_source(usage.log_id):
             self.compacted_count += 1
             self.copied_size += copied
-            self.freed_size += usage.total - copied
+            self.read_size += usage.total + (copied if is_transactional else 0)
             self._events.info("gc.log_compacted", log=f"{usage.log_id:x}", bytes=usage.total, copied=copied)
 
     # -- copying -------------------------------------------------------------------------------------------------

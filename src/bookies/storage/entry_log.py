@@ -147,6 +147,17 @@ class EntryLogWriter:
             self._last_id = greatest_log_id(self._disk, self._directories)
         return self._last_id + 1
 
+    def active_sizes(self) -> dict[int, int]:
+        """Bytes of each ledger in the active log; empty without one."""
+        return dict(self._sizes) if self._file is not None else {}
+
+    def roll(self) -> int | None:
+        """Seal the active log; its id, None without one."""
+        if self._file is None:
+            return None
+        self._seal()
+        return self._log_id
+
     def allocate(self) -> tuple[int, str]:
         """An id for a log that somebody else writes, and the directory for it. Raises: OSError, DiskFull."""
         log_id = self._allocate_id()

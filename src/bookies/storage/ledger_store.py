@@ -26,6 +26,7 @@ Source: storage 2.6, 5.7, 8.3, 9.5, 9.6.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -601,6 +602,21 @@ class LedgerStore:
         parts.index.catalog.settle_holes()
         await parts.checkpointer.checkpoint()
         return len(unknown)
+
+    async def repair(self) -> dict[str, int]:
+        """Read every index file to its end, and build again what is damaged; counts of ledgers.
+
+        Raises: StorageError, OSError.
+        """
+        parts = self._open()
+        uncertain, ledger_ids = 0, sorted(parts.index.ledger_ids())
+        for ledger_id in ledger_ids:
+            with contextlib.suppress(DataUnknown, ReadFailed):
+                await self.list_entries(ledger_id)
+        await parts.rebuilder.wait_idle()
+        for ledger_id in ledger_ids:
+            uncertain += (await parts.index.load(ledger_id)).header.is_uncertain
+        return {"ledgers": len(ledger_ids), "uncertain": uncertain, "rebuilt": parts.rebuilder.count}
 
     def ledger_ids(self) -> Iterator[int]:
         """Every ledger of which anything is stored, in no particular order."""

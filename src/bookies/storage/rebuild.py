@@ -10,6 +10,7 @@ Source: storage 3.5, 4.6, 10.2.
 
 from __future__ import annotations
 
+import asyncio
 import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -117,16 +118,29 @@ class Rebuilder:
         self._record_size_max = config.frame_size_max + 64 * 1024
         self._worker = runtime.workers.start("index-rebuild")
         self._events = Events("storage.rebuild", runtime.clock)
+        self._is_busy = False
+        self._ended = asyncio.Event()
+        self.count = 0  # of ledgers rebuilt
+
+    async def wait_idle(self) -> None:
+        """Return when no ledger waits for being rebuilt."""
+        while self._is_busy or self._index.rebuild_wanted.is_set():
+            self._ended.clear()
+            await self._ended.wait()
 
     async def run(self) -> None:
         """Rebuild whatever is wanted, for ever."""
         while True:
             await self._index.rebuild_wanted.wait()
+            self._is_busy = True
             try:
                 await self._rebuild()
             except OSError as error:
                 # Those ledgers stay uncertain; the next start tries again.
                 self._events.error("storage.rebuild_failed", error=error)
+            finally:
+                self._is_busy = False
+                self._ended.set()
 
     async def _rebuild(self) -> None:
         wanted: dict[int, Found] = {}
@@ -188,6 +202,7 @@ class Rebuilder:
         }
         entries = doubted | found.kept | found.entries
         count = await self._index.rebuilt(ledger_id, entries, is_complete=is_complete)
+        self.count += 1
         self._events.info("storage.index_rebuilt", ledger=ledger_id, entries=count, is_complete=is_complete)
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+from bookies.admin import bench_storage
 from bookies.admin.common import add_common, print_json, print_table
 from bookies.admin.usage import UsageError
 
@@ -48,11 +49,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     read.add_argument("--api", choices=("entries", "batches", "arrow"), default="entries")
     fill = verb("fill", "append a number of entries, seal the ledger, print its id", "bk bench fill --entries 500000")
     fill.add_argument("--entries", type=int, default=200_000)
+    storage = verbs.add_parser(
+        "storage",
+        help="disk use after deletions and compaction, and what adds feel of it",
+        epilog="example:  bk bench storage --quick",
+    )
+    add_common(storage, metadata=False)
+    bench_storage.configure(storage)
     suite = verb("suite", "the table of docs/benchmarks.md", "bk bench suite --seconds 5")
     suite.add_argument("--runs", type=int, default=3, help="of each case; medians are printed (default 3)")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.verb == "storage":
+        return bench_storage.run(arguments)
     if arguments.size < 0 or arguments.seconds <= 0:
         raise UsageError("--size must be 0 or more and --seconds above 0")
     for name in ("window", "ledgers", "entries", "runs"):

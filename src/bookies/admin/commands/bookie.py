@@ -47,6 +47,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_common(show_parser)
     show_parser.add_argument("bookie", metavar="ID")
+    repair_parser = verbs.add_parser(
+        "repair",
+        help="put right what can be, with the files alone, of a bookie that is stopped",
+        description="Replays the journal, builds damaged or missing index files again from the entry logs, restores "
+        "headers and marks. Nothing is deleted; what is replaced is kept as *.damaged. Says what is left to be done.",
+        epilog="example:  bk bookie repair bk-data/b1/ledgers --dry-run",
+    )
+    add_common(repair_parser, metadata=False)
+    repair_parser.add_argument("path", metavar="DIR", help="one of its directories; its cookie names the others")
+    repair_parser.add_argument("--dry-run", action="store_true", help="only say what is damaged, write nothing")
     recover_parser = verbs.add_parser(
         "recover",
         help="copy what lost bookies held to others",
@@ -76,6 +86,10 @@ def run(arguments: argparse.Namespace) -> int:
         return _run(arguments)
     if arguments.verb in control.VERBS:
         return control.run(arguments)
+    if arguments.verb == "repair":
+        from bookies.admin.repair import repair
+
+        return repair(arguments)
     if arguments.verb == "recover":
         return with_client(arguments, lambda client: _recover(client, arguments))
     if arguments.verb == "list":

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from bookies.admin.common import add_common, print_table, size_text
+from bookies.admin.common import Progress, add_common, print_table, size_text
 from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         each = verbs.add_parser(verb, help=text, description=text, epilog=f"example:  {example}")
         add_common(each, metadata=False)
         each.add_argument("path", metavar="PATH", help="a file or a directory (with or without its `current`)")
+        if verb == "directory":
+            text = "read everything of the bookie it belongs to: records, digests, index, marks, and whether they agree"
+            each.add_argument("--verify", action="store_true", help=text)
         if verb in ("journal", "entrylog"):
             each.add_argument("--ledger", type=int, default=None, metavar="ID", help="only this ledger's records")
             each.add_argument("--summary", action="store_true", help="totals of each ledger instead of records")
@@ -260,6 +263,8 @@ def _directory(disk: Disk, arguments: argparse.Namespace) -> int:
 
     if not disk.is_directory(arguments.path):
         raise UsageError(f"{arguments.path} is not a directory")
+    if arguments.verify:
+        return _verify(disk, arguments)
     rows = inspection.directory_rows(disk, arguments.path)
     if arguments.json:
         return _print_json(rows)
@@ -280,6 +285,33 @@ def _directory(disk: Disk, arguments: argparse.Namespace) -> int:
     for problem in findings:
         print(f"finding: {problem}")
     return 1 if any("problem" in row for row in items) else 0
+
+
+def _verify(disk: Disk, arguments: argparse.Namespace) -> int:
+    """Everything of the bookie, files read on a terminal's last line."""
+    from bookies.storage.verification import verify_rows
+
+    progress = Progress("files", None, quiet=arguments.json)
+    findings: list[Row] = []
+    total: Row = {}
+    files = 0
+    for row in verify_rows(disk, arguments.path):
+        if row["row"] == "progress":
+            files += 1
+            progress.update(files, row["path"])
+        elif row["row"] == "finding":
+            findings.append(row)
+        else:
+            total = row
+    progress.clear()
+    if arguments.json:
+        _print_json([*findings, total])
+    else:
+        for row in findings:
+            where = row.get("path") or f"ledger {row['ledger']}"
+            print(f"finding: {where}: {row['problem']}{'; ' + row['remedy'] if 'remedy' in row else ''}")
+        print(", ".join(f"{total[name]:,} {name.replace('_', ' ')}" for name in total if name != "row"))
+    return 1 if findings else 0
 
 
 _RUN: dict[str, Callable[[Any, argparse.Namespace], int]] = {

@@ -1,0 +1,65 @@
+"""`bk bookie repair`: what can be put right with a bookie's own files, offline.
+
+A start of the storage without a port: the journal is replayed (a torn end is left behind the mark, holes are noted),
+damaged or missing index files are built again from the entry logs, headers are restored, marks and catalog are written.
+Nothing is deleted: what is replaced stays beside it as `*.damaged`. A running bookie holds the directories' locks, so
+this refuses; with `--dry-run` nothing is written at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from bookies.admin.common import print_json
+from bookies.admin.usage import UsageError
+from bookies.config import BookieConfig
+from bookies.runtime import aio
+from bookies.runtime.files import OsDisk
+from bookies.storage.inspection import Row
+from bookies.storage.ledger_store import LedgerStore
+from bookies.storage.verification import directories_of, verify_rows
+
+
+def repair(arguments: argparse.Namespace) -> int:
+    """Exit status: 0 when nothing is left to be done, 1 when some damage needs other replicas."""
+    disk = OsDisk()
+    if not disk.is_directory(arguments.path):
+        raise UsageError(f"{arguments.path} is not a directory")
+    journals, ledgers, indexes = directories_of(disk, arguments.path)
+    if not arguments.dry_run:
+        config = BookieConfig(
+            journal_directories=tuple(journals),
+            ledger_directories=tuple(ledgers),
+            index_directories=() if indexes == ledgers else tuple(indexes),
+        )
+        done = aio.run(_repair(config))
+    findings = [row for row in verify_rows(disk, arguments.path) if row["row"] == "finding"]
+    if arguments.json:
+        print_json({"done": None if arguments.dry_run else done, "findings": findings})
+    else:
+        if not arguments.dry_run:
+            print(f"{done['ledgers']:,} ledgers, {done['rebuilt']:,} index files built again, {_rest(done)}")
+        for row in findings:
+            print(_line(row))
+    return 1 if findings else 0
+
+
+def _rest(done: dict[str, int]) -> str:
+    return f"{done['uncertain']:,} still uncertain: other replicas may have what is missing here"
+
+
+def _line(row: Row) -> str:
+    where = row.get("path") or f"ledger {row['ledger']}"
+    return f"finding: {where}: {row['problem']}{'; ' + row['remedy'] if 'remedy' in row else ''}"
+
+
+async def _repair(config: BookieConfig) -> dict[str, int]:
+    failures: list[BaseException] = []
+    store = LedgerStore(aio.runtime(), config, failures.append)
+    await store.start()
+    try:
+        done = await store.repair()
+        await store.stop()
+    finally:
+        store.abort()
+    return done

@@ -1,0 +1,85 @@
+"""`bk inspect directory --verify`: finds what is damaged, whose it is, and nothing where nothing is."""
+
+from __future__ import annotations
+
+from functools import cache
+from random import Random
+from typing import Any
+
+import pytest
+
+from bookies.config import BookieConfig
+from bookies.sim import damage
+from bookies.sim.damage import Base, Files
+from bookies.sim.disk import SimDisk
+from bookies.storage.cookie import master_cookie
+from bookies.storage.verification import verify_rows
+
+LOG, INDEX = "/ledgers/current/0.log", "/ledgers/current/0/3/3.idx"
+
+
+@cache
+def base() -> Base:
+    made = damage.build("verify", is_clean=True)
+    config = BookieConfig(journal_directories=("/journal",), ledger_directories=("/ledgers",))
+    for directory in ("/journal", "/ledgers"):
+        made.files[f"{directory}/current/VERSION"] = master_cookie(config, "b1", "cluster").pack()
+    return made
+
+
+def verified(files: Files) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """(findings, total)"""
+    disk = SimDisk(Random(0))
+    for path, data in files.items():
+        disk.put(path, data)
+    *rows, total = verify_rows(disk, "/journal")
+    assert disk.files() == {path: files[path] for path in sorted(files)}
+    assert not disk.open_files
+    return [row for row in rows if row["row"] == "finding"], total
+
+
+def test_a_bookie_in_order() -> None:
+    findings, total = verified(base().files)
+    assert findings == []
+    assert total["ledgers"] == 8
+    assert total["entries"] == len(base().entries)
+    assert total["unchecked_digests"] == 0
+
+
+def changed(path: str, at: int) -> Files:
+    data = bytearray(base().files[path])
+    data[at] ^= 0x10
+    return base().files | {path: bytes(data)}
+
+
+@pytest.mark.parametrize(
+    ("path", "at", "problem", "costs_entries"),
+    [
+        (LOG, 0, "not an entry log", False),
+        (LOG, 1024 + 4 + 60, "fail their digest", True),
+        (LOG, 1024, "from byte 1,024 on", False),
+        (INDEX, 0, "not an index file", False),
+        (INDEX, 1024 + 7, "are not where it says", True),
+        (INDEX, 1024 + 7, "page 0 is not what was written", False),
+        ("/ledgers/current/index.catalog", 40, "is not what was written", False),
+    ],
+)
+def test_damage_is_found(path: str, at: int, problem: str, costs_entries: bool) -> None:
+    findings, total = verified(changed(path, at))
+    matching = [row for row in findings if problem in row["problem"]]
+    assert matching, findings
+    assert total["findings"] == len(findings)
+    assert not costs_entries or matching[0]["entries"] >= 1
+
+
+def test_a_file_that_is_gone_is_found() -> None:
+    files = dict(base().files)
+    del files[INDEX]
+    findings, _ = verified(files)
+    assert [(row["ledger"], row["problem"]) for row in findings] == [(3, "its index file is gone")]
+    assert findings[0]["entries"] == 18
+    files = dict(base().files)
+    del files[LOG]
+    findings, _ = verified(files)
+    assert {row["ledger"] for row in findings} == {1, 2, 3, 4}
+    assert sum(row["entries"] for row in findings) == 36

@@ -1,0 +1,59 @@
+"""`bk bookie repair` and `bk inspect directory --verify` on real files."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+from bookies.admin.cli import main
+from bookies.config import BookieConfig
+from bookies.runtime.files import OsDisk
+from bookies.sim import damage
+from bookies.storage.cookie import master_cookie
+
+
+def files_below(path: pathlib.Path) -> dict[str, bytes]:
+    return {str(each): each.read_bytes() for each in sorted(path.rglob("*")) if each.is_file()}
+
+
+@pytest.fixture
+def bookie(tmp_path: pathlib.Path) -> pathlib.Path:
+    """Directories of a bookie that was stopped, one index file gone."""
+    config = BookieConfig(
+        journal_directories=(str(tmp_path / "journal"),), ledger_directories=(str(tmp_path / "ledgers"),)
+    )
+    for name, data in damage.build("repair", is_clean=True).files.items():
+        path = tmp_path / name[1:]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    for directory in ("journal", "ledgers"):
+        (tmp_path / directory / "current" / "VERSION").write_bytes(master_cookie(config, "b1", "cluster").pack())
+    (tmp_path / "ledgers" / "current" / "0" / "3" / "3.idx").unlink()
+    return tmp_path
+
+
+def test_what_is_missing_is_built_again(bookie: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(bookie / "ledgers")
+    before = files_below(bookie)
+    assert main(["inspect", "directory", path, "--verify", "--json"]) == 1
+    assert main(["bookie", "repair", path, "--dry-run", "--json"]) == 1
+    assert files_below(bookie) == before
+    assert "its index file is gone" in capsys.readouterr().out
+    assert main(["bookie", "repair", path, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer == {"done": {"ledgers": 8, "uncertain": 0, "rebuilt": 1}, "findings": []}
+    assert main(["inspect", "directory", str(bookie / "journal"), "--verify"]) == 0
+    assert (bookie / "ledgers" / "current" / "0" / "3" / "3.idx").exists()
+
+
+def test_a_running_bookie_is_left_alone(bookie: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = files_below(bookie)
+    lock = OsDisk().lock_directory(str(bookie / "ledgers" / "current"))
+    try:
+        assert main(["bookie", "repair", str(bookie / "ledgers")]) == 1
+    finally:
+        lock.release()
+    assert capsys.readouterr().err
+    assert files_below(bookie) == before
