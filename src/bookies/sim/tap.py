@@ -205,9 +205,7 @@ class Tap:
             said = self.headers[ledger_id, entry_id] = int.from_bytes(body[16:24], "big", signed=True)
             self._announced[ledger_id] = max(said, self._announced.get(ledger_id, -1))
             positions = frozenset(
-                position
-                for record in records
-                for position in _positions(record, entry_id, line.bookie)
+                position for record in records for position in _positions(record, entry_id, line.bookie)
             )
             is_prompt = line.read_size > 0
             self._acks.sent(line.number, line.bookie, ledger_id, entry_id, positions, is_prompt=is_prompt)
