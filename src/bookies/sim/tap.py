@@ -196,7 +196,7 @@ class Tap:
         if batch.is_recovery:
             self.lengths.wrote_back(line.client, ledger_id, max(batch.entry_ids))
             return
-        records = self._open_records(ledger_id) if self.pending is not None else []
+        records = self._open_records(ledger_id)
         if self.pending is not None and records and line.bookie in records[0].last_ensemble:
             sizes = [(entry_id, len(batch.records.body(index))) for index, entry_id in enumerate(batch.entry_ids)]
             self.pending.sent(line.client, line.near, line.bookie, ledger_id, sizes)
@@ -205,9 +205,7 @@ class Tap:
             said = self.headers[ledger_id, entry_id] = int.from_bytes(body[16:24], "big", signed=True)
             self._announced[ledger_id] = max(said, self._announced.get(ledger_id, -1))
             positions = frozenset(
-                position
-                for record in self._open_records(ledger_id)
-                for position in _positions(record, entry_id, line.bookie)
+                position for record in records for position in _positions(record, entry_id, line.bookie)
             )
             is_prompt = line.read_size > 0
             self._acks.sent(line.number, line.bookie, ledger_id, entry_id, positions, is_prompt=is_prompt)

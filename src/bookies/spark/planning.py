@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
-from bookies.errors import BookKeeperError, LedgerNotFound, LogTruncated
+from bookies.errors import BookKeeperError, LedgerNotFound, LogTruncated, NotConfirmed
 from bookies.spark import plan, runtime
 from bookies.spark.extents import Extents, Missing
 from bookies.spark.lookup import Lookup
@@ -24,7 +24,8 @@ async def persistently(settings: Settings, ask: Callable[[], Awaitable[T]]) -> T
         try:
             return await ask()
         except BookKeeperError as error:
-            if not error.retriable:
+            # What one handle has been told is confirmed another one may hear of a little later.
+            if not error.retriable and not isinstance(error, NotConfirmed):
                 raise
         await asyncio.sleep(settings.retry_interval)
     return await ask()
