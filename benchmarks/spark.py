@@ -85,7 +85,7 @@ def cases(arguments: argparse.Namespace) -> list[Case]:
         for size in sizes
         for shape in SHAPES
     ]
-    return [case for case in made if arguments.case in case.name]
+    return [case for case in made if any(text in case.name for text in arguments.case or [""])]
 
 
 # -- the session -----------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class Bench:
         began = time.monotonic()
         frame = spark.read.format("bookkeeper").options(**options).load()
         if case.what == "mapInArrow":
-            frame = frame.mapInArrow(count_and_size, "n BIGINT, size BIGINT")
+            frame = frame.select("value").mapInArrow(count_and_size, "n BIGINT, size BIGINT")
             row = frame.agg(f.sum("n").alias("n"), f.sum("size").alias("size")).first()
         else:
             row = frame.agg(f.count("*").alias("n"), f.sum(f.length("value")).alias("size")).first()
@@ -396,7 +396,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the rows, one run, 100 B and 1 KiB")
     parser.add_argument("--runs", type=int, default=None, help="of every case (default 3)")
-    parser.add_argument("--case", default="", help="only cases whose name contains this; no latency, no memory")
+    parser.add_argument(
+        "--case",
+        action="append",
+        help="only cases whose name contains this (may be given again); no latency, no memory",
+    )
     parser.add_argument("--profile", action="store_true", help="only this: where a reading worker's time goes")
     parser.add_argument("--json", metavar="FILE", help="every run, one JSON document")
     parser.add_argument("--directory", default=None, help="where the bookies keep their data (up to 30 GB)")

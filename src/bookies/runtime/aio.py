@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from bookies.runtime.files import OsDisk
+from bookies.runtime.memory import keep_freed_memory
 from bookies.runtime.ports import Runtime
 from bookies.runtime.threads import ThreadWorkers
 
@@ -107,5 +108,6 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run the main coroutine of a process to its end. `PYTHONASYNCIODEBUG=1` turns on asyncio's checks."""
     sys.setswitchinterval(SWITCH_INTERVAL)
+    keep_freed_memory()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(main)

@@ -33,7 +33,9 @@ class Worker:
 
     def __init__(self) -> None:
         from bookies.runtime import aio
+        from bookies.runtime.memory import keep_freed_memory
 
+        keep_freed_memory()
         self.pid = os.getpid()
         self.runtime = aio.runtime()
         self.loop = aio.new_event_loop()

@@ -41,7 +41,7 @@ OPTIONS = (*BOTH, *BATCH_ONLY, *STREAM_ONLY)
 MODES = ("PERMISSIVE", "FAILFAST", "DROPMALFORMED")
 TIERS = ("auto", "bookies", "offloaded")
 READ_AHEAD = 16 << 20
-READ_BATCH = 1 << 20
+READ_BATCH = 4 << 20
 TAIL_WAIT_MS_MAX = 10_000  # a longer wait would keep a query from being stopped
 
 

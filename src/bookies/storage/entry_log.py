@@ -328,7 +328,10 @@ def _read_span(file: File, start: int, slots: bytes, size_max: int) -> tuple[byt
     span = max(0, locations[last] - locations[0]) if last > 0 else 0
     if span > size_max:  # locations that do not ascend: one record is what can be relied on
         span = 0
-    guess = max(READ_SIZE, 2 * span // max(1, last))
+    if last > 0 and span == last * (locations[1] - locations[0]):
+        guess = locations[1] - locations[0]  # Entries of one size: what is read is what is wanted, and not copied.
+    else:
+        guess = max(READ_SIZE, 2 * span // max(1, last))
     data = file.pread(span + guess, start)
     starts, reason = kernels.scan_records(data, 0, len(data), RECORD_SIZE_MAX)
     if len(starts) == 1 and reason == "short" and len(data) >= 4:
