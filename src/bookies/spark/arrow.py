@@ -22,6 +22,7 @@ from bookies.spark.options import flag
 from bookies.spark.plan import Gap, Range
 
 BATCH_SIZE_MAX = 8 << 20  # bytes of records in one record batch; a single larger entry is a batch of its own
+STRETCH_SIZE_MAX = 1 << 30  # bytes of records in one record batch, whatever is asked for: offsets have 31 bits
 CONSTANTS_MAX = 64  # columns of one value that are kept for the next batch
 
 _HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
@@ -136,6 +137,7 @@ def stretches(items: Iterable[tuple[Range, EntryBatch] | Gap], size_max: int) ->
 
     An empty one is left out. Shares the entries' data.
     """
+    size_max = min(size_max, STRETCH_SIZE_MAX)
     origin: Range | None = None
     waiting: list[EntryBatch] = []
     size = 0
