@@ -52,7 +52,7 @@ bench: $(VENV)/.dev
 example: $(VENV)/.demo
 	@$(BIN)/python examples/flights/pipeline.py $(ARGS)
 
-spark-cluster: $(VENV)/.dev $(VENV)/.demo
+spark-cluster: $(VENV)/.dev $(VENV)/.demo $(VENV)/.connect
 	@$(BIN)/python -m pytest -q -n 0 -m cluster tests/live/test_spark_cluster.py $(ARGS)
 
 bench-spark: $(VENV)/.dev $(VENV)/.demo
@@ -73,6 +73,10 @@ $(VENV)/bin/python:
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	@echo "installing bookies and its development tools ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]' && touch $@
+
+$(VENV)/.connect: pyproject.toml | $(VENV)/bin/python
+	@echo "installing what Spark Connect needs ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[connect]' && touch $@
 
 $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
 	@echo "installing bookies, PySpark and the demo's data ..."

@@ -12,6 +12,7 @@ from bookies.errors import BookieBusy, StorageError
 from bookies.kernels import Records
 from bookies.sim.disk import PROCESS_DIES, SimDisk
 from bookies.storage import entry_log, index_format, opening
+from bookies.storage.catalog import CatalogFile
 from bookies.storage.checkpoint import Checkpointer, Marks
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index_format import IndexHeader
@@ -35,6 +36,13 @@ async def look(store: LedgerStore, promises: Any) -> None:
     await promises.check(store)
 
 
+def without_catalog(patch: Patch) -> None:
+    """As in the reference: index files stand alone, and nothing else says what should be in them."""
+    patch.setattr(CatalogFile, "load", lambda self: None)
+    patch.setattr(CatalogFile, "append", lambda self, data, *, is_durable: None)
+    patch.setattr(opening, "ledgers_in_logs", lambda disk, directories: [])
+
+
 def forsake(machine: Any, script: Any) -> None:
     """A life with `script` that ends as if the process were killed."""
     assert machine.live(script, stops=False)
@@ -43,15 +51,19 @@ def forsake(machine: Any, script: Any) -> None:
 
 # -- fences -----------------------------------------------------------------------------------------------------------
 async def fences_during_a_checkpoint(store: LedgerStore, promises: Any) -> None:
-    """Ledgers that are in files already are fenced while a checkpoint is under way; then comes another one."""
+    """Ledgers that are in files already are fenced while checkpoints are under way; then comes another one."""
     ledgers = range(10, 26)
     await asyncio.gather(*[promises.write_lac(store, ledger_id, 5) for ledger_id in ledgers])
     await store.checkpoint()
     await promises.add(store, 1, some(1, 0, 16))
-    running = asyncio.ensure_future(store.checkpoint())
-    for ledger_id in ledgers:
-        await promises.fence(store, ledger_id)
-    await running
+
+    async def fence_all() -> None:
+        for ledger_id in ledgers:
+            await promises.fence(store, ledger_id)
+
+    fencing = asyncio.ensure_future(fence_all())
+    while not fencing.done():
+        await store.checkpoint()
     await store.checkpoint()
     await promises.add(store, 1, some(1, 16, 2))
 
@@ -60,7 +72,7 @@ async def fences_during_a_checkpoint(store: LedgerStore, promises: Any) -> None:
     "header-evicted",
     "A fence that was in the cache of open files",
     (f"{JIRA}815",),
-    CrashSweep(fences_during_a_checkpoint, 360),
+    CrashSweep(fences_during_a_checkpoint, 271),
     "The fenced flag was set in the object of the open index file, to be written later. When too many files were open, "
     "the object was dropped, and the flag with it.",
     "After a checkpoint ledgers that nobody uses are forgotten, also those that changed meanwhile.",
@@ -74,6 +86,7 @@ def _(patch: Patch) -> None:
                 self._dirty.pop(ledger_id, None)
 
     patch.setattr(LedgerIndex, "forget_idle", forget_idle)
+    without_catalog(patch)
 
 
 # -- replay -----------------------------------------------------------------------------------------------------------
@@ -221,6 +234,7 @@ def _(patch: Patch) -> None:
         return int(match[3]) if match is not None and is_one else None
 
     patch.setattr(index_format, "parse_path", parse_path)
+    without_catalog(patch)
 
 
 def three_logs_in_three_lives(machine: Any) -> None:

@@ -44,14 +44,15 @@ NOT_MADE = [
             *issues(870),
         ),
         "A listing of ledgers came back empty or short, and everything it did not name was deleted.",
-        "No such code yet. With it: listings that shrink, end early or come from another cluster, in the simulator's "
-        "metadata store; nothing is deleted without a second proof.",
+        "Not made as an exhibit yet. Nothing is deleted without a second proof: listings that leave out, break off or "
+        "come from another cluster, in `tests/sim/test_collection.py`; promise I-29 in the profile `collecting`.",
     ),
     NotMade(
         "An entry log with live data deleted because its header is garbage",
         issues(4607, 4658),
         "The header of a new log was not initialised; a collector read it as a log without ledgers.",
-        "No such code yet: our logs are never deleted. With it: rot in headers and maps before a collection.",
+        "Not made as an exhibit yet. The index is asked before a log goes, and a log without a sound header is "
+        "scanned: `tests/sim/test_collection.py`.",
     ),
     NotMade(
         "A mark that went backwards",
@@ -73,7 +74,7 @@ NOT_MADE = [
         "Compaction removes the old file before the new locations are durable",
         issues(1534, 571, 3959),
         "The source log was deleted before the index of the copies was flushed; or a flush put the old locations back.",
-        "No such code yet. With it: a crash at each disk call of a compaction, as the sweeps here do for checkpoints.",
+        "Not made as an exhibit yet. A crash at each disk call of a compaction: `tests/sim/test_compaction.py`.",
     ),
     NotMade(
         "Applications that close a ledger after failed adds, or open it without recovery",
@@ -84,9 +85,9 @@ NOT_MADE = [
     ),
 ]
 
-COLLECTION = "waits: there is no garbage collection yet"
-COMPACTION = "waits: there is no compaction yet"
-DELETION = "waits: a bookie deletes no ledgers yet"
+COLLECTION = "no exhibit yet; ours is held to it by `tests/sim/test_collection.py`"
+COMPACTION = "no exhibit yet; ours crashes at every disk call in `tests/sim/test_compaction.py`"
+DELETION = "no exhibit yet; ours is held to it by `tests/sim/test_collection.py`"
 
 STORAGE = [
     Row("R-1", "BOOKKEEPER-177", "journals dropped before all index pages were written", ("mark-before-index",)),
