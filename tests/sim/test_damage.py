@@ -182,3 +182,10 @@ def test_random_damage_never_makes_a_bookie_lie() -> None:
     assert summary.lies == []
     assert summary.count == 60
     assert summary.unharmed > 30
+
+
+@pytest.mark.parametrize("number", [30_075, 30_515])
+def test_mutations_that_once_made_it_lie(number: int) -> None:
+    """A lost group with one group behind it in the newest journal; a changed entry id in a journal."""
+    bases = damage.build("fuzz", is_clean=True), damage.build("fuzz", is_clean=False)
+    assert damage.fuzz(number, 1, bases, others()).lies == []

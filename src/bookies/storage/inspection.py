@@ -84,8 +84,8 @@ def journal_rows(
 
     `is_newest`: whether a torn end is what a crash leaves (else damage); None: whether no younger file stands beside.
     """
+    journal_id = journal_format.parse_file_name(os.path.basename(path))
     if is_newest is None:
-        journal_id = journal_format.parse_file_name(os.path.basename(path))
         siblings = journals_of(disk, os.path.dirname(path) or ".")
         is_newest = journal_id is None or not any(other > journal_id for other, _ in siblings)
     with closing(disk.open(path, "r")) as file:
@@ -93,7 +93,13 @@ def journal_rows(
         version, start = journal_format.parse_header(file.pread(512, 0), size, path=path)
         yield {"row": "file", "path": path, "size": size, "version": version, "is_newest": is_newest}
         for item in journal_format.scan(
-            file.pread, size, start, version, is_newest=is_newest, record_size_max=record_size_max
+            file.pread,
+            size,
+            start,
+            version,
+            is_newest=is_newest,
+            journal_id=journal_id,
+            record_size_max=record_size_max,
         ):
             if isinstance(item, Batch):
                 yield from _record_rows(item, _journal_record)

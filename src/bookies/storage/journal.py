@@ -119,9 +119,8 @@ class JournalWriter:
         if takes_spare or self._position >= self._size_max:
             self._roll(spare if takes_spare else None)
         assert self._file is not None
-        padding = journal_format.pack_padding(self._position + size, self._alignment)
-        if padding:
-            buffers.append(padding)
+        padding = journal_format.pack_group_end(self._journal_id, self._position, buffers, size, self._alignment)
+        buffers.append(padding)
         end = self._position + size + len(padding)
         if end > self._allocated:
             self._reserve(end)

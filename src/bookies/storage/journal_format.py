@@ -2,7 +2,8 @@
 
 A file is a header and then records `int32 length | int64 ledger | int64 entry | rest`. Entry ids from 0 on are entries,
 stored as the client sent them; negative ones are notes about the ledger. From version 5 on groups of records begin on
-multiples of the alignment, and padding records fill the gaps. There is no checksum and no end mark: zeros end the data.
+multiples of the alignment, and padding records fill the gaps. Zeros end the data. Our groups have a trailer with a
+checksum inside their padding (`journal_group`); those of Apache's bookie and of our earlier versions have nothing.
 
 Source: storage 2.1 to 2.5, 2.10.
 """
@@ -16,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from bookies import kernels
 from bookies.errors import CorruptRecord
 from bookies.kernels import Records
+from bookies.runtime.ports import Buffer
+from bookies.storage import journal_group
 from bookies.storage.record_scan import (
     CHUNK_SIZE,
     IDS,
@@ -26,6 +29,7 @@ from bookies.storage.record_scan import (
     EndKind,
     Pread,
     ScanEnd,
+    Trust,
     Window,
 )
 
@@ -120,20 +124,26 @@ def parse_special(body: bytes) -> bytes:
     return body[20:]
 
 
-def padding_size(position: int, alignment: int = ALIGNMENT) -> int:
-    """Bytes of the padding record that a group ending at `position` needs: 0, or 8 to alignment + 7."""
+def padding_size(position: int, alignment: int = ALIGNMENT, room: int = 0) -> int:
+    """Bytes of the padding record, with `room` bytes of content or more, that a group ending at `position` needs."""
     gap = -position % alignment
-    return gap if gap == 0 or gap >= 8 else alignment + gap
+    return gap if (gap == 0 and room == 0) or gap >= 8 + room else alignment + gap
 
 
-def pack_padding(position: int, alignment: int = ALIGNMENT) -> bytes:
+def pack_padding(position: int, alignment: int = ALIGNMENT, room: int = 0) -> bytes:
     """The padding record for a group that ends at file offset `position`. Empty if none is needed.
 
-    A gap too small for the record's own 8 bytes is filled by one that spills over into the next unit.
-    Source: storage 2.4.
+    A gap too small for the record's own 8 bytes and `room` bytes of content is filled by one that spills over into the
+    next unit. Source: storage 2.4.
     """
-    size = padding_size(position, alignment)
+    size = padding_size(position, alignment, room)
     return _PADDING.pack(PADDING_MASK, size - 8).ljust(size, b"\0") if size else b""
+
+
+def pack_group_end(journal_id: int, start: int, buffers: Sequence[Buffer], size: int, alignment: int) -> bytes:
+    """The padding, with a trailer, of the group of `buffers`, `size` bytes in all, at file offset `start`."""
+    padding = pack_padding(start + size, alignment, journal_group.TRAILER_SIZE)
+    return journal_group.seal(journal_id, start, buffers, padding)
 
 
 def scan(
@@ -143,6 +153,7 @@ def scan(
     version: int,
     *,
     is_newest: bool,
+    journal_id: int | None = None,
     record_size_max: int = RECORD_SIZE_MAX,
     chunk_size: int = CHUNK_SIZE,
 ) -> Iterator[Batch | ScanEnd]:
@@ -150,22 +161,29 @@ def scan(
 
     Records with unknown negative entry ids are delivered: the caller skips them with a warning.
 
-    In the newest file of a journal an unreadable place is where a crash cut the writing off (TORN). If yet another
-    group stands behind it, `next_record` says so: a writer that syncs each group before it writes the next one has then
-    acknowledged what is missing. In older files a TORN end is CORRUPT, and so is an early end, zeros or not, with
-    anything like a record on a later multiple of 512. After replay let the mark point to the end of the file rather
-    than to the end of the scan, or what is behind it will be taken for damage when the file is no longer the newest.
+    Groups with trailers (of `journal_id`; None: of any journal) are delivered when they have been checked. The scan
+    ends, CORRUPT, at the first one that is damaged or missing before a later one, whose place `next_record` says.
+
+    Otherwise, in the newest file of a journal, an unreadable place is where a crash cut the writing off (TORN). If yet
+    another group stands behind it, `next_record` says so: a writer that syncs each group before it writes the next one
+    has then acknowledged what is missing. In older files a TORN end is CORRUPT, and so is an early end, zeros or not,
+    with anything like a record on a later multiple of 512. After replay let the mark point to the end of the file
+    rather than to the end of the scan, or what is behind it will be taken for damage when the file is no longer the
+    newest.
 
     Source: storage 2.10.
     """
     window = Window(pread, size, start, chunk_size)
+    group = _Group(pread, size, window.position, is_newest, journal_id)
     end: ScanEnd | None = None
     while end is None:
         starts, reason = kernels.scan_records(window.data, window.at, len(window.data), record_size_max)
         batch, problem = _check(window, starts, version)
         if batch is not None:
-            yield batch
+            group.batches.append(batch)
             window.at = batch.records.starts[-1]
+            if version < PADDING_VERSION or batch.end - group.start > journal_group.SIZE_MAX:
+                yield from group.take(Trust.UNPROVEN, batch.end)
         if problem is not None:
             end = ScanEnd(problem[0], window.position, problem[1])
         elif reason in ("end", "short"):
@@ -173,10 +191,82 @@ def scan(
         elif reason == "zero":
             end = ScanEnd(EndKind.CLEAN, window.position, "zeros follow")
         elif reason == "negative" and window.word() == PADDING_MASK and version >= PADDING_VERSION:
+            padding_at = window.position
             end = _skip_padding(window)
+            if end is None:
+                trust, end = group.check(window, padding_at)
+                yield from group.take(trust, window.position)
+                if end is not None:
+                    yield end
+                    return
         else:
             end = ScanEnd(EndKind.TORN, window.position, f"no record can begin with {window.word():#010x}")
-    yield _judge(pread, size, end, is_newest, record_size_max)
+    trust, end = group.judge(end, record_size_max)
+    yield from group.take(trust, end.offset)
+    yield end
+
+
+class _Group:
+    """The records of a group that have been read and not been delivered yet; whether they are what was written."""
+
+    def __init__(self, pread: Pread, size: int, start: int, is_newest: bool, journal_id: int | None) -> None:
+        self.start = start
+        self.batches: list[Batch] = []
+        self._pread = pread
+        self._size = size
+        self._is_newest = is_newest
+        self._journal_id = journal_id
+        self._has_trailers = False  # groups before this one have
+
+    def take(self, trust: Trust, end: int) -> Iterator[Batch]:
+        """Deliver what has been read; the next group begins at `end`."""
+        for batch in self.batches:
+            yield batch if trust is batch.trust else Batch(batch.offset, batch.records, batch.ids, trust)
+        self.batches.clear()
+        self.start = end
+
+    def check(self, window: Window, padding_at: int) -> tuple[Trust, ScanEnd | None]:
+        """The padding has been read, and the window stands behind it: what the group's trailer says."""
+        place = window.position - journal_group.TRAILER_SIZE
+        has_room = place >= padding_at + 8
+        data = window.read(journal_group.TRAILER_SIZE, place) if has_room else b""
+        trailer = journal_group.parse_trailer(data, 0, place, self._journal_id)
+        if trailer is None:
+            if not self._has_trailers and not data.strip(b"\0"):
+                return Trust.UNPROVEN, None  # not written by us
+            foreign = journal_group.parse_trailer(data, 0, place, None)
+            if foreign is not None:
+                self.batches.clear()  # nothing of it is ours
+                return self._damaged(f"a group of journal {foreign.journal_id:x}", may_be_torn=False)
+            problem = "the trailer of a group is damaged"
+        elif trailer.start < self.start:
+            return Trust.UNPROVEN, None  # the scan began within the group
+        elif trailer.start > self.start:
+            problem = "a record reaches into the next group"
+        elif trailer.matches(window.read):
+            self._has_trailers = True
+            return Trust.VERIFIED, None
+        else:
+            problem = "the records of a group do not match its checksum"
+        return self._damaged(problem, may_be_torn=self._is_newest)
+
+    def _damaged(self, problem: str, *, may_be_torn: bool) -> tuple[Trust, ScanEnd | None]:
+        """The group is not what was written. No end: it is the last one, and a crash may have torn it."""
+        later = journal_group.find_group(self._pread, self._size, self.start, self._journal_id)
+        if later is None and may_be_torn:
+            return Trust.UNPROVEN, None
+        follows = self._size if later is None else later.start
+        return Trust.DAMAGED, ScanEnd(EndKind.CORRUPT, self.start, problem, follows)
+
+    def judge(self, end: ScanEnd, record_size_max: int) -> tuple[Trust, ScanEnd]:
+        """Look behind an early end, and decide whether it is damage, and what that makes of the group it ended in."""
+        if self.start < self._size:  # of whatever version: that may be what is damaged
+            trust, hole = self._damaged(f"{end.problem}, yet groups go on", may_be_torn=True)
+            if hole is not None:
+                return trust, hole
+        end = _judge(self._pread, self._size, end, self._is_newest, record_size_max)
+        is_hole = end.kind is EndKind.CORRUPT or end.next_record is not None
+        return (Trust.DAMAGED if is_hole and self._has_trailers else Trust.UNPROVEN), end
 
 
 def _check(window: Window, starts: Sequence[int], version: int) -> tuple[Batch | None, tuple[EndKind, str] | None]:

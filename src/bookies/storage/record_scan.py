@@ -27,9 +27,15 @@ IDS = struct.Struct(">qq")
 WORD = struct.Struct(">I")
 
 
+class Trust(enum.Enum):
+    UNPROVEN = "unproven"  # credible; there is no checksum
+    VERIFIED = "verified"  # certainly what was written
+    DAMAGED = "damaged"  # of a part of the file that was changed: only what proves itself is to be believed
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Credible records that lie back to back in a file.
+    """Credible records that lie back to back in a file, and how far they can be trusted.
 
     `offset`: where in the file `records.data` begins, so record i's length word is at `offset + records.starts[i]`.
     `ids`: (ledger id, entry id) of each record.
@@ -38,6 +44,7 @@ class Batch:
     offset: int
     records: Records
     ids: list[tuple[int, int]]
+    trust: Trust = Trust.UNPROVEN
 
     @property
     def end(self) -> int:
@@ -107,6 +114,13 @@ class Window:
         if len(self.data) < wanted:
             self._size = self.base + len(self.data)  # the file became shorter meanwhile
         return len(self.data) >= count
+
+    def read(self, size: int, offset: int) -> bytes:
+        """`size` bytes at a file offset, from memory if they are there. Does not move anything."""
+        at = offset - self.base
+        if at >= 0 and at + size <= len(self.data):
+            return self.data[at : at + size]
+        return self._pread(size, offset)
 
     def word(self) -> int:
         """The uint32 at the reading position; the caller has checked `has(4)`."""

@@ -9,6 +9,7 @@ Invariants
 - Notes about ledgers are applied in any case; of keys the first one known stays (R-8, F-23).
 - A ledger without a known key is created fenced and with an empty key instead of being dropped: refusing writes is
   safe, losing a fence or an entry is not (F-13).
+- A group whose checksum is right is what was written. Of a damaged one only what proves itself is applied.
 - Only the last group can be torn inside its records, at sector boundaries. A record from there whose ids lie in two
   sectors of which the second was never written ends the replay; any other that lies in more than one sector is
   doubtful, and never replaces an intact copy that is stored already.
@@ -43,7 +44,7 @@ from bookies.storage.index_format import EXPLICIT_LAC_SIZE_MIN, STATE_FENCED, In
 from bookies.storage.journal import journal_ids
 from bookies.storage.mark_format import LogMark
 from bookies.storage.readers import Readers
-from bookies.storage.record_scan import Batch, EndKind, ScanEnd
+from bookies.storage.record_scan import Batch, EndKind, ScanEnd, Trust
 from bookies.storage.write_cache import WriteCache
 
 SECTOR = 512  # bytes that a device writes whole or not at all
@@ -83,6 +84,7 @@ class JournalReader:
         self._record_size_max = record_size_max
         self._file: File | None = None
         self._size = 0
+        self._journal_id = 0
         self._version = journal_format.VERSION  # also of a file whose header is lost
         self.is_newest = False
         self._batches: Iterator[Batch | ScanEnd] = iter(())
@@ -126,6 +128,7 @@ class JournalReader:
         path = posixpath.join(self._directory, journal_format.file_name(journal_id))
         self._file = file = self._disk.open(path, "r")
         self._size = file.size()
+        self._journal_id = journal_id
         self.is_newest = journal_id == self.ids[-1]
         try:
             self._version, start = journal_format.parse_header(file.pread(24, 0), self._size, path=path)
@@ -147,6 +150,7 @@ class JournalReader:
             start,
             self._version,
             is_newest=self.is_newest,
+            journal_id=self._journal_id,
             record_size_max=self._record_size_max,
         )
 
@@ -222,6 +226,11 @@ async def _replay_part(
     # Batches wait here until it is certain that they are not the end of the file.
     waiting: deque[Batch] = deque()
     while isinstance(item := await worker.run(reader.next), Batch):
+        if item.trust is not Trust.UNPROVEN:
+            while waiting:
+                await target.apply(waiting.popleft(), None)
+            await target.apply(item, None)
+            continue
         waiting.append(item)
         while item.end - waiting[0].end > doubtful_size:
             await target.apply(waiting.popleft(), None)
@@ -265,6 +274,22 @@ def _until(batch: Batch, offset: int) -> Batch:
     return Batch(batch.offset, batch.records.slice(0, count), batch.ids[:count])
 
 
+def _proven(batch: Batch) -> Batch:
+    """Of records from a damaged group those that are certainly right, and the fences, as refusing writes is safe.
+
+    A key is not among them: a wrong one would keep the ledger's owner out.
+    """
+    records = batch.records
+    indexes = [
+        index
+        for index, (_, entry_id) in enumerate(batch.ids)
+        if entry_id == journal_format.FENCE
+        or (entry_id >= 0 and looks_intact(records.body(index)))
+        or (entry_id == journal_format.EXPLICIT_LAC and looks_intact(journal_format.parse_special(records.body(index))))
+    ]
+    return Batch(0, _gather(records, indexes), [batch.ids[index] for index in indexes], batch.trust)
+
+
 def _gather(records: Records, indexes: list[int]) -> Records:
     """The records with these indexes, as a batch of their own."""
     if len(indexes) == len(records):
@@ -297,6 +322,8 @@ class Restorer:
 
     async def apply(self, batch: Batch, doubtful_from: int | None) -> None:
         """Apply a batch; records from file offset `doubtful_from` on may be torn where they cross a sector boundary."""
+        if batch.trust is Trust.DAMAGED:
+            batch = _proven(batch)
         records, starts = batch.records, batch.records.starts
         entries: dict[tuple[int, bool], list[int]] = {}  # ledger, is doubtful -> indexes of its records
         for index, (ledger_id, entry_id) in enumerate(batch.ids):

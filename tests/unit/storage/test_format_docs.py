@@ -7,6 +7,7 @@ import re
 
 from bookies.kernels import Records
 from bookies.storage import cookie, entry_log_format, index_format, journal_format, mark_format, removal_format
+from bookies.storage.journal_group import TRAILER_SIZE, parse_trailer
 
 DOCS = pathlib.Path(__file__).parents[3] / "docs" / "formats"
 KEY = bytes.fromhex("850bf1071c5e3d8c24235676f8816ae0cbe2f14f")
@@ -38,9 +39,10 @@ def check(page: str, data: bytes) -> None:
 
 
 def test_journal() -> None:
-    data = journal_format.pack_header() + journal_format.pack_ledger_key(7, KEY) + Records.of(BODIES[:1]).data
-    data += journal_format.pack_padding(len(data))
-    check("journal.md", data)
+    records = journal_format.pack_ledger_key(7, KEY) + Records.of(BODIES[:1]).data
+    end = journal_format.pack_group_end(0x18F1548F701, 512, [records], len(records), journal_format.ALIGNMENT)
+    check("journal.md", journal_format.pack_header() + records + end)
+    assert parse_trailer(end, len(end) - TRAILER_SIZE, 1024 - TRAILER_SIZE, 0x18F1548F701)
     text = (DOCS / "journal.md").read_text()
     for version in journal_format.HEADER_SIZES:
         assert f"\n| {version} |" in text
