@@ -25,11 +25,14 @@ from typing import Any, NamedTuple
 from bookies.admin.local_cluster import LocalCluster
 from bookies.client.client import Client
 from bookies.client.connect import connect
+from bookies.config import BookieConfig
 from bookies.model import BookieId, LedgerMetadata
 from bookies.protocol.fragments import fragments_to_check
 from bookies.runtime.files import OsDisk
 from bookies.spark.jobs import repair, scrub
 from bookies.spark.jobs.common import JobConfig
+from bookies.storage.catalog import CatalogFile
+from bookies.storage.catalog_format import pack
 from bookies.storage.inspection import entry_log_rows, entry_logs_of, index_files_of
 
 ENTRY_HEADER = 4 + 32  # bytes of a record before its digest
@@ -38,7 +41,7 @@ Copy = tuple[int, str, int]  # ledger, bookie, entry
 
 
 class Damage(NamedTuple):
-    """`flipped`: copies of entries with one wrong bit; `removed`: (ledger, bookie) of replicas without their index."""
+    """`flipped`: copies of entries with one wrong bit; `removed`: (ledger, bookie) of replicas that are gone."""
 
     flipped: list[Copy]
     removed: list[tuple[int, str]]
@@ -83,11 +86,22 @@ def damage(cluster: LocalCluster, records: list[LedgerMetadata], flips: int, mis
     for copy in flipped.values():
         _flip(*copies[copy], chance)
     for bookie in cluster.bookies:
-        for ledger_id, path in index_files_of(disk, str(bookie.directory / "ledgers")):
-            if gone.get(ledger_id) == bookie.id:
-                os.unlink(path)
+        _forget(disk, str(bookie.directory / "ledgers"), {each for each, where in removed if where == bookie.id})
     assert len(flipped) == flips, f"only {len(flipped)} copies to damage: write more"
     return Damage(sorted(flipped.values()), sorted(removed))
+
+
+def _forget(disk: OsDisk, directory: str, ledger_ids: set[int]) -> None:
+    """Remove all that a bookie knows of these ledgers: without the catalog's line it would build the index again."""
+    for ledger_id, path in index_files_of(disk, directory):
+        if ledger_id in ledger_ids:
+            os.unlink(path)
+    catalog = CatalogFile(disk, os.path.join(directory, "current"), BookieConfig().index_page_size)
+    contents = catalog.load()
+    assert contents is not None
+    for ledger_id in ledger_ids:
+        del contents.ledgers[ledger_id]
+    catalog.replace(list(pack(contents)))
 
 
 def _flip(path: str, offset: int, size: int, chance: random.Random) -> None:

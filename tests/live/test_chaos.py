@@ -46,7 +46,7 @@ def test_every_promise_holds(tmp_path: pathlib.Path, family: Family) -> None:
 def test_an_interrupted_run_leaves_nothing(tmp_path: pathlib.Path, family: Family, number: signal.Signals) -> None:
     environment = family.environment() | {"TMPDIR": str(tmp_path)}
     family.environment = lambda: environment  # type: ignore[method-assign]
-    with started("chaos", "--bookies", 1, "--minutes", 5, cwd=tmp_path, family=family) as process:
+    with started("chaos", "--bookies", 2, "--minutes", 5, cwd=tmp_path, family=family) as process:
         assert process.stderr is not None
         while "entries acknowledged" not in (line := process.stderr.readline()):
             assert line, "it has ended"
@@ -63,8 +63,8 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: pathlib.Path, family: Famil
     ("words", "sentence"),
     [
         (("--minutes", 0), "--minutes 0: must be more than 0"),
-        (("--bookies", 0), "--bookies 0: must be 1 to 20"),
-        (("--bookies", 21), "--bookies 21: must be 1 to 20"),
+        (("--bookies", 0), "--bookies 0: must be 2 to 20"),
+        (("--bookies", 21), "--bookies 21: must be 2 to 20"),
         (("--bookies", 2, "--hostile"), "--bookies 2: must be 3 to 20"),
     ],
 )
