@@ -92,6 +92,10 @@ class LedgerMetadata:
         """The bookies of the fragment that the entry belongs to."""
         return self.ensembles[self.fragment_index(entry_id)][1]
 
+    def names(self, bookie: str) -> bool:
+        """Whether any fragment has this bookie in its ensemble."""
+        return any(bookie in ensemble for _, ensemble in self.ensembles)
+
     def replace(self, **changes: object) -> LedgerMetadata:
         """A copy with these fields changed."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]

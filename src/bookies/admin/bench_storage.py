@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from bookies.admin.common import print_json, print_table, run_async
 from bookies.admin.control import ask
 from bookies.admin.histogram import Histogram
+from bookies.storage.directories import CONTROL_FILE
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
@@ -94,7 +95,7 @@ class _Bench:
             return space | await self._latencies(client)
 
     async def _call(self, call: str, **given: object) -> Any:
-        return (await asyncio.to_thread(ask, self._ledgers / "control.json", call, given))[1]
+        return (await asyncio.to_thread(ask, self._ledgers / CONTROL_FILE, call, given))[1]
 
     def _disk_size(self) -> int:
         return sum(path.stat().st_size for path in (self._ledgers / "current").glob("*.log*"))

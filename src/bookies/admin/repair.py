@@ -15,9 +15,8 @@ from bookies.admin.usage import UsageError
 from bookies.config import BookieConfig
 from bookies.runtime import aio
 from bookies.runtime.files import OsDisk
-from bookies.storage.inspection import Row
 from bookies.storage.ledger_store import LedgerStore
-from bookies.storage.verification import directories_of, verify_rows
+from bookies.storage.verification import describe, directories_of, verify_rows
 
 
 def repair(arguments: argparse.Namespace) -> int:
@@ -40,17 +39,12 @@ def repair(arguments: argparse.Namespace) -> int:
         if not arguments.dry_run:
             print(f"{done['ledgers']:,} ledgers, {done['rebuilt']:,} index files built again, {_rest(done)}")
         for row in findings:
-            print(_line(row))
+            print(describe(row))
     return 1 if findings else 0
 
 
 def _rest(done: dict[str, int]) -> str:
     return f"{done['uncertain']:,} still uncertain: other replicas may have what is missing here"
-
-
-def _line(row: Row) -> str:
-    where = row.get("path") or f"ledger {row['ledger']}"
-    return f"finding: {where}: {row['problem']}{'; ' + row['remedy'] if 'remedy' in row else ''}"
 
 
 async def _repair(config: BookieConfig) -> dict[str, int]:

@@ -17,9 +17,9 @@ from bookies.errors import BookKeeperError, InvalidArgument
 from bookies.runtime.ports import Listener, Runtime
 from bookies.storage.collection import Compaction
 from bookies.storage.collector import Collector
+from bookies.storage.directories import CONTROL_FILE
 from bookies.storage.entry_log_format import parse_file_name
 
-CONTROL_FILE = "control.json"
 LINE_SIZE_MAX = 64 * 1024
 TOKEN_BITS = 128
 

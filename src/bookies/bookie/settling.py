@@ -43,6 +43,6 @@ async def _ledgers_of(driver: MetadataDriver, bookie_id: BookieId) -> list[int]:
                 metadata = (await driver.read_ledger(ledger_id)).metadata
             except LedgerNotFound:
                 continue
-            if any(bookie_id in ensemble for _, ensemble in metadata.ensembles):
+            if metadata.names(bookie_id):
                 found.append(ledger_id)
     return found

@@ -214,7 +214,7 @@ class Administration:
             async for ids in self._driver.ledger_ids():
                 for start in range(0, len(ids), LISTED_AT_ONCE):
                     for record in await all_of(map(self._record_or_none, ids[start : start + LISTED_AT_ONCE])):
-                        if record and any(each in ensemble for _, ensemble in record.ensembles for each in wanted):
+                        if record and any(record.names(each) for each in wanted):
                             found[record.ledger_id] = record
         return found
 
@@ -541,7 +541,7 @@ class Administration:
     async def _check_known(self, bookie: BookieId, records: Iterable[LedgerMetadata]) -> None:
         """Raises `InvalidArgument` for a bookie that neither the cluster nor one of these ledgers knows."""
         known = [*(await self._registered()), *(await self._driver.all_bookies()).bookies]
-        if bookie in known or any(bookie in ensemble for record in records for _, ensemble in record.ensembles):
+        if bookie in known or any(record.names(bookie) for record in records):
             return
         raise InvalidArgument(
             f"there is no bookie {bookie}, and no ledger names it: the cluster has "

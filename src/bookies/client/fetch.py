@@ -403,10 +403,12 @@ class RangeFetch:
         for part in ask.parts:
             if part.data is None:
                 break
-            chunks.append(part.data if not part.start or len(ask.parts) == 1 else part.data[part.start :])
+            chunks.append(part.data)
         head, tail = ask.parts[0], ask.parts[len(chunks) - 1]
-        start = head.start if len(ask.parts) == 1 else 0
-        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        data, start = chunks[0], head.start
+        if len(chunks) > 1:
+            chunks = [chunk[part.start :] for chunk, part in zip(chunks, ask.parts, strict=False)]
+            data, start = b"".join(chunks), 0
         try:
             batch = self._keys.verified(head.ensemble[head.position], data, head.first, tail.last, start)
         except BookKeeperError as error:

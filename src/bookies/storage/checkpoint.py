@@ -34,7 +34,7 @@ from bookies.runtime.events import Events
 from bookies.runtime.ports import Disk, Runtime, Worker
 from bookies.runtime.tasks import Tasks
 from bookies.storage import mark_format
-from bookies.storage.durable import SyncFailed, replace_bytes, run_last, unlink_all
+from bookies.storage.durable import SyncFailed, replace_copies, run_last, unlink_all
 from bookies.storage.entry_log import EntryLogWriter
 from bookies.storage.index import LedgerIndex
 from bookies.storage.journal import Journal
@@ -78,14 +78,11 @@ class MarkFiles:
         for index, (name, mark) in enumerate(zip(self._names, marks, strict=True)):
             if mark <= self._written[index]:
                 continue
-            failures: list[Exception] = []
-            for directory in self._directories:
-                try:
-                    replace_bytes(self._disk, posixpath.join(directory, name), mark_format.pack(mark))
-                except (OSError, DiskFull) as error:
-                    failures.append(error)
-            if len(failures) == len(self._directories):
-                raise DiskFull(f"no ledger directory takes {name}: {failures[0]}") from failures[0]
+            paths = [posixpath.join(directory, name) for directory in self._directories]
+            try:
+                replace_copies(self._disk, paths, mark_format.pack(mark))
+            except (OSError, DiskFull) as error:
+                raise DiskFull(f"no ledger directory takes {name}: {error}") from error
             self._written[index] = mark
         return tuple(self._written)
 

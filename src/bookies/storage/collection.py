@@ -61,7 +61,7 @@ def is_implausible(count: int, local_count: int, share_max: int) -> bool:
 
 def is_surplus(metadata: LedgerMetadata, bookie: str) -> bool:
     """Whether a ledger is closed and lists this bookie nowhere. An open one may be about to (F-31)."""
-    return metadata.is_closed and not any(bookie in ensemble for _, ensemble in metadata.ensembles)
+    return metadata.is_closed and not metadata.names(bookie)
 
 
 class Compaction(enum.Enum):

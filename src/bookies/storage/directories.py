@@ -14,6 +14,7 @@ from bookies.errors import StorageError
 from bookies.runtime.ports import Disk, Lock, Runtime, Worker
 from bookies.storage.durable import sync_directory
 
+CONTROL_FILE = "control.json"  # beside the first ledger directory's `current`: how to talk to the running bookie
 DIRTY = "DIRTY"  # an empty file in every ledger directory from the start until an orderly stop
 CHECK_INTERVAL_S = 10.0
 FULL_SHARE = 0.05  # of a file system: with less than that usable, and less than FULL_SIZE, it takes no ordinary adds

@@ -54,6 +54,21 @@ def replace_bytes(disk: Disk, path: str, data: bytes) -> None:
         raise
 
 
+def replace_copies(disk: Disk, paths: Sequence[str], data: bytes) -> None:
+    """`replace_bytes` of every one of these; one that takes it is enough.
+
+    Raises the first failure, DiskFull or OSError, when none does.
+    """
+    failures: list[Exception] = []
+    for path in paths:
+        try:
+            replace_bytes(disk, path, data)
+        except (OSError, DiskFull) as error:
+            failures.append(error)
+    if len(failures) == len(paths):
+        raise failures[0]
+
+
 def remove(disk: Disk, path: str) -> None:
     """Remove a file that nobody needs, if there is one; one that cannot be removed does no harm."""
     with contextlib.suppress(OSError, DiskFull):

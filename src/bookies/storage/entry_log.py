@@ -28,7 +28,7 @@ from bookies.config import BookieConfig
 from bookies.errors import CorruptRecord, DiskFull, ReadFailed, StorageError
 from bookies.runtime.ports import Buffer, Disk, File
 from bookies.storage import entry_log_format as layout
-from bookies.storage.durable import remove, replace_bytes, sync_all, sync_data, sync_directory
+from bookies.storage.durable import remove, replace_copies, sync_all, sync_data, sync_directory
 from bookies.storage.file_cache import FileCache
 from bookies.storage.record_scan import IDS, RECORD_SIZE_MAX, RECORD_SIZE_MIN, WORD
 from bookies.storage.write_cache import Run
@@ -168,14 +168,8 @@ class EntryLogWriter:
         if self._last_id is None:
             self._last_id = greatest_log_id(self._disk, self._directories)
         self._last_id = (self._last_id + 1) & layout.LOG_ID_MAX
-        failures: list[Exception] = []
-        for directory in self._directories:
-            try:
-                replace_bytes(self._disk, posixpath.join(directory, "lastId"), layout.pack_last_id(self._last_id))
-            except (OSError, DiskFull) as error:
-                failures.append(error)
-        if len(failures) == len(self._directories):
-            raise failures[0]
+        paths = [posixpath.join(directory, "lastId") for directory in self._directories]
+        replace_copies(self._disk, paths, layout.pack_last_id(self._last_id))
         return self._last_id
 
     def _seal(self) -> None:

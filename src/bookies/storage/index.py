@@ -431,9 +431,9 @@ class LedgerIndex:
         """Maximal runs of entries with a slot. Raises: ReadFailed; DataUnknown when others may be missing."""
         if ledger.header.is_uncertain:
             raise DataUnknown("it is not known what this bookie has of the ledger", ledger_id=ledger.ledger_id)
-        return await self._look_through(ledger, self._readers.entry_runs)
+        return await self._look_through(ledger, IndexFiles.entry_runs)
 
-    async def _look_through(self, ledger: Ledger, read: Callable[..., asyncio.Future[T]], *arguments: object) -> T:
+    async def _look_through(self, ledger: Ledger, look: Callable[..., T], *arguments: object) -> T:
         """Have a reader go through the slots of a ledger. Raises: ReadFailed, also when some are missing by damage."""
         for _ in range(LOOK_TRIES):
             if ledger.header.is_rebuilding:
@@ -443,7 +443,9 @@ class LedgerIndex:
             pages = sorted(known.pages) if known is not None and ledger.path is not None else []
             is_right = partial(_is_right, known.copy() if known is not None else None, self._page_size)
             try:
-                return await read(ledger.ledger_id, ledger.path, newer, pages, is_right, *arguments)
+                return await self._readers.look_through(
+                    ledger.ledger_id, look, ledger.path, newer, pages, is_right, *arguments
+                )
             except WrongPage as error:
                 await self.slots(ledger, error.page * self._per_page, 1)  # which says whether it is
             except OSError as error:
@@ -487,7 +489,7 @@ class LedgerIndex:
         for ledger_id in sorted(self.ledger_ids()) if ledger_ids is None else ledger_ids:
             try:
                 ledger = await self.load(ledger_id)
-                offsets = await self._look_through(ledger, self._readers.greatest_offsets, log_ids)
+                offsets = await self._look_through(ledger, IndexFiles.greatest_offsets, log_ids)
             except LedgerUnknownToBookie:
                 continue  # It was deleted meanwhile.
             for log_id, offset in offsets.items():

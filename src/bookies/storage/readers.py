@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from bookies.config import BookieConfig
 from bookies.runtime.ports import Runtime
 from bookies.storage.durable import run_last
 from bookies.storage.entry_log import EntryLogReader
 from bookies.storage.index_files import IndexFiles, LoadedIndex
+
+T = TypeVar("T")
 
 
 class _Reader:
@@ -49,35 +52,15 @@ class Readers:
         reader = self._of(ledger_id)
         return reader.worker.run(reader.index.read_page, path, page)
 
-    def entry_runs(
-        self,
-        ledger_id: int,
-        path: str | None,
-        newer: dict[int, bytes],
-        pages: Sequence[int],
-        is_right: Callable[[int, bytes], bool],
-    ) -> asyncio.Future[list[range]]:
-        """See `IndexFiles.entry_runs`."""
+    def look_through(self, ledger_id: int, look: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
+        """`look`: a method of `IndexFiles`, with its arguments."""
         reader = self._of(ledger_id)
-        return reader.worker.run(reader.index.entry_runs, path, newer, pages, is_right)
+        return reader.worker.run(look, reader.index, *arguments)
 
     def forget_index(self, ledger_id: int, path: str) -> None:
         """The path names another file from now on, or none."""
         reader = self._of(ledger_id)
         reader.worker.run(reader.index.forget, path)
-
-    def greatest_offsets(
-        self,
-        ledger_id: int,
-        path: str | None,
-        newer: dict[int, bytes],
-        pages: Sequence[int],
-        is_right: Callable[[int, bytes], bool],
-        log_ids: Sequence[int],
-    ) -> asyncio.Future[dict[int, int]]:
-        """See `IndexFiles.greatest_offsets`."""
-        reader = self._of(ledger_id)
-        return reader.worker.run(reader.index.greatest_offsets, path, newer, pages, is_right, log_ids)
 
     async def forget_log(self, log_id: int) -> None:
         """Close an entry log that was removed, wherever it is open."""

@@ -11,7 +11,6 @@ Source: storage 3.5, 4.6, 10.2.
 from __future__ import annotations
 
 import asyncio
-import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,17 +25,8 @@ from bookies.storage.durable import run_last
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index_files import IndexFiles
 from bookies.storage.index_format import iterate_slots, slots_per_page
+from bookies.storage.log_usage import find_logs
 from bookies.storage.record_scan import Batch, EndKind
-
-
-def log_paths(disk: Disk, directories: Sequence[str]) -> list[tuple[int, str]]:
-    """(id, path) of all entry logs, in order of id."""
-    found = []
-    for directory in directories:
-        for name in disk.list(directory):
-            if (log_id := layout.parse_file_name(name)) is not None:
-                found.append((log_id, posixpath.join(directory, name)))
-    return sorted(found)
 
 
 def ledgers_in_logs(disk: Disk, directories: Sequence[str]) -> list[int]:
@@ -45,7 +35,7 @@ def ledgers_in_logs(disk: Disk, directories: Sequence[str]) -> list[int]:
     Raises: OSError.
     """
     found: set[int] = set()
-    for _, path in log_paths(disk, directories):
+    for path in find_logs(disk, directories).values():
         file = disk.open(path, "r")
         try:
             ledgers_map = layout.read_ledgers_map(file.pread, file.size())
@@ -160,7 +150,8 @@ class Rebuilder:
             await self._worker.run(self._read_old, path, known, found)
         readable: set[int] = set()
         is_complete = True
-        for log_id, path in await self._worker.run(log_paths, self._disk, self._directories):
+        logs = await self._worker.run(find_logs, self._disk, self._directories)
+        for log_id, path in logs.items():
             try:
                 is_whole = await self._read_log(log_id, path, wanted)
             except OSError as error:

@@ -36,7 +36,7 @@ from bookies.errors import (
 from bookies.runtime.ports import Disk, Worker
 from bookies.storage import removal_format as layout
 from bookies.storage.checkpoint import Checkpointer
-from bookies.storage.durable import replace_bytes, unlink_all
+from bookies.storage.durable import replace_copies, unlink_all
 from bookies.storage.index import LedgerIndex
 from bookies.storage.removal_format import Removal, RemovalState
 from bookies.storage.write_cache import WriteCache
@@ -70,14 +70,10 @@ class RemovalFiles:
         """Replace every copy. Raises DiskFull when no directory takes one; SyncFailed."""
         self._sequence += 1
         data = layout.pack(self._sequence, removals)
-        failures: list[Exception] = []
-        for path in self._paths:
-            try:
-                replace_bytes(self._disk, path, data)
-            except (OSError, DiskFull) as error:
-                failures.append(error)
-        if len(failures) == len(self._paths):
-            raise DiskFull(f"no ledger directory takes {layout.FILE_NAME}: {failures[0]}") from failures[0]
+        try:
+            replace_copies(self._disk, self._paths, data)
+        except (OSError, DiskFull) as error:
+            raise DiskFull(f"no ledger directory takes {layout.FILE_NAME}: {error}") from error
 
 
 class Removals:

@@ -49,6 +49,12 @@ def directories_of(disk: Disk, path: str) -> tuple[list[str], list[str], list[st
     return (found[0] or [path], found[1] or [path], found[2] or [path])
 
 
+def describe(finding: Row) -> str:
+    """A row "finding" as a sentence."""
+    where = finding.get("path") or f"ledger {finding['ledger']}"
+    return f"finding: {where}: {finding['problem']}{'; ' + finding['remedy'] if 'remedy' in finding else ''}"
+
+
 def verify_rows(disk: Disk, path: str) -> Iterator[Row]:
     """Everything about the bookie that `path` is a directory of."""
     journals, ledgers, indexes = directories_of(disk, path)

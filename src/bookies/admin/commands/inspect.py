@@ -289,7 +289,7 @@ def _directory(disk: Disk, arguments: argparse.Namespace) -> int:
 
 def _verify(disk: Disk, arguments: argparse.Namespace) -> int:
     """Everything of the bookie, files read on a terminal's last line."""
-    from bookies.storage.verification import verify_rows
+    from bookies.storage.verification import describe, verify_rows
 
     progress = Progress("files", None, quiet=arguments.json)
     findings: list[Row] = []
@@ -308,8 +308,7 @@ def _verify(disk: Disk, arguments: argparse.Namespace) -> int:
         _print_json([*findings, total])
     else:
         for row in findings:
-            where = row.get("path") or f"ledger {row['ledger']}"
-            print(f"finding: {where}: {row['problem']}{'; ' + row['remedy'] if 'remedy' in row else ''}")
+            print(describe(row))
         print(", ".join(f"{total[name]:,} {name.replace('_', ' ')}" for name in total if name != "row"))
     return 1 if findings else 0
 

@@ -223,10 +223,10 @@ class FileWriter:
         values = arrow.values([batch])
         columns: dict[str, pa.Array] = {
             "ledger_id": pa.repeat(batch.ledger_id, count),
-            "entry_id": pa.array(batch.entry_ids, pa.int64()),
+            "entry_id": arrow.header_column(batch, "entry_id"),
         }
         if self._row is not None:
-            columns["offset"] = pa.array(range(self._row, self._row + count), pa.int64())
+            columns["offset"] = pa.arange(self._row, self._row + count)
             self._row += count
         columns |= envelope.decode(values) if self._is_envelope else {"value": values}
         return pa.RecordBatch.from_pydict(columns)
