@@ -71,6 +71,8 @@ class SealedLogs:
         return self.known.get(log_id)
 
     def put_aside(self, log_id: int, reason: str) -> None:
+        """Take a log out of the books, and leave its file alone until a forced run."""
+        self.known.pop(log_id, None)
         self.set_aside[log_id] = reason
         self._events.error("gc.log_set_aside", log=f"{log_id:x}", reason=reason)
 
@@ -145,7 +147,6 @@ class SealedLogs:
                 self.put_aside(
                     usage.log_id, f"its ledgers map leaves out a ledger whose index names byte {named[usage.log_id]:,}"
                 )
-                del self.known[usage.log_id]
                 continue
             try:
                 await self.delete(usage)
