@@ -141,7 +141,8 @@ def _difference(master: Cookie, kind: str, before: Sequence[str], now: Sequence[
             f"{_listed(gone)} {'is' if len(gone) == 1 else 'are'} missing. {UNCHANGED} Without what is in there the "
             f"bookie would deny entries that it has acknowledged: {as_before}; a disk that is mounted elsewhere now "
             "has to be mounted, or linked, under its old name. To do without it for good, give the bookie up: "
-            f"`bk bookie recover {master.bookie}` copies what it holds to others, `bk bookie format` empties its directories"
+            f"`bk bookie recover {master.bookie}` copies what it holds to others, `bk bookie format` empties its "
+            "directories"
         )
     if not new:
         return (
