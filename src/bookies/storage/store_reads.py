@@ -1,0 +1,132 @@
+"""Reads of a bookie's storage: entries, runs of them, the LAC, which entries there are.
+
+"No such ledger" and "no such entry" come only from an index and a cache that were both asked and are healthy; any
+failure is an error (R-3), and of an uncertain ledger everything negative is `DataUnknown`: a missing entry, the last
+one, and what an explicit LAC was.
+
+Source: storage 5.7, 8.3.
+"""
+
+from __future__ import annotations
+
+from bookies.errors import DataUnknown, EntryNotFound, ReadFailed
+from bookies.kernels import Records
+from bookies.model import LAST_ENTRY
+from bookies.storage.index import Ledger
+from bookies.storage.index_format import SLOT_SIZE
+from bookies.storage.opening import Opened
+from bookies.storage.replay import greatest_lac
+from bookies.storage.slots import leading_present, merged, span
+from bookies.storage.store_access import StoreAccess
+
+
+class StoreReads(StoreAccess):
+    """From the write cache, or from index and entry logs. All calls on the loop's thread."""
+
+    def read_cached(self, ledger_id: int, entry_id: int) -> bytes | None:
+        """The body of an entry if it is in the write cache; no IO."""
+        return self._open().cache.read(ledger_id, entry_id)
+
+    async def read(self, ledger_id: int, entry_id: int) -> bytes:
+        """The body of an entry; -1: of the highest. Raises: LedgerUnknownToBookie, EntryNotFound; ReadFailed."""
+        parts, ledger = await self._ledger(ledger_id)
+        if entry_id == LAST_ENTRY:
+            if ledger.header.is_uncertain:
+                raise _unknown(ledger_id, "which entry is the last")
+            entry_id = ledger.last_entry_id
+        body = parts.cache.read(ledger_id, entry_id)
+        if body is not None:
+            return body
+        return (await self._read_stored(parts, ledger, entry_id, 1, 0))[4:]
+
+    async def read_batch(self, ledger_id: int, first_entry_id: int, count_max: int, size_max: int) -> bytes:
+        """Records of consecutive entries: at least the first, otherwise as many as are at hand and fit.
+
+        `size_max` counts length words. Raises as `read` does for the first.
+        """
+        parts, ledger = await self._ledger(ledger_id)
+        pieces = parts.cache.read_batch(ledger_id, first_entry_id, max(1, count_max), size_max)
+        if pieces:
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return await self._read_stored(parts, ledger, first_entry_id, max(1, count_max), size_max)
+
+    async def _read_stored(
+        self, parts: Opened, ledger: Ledger, first_entry_id: int, count_max: int, size_max: int
+    ) -> bytes:
+        """As `read_batch`, from index and entry log. The cache has been asked, without an await in between."""
+        ledger.users += 1
+        try:
+            while True:
+                slots = b""
+                if 0 <= first_entry_id <= ledger.last_entry_id:
+                    slots = await self._slots(parts, ledger, first_entry_id, count_max, size_max)
+                if not slots:
+                    if ledger.header.is_uncertain:
+                        raise _unknown(ledger.ledger_id, f"whether entry {first_entry_id} was here")
+                    raise EntryNotFound("no such entry here", ledger_id=ledger.ledger_id, entry_id=first_entry_id)
+                try:
+                    return await parts.readers.read_records(ledger.ledger_id, first_entry_id, slots, size_max)
+                except ReadFailed:
+                    # The entry may have moved while this was waiting for its turn; then the index knows better.
+                    if await self._slots(parts, ledger, first_entry_id, 1, 0) == slots[:SLOT_SIZE]:
+                        raise
+        finally:
+            ledger.users -= 1
+
+    async def _slots(self, parts: Opened, ledger: Ledger, first: int, count_max: int, size_max: int) -> bytes:
+        """Slots of consecutive entries from `first` on, over as many pages as `size_max` bytes of log can need."""
+        slots = b""
+        while count_max > 0:
+            part = await parts.index.slots(ledger, first, count_max)
+            present = leading_present(part)
+            slots = slots + part[: present * SLOT_SIZE] if slots else part[: present * SLOT_SIZE]
+            first += present
+            count_max -= present
+            # At a page's end the next page goes on; anything else is a missing entry.
+            if not present or first % parts.index.slots_per_page or span(slots) > size_max:
+                break
+        return slots
+
+    async def last_add_confirmed(self, ledger_id: int) -> int:
+        """The greatest LAC in entries and explicit LACs, or a smaller one if the ledger is uncertain.
+
+        Raises: LedgerUnknownToBookie, ReadFailed.
+        """
+        _, ledger = await self._ledger(ledger_id)
+        if not ledger.is_lac_known and not ledger.header.is_uncertain:
+            last = Records.of([await self.read(ledger_id, LAST_ENTRY)])
+            ledger.last_add_confirmed = max(ledger.last_add_confirmed, greatest_lac(last))
+            ledger.is_lac_known = True
+        return ledger.last_add_confirmed
+
+    async def read_lac(self, ledger_id: int) -> tuple[bytes | None, bytes | None]:
+        """(explicit LAC, body of the highest entry). Raises: LedgerUnknownToBookie; ReadFailed without either."""
+        _, ledger = await self._ledger(ledger_id)
+        if ledger.header.is_uncertain:
+            raise _unknown(ledger_id, "what was last confirmed")
+        explicit_lac = ledger.header.explicit_lac or None
+        try:
+            return explicit_lac, await self.read(ledger_id, LAST_ENTRY)
+        except EntryNotFound:
+            return explicit_lac, None
+        except ReadFailed:
+            if explicit_lac is None:
+                raise
+            return explicit_lac, None
+
+    async def list_entries(self, ledger_id: int) -> list[range]:
+        """Maximal runs of entry ids, ascending. Raises: LedgerUnknownToBookie, ReadFailed."""
+        parts, ledger = await self._ledger(ledger_id)
+        if ledger.header.is_uncertain:
+            raise _unknown(ledger_id, "which entries were here")
+        cached = [run.entry_ids for run in parts.cache.runs_of(ledger_id)]
+        ledger.users += 1
+        try:
+            stored = await parts.index.entry_runs(ledger)
+        finally:
+            ledger.users -= 1
+        return merged([*stored, *cached])
+
+
+def _unknown(ledger_id: int, what: str) -> DataUnknown:
+    return DataUnknown(f"after damage it is not known {what}", ledger_id=ledger_id)

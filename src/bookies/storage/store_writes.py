@@ -1,0 +1,244 @@
+"""Writes to a bookie's storage: adds, fences, explicit LACs, forces.
+
+An entry's way: checked against its ledger (key, fence), inserted into the write cache, queued for the journal, answered
+when its group is synced.
+
+Invariants
+- Whatever is journaled is in the storage before it is queued, for every kind of record (R-7). That is what allows a
+  checkpoint to drop journals.
+- Within a process a LEDGER_KEY record precedes the first record of a ledger in the journal, fences and explicit LACs
+  included (F-7).
+- A fence is answered only when its record is durable, also by those who come second (R-5, F-42).
+
+Source: storage 2.6, 5.7, 8.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from bookies.errors import BookieBusy, BookieReadOnly, DataUnknown, InvalidArgument, LedgerFenced, Unauthorized
+from bookies.kernels import Records
+from bookies.runtime.ports import Buffer
+from bookies.storage import journal_format
+from bookies.storage.index import Ledger, is_vacant
+from bookies.storage.index_format import EXPLICIT_LAC_SIZE_MIN, STATE_FENCED, IndexHeader
+from bookies.storage.journal import Done, Journal
+from bookies.storage.opening import Opened
+from bookies.storage.store_access import StoreAccess
+
+ENTRY_ID_MAX = (1 << 40) - 1  # the index file of a ledger has 8 bytes for each entry id up to its highest
+MASTER_KEY_SIZE_MAX = 512  # bytes; key and explicit LAC share a header of 1024
+EXPLICIT_LAC_SIZE_MAX = 256
+
+
+class StoreWrites(StoreAccess):
+    """Decides at the call, and reports durability later. All calls on the loop's thread."""
+
+    _entry_count = 0  # added since the start
+
+    @property
+    @abstractmethod
+    def is_writable(self) -> bool:
+        """Whether ordinary adds are taken."""
+
+    def add(
+        self,
+        ledger_id: int,
+        master_key: bytes,
+        entry_ids: Sequence[int],
+        records: Records,
+        last_add_confirmed: int,
+        *,
+        is_recovery: bool,
+        is_deferred_sync: bool,
+        done: Done,
+    ) -> None:
+        """Store entries; `done(None)` when they are durable, `done(error)` for what is found out only later.
+
+        One id per record, in any order. An unknown ledger is created with the key. Deferred sync may be answered like
+        any other add, and is. Raises: Unauthorized, LedgerFenced (never for recovery), BookieReadOnly, BookieBusy,
+        InvalidArgument, StorageError.
+        """
+        parts = self._open()
+        if not is_recovery and not self.is_writable:
+            raise BookieReadOnly("the disks are full", ledger_id=ledger_id)
+        low, high = _extent(entry_ids)
+        if ledger_id < 0 or low < 0 or high > ENTRY_ID_MAX:
+            raise InvalidArgument("ids out of range", ledger_id=ledger_id, entry_id=low)
+        ledger = parts.index.get(ledger_id)
+        if ledger is not None and ledger.header.master_key == master_key and ledger_id not in self._waiting:
+            # Nearly always: nothing to look up, to create or to wait for. The same as `_add`, for less.
+            self._insert(parts, ledger, done, entry_ids, records, high, last_add_confirmed, is_recovery)
+            return
+        self._with_header(
+            ledger_id, done, self._add, master_key, entry_ids, records, high, last_add_confirmed, is_recovery
+        )
+
+    def _add(
+        self,
+        ledger_id: int,
+        done: Done,
+        master_key: bytes,
+        entry_ids: Sequence[int],
+        records: Records,
+        last_entry_id: int,
+        last_add_confirmed: int,
+        is_recovery: bool,
+    ) -> None:
+        parts = self._open()
+        ledger = parts.index.get(ledger_id)
+        if ledger is not None:
+            self._check_key(ledger, master_key)
+        self._check_add(parts, ledger, ledger_id, entry_ids, is_recovery)
+        ledger = self._authorized(ledger_id, master_key)
+        self._insert(parts, ledger, done, entry_ids, records, last_entry_id, last_add_confirmed, is_recovery)
+
+    @staticmethod
+    def _check_add(
+        parts: Opened, ledger: Ledger | None, ledger_id: int, entry_ids: Sequence[int], is_recovery: bool
+    ) -> None:
+        parts.removals.check_add(ledger_id, entry_ids[0], is_recovery=is_recovery)
+        if ledger is None:
+            if parts.index.catalog.holes and not is_recovery:
+                raise DataUnknown("the ledger may have been fenced here", ledger_id=ledger_id, entry_id=entry_ids[0])
+        elif ledger.header.state and not is_recovery:
+            if ledger.header.is_uncertain:
+                # Not "fenced": the writer may well go on, with another bookie.
+                raise DataUnknown("the ledger may have been fenced here", ledger_id=ledger_id, entry_id=entry_ids[0])
+            if ledger.header.is_fenced:
+                raise LedgerFenced("the ledger is fenced", ledger_id=ledger_id, entry_id=entry_ids[0])
+        if parts.cache.is_exhausted:
+            raise BookieBusy("the write cache is full", ledger_id=ledger_id, entry_id=entry_ids[0])
+
+    def _insert(
+        self,
+        parts: Opened,
+        ledger: Ledger,
+        done: Done,
+        entry_ids: Sequence[int],
+        records: Records,
+        last_entry_id: int,
+        last_add_confirmed: int,
+        is_recovery: bool,
+    ) -> None:
+        """First the cache, then the journal: whatever a mark lies behind can be flushed."""
+        self._check_add(parts, ledger, ledger.ledger_id, entry_ids, is_recovery)
+        parts.cache.current.add(ledger.ledger_id, entry_ids, records)
+        if last_entry_id > ledger.last_entry_id:
+            ledger.last_entry_id = last_entry_id
+        self._journal(ledger, _buffer_of(records), records.size, done)
+        self._entry_count += len(entry_ids)
+        if last_add_confirmed > ledger.last_add_confirmed:
+            ledger.last_add_confirmed = last_add_confirmed
+            if self._watchers:
+                self._watchers.wake(ledger.ledger_id, last_add_confirmed)
+        parts.checkpointer.inserted()
+
+    def fence(self, ledger_id: int, master_key: bytes, done: Done) -> None:
+        """Refuse ordinary adds from now on; `done(None)` when that is durable. Creates an unknown ledger.
+
+        Raises: Unauthorized, InvalidArgument, StorageError.
+        """
+        self._open()
+        if ledger_id < 0:
+            raise InvalidArgument("ids out of range", ledger_id=ledger_id)
+        self._with_header(ledger_id, done, self._fence, master_key)
+
+    def _fence(self, ledger_id: int, done: Done, master_key: bytes) -> None:
+        self._open().removals.check_note(ledger_id)
+        ledger = self._authorized(ledger_id, master_key)
+        if ledger.is_fence_pending:
+            self._journal_of(ledger_id).append((), 0, done)
+            return
+        if ledger.header.is_fenced:
+            asyncio.get_running_loop().call_soon(done, None)
+            return
+
+        def durable(error: BaseException | None) -> None:
+            ledger.is_fence_pending = False
+            done(error)
+
+        ledger.is_fence_pending = True
+        self._open().index.set_header(ledger, ledger.header.with_state(STATE_FENCED))
+        record = journal_format.pack_fence(ledger_id)
+        self._journal(ledger, record, len(record), durable)
+        self._watchers.wake(ledger_id, None)
+
+    def write_lac(self, ledger_id: int, master_key: bytes, last_add_confirmed: int, body: bytes, done: Done) -> None:
+        """Keep an explicit LAC; the latest replaces the one before. Creates an unknown ledger; fencing is no obstacle.
+
+        `last_add_confirmed` is the one in `body`. Raises: Unauthorized, BookieReadOnly, InvalidArgument, StorageError.
+        """
+        self._open()
+        if not self.is_writable:
+            raise BookieReadOnly("the disks are full", ledger_id=ledger_id)
+        if ledger_id < 0 or not EXPLICIT_LAC_SIZE_MIN <= len(body) <= EXPLICIT_LAC_SIZE_MAX:
+            raise InvalidArgument(f"an explicit LAC of {len(body):,} bytes", ledger_id=ledger_id)
+        self._with_header(ledger_id, done, self._write_lac, master_key, last_add_confirmed, body)
+
+    def _write_lac(self, ledger_id: int, done: Done, master_key: bytes, last_add_confirmed: int, body: bytes) -> None:
+        self._open().removals.check_note(ledger_id)
+        ledger = self._authorized(ledger_id, master_key)
+        self._open().index.set_explicit_lac(ledger, body)
+        record = journal_format.pack_explicit_lac(ledger_id, body)
+        self._journal(ledger, record, len(record), done)
+        self._watchers.wake(ledger_id, last_add_confirmed)
+
+    def force(self, ledger_id: int, done: Done) -> None:
+        """`done(None)` when everything of the ledger that was accepted before is durable. Raises: StorageError."""
+        self._open()
+        self._with_header(ledger_id, done, self._force, is_needed=False)
+
+    def _force(self, ledger_id: int, done: Done) -> None:
+        self._journal_of(ledger_id).append((), 0, done)
+
+    def _check_key(self, ledger: Ledger, master_key: bytes) -> None:
+        """Raises Unauthorized unless it is the ledger's key, or the ledger has none yet (F-23)."""
+        stored = ledger.header.master_key
+        if stored != master_key and not is_vacant(stored):
+            raise Unauthorized("wrong password", ledger_id=ledger.ledger_id)
+
+    def _authorized(self, ledger_id: int, master_key: bytes) -> Ledger:
+        """The ledger, created if it is unknown, after its key was checked or taken over."""
+        index = self._open().index
+        ledger = index.get(ledger_id)
+        if ledger is None:
+            if len(master_key) > MASTER_KEY_SIZE_MAX:
+                raise InvalidArgument(f"a master key of {len(master_key):,} bytes", ledger_id=ledger_id)
+            return index.create(ledger_id, IndexHeader(master_key))
+        self._check_key(ledger, master_key)
+        if ledger.header.master_key != master_key and len(master_key) <= MASTER_KEY_SIZE_MAX:
+            index.set_header(ledger, dataclasses.replace(ledger.header, master_key=master_key))
+            ledger.is_key_logged = False
+        return ledger
+
+    def _journal_of(self, ledger_id: int) -> Journal:
+        journals = self._open().journals
+        return journals[ledger_id % len(journals)]
+
+    def _journal(self, ledger: Ledger, record: Buffer, size: int, done: Done) -> None:
+        """Queue what is already in the storage, behind the ledger's key."""
+        buffers: tuple[Buffer, ...] = (record,)
+        if not ledger.is_key_logged:
+            ledger.is_key_logged = True
+            key = journal_format.pack_ledger_key(ledger.ledger_id, ledger.header.master_key)
+            buffers = (key, record)
+            size += len(key)
+        self._journal_of(ledger.ledger_id).append(buffers, size, done)
+
+
+def _extent(entry_ids: Sequence[int]) -> tuple[int, int]:
+    """(lowest, highest)"""
+    if isinstance(entry_ids, range) and entry_ids.step > 0:
+        return entry_ids[0], entry_ids[-1]
+    return min(entry_ids), max(entry_ids)
+
+
+def _buffer_of(records: Records) -> Buffer:
+    if records.size == len(records.data):
+        return records.data
+    return memoryview(records.data)[records.starts[0] : records.starts[-1]]
