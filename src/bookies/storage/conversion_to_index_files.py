@@ -28,9 +28,9 @@ from bookies.storage.durable import replace_bytes, sync_directory, unlink_all
 from bookies.storage.entry_log_format import LOG_ID_MAX, file_name, parse_last_id
 from bookies.storage.index_files import IndexFiles, IndexWrite
 from bookies.storage.index_format import SLOT_SIZE, STATE_FENCED, STATE_LIMBO, IndexHeader
-from bookies.storage.ledger_store import ENTRY_ID_MAX
 from bookies.storage.log_usage import find_logs
 from bookies.storage.rocks import Run
+from bookies.storage.store_writes import ENTRY_ID_MAX
 
 WRITE_FILES_MAX = 64  # index files written by one call
 WRITE_SIZE_MAX = 2 << 20  # bytes, likewise
