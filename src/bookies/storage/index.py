@@ -46,8 +46,9 @@ T = TypeVar("T")
 
 PAGE_OVERHEAD = 300  # bytes of Python objects for each page
 LEDGERS_MAX = 50_000  # ledgers kept in memory although nobody uses them
-WRITE_FILES_MAX = 64  # index files written by one call of the worker
-WRITE_SIZE_MAX = 2 << 20  # bytes, likewise
+WRITE_FILES_MAX = 256  # index files written by one call of the worker, and synced together
+WRITE_SIZE_MAX = 8 << 20  # bytes, likewise
+PREPARED_AT_ONCE = 32  # of them, before others have their turn on the loop
 LOOK_TRIES = 5  # a page that is written while it is read looks damaged
 
 
@@ -102,6 +103,7 @@ class LedgerIndex:
         self._directories = list(directories)
         self._readers = readers
         self._files = IndexFiles(runtime.disk, config.index_page_size, config.open_files_max, "r+")
+        self._write_files_max = min(WRITE_FILES_MAX, config.open_files_max)
         self.catalog = Catalog(config.index_page_size)
         self.catalog_file = CatalogFile(runtime.disk, self._directories[0], config.index_page_size)
         self.rebuild_wanted = asyncio.Event()
@@ -587,13 +589,16 @@ class LedgerIndex:
         while frozen or self.catalog.has_pending:
             ledgers: list[Ledger] = []
             writes: list[IndexWrite] = []
+            notes = b""
             size = 0
-            while frozen and len(writes) < WRITE_FILES_MAX and size < WRITE_SIZE_MAX:
-                ledgers.append(frozen.pop())
-                writes.append(self._write_of(ledgers[-1]))
-                size += writes[-1].size
-            notes = self.catalog.take()
             try:
+                while frozen and len(writes) < self._write_files_max and size < WRITE_SIZE_MAX:
+                    writes.append(self._write_of(frozen[-1]))
+                    ledgers.append(frozen.pop())
+                    size += writes[-1].size
+                    if not len(writes) % PREPARED_AT_ONCE:
+                        await asyncio.sleep(0)
+                notes = self.catalog.take()
                 sizes = await worker.run(self._write, notes, writes)
             except BaseException:
                 self.catalog.give_back(notes)
