@@ -145,7 +145,7 @@ class IndexFiles:
         runs: list[range] = []
         per_page = layout.slots_per_page(self._page_size)
         for page, data in self._pages(path, newer, pages, is_right):
-            _extend_runs(runs, data, page * per_page)
+            extend_runs(runs, data, page * per_page)
         return runs
 
     def greatest_offsets(
@@ -340,7 +340,7 @@ def _consecutive(pages: Sequence[tuple[int, Buffer]]) -> list[tuple[int, list[Bu
     return groups
 
 
-def _extend_runs(runs: list[range], data: bytes, first_entry_id: int) -> None:
+def extend_runs(runs: list[range], data: bytes, first_entry_id: int) -> None:
     """Append the entries whose slots are set to the runs, joining them to the last one where they follow it."""
     count = len(data) // layout.SLOT_SIZE
     slots = memoryview(data)[: count * layout.SLOT_SIZE].cast("q")  # byte order does not matter for being zero
