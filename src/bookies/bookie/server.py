@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 
 from bookies.bookie.connection import Connection, RejectedConnection
-from bookies.bookie.control import ControlServer, control_calls
+from bookies.bookie.control import Call, ControlServer, control_calls, scrub_calls
 from bookies.bookie.handlers import Handlers
 from bookies.bookie.identity import admit, check_identity, identity
 from bookies.bookie.pressure import Intake, ReadBudget
@@ -94,12 +94,9 @@ class BookieServer:
                     lock.release()
             if self.config.gc_interval_ms:
                 self.store.collect(self._driver, self.bookie_id, self._instance_id)
-            if self.config.control and self.store.collector is not None:
-                self._control = ControlServer(self._runtime, control_calls(self.store.collector), self.bookie_id)
-                try:
-                    await self._control.start(self.config.ledger_directories[0])
-                except (OSError, StorageError) as error:
-                    self._events.warning("control.failed", bookie=self.bookie_id, error=error)
+            if self.config.scrub_period_ms:
+                self.store.scrub(self._driver)
+            await self._start_control()
             self.store.on_mode_change(self._mode_changed)
             self.state.storage_is(self.store.is_writable)
             self.state.started()
@@ -163,6 +160,21 @@ class BookieServer:
         return self._cause
 
     # -- start ---------------------------------------------------------------------------------------------------
+    async def _start_control(self) -> None:
+        """Take calls of operators, about what there is; without them the bookie serves all the same."""
+        calls: dict[str, Call] = {}
+        if self.store.collector is not None:
+            calls |= control_calls(self.store.collector)
+        if self.store.scrubber is not None:
+            calls |= scrub_calls(self.store.scrubber)
+        if not self.config.control or not calls:
+            return
+        self._control = ControlServer(self._runtime, calls, self.bookie_id)
+        try:
+            await self._control.start(self.config.ledger_directories[0])
+        except (OSError, StorageError) as error:
+            self._events.warning("control.failed", bookie=self.bookie_id, error=error)
+
     def _accept(self) -> asyncio.BaseProtocol:
         if not self.state.may_serve():
             return RejectedConnection()
