@@ -1,4 +1,4 @@
-"""Databases that are plain files of a simulated disk: whole or not there, as one that is built under another name is."""
+"""Databases that are plain files of a simulated disk: whole or not there, as those that have got their name are."""
 
 from __future__ import annotations
 
