@@ -19,6 +19,7 @@ from bookies.storage.collection import Compaction
 from bookies.storage.collector import Collector
 from bookies.storage.directories import CONTROL_FILE
 from bookies.storage.entry_log_format import parse_file_name
+from bookies.storage.scrub import Scrubber
 
 LINE_SIZE_MAX = 64 * 1024
 TOKEN_BITS = 128
@@ -70,6 +71,21 @@ def mode_calls(
         return await hold_read_only(read_only)
 
     return {"state": state, "hold": hold}
+
+
+def scrub_calls(scrubber: Scrubber) -> Mapping[str, Call]:
+    """What can be asked of the scrub."""
+
+    async def scrub(*, now: bool = False) -> object:
+        if now:
+            await scrubber.start_pass()
+        return scrubber.status()
+
+    async def suspend_scrub(*, suspended: bool) -> object:
+        await scrubber.hold_up(is_suspended=suspended)
+        return scrubber.status()
+
+    return {"scrub": scrub, "suspend_scrub": suspend_scrub}
 
 
 class ControlServer:

@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 
 from bookies.bookie.connection import Connection, RejectedConnection
-from bookies.bookie.control import ControlServer, control_calls, mode_calls
+from bookies.bookie.control import ControlServer, control_calls, mode_calls, scrub_calls
 from bookies.bookie.handlers import Handlers
 from bookies.bookie.identity import admit, check_identity, identity
 from bookies.bookie.kept_mode import KeptMode
@@ -98,6 +98,8 @@ class BookieServer:
                     lock.release()
             if self.config.gc_interval_ms:
                 self.store.collect(self._driver, self.bookie_id, self._instance_id)
+            if self.config.scrub_period_ms:
+                self.store.scrub(self._driver)
             if not self.store.was_clean:
                 self._tell_unclean()
             if self.config.control:
@@ -175,9 +177,12 @@ class BookieServer:
         )
 
     async def _start_control(self) -> None:
+        """Take calls of operators, about what there is; without them the bookie serves all the same."""
         calls = dict(mode_calls(self.describe, self.hold_read_only))
         if self.store.collector is not None:
             calls |= control_calls(self.store.collector)
+        if self.store.scrubber is not None:
+            calls |= scrub_calls(self.store.scrubber)
         self._control = ControlServer(self._runtime, calls, self.bookie_id)
         try:
             await self._control.start(self.config.ledger_directories[0])

@@ -133,6 +133,7 @@ class SimCluster:
             "lease_ms": int(self.lease_s * 1000),
             "gc_interval_ms": 0,
             "control": False,
+            "scrub_period_ms": 0,
         }
         config = BookieConfig(**(settings | self.bookie_settings))  # type: ignore[arg-type]
         disk = SimDisk(Random(f"{self.seed}/{name}/disk"), capacity=DISK_CAPACITY)
