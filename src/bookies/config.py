@@ -96,6 +96,14 @@ class BookieConfig:
     compaction_rate_size: int = setting(
         32 * MIB, "bytes that scanning and compaction read and write in a second, together", low=KIB
     )
+    scrub_period_ms: int = setting(
+        604_800_000, "everything stored is read and verified once in so long, in the background; 0: never", low=0
+    )
+    scrub_rate_size: int = setting(
+        16 * MIB,
+        "bytes that the scrub reads in a second at most; it reads no faster than the period asks for",
+        low=4 * KIB,
+    )
     control: bool = setting(True, "listen on a local port for `bk bookie gc` and the like; control.json names it")
 
 

@@ -16,15 +16,26 @@ from bookies.admin.usage import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-VERBS = ("space", "gc", "compact", "undelete", "why-not-deleted")
+VERBS = ("state", "read-only", "read-write", "space", "gc", "compact", "undelete", "why-not-deleted")
+_ONE_AT_A_TIME = ("read-only", "read-write")
 CONNECT_S = 5.0
 
 
 def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verbs."""
-    space = _verb(verbs, "space", "what a bookie's entry logs hold, and what keeps space from coming back")
+    state = verb(verbs, "state", "a running bookie's mode and why, its directories, how it stopped last")
+    state.epilog = "example:  bk bookie state --bookie b1"
+    read_only = verb(verbs, "read-only", "take no ordinary entries any more, until read-write")
+    read_only.description = (
+        "Reads, fences and what recoveries write go on. With the setting persist_bookie_status it stays so over "
+        "restarts."
+    )
+    read_only.epilog = "example:  bk bookie read-only --bookie b1"
+    read_write = verb(verbs, "read-write", "end what read-only has begun")
+    read_write.epilog = "example:  bk bookie read-write --bookie b1"
+    space = verb(verbs, "space", "what a bookie's entry logs hold, and what keeps space from coming back")
     space.epilog = "example:  bk bookie space --bookie b1"
-    collect = _verb(verbs, "gc", "collect deleted ledgers and empty entry logs now")
+    collect = verb(verbs, "gc", "collect deleted ledgers and empty entry logs now")
     collect.epilog = "example:  bk bookie gc --wait"
     collect.add_argument(
         "--force", action="store_true", help="also when implausibly many ledgers are gone, and logs that were set aside"
@@ -32,21 +43,22 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     collect.add_argument("--wait", action="store_true", help="until it is done")
     collect.add_argument("--suspend", action="store_true", help="compact nothing until --resume; collects nothing now")
     collect.add_argument("--resume", action="store_true", help="compact again; collects nothing now")
-    compact = _verb(verbs, "compact", "copy what lives in entry logs that are mostly garbage, and remove them, now")
+    compact = verb(verbs, "compact", "copy what lives in entry logs that are mostly garbage, and remove them, now")
     compact.epilog = "example:  bk bookie compact --major --wait"
     kinds = compact.add_mutually_exclusive_group()
     kinds.add_argument("--minor", action="store_true", help="logs that are nearly empty (the default)")
     kinds.add_argument("--major", action="store_true", help="all logs that are worth it")
     compact.add_argument("--wait", action="store_true", help="until it is done")
-    undelete = _verb(verbs, "undelete", "bring a ledger back from quarantine, and keep it whatever the metadata says")
+    undelete = verb(verbs, "undelete", "bring a ledger back from quarantine, and keep it whatever the metadata says")
     undelete.epilog = "example:  bk bookie undelete 17"
     undelete.add_argument("ledger", type=int, metavar="LEDGER")
-    why = _verb(verbs, "why-not-deleted", "why an entry log is still there")
+    why = verb(verbs, "why-not-deleted", "why an entry log is still there")
     why.epilog = "example:  bk bookie why-not-deleted bk-data/b1/ledgers/current/1f.log"
     why.add_argument("log", metavar="FILE", help="of an entry log, or its hexadecimal id")
 
 
-def _verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str) -> argparse.ArgumentParser:
+def verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str) -> argparse.ArgumentParser:
+    """A verb with the options that name bookies."""
     parser: argparse.ArgumentParser = verbs.add_parser(name, help=text)
     add_common(parser, metadata=False)
     parser.add_argument("--bookie", metavar="ID", help="of the local cluster (default: all of them)")
@@ -58,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Ask each bookie that is meant, and print its answer."""
     call, given = _call_of(arguments)
     answers: dict[str, Any] = {}
-    for path in _control_files(arguments):
+    for path in control_files(arguments):
         name, answers_one = ask(path, call, given)
         answers[name] = answers_one
     if arguments.json:
@@ -77,6 +89,10 @@ def _call_of(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
         return "compact", {"kind": "major" if arguments.major else "minor", "wait": arguments.wait}
     if arguments.verb == "gc":
         return "gc", {"force": arguments.force, "wait": arguments.wait}
+    if arguments.verb in ("read-only", "read-write"):
+        return "hold", {"read_only": arguments.verb == "read-only"}
+    if arguments.verb == "state":
+        return "state", {}
     if arguments.verb == "undelete":
         return "undelete", {"ledger": arguments.ledger}
     if arguments.verb == "why-not-deleted":
@@ -84,7 +100,8 @@ def _call_of(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
     return "space", {}
 
 
-def _control_files(arguments: argparse.Namespace) -> Iterator[pathlib.Path]:
+def control_files(arguments: argparse.Namespace) -> Iterator[pathlib.Path]:
+    """Of the bookies that are meant. Raises `UsageError`."""
     from bookies.storage.directories import CONTROL_FILE  # half of the time a command takes to start
 
     if arguments.ledger_dir:
@@ -98,6 +115,9 @@ def _control_files(arguments: argparse.Namespace) -> Iterator[pathlib.Path]:
     found = (
         sorted(pathlib.Path(directory).glob(f"{arguments.bookie or '*'}/ledgers/{CONTROL_FILE}")) if directory else []
     )
+    if len(found) > 1 and arguments.verb in _ONE_AT_A_TIME:
+        names = ", ".join(each.parent.parent.name for each in found)
+        raise UsageError(f"name the bookie that is meant, of {names}: bk bookie {arguments.verb} --bookie ID")
     if not found:
         raise UsageError("no running bookie here: start one with `bk up`, or name one's directory with --ledger-dir")
     yield from found

@@ -19,6 +19,7 @@ from bookies.storage.collection import Compaction
 from bookies.storage.collector import Collector
 from bookies.storage.directories import CONTROL_FILE
 from bookies.storage.entry_log_format import parse_file_name
+from bookies.storage.scrub import Scrubber
 
 LINE_SIZE_MAX = 64 * 1024
 TOKEN_BITS = 128
@@ -56,6 +57,35 @@ def control_calls(collector: Collector) -> Mapping[str, Call]:
         return collector.why(log_id)
 
     return {"gc": gc, "compact": compact, "suspend": suspend, "undelete": undelete, "space": space, "why": why}
+
+
+def mode_calls(
+    describe: Callable[[], dict[str, object]], hold_read_only: Callable[[bool], Awaitable[dict[str, object]]]
+) -> Mapping[str, Call]:
+    """What a bookie can be asked about its mode; see `BookieServer`, whose methods these are."""
+
+    async def state() -> object:
+        return describe()
+
+    async def hold(*, read_only: bool) -> object:
+        return await hold_read_only(read_only)
+
+    return {"state": state, "hold": hold}
+
+
+def scrub_calls(scrubber: Scrubber) -> Mapping[str, Call]:
+    """What can be asked of the scrub."""
+
+    async def scrub(*, now: bool = False) -> object:
+        if now:
+            await scrubber.start_pass()
+        return scrubber.status()
+
+    async def suspend_scrub(*, suspended: bool) -> object:
+        await scrubber.hold_up(is_suspended=suspended)
+        return scrubber.status()
+
+    return {"scrub": scrub, "suspend_scrub": suspend_scrub}
 
 
 class ControlServer:

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from bookies.admin import control
+from bookies.admin import control, scrub
 from bookies.admin.common import add_common, metadata_uri, print_json, print_table, size_text, with_client
 from bookies.admin.usage import UsageError
 
@@ -80,6 +80,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--rate", type=float, default=None, metavar="BYTES", help="copy at most so many bytes a second"
     )
     control.configure(verbs)
+    scrub.configure(verbs)
 
 
 def _configure_convert(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -108,6 +109,8 @@ def _configure_convert(verbs: argparse._SubParsersAction[argparse.ArgumentParser
 def run(arguments: argparse.Namespace) -> int:
     if arguments.verb == "run":
         return _run(arguments)
+    if arguments.verb == "scrub":
+        return scrub.run(arguments)
     if arguments.verb in control.VERBS:
         return control.run(arguments)
     if arguments.verb == "repair":
