@@ -16,12 +16,14 @@ from bookies.admin.usage import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-VERBS = ("space", "gc", "compact", "undelete", "why-not-deleted")
+VERBS = ("disks", "space", "gc", "compact", "undelete", "why-not-deleted")
 CONNECT_S = 5.0
 
 
 def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verbs."""
+    disks = _verb(verbs, "disks", "how full a bookie's disks are, which have failed, and why it is read-only if it is")
+    disks.epilog = "example:  bk bookie disks --bookie b1"
     space = _verb(verbs, "space", "what a bookie's entry logs hold, and what keeps space from coming back")
     space.epilog = "example:  bk bookie space --bookie b1"
     collect = _verb(verbs, "gc", "collect deleted ledgers and empty entry logs now")
@@ -81,7 +83,7 @@ def _call_of(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
         return "undelete", {"ledger": arguments.ledger}
     if arguments.verb == "why-not-deleted":
         return "why", {"log": arguments.log}
-    return "space", {}
+    return arguments.verb, {}
 
 
 def _control_files(arguments: argparse.Namespace) -> Iterator[pathlib.Path]:

@@ -19,6 +19,7 @@ from bookies.storage.collection import Compaction
 from bookies.storage.collector import Collector
 from bookies.storage.directories import CONTROL_FILE
 from bookies.storage.entry_log_format import parse_file_name
+from bookies.storage.ledger_store import LedgerStore
 
 LINE_SIZE_MAX = 64 * 1024
 TOKEN_BITS = 128
@@ -26,7 +27,7 @@ TOKEN_BITS = 128
 Call = Callable[..., Awaitable[object]]
 
 
-def control_calls(collector: Collector) -> Mapping[str, Call]:
+def control_calls(collector: Collector, store: LedgerStore) -> Mapping[str, Call]:
     """What a bookie can be asked."""
 
     async def gc(*, force: bool = False, wait: bool = False) -> object:
@@ -55,7 +56,18 @@ def control_calls(collector: Collector) -> Mapping[str, Call]:
             raise InvalidArgument(f"{log}: not an entry log; name a file like 1f.log, or its hexadecimal id")
         return collector.why(log_id)
 
-    return {"gc": gc, "compact": compact, "suspend": suspend, "undelete": undelete, "space": space, "why": why}
+    async def disks() -> object:
+        return store.disk_status()
+
+    return {
+        "disks": disks,
+        "gc": gc,
+        "compact": compact,
+        "suspend": suspend,
+        "undelete": undelete,
+        "space": space,
+        "why": why,
+    }
 
 
 class ControlServer:

@@ -98,7 +98,9 @@ class BookieServer:
             if self.config.gc_interval_ms:
                 self.store.collect(self._driver, self.bookie_id, self._instance_id)
             if self.config.control and self.store.collector is not None:
-                self._control = ControlServer(self._runtime, control_calls(self.store.collector), self.bookie_id)
+                self._control = ControlServer(
+                    self._runtime, control_calls(self.store.collector, self.store), self.bookie_id
+                )
                 try:
                     await self._control.start(self.config.ledger_directories[0])
                 except (OSError, StorageError) as error:
@@ -121,6 +123,7 @@ class BookieServer:
             host=self.address[0],
             port=self.address[1],
             mode=self.state.mode.value,
+            **({"reason": self.store.read_only_reason} if not self.store.is_writable else {}),
         )
 
     async def stop(self) -> None:
@@ -250,7 +253,12 @@ class BookieServer:
     def _mode_changed(self) -> None:
         self.state.storage_is(self.store.is_writable)
         self._registration_changed.set()
-        self._events.warning("bookie.mode", bookie=self.bookie_id, mode=self.state.mode.value)
+        self._events.warning(
+            "bookie.mode",
+            bookie=self.bookie_id,
+            mode=self.state.mode.value,
+            reason=self.store.read_only_reason or "there is room",
+        )
 
     async def _unregister(self) -> None:
         try:

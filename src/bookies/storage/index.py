@@ -37,6 +37,7 @@ from bookies.storage import catalog_format
 from bookies.storage import index_format as layout
 from bookies.storage.catalog import Catalog, CatalogFile
 from bookies.storage.catalog_format import Contents, Known
+from bookies.storage.health import DirectoryHealth
 from bookies.storage.index_files import IndexFiles, IndexWrite, LoadedIndex, WrongPage
 from bookies.storage.mark_format import LogMark
 from bookies.storage.readers import Readers
@@ -92,7 +93,14 @@ class LedgerIndex:
     `writer` runs on the checkpoint's worker. `clean_size`, `dirty_size`: bytes of pages in memory.
     """
 
-    def __init__(self, runtime: Runtime, config: BookieConfig, directories: Sequence[str], readers: Readers) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: BookieConfig,
+        directories: Sequence[str],
+        readers: Readers,
+        health: DirectoryHealth | None = None,
+    ) -> None:
         self.clean_size = 0
         self.dirty_size = 0
         self._random = runtime.random
@@ -100,6 +108,7 @@ class LedgerIndex:
         self.slots_per_page = self._per_page = layout.slots_per_page(config.index_page_size)
         self._cache_size = config.index_cache_size
         self._directories = list(directories)
+        self._health = health or DirectoryHealth(directories, directories, keeps_going=False)
         self._readers = readers
         self._files = IndexFiles(runtime.disk, config.index_page_size, config.open_files_max, "r+")
         self.catalog = Catalog(config.index_page_size)
@@ -628,7 +637,9 @@ class LedgerIndex:
         assert ledger.frozen is not None
         path = ledger.path or self._paths.get(ledger.ledger_id)
         if path is None:
-            path = posixpath.join(self._random.choice(self._directories), layout.path_of(ledger.ledger_id))
+            path = posixpath.join(
+                self._random.choice(self._health.places(self._directories)), layout.path_of(ledger.ledger_id)
+            )
         header = layout.pack_header(ledger.header) if ledger.is_header_dirty or ledger.path is None else None
         ledger.is_header_dirty = False
         pages: list[tuple[int, Buffer]] = [
