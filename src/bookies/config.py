@@ -6,6 +6,7 @@ From these come the command line, environment variables (`BK_<NAME>`), documenta
 from __future__ import annotations
 
 import os
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
@@ -35,6 +36,15 @@ class BookieConfig:
     journal_directories: tuple[str, ...] = setting(("bk-data/journal",), "where the write-ahead log goes")
     ledger_directories: tuple[str, ...] = setting(("bk-data/ledgers",), "where entry logs go")
     index_directories: tuple[str, ...] = setting((), "where index files go; empty: the ledger directories")
+    allow_storage_expansion: bool = setting(
+        False, "take empty directories, named behind the others, as new ledger or index directories"
+    )
+    allow_multiple_dirs_under_same_disk_partition: bool = setting(
+        True, "false: do not start with two journal, or two ledger or index directories on one file system"
+    )
+    persist_bookie_status: bool = setting(
+        False, "keep the mode in BOOKIE_STATUS, so that `bk bookie read-only` outlasts a restart"
+    )
     frame_size_max: int = setting(FRAME_SIZE_MAX, "largest frame, bytes", low=KIB, high=1 << 30)
     journal_size_max: int = setting(512 * MIB, "roll the journal file at this size, bytes", low=MIB)
     journal_preallocate_size: int = setting(64 * MIB, "size of journal files prepared in advance, bytes", low=4096)
@@ -110,6 +120,14 @@ class BookieConfig:
     read_only_on_any_disk_full: bool = setting(
         True, "one full ledger or index directory makes the bookie read-only; false: only when all of them are full"
     )
+    scrub_period_ms: int = setting(
+        604_800_000, "everything stored is read and verified once in so long, in the background; 0: never", low=0
+    )
+    scrub_rate_size: int = setting(
+        16 * MIB,
+        "bytes that the scrub reads in a second at most; it reads no faster than the period asks for",
+        low=4 * KIB,
+    )
     control: bool = setting(True, "listen on a local port for `bk bookie gc` and the like; control.json names it")
 
 
@@ -174,6 +192,7 @@ def validate(config: T) -> T:
             if high is not None and value > high:
                 raise ConfigError(f"{each.name} = {value}: must be at most {high} ({each.metadata['help']})")
     if isinstance(config, BookieConfig):
+        _validate_directories(config)
         _validate_compaction(config)
         _validate_disks(config)
     if isinstance(config, ClientConfig) and config.hedge_delay_min_ms > config.hedge_delay_max_ms:
@@ -182,6 +201,33 @@ def validate(config: T) -> T:
             f"{config.hedge_delay_max_ms}: lower the one or raise the other"
         )
     return config
+
+
+def _validate_directories(config: BookieConfig) -> None:
+    """Raises `ConfigError` when two directories would get into each other's way. Storage 1.1.
+
+    One directory may be in several sets: names of files do not collide.
+    """
+    spelled: dict[str, str] = {}
+    for name in ("journal_directories", "ledger_directories", "index_directories"):
+        directories: tuple[str, ...] = getattr(config, name)
+        if not directories and name != "index_directories":
+            raise ConfigError(f"{name} is empty: name a directory")
+        for number, directory in enumerate(directories):
+            if not directory or any(character in directory for character in ",\t\n"):
+                raise ConfigError(f"{name}: {directory!r} cannot be a directory: no name, or a comma, tab or newline")
+            if directory in directories[:number]:
+                raise ConfigError(f"{name}: {directory} is named twice")
+            known = spelled.setdefault(posixpath.normpath(directory), directory)
+            if known != directory:
+                raise ConfigError(f"{known} and {directory} are one directory: write it in one way only")
+    for directory in spelled:
+        for other, as_given in spelled.items():
+            if f"{directory}/".startswith(f"{posixpath.join(other, 'current')}/"):
+                raise ConfigError(
+                    f"{spelled[directory]} is inside of {as_given}/current, where only the bookie's own files may be: "
+                    "name a directory elsewhere"
+                )
 
 
 def _validate_compaction(config: BookieConfig) -> None:

@@ -1,10 +1,10 @@
 """`make spark-chaos`: a stream into a log while its processes are killed, again and again; each row once, every time.
 
 Each run is a stream of text files into a log of its own. Python workers, the driver's JVM and bookies are killed at
-random moments, and at every step of a batch in turn: in a task, before the commit takes effect, after it. A driver
-that died is started again on its checkpoint, until the stream has come to its end. Then the log must hold each row
-once, in order: its digest is compared with that of the input. The reaper runs, and no ledger may be left that the log
-does not list.
+random moments, and at every step of a batch in turn: in a task, before the commit takes effect, after it. A driver that
+died is started again on its checkpoint, and so is a query that failed, until the stream has come to its end; a driver
+that lives goes on with the next run's stream. Then the log must hold each row once, in order: its digest is compared
+with that of the input. The reaper runs, and no ledger may be left that the log does not list.
 
     python tests/chaos/spark_chaos.py --runs 20 --seed 1
 """
@@ -12,7 +12,9 @@ does not list.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
+import json
 import os
 import pathlib
 import random
@@ -46,10 +48,13 @@ STEPS = (
     "JVM dies after the swap",
 )
 VICTIMS = ("worker", "JVM", "bookie")
-BATCHES, ROWS = 8, 500
+BATCHES, ROWS = 4, 500
 BOOKIES = 4
 DRIVER_LIVES_MAX = 60
 DRIVER_TIMEOUT_S = 600
+QUERIES_MAX = 60  # of one stream, in one life of the driver
+KILLS_S = (3, 20)  # from one to the next, at random
+REAP_S = 20  # for tasks of queries that failed to come to their end
 
 
 @dataclass
@@ -58,6 +63,7 @@ class Run:
 
     number: int
     lives: int = 0
+    queries: int = 0
     steps: int = 0
     kills: dict[str, int] = field(default_factory=lambda: dict.fromkeys(VICTIMS, 0))
     rows: int = 0
@@ -70,8 +76,8 @@ class Run:
 # -- the driver, a process of its own --------------------------------------------------------------------------------
 
 
-def drive(directory: pathlib.Path, uri: str, log: str) -> int:
-    """Run the stream to its end; whatever fails ends this process."""
+def drive(uri: str, directory: pathlib.Path) -> int:
+    """Run the streams that the standard input names, each to its end, over failed queries; a dead JVM ends this."""
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -93,17 +99,27 @@ def drive(directory: pathlib.Path, uri: str, log: str) -> int:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("OFF")
-    spark.dataSource.register(faulty_source(str(directory / "marks")))
-    frame = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(directory / "in"))
-    # One task reads a file, so that each part keeps its order.
-    writer = frame.repartitionByRange(2, "value").writeStream.format("bookkeeper-faulty")
-    writer = writer.option("bookkeeper.metadataServiceUri", uri).option("log", log)
-    try:
-        query = writer.trigger(availableNow=True).option("checkpointLocation", str(directory / "checkpoint")).start()
-        query.awaitTermination()
-    except PySparkException as error:
-        print(" ".join(str(error).split())[:300], file=sys.stderr)
-        return 1
+    for line in sys.stdin:
+        order = json.loads(line)
+        run = pathlib.Path(order["directory"])
+        for _ in range(QUERIES_MAX):
+            with open(run / "queries", "a") as queries:
+                queries.write("begun\n")
+            spark.dataSource.register(faulty_source(str(run / "marks")))
+            frame = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(run / "in"))
+            # One task reads a file, so that each part keeps its order.
+            writer = frame.repartitionByRange(2, "value").writeStream.format("bookkeeper-faulty")
+            writer = writer.option("bookkeeper.metadataServiceUri", uri).option("log", order["log"])
+            writer = writer.trigger(availableNow=True).option("checkpointLocation", str(run / "checkpoint"))
+            try:
+                writer.start().awaitTermination()
+            except PySparkException as error:
+                print(" ".join(str(error).split())[:300], file=sys.stderr, flush=True)
+            else:
+                (run / "done").touch()
+                break
+        else:
+            return 1
     return 0
 
 
@@ -140,13 +156,22 @@ def kill(pid: int) -> None:
 
 
 class Driver:
-    """One life of the driver and all its processes."""
+    """A driver and all its processes, from its start until something kills it; it runs one stream after the other."""
 
-    def __init__(self, directory: pathlib.Path, uri: str, log: str) -> None:
-        words = [sys.executable, __file__, "--driver", str(directory), "--uri", uri, "--log", log]
+    def __init__(self, directory: pathlib.Path, uri: str) -> None:
+        words = [sys.executable, __file__, "--driver", str(directory), "--uri", uri]
         with open(directory / "driver.txt", "ab") as out:
-            self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+            self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=out, stderr=out)
         self._known: dict[int, str] = {}
+
+    def run(self, directory: pathlib.Path, log: str) -> None:
+        """Have it run this stream, as soon as it can; the file `done` says that the stream has come to its end."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps({"directory": str(directory), "log": log}).encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # It has died, which `is_running` will say.
 
     def is_running(self) -> bool:
         if self.process.poll() is None:
@@ -169,115 +194,142 @@ class Driver:
                 kill(pid)
         self.process.kill()
         self.process.wait()
+        if self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
 
 
 # -- one run ---------------------------------------------------------------------------------------------------------
 
 
-def run_once(run: Run, cluster: LocalCluster, store: bk.blocking.Client, directory: pathlib.Path, seed: int) -> None:
-    chance = random.Random(f"{seed}/{run.number}")
-    log = store.log(f"chaos-{run.number}")
-    log.create(ensemble=3, write_quorum=2, ack_quorum=1)
-    marks = Marks(directory / "marks")
-    (directory / "in").mkdir()
-    expected = hashlib.sha256()
-    for batch in range(BATCHES):
-        rows = [f"{run.number}/{batch}/{row:05d}" for row in range(ROWS)]
-        path = directory / "in" / f"{batch:03d}.txt"
-        path.write_text("\n".join(rows) + "\n")
-        os.utime(path, (1_700_000_000 + batch, 1_700_000_000 + batch))  # Spark takes the oldest first.
-        expected.update("\n".join([*rows, ""]).encode())
-    for batch in range(BATCHES):  # Every step comes up within two runs.
-        marks.set(batch, STEPS[(run.number * BATCHES + batch) % len(STEPS)])
-    stream(run, cluster, Driver, (directory, cluster.metadata_uri, log.name), chance)
-    run.steps = BATCHES - len(marks.left())
-    run.reaped = sum(each.outcome == "deleted" for each in log.reap(orphan_grace=0, replay_grace=0))
-    with log.open() as reader:
-        found = hashlib.sha256()
-        for entry in reader.read():
-            found.update(entry.payload + b"\n")
-            run.rows += 1
-    listed = log.manifest().ledger_ids
-    run.ledgers = len(listed)
-    stray = [each.ledger_id for each in store.ledgers(("sink.log", log.name)) if each.ledger_id not in listed]
-    if found.digest() != expected.digest():
-        run.problem = "the log is not what was written"
-    elif stray:
-        run.problem = f"ledgers nobody refers to: {stray}"
-    elif marks.left():
-        run.problem = f"did not happen: {marks.left()}"
+class Chaos:
+    """What the runs share: bookies, a client, and a driver as long as it lives."""
 
+    def __init__(self, cluster: LocalCluster, store: bk.blocking.Client, base: pathlib.Path, seed: int) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._base = base
+        self._seed = seed
+        self._driver: Driver | None = None
+        self._down: int | None = None
 
-def stream(
-    run: Run,
-    cluster: LocalCluster,
-    start: type[Driver],
-    arguments: tuple[pathlib.Path, str, str],
-    chance: random.Random,
-) -> None:
-    """Lives of the driver until one comes to the end of the stream."""
-    down: int | None = None
-    while run.lives < DRIVER_LIVES_MAX:
-        run.lives += 1
-        driver = start(*arguments)
-        until = time.monotonic() + DRIVER_TIMEOUT_S
-        next_kill = time.monotonic() + chance.uniform(8, 30)
-        try:
-            while driver.is_running() and time.monotonic() < until:
-                time.sleep(0.2)
-                if time.monotonic() < next_kill:
-                    continue
-                next_kill = time.monotonic() + chance.uniform(3, 20)
-                kind = chance.choices(VICTIMS, (4, 1, 2))[0]
-                if kind != "bookie":
-                    run.kills[kind] += driver.kill_one(kind, chance)
-                elif down is not None:
-                    cluster.restart(down)
-                    down = None
-                else:
-                    down = chance.randrange(BOOKIES)
-                    cluster.kill(down)
-                    run.kills[kind] += 1
-            is_done = driver.process.poll() == 0
-        finally:
-            driver.end()
-        if is_done:
-            break
-    if down is not None:
-        cluster.restart(down)
-    if not is_done:
+    def run(self, run: Run) -> None:
+        """A stream from its start to its end, and what became of it."""
+        chance = random.Random(f"{self._seed}/{run.number}")
+        directory = self._base / f"run-{run.number}"
+        directory.mkdir()
+        log = self._store.log(f"chaos-{run.number}")
+        log.create(ensemble=3, write_quorum=2, ack_quorum=1)
+        marks = Marks(directory / "marks")
+        (directory / "in").mkdir()
+        expected = hashlib.sha256()
+        for batch in range(BATCHES):
+            rows = [f"{run.number}/{batch}/{row:05d}" for row in range(ROWS)]
+            path = directory / "in" / f"{batch:03d}.txt"
+            path.write_text("\n".join(rows) + "\n")
+            os.utime(path, (1_700_000_000 + batch, 1_700_000_000 + batch))  # Spark takes the oldest first.
+            expected.update("\n".join([*rows, ""]).encode())
+        for batch in range(BATCHES):  # Every step comes up within three runs.
+            marks.set(batch, STEPS[(run.number * BATCHES + batch) % len(STEPS)])
+        self._stream(run, directory, log.name, chance)
+        run.queries = len((directory / "queries").read_text().splitlines())
+        run.steps = BATCHES - len(marks.left())
+        with log.open() as reader:
+            found = hashlib.sha256()
+            for entry in reader.read():
+                found.update(entry.payload + b"\n")
+                run.rows += 1
+        run.ledgers = len(log.manifest().ledger_ids)
+        stray = self._reap(run, log)
+        if found.digest() != expected.digest():
+            run.problem = "the log is not what was written"
+        elif stray:
+            run.problem = f"ledgers nobody refers to: {stray}"
+        elif marks.left():
+            run.problem = f"did not happen: {marks.left()}"
+
+    def _reap(self, run: Run, log: bk.blocking.Log) -> list[int]:
+        """Ledgers that are left although the log does not list them; tasks of queries that failed may still end."""
+        until = time.monotonic() + REAP_S
+        while True:
+            run.reaped += sum(each.outcome == "deleted" for each in log.reap(orphan_grace=0, replay_grace=0))
+            listed = log.manifest().ledger_ids
+            written = self._store.ledgers(("sink.log", log.name))
+            stray = [each.ledger_id for each in written if each.ledger_id not in listed]
+            if not stray or time.monotonic() > until:
+                return stray
+            time.sleep(0.5)
+
+    def _stream(self, run: Run, directory: pathlib.Path, log: str, chance: random.Random) -> None:
+        """Lives of drivers until one comes to the end of the stream."""
+        next_kill = time.monotonic() + chance.uniform(*KILLS_S)
+        while run.lives < DRIVER_LIVES_MAX:
+            run.lives += 1
+            if self._driver is None:
+                self._driver = Driver(self._base, self._cluster.metadata_uri)
+            self._driver.run(directory, log)
+            until = time.monotonic() + DRIVER_TIMEOUT_S
+            while self._driver.is_running() and time.monotonic() < until:
+                time.sleep(0.1)
+                if (directory / "done").exists():
+                    return
+                if time.monotonic() > next_kill:
+                    next_kill = time.monotonic() + chance.uniform(*KILLS_S)
+                    self._kill(run, chance)
+            self._driver.end()
+            self._driver = None
         run.problem = f"no end after {run.lives} lives of the driver"
+
+    def _kill(self, run: Run, chance: random.Random) -> None:
+        kind = chance.choices(VICTIMS, (5, 1, 3))[0]
+        if kind != "bookie":
+            assert self._driver is not None
+            run.kills[kind] += self._driver.kill_one(kind, chance)
+        elif self._down is not None:
+            self._cluster.restart(self._down)
+            self._down = None
+        else:
+            self._down = chance.randrange(BOOKIES)
+            self._cluster.kill(self._down)
+            run.kills[kind] += 1
+
+    def close(self) -> None:
+        if self._driver is not None:
+            self._driver.end()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", action="store_true", help="leave the directory of the runs")
-    for name in ("--driver", "--uri", "--log"):
+    for name in ("--driver", "--uri"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.driver:
-        return drive(pathlib.Path(arguments.driver), arguments.uri, arguments.log)
+        return drive(arguments.uri, pathlib.Path(arguments.driver))
     base = pathlib.Path(tempfile.mkdtemp(prefix="spark-chaos-"))
     failed = 0
-    print(f"{'run':>4} {'lives':>6} {'steps':>6} {'workers':>8} {'JVMs':>5} {'bookies':>8} "
+    print(f"{'run':>4} {'lives':>6} {'queries':>8} {'steps':>6} {'workers':>8} {'JVMs':>5} {'bookies':>8} "
           f"{'rows':>6} {'ledgers':>8} {'reaped':>7} {'seconds':>8}  outcome", flush=True)  # fmt: skip
     try:
         settings = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
         with (
             LocalCluster(base / "bk-data", BOOKIES, lease_ms=2000, settings=settings) as cluster,
             bk.blocking.connect(cluster.metadata_uri) as store,
+            contextlib.ExitStack() as stack,
         ):
-            for number in range(arguments.runs):
+            chaos = Chaos(cluster, store, base, arguments.seed)
+            stack.callback(chaos.close)
+            for number in range(arguments.first, arguments.first + arguments.runs):
                 run, began = Run(number), time.monotonic()
-                directory = base / f"run-{number}"
-                directory.mkdir()
-                run_once(run, cluster, store, directory, arguments.seed)
+                chaos.run(run)
                 run.seconds = time.monotonic() - began
                 failed += bool(run.problem)
-                print(f"{run.number:>4} {run.lives:>6} {run.steps:>6} {run.kills['worker']:>8} {run.kills['JVM']:>5} "
-                      f"{run.kills['bookie']:>8} {run.rows:>6} {run.ledgers:>8} {run.reaped:>7} {run.seconds:>8.0f}  "
+                print(f"{run.number:>4} {run.lives:>6} {run.queries:>8} {run.steps:>6} {run.kills['worker']:>8} "
+                      f"{run.kills['JVM']:>5} {run.kills['bookie']:>8} {run.rows:>6} {run.ledgers:>8} "
+                      f"{run.reaped:>7} {run.seconds:>8.0f}  "
                       f"{run.problem or 'each row once'}", flush=True)  # fmt: skip
     finally:
         if arguments.keep or failed:

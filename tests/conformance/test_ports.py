@@ -148,6 +148,25 @@ def test_directories_and_names(disk: Disk, root: str) -> None:
         disk.rename(f"{root}/nothing", f"{root}/e")
 
 
+def test_removing_directories(disk: Disk, root: str) -> None:
+    disk.make_directories(f"{root}/a/b")
+    with pytest.raises(OSError, match="not empty"):
+        disk.remove_directory(f"{root}/a")
+    disk.remove_directory(f"{root}/a/b")
+    assert disk.list(f"{root}/a") == []
+    disk.remove_directory(f"{root}/a")
+    assert not disk.exists(f"{root}/a")
+    with pytest.raises(FileNotFoundError):
+        disk.remove_directory(f"{root}/a")
+
+
+def test_what_is_below_a_directory_is_on_its_device(disk: Disk, root: str) -> None:
+    disk.make_directories(f"{root}/a/b")
+    assert disk.device(root) == disk.device(f"{root}/a/b")
+    with pytest.raises(FileNotFoundError):
+        disk.device(f"{root}/missing")
+
+
 def test_an_open_file_survives_its_name(disk: Disk, root: str) -> None:
     file = disk.open(f"{root}/a", "x+")
     file.pwrite(b"still here", 0)

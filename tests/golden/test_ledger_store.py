@@ -168,7 +168,8 @@ async def check_ledger(store: LedgerStore, ledger: dict[str, Any], case: str) ->
         last = await store.read(ledger_id, -1)
         assert int.from_bytes(last[8:16], "big") == ledger["lastEntry"]
         assert await store.last_add_confirmed(ledger_id) >= ledger["maxLac"] or ledger_id == DUPLICATED
-        assert pack_availability(await store.list_entries(ledger_id)).hex() == ledger["entryList"]
+        if ledger["entryList"] is not None:  # Apache's RocksDB storage cannot tell
+            assert pack_availability(await store.list_entries(ledger_id)).hex() == ledger["entryList"]
     explicit_lac = bytes.fromhex(ledger["explicitLacBody"])
     if explicit_lac:
         assert (await store.read_lac(ledger_id))[0] == explicit_lac

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from bookies.errors import CorruptRecord
+from bookies.errors import CookieMismatch, CorruptRecord
 from bookies.kernels import Records
-from bookies.storage import cookie, entry_log_format, index_format, journal_format, mark_format
+from bookies.storage import admission, cookie, entry_log_format, index_format, journal_format, mark_format
 from bookies.storage.record_scan import Batch, EndKind, ScanEnd
 
 GOLDEN = pathlib.Path(__file__).parent / "storage"
@@ -437,7 +437,7 @@ def test_damaged_cookies(name: str) -> None:
         data = files.get(f"{directory}/current/VERSION")
         states[directory] = cookie.DirectoryState(cookie.parse(data) if data else None, names <= {"VERSION"})
     if VARIANTS[name]["starts"]:
-        assert cookie.decide(stored, stored, states) is cookie.Decision.OK
+        assert admission.decide(stored, stored, states) is admission.Decision.OK
     else:
-        with pytest.raises(cookie.CookieMismatch):
-            cookie.decide(stored, stored, states)
+        with pytest.raises(CookieMismatch):
+            admission.decide(stored, stored, states)

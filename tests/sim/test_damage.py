@@ -16,7 +16,7 @@ from bookies.kernels import Records
 from bookies.sim import damage
 from bookies.sim.damage import Base, Files, Outcome
 from bookies.sim.disk import SimDisk
-from bookies.storage import cookie, entry_log_format, index_format, journal_format
+from bookies.storage import admission, cookie, entry_log_format, index_format, journal_format
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "formats" / "damage.md"
 DAMAGES = ("bits flipped", "truncated", "garbage appended", "removed", "another bookie's")
@@ -144,7 +144,7 @@ def test_cookies(how: str, said: str) -> None:
     master = cookie.master_cookie(config, "b1", "cluster")
     disk = SimDisk(Random(0))
     directories = cookie.directories_of(config)
-    cookie.check_directories(disk, master, directories, None)
+    admission.check_directories(disk, master, directories, None)
     disk.put("/ledgers/current/0.log", b"x")
     data = bytearray(master.pack())
     path = "/ledgers/current/VERSION"
@@ -163,7 +163,7 @@ def test_cookies(how: str, said: str) -> None:
     before = disk.files()
     assert said == "refused"
     with pytest.raises((CookieMismatch, CorruptRecord)):
-        cookie.check_directories(disk, master, directories, master.pack())
+        admission.check_directories(disk, master, directories, master.pack())
     assert disk.files() == before
 
 

@@ -22,11 +22,11 @@ CONNECT_S = 5.0
 
 def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verbs."""
-    disks = _verb(verbs, "disks", "how full a bookie's disks are, which have failed, and why it is read-only if it is")
+    disks = verb(verbs, "disks", "how full a bookie's disks are, which have failed, and why it is read-only if it is")
     disks.epilog = "example:  bk bookie disks --bookie b1"
-    space = _verb(verbs, "space", "what a bookie's entry logs hold, and what keeps space from coming back")
+    space = verb(verbs, "space", "what a bookie's entry logs hold, and what keeps space from coming back")
     space.epilog = "example:  bk bookie space --bookie b1"
-    collect = _verb(verbs, "gc", "collect deleted ledgers and empty entry logs now")
+    collect = verb(verbs, "gc", "collect deleted ledgers and empty entry logs now")
     collect.epilog = "example:  bk bookie gc --wait"
     collect.add_argument(
         "--force", action="store_true", help="also when implausibly many ledgers are gone, and logs that were set aside"
@@ -34,21 +34,22 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     collect.add_argument("--wait", action="store_true", help="until it is done")
     collect.add_argument("--suspend", action="store_true", help="compact nothing until --resume; collects nothing now")
     collect.add_argument("--resume", action="store_true", help="compact again; collects nothing now")
-    compact = _verb(verbs, "compact", "copy what lives in entry logs that are mostly garbage, and remove them, now")
+    compact = verb(verbs, "compact", "copy what lives in entry logs that are mostly garbage, and remove them, now")
     compact.epilog = "example:  bk bookie compact --major --wait"
     kinds = compact.add_mutually_exclusive_group()
     kinds.add_argument("--minor", action="store_true", help="logs that are nearly empty (the default)")
     kinds.add_argument("--major", action="store_true", help="all logs that are worth it")
     compact.add_argument("--wait", action="store_true", help="until it is done")
-    undelete = _verb(verbs, "undelete", "bring a ledger back from quarantine, and keep it whatever the metadata says")
+    undelete = verb(verbs, "undelete", "bring a ledger back from quarantine, and keep it whatever the metadata says")
     undelete.epilog = "example:  bk bookie undelete 17"
     undelete.add_argument("ledger", type=int, metavar="LEDGER")
-    why = _verb(verbs, "why-not-deleted", "why an entry log is still there")
+    why = verb(verbs, "why-not-deleted", "why an entry log is still there")
     why.epilog = "example:  bk bookie why-not-deleted bk-data/b1/ledgers/current/1f.log"
     why.add_argument("log", metavar="FILE", help="of an entry log, or its hexadecimal id")
 
 
-def _verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str) -> argparse.ArgumentParser:
+def verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str) -> argparse.ArgumentParser:
+    """A verb with the options that name bookies."""
     parser: argparse.ArgumentParser = verbs.add_parser(name, help=text)
     add_common(parser, metadata=False)
     parser.add_argument("--bookie", metavar="ID", help="of the local cluster (default: all of them)")
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Ask each bookie that is meant, and print its answer."""
     call, given = _call_of(arguments)
     answers: dict[str, Any] = {}
-    for path in _control_files(arguments):
+    for path in control_files(arguments):
         name, answers_one = ask(path, call, given)
         answers[name] = answers_one
     if arguments.json:
@@ -86,7 +87,8 @@ def _call_of(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
     return arguments.verb, {}
 
 
-def _control_files(arguments: argparse.Namespace) -> Iterator[pathlib.Path]:
+def control_files(arguments: argparse.Namespace) -> Iterator[pathlib.Path]:
+    """Of the bookies that are meant. Raises `UsageError`."""
     from bookies.storage.directories import CONTROL_FILE  # half of the time a command takes to start
 
     if arguments.ledger_dir:

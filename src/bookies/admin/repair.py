@@ -31,7 +31,7 @@ def repair(arguments: argparse.Namespace) -> int:
             ledger_directories=tuple(ledgers),
             index_directories=() if indexes == ledgers else tuple(indexes),
         )
-        done = aio.run(_repair(config))
+        done = aio.run(replay_and_repair(config))
     findings = [row for row in verify_rows(disk, arguments.path) if row["row"] == "finding"]
     if arguments.json:
         print_json({"done": None if arguments.dry_run else done, "findings": findings})
@@ -47,7 +47,8 @@ def _rest(done: dict[str, int]) -> str:
     return f"{done['uncertain']:,} still uncertain: other replicas may have what is missing here"
 
 
-async def _repair(config: BookieConfig) -> dict[str, int]:
+async def replay_and_repair(config: BookieConfig) -> dict[str, int]:
+    """An orderly start and stop of the storage, and what `LedgerStore.repair` counts."""
     failures: list[BaseException] = []
     store = LedgerStore(aio.runtime(), config, failures.append)
     await store.start()

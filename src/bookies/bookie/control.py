@@ -20,6 +20,7 @@ from bookies.storage.collector import Collector
 from bookies.storage.directories import CONTROL_FILE
 from bookies.storage.entry_log_format import parse_file_name
 from bookies.storage.ledger_store import LedgerStore
+from bookies.storage.scrub import Scrubber
 
 LINE_SIZE_MAX = 64 * 1024
 TOKEN_BITS = 128
@@ -27,7 +28,7 @@ TOKEN_BITS = 128
 Call = Callable[..., Awaitable[object]]
 
 
-def control_calls(collector: Collector, store: LedgerStore) -> Mapping[str, Call]:
+def control_calls(collector: Collector) -> Mapping[str, Call]:
     """What a bookie can be asked."""
 
     async def gc(*, force: bool = False, wait: bool = False) -> object:
@@ -56,18 +57,31 @@ def control_calls(collector: Collector, store: LedgerStore) -> Mapping[str, Call
             raise InvalidArgument(f"{log}: not an entry log; name a file like 1f.log, or its hexadecimal id")
         return collector.why(log_id)
 
+    return {"gc": gc, "compact": compact, "suspend": suspend, "undelete": undelete, "space": space, "why": why}
+
+
+def storage_calls(store: LedgerStore) -> Mapping[str, Call]:
+    """What can be asked of the storage as a whole."""
+
     async def disks() -> object:
         return store.disk_status()
 
-    return {
-        "disks": disks,
-        "gc": gc,
-        "compact": compact,
-        "suspend": suspend,
-        "undelete": undelete,
-        "space": space,
-        "why": why,
-    }
+    return {"disks": disks}
+
+
+def scrub_calls(scrubber: Scrubber) -> Mapping[str, Call]:
+    """What can be asked of the scrub."""
+
+    async def scrub(*, now: bool = False) -> object:
+        if now:
+            await scrubber.start_pass()
+        return scrubber.status()
+
+    async def suspend_scrub(*, suspended: bool) -> object:
+        await scrubber.hold_up(is_suspended=suspended)
+        return scrubber.status()
+
+    return {"scrub": scrub, "suspend_scrub": suspend_scrub}
 
 
 class ControlServer:

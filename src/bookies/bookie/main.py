@@ -23,7 +23,8 @@ import signal
 import sys
 from collections.abc import Callable
 
-from bookies.bookie.server import BookieServer, check_identity, identity
+from bookies.bookie.identity import check_identity, identity
+from bookies.bookie.server import BookieServer
 from bookies.config import BookieConfig, validate
 from bookies.errors import (
     BookKeeperError,

@@ -15,23 +15,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 
 from bookies.bookie.connection import Connection, RejectedConnection
-from bookies.bookie.control import ControlServer, control_calls
+from bookies.bookie.control import Call, ControlServer, control_calls, scrub_calls, storage_calls
 from bookies.bookie.handlers import Handlers
+from bookies.bookie.identity import admit, check_identity, identity
 from bookies.bookie.pressure import Intake, ReadBudget
 from bookies.bookie.reads import Reads
 from bookies.bookie.settling import settle_unknown_ledgers
 from bookies.bookie.state import BookieState
 from bookies.config import BookieConfig
-from bookies.errors import BookKeeperError, ConfigError, CookieMismatch, CookieNotFound, MetadataError, StorageError
+from bookies.errors import BookKeeperError, MetadataError, StorageError
 from bookies.metadata.driver import MetadataDriver
 from bookies.model import BookieId, BookieInfo, BookieMode, Endpoint
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Listener, Lock, Runtime
 from bookies.runtime.tasks import Tasks
-from bookies.storage import cookie
 from bookies.storage.ledger_store import LedgerStore
 
 REGISTER_RETRY_S = 0.5  # first pause after a failed registration; doubles
@@ -40,9 +39,6 @@ UNREGISTER_S = 2.0  # of a stop; then the lease has to run out
 ANSWER_S = 5.0  # of a stop; then accepted adds go unanswered
 PARTIAL_FRAMES = 4  # of the largest size, that may arrive at the same time whatever the settings are
 FETCH_S = 1.0  # of a stop, after the last checkpoint; then peers that have not fetched their answers lose them
-
-_ANY_HOST = ("", "0.0.0.0", "::")
-_LEGAL_ID = re.compile(r"[A-Za-z0-9._:-]+")
 
 
 class BookieServer:
@@ -90,21 +86,17 @@ class BookieServer:
             self.address = (self.config.host, self._listener.address[1])
             locks: list[Lock] = []
             try:
-                await self._check_cookie(locks)
+                admission = await admit(self._runtime.disk, self.config, self._driver, locks, self._events)
+                self._instance_id = admission.instance_id
                 await self.store.start()
             finally:
                 for lock in locks:
                     lock.release()
             if self.config.gc_interval_ms:
                 self.store.collect(self._driver, self.bookie_id, self._instance_id)
-            if self.config.control and self.store.collector is not None:
-                self._control = ControlServer(
-                    self._runtime, control_calls(self.store.collector, self.store), self.bookie_id
-                )
-                try:
-                    await self._control.start(self.config.ledger_directories[0])
-                except (OSError, StorageError) as error:
-                    self._events.warning("control.failed", bookie=self.bookie_id, error=error)
+            if self.config.scrub_period_ms:
+                self.store.scrub(self._driver)
+            await self._start_control()
             self.store.on_mode_change(self._mode_changed)
             self.state.storage_is(self.store.is_writable)
             self.state.started()
@@ -169,38 +161,20 @@ class BookieServer:
         return self._cause
 
     # -- start ---------------------------------------------------------------------------------------------------
-    async def _check_cookie(self, locks: list[Lock]) -> None:
-        """Compare who we are with what the directories and the metadata store say. Source: storage 9.3.
-
-        `locks`: takes those of the directories, without which two new bookies could stamp the same ones. The storage
-        has its own, on `current`, so the caller releases these when it has started.
-        """
-        disk, directories = self._runtime.disk, cookie.directories_of(self.config)
-        instance_id = await self._driver.instance_id()
-        if instance_id is None:
-            for directory in directories:
-                if cookie.read_state(disk, directory).cookie is not None:
-                    # It belongs to some cluster; making another one here would only add to the confusion.
-                    raise CookieMismatch(
-                        f"cannot start bookie {self.bookie_id}: {directory} belongs to a cluster, but there is none at "
-                        f"{self._driver.uri}. Nothing was changed. Name the cluster's metadata with --metadata"
-                    )
-            instance_id = await self._driver.initialize_cluster()
-        self._instance_id = instance_id
+    async def _start_control(self) -> None:
+        """Take calls of operators, about what there is; without them the bookie serves all the same."""
+        calls: dict[str, Call] = {**storage_calls(self.store)}
+        if self.store.collector is not None:
+            calls |= control_calls(self.store.collector)
+        if self.store.scrubber is not None:
+            calls |= scrub_calls(self.store.scrubber)
+        if not self.config.control:
+            return
+        self._control = ControlServer(self._runtime, calls, self.bookie_id)
         try:
-            stored, _ = await self._driver.read_cookie(self.bookie_id)
-        except CookieNotFound:
-            stored = None
-        for directory in directories:
-            if stored is None:
-                disk.make_directories(directory)
-            if disk.is_directory(directory):
-                locks.append(disk.lock_directory(directory))
-        master = cookie.master_cookie(self.config, self.bookie_id, instance_id)
-        decision = cookie.check_directories(disk, master, directories, stored)
-        if decision is cookie.Decision.NEW_BOOKIE:
-            await self._driver.create_cookie(self.bookie_id, master.pack())
-            self._events.info("bookie.new", bookie=self.bookie_id, instance=instance_id)
+            await self._control.start(self.config.ledger_directories[0])
+        except (OSError, StorageError) as error:
+            self._events.warning("control.failed", bookie=self.bookie_id, error=error)
 
     def _accept(self) -> asyncio.BaseProtocol:
         if not self.state.may_serve():
@@ -293,24 +267,3 @@ class BookieServer:
 
     def __repr__(self) -> str:
         return f"<BookieServer {self.bookie_id} at {self.address[0]}:{self.address[1]}, {self.state!r}>"
-
-
-def identity(config: BookieConfig) -> str:
-    """The bookie's name: the fixed one, or else the address that it publishes."""
-    host, port = config.advertised_host or config.host, config.advertised_port or config.port
-    return config.bookie_id or f"{host}:{port}"
-
-
-def check_identity(config: BookieConfig) -> None:
-    """Whether the bookie has a name it can keep and an address others can use. Raises `ConfigError`."""
-    if config.port == 0 and not config.bookie_id:
-        raise ConfigError("port = 0: a bookie on any free port needs a fixed bookie_id (--bookie-id)")
-    if config.host in _ANY_HOST and not config.advertised_host:
-        raise ConfigError(
-            f"host = {config.host!r}: it is also what clients connect to, so name one address, or advertised_host"
-        )
-    if config.advertised_host in ("0.0.0.0", "::"):
-        raise ConfigError(f"advertised_host = {config.advertised_host!r}: nobody can connect to that; name one address")
-    name = identity(config)
-    if not _LEGAL_ID.fullmatch(name) or name.lower() == "readonly":
-        raise ConfigError(f"bookie_id = {name!r}: letters, digits and . _ : - only, and not `readonly`")

@@ -121,22 +121,34 @@ class BookieWatcher:
     async def resolve(self, bookie: BookieId) -> tuple[str, int]:
         """Where the bookie listens: as published, else as known before, else as its `host:port` id says.
 
-        Raises `BookieUnreachable`.
+        That address may be another bookie's by now, which would deny everything this one has. Raises
+        `BookieUnreachable`.
         """
         known = self._addresses.get(bookie)
         if known is not None:
             return known
         try:
             info = await self._driver.bookie_info(bookie)
+            address = info.rpc_address() if info else None
+            if address is None and (address := address_of_id(bookie)) is not None:
+                await self._check_free(address, bookie)
         except MetadataError as error:
             if (address := address_of_id(bookie)) is not None:
                 return address
             raise BookieUnreachable(f"its address cannot be looked up: {error.message}", bookie=bookie) from error
-        address = (info.rpc_address() if info else None) or address_of_id(bookie)
         if address is None:
             raise BookieUnreachable("it is not registered, so its address is unknown", bookie=bookie)
         self._addresses[bookie] = address
         return address
+
+    async def _check_free(self, address: tuple[str, int], bookie: BookieId) -> None:
+        """Raises `BookieUnreachable` when another bookie is registered at this address."""
+        for mode in BookieMode:
+            for other in (await self._driver.bookies(mode)).bookies:
+                info = await self._driver.bookie_info(other) if other != bookie else None
+                if info is not None and info.rpc_address() == address:
+                    text = f"it is not registered, and {other} listens at the address in its name"
+                    raise BookieUnreachable(text, bookie=bookie)
 
     async def statuses(self) -> list[BookieStatus]:
         """Every bookie, running or not, sorted by id."""

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from bookies.errors import MetadataCorrupt
-from bookies.metadata import protobuf
-from bookies.metadata.protobuf import Message, Schema
+from bookies.kernels import protobuf
+from bookies.kernels.protobuf import Message, Schema
 from bookies.model import (
     INVALID_ENTRY_ID,
     BookieId,

@@ -267,6 +267,9 @@ class OsDisk:
     def unlink(self, path: str) -> None:
         os.unlink(path)
 
+    def remove_directory(self, path: str) -> None:
+        os.rmdir(path)
+
     def sync_directory(self, path: str) -> None:
         descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -301,6 +304,9 @@ class OsDisk:
     def usage(self, path: str) -> tuple[int, int]:
         facts = os.statvfs(path)
         return facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
+
+    def device(self, path: str) -> int:
+        return os.stat(path).st_dev
 
     def lock_directory(self, path: str) -> DirectoryLock:
         return DirectoryLock(path)

@@ -125,6 +125,9 @@ class Disk(Protocol):
 
     def unlink(self, path: str) -> None: ...
 
+    def remove_directory(self, path: str) -> None:
+        """An empty one. Durable like an unlink. Raises OSError when there is something in it."""
+
     def sync_directory(self, path: str) -> None: ...
 
     def read_bytes(self, path: str) -> bytes: ...
@@ -137,6 +140,9 @@ class Disk(Protocol):
 
     def usage(self, path: str) -> tuple[int, int]:
         """(total, usable) bytes of the file system."""
+
+    def device(self, path: str) -> int:
+        """Which file system an existing file or directory is on; a number that is the same for those on one."""
 
     def lock_directory(self, path: str) -> Lock:
         """Exclusive advisory lock, held until released or the process ends. Raises `errors.DirectoryInUse`."""

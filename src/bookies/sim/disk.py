@@ -286,6 +286,7 @@ class SimDisk:
         self.capacity = capacity
         self.faults: list[Fault] = []
         self.log: list[Call] | None = [] if is_logging else None
+        self.devices: dict[str, int] = {}  # mount point -> number; anything else is on file system 0
         self.forgets_failed_syncs = False
         self.call_count = 0
         self.failure_count = 0  # calls that failed by a fault, or for want of room
@@ -475,6 +476,17 @@ class SimDisk:
         parent, name = posixpath.split(path)
         self._directories[parent].change({name: False})
 
+    def remove_directory(self, path: str) -> None:
+        self.enter("remove_directory", path)
+        if path not in self._directories:
+            raise FileNotFoundError(2, "No such file or directory", path)
+        if self._directories[path].names:
+            raise OSError(39, "Directory not empty", path)
+        # As with new directories, the change is durable at once, and with it what was pending in there.
+        parent, name = posixpath.split(path)
+        del self._directories[path]
+        del self._directories[parent].names[name], self._directories[parent].durable[name]
+
     def sync_directory(self, path: str) -> None:
         self.enter("sync_directory", path)
         if path not in self._directories:
@@ -501,6 +513,13 @@ class SimDisk:
     def usage(self, path: str) -> tuple[int, int]:
         self.enter("usage", path)
         return self.capacity, max(0, self.capacity - self.used())
+
+    def device(self, path: str) -> int:
+        self.enter("device", path)
+        if path != "." and path not in self._directories:
+            raise FileNotFoundError(2, "No such file or directory", path)
+        mounts = [each for each in self.devices if path == each or path.startswith(f"{each}/")]
+        return self.devices[max(mounts, key=len)] if mounts else 0
 
     def lock_directory(self, path: str) -> _SimLock:
         self.enter("lock_directory", path)

@@ -9,6 +9,7 @@ Source: client-protocol 4.8 (D-10).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from bookies.model import LedgerMetadata
@@ -35,9 +36,14 @@ class Lengths:
         """A client has a connection."""
         self._lines.setdefault(near.host, []).append((near, bookie))
 
-    def asked(self, client: str, bookie: str, ledger_id: int, entry_id: int) -> None:
-        """A recovery reads an entry without fencing."""
-        self._asked.setdefault((client, ledger_id, entry_id), {})[bookie] = self._now_s()
+    def asked(self, client: str, bookie: str, ledger_id: int, entry_id: int, *, is_prompt: bool) -> None:
+        """A recovery reads an entry without fencing.
+
+        `is_prompt`: the connection was there when the client asked. Otherwise it may have waited for it nearly until it
+        gave up.
+        """
+        since_s = self._now_s() if is_prompt else -math.inf
+        self._asked.setdefault((client, ledger_id, entry_id), {})[bookie] = since_s
 
     def is_awaited(self, client: str, bookie: str, ledger_id: int, entry_id: int) -> bool:
         """Whether an answer about the entry is of interest."""

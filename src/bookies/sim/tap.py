@@ -252,7 +252,7 @@ class Tap:
         """I-6: a recovery decides about the tail by reads that fence; only the length may come from another one."""
         if line.role not in RECOVERING or entry_id < 0:
             return
-        self.lengths.asked(line.client, line.bookie, ledger_id, entry_id)
+        self.lengths.asked(line.client, line.bookie, ledger_id, entry_id, is_prompt=line.read_size > 0)
         if (line.client, ledger_id) in self._recovering:
             return
         record = self._store.record(ledger_id)

@@ -36,6 +36,7 @@ class CatalogFile:
         self._file: File | None = None
         self._position = 0
         self._size_whole = 0  # when it was last written as a whole
+        self._is_damaged = False
 
     def load(self) -> Contents | None:
         """What it says; None if there is none. Raises: OSError."""
@@ -51,10 +52,24 @@ class CatalogFile:
         self.close()
         replace_bytes(self._disk, self._path, data)
         self._position = self._size_whole = len(data)
+        self._is_damaged = False
+
+    def verify(self) -> tuple[int, str]:
+        """(bytes, what is wrong with the file). One that is damaged is replaced soon. Raises: OSError."""
+        try:
+            data = self._disk.read_bytes(self._path)[: self._position]
+        except FileNotFoundError:
+            data = b""
+        problem = layout.parse(data, self._page_size).problem
+        if not problem and len(data) < self._position:
+            problem = f"it ends at byte {len(data):,} of {self._position:,}"
+        self._is_damaged = bool(problem)
+        return len(data), problem
 
     @property
     def is_bloated(self) -> bool:
-        return self._position > max(REWRITE_SIZE_MIN, REWRITE_FACTOR * self._size_whole)
+        """Whether it is better written as a whole than appended to."""
+        return self._is_damaged or self._position > max(REWRITE_SIZE_MIN, REWRITE_FACTOR * self._size_whole)
 
     def append(self, data: bytes, *, is_durable: bool) -> None:
         """Raises: DiskFull, OSError, then the next one takes its place; SyncFailed."""

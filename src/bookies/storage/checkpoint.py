@@ -292,6 +292,10 @@ class Checkpointer:
             self._installed_log_id = max(self._installed_log_id, sealed + 1)
         await self.checkpoint()
 
+    async def active_log(self) -> tuple[int, int]:
+        """(id of the log that is being written, bytes of it that are synced); see `EntryLogWriter.extent`."""
+        return await self._log_worker.run(self._log.extent)
+
     async def allocate_log(self) -> tuple[int, str]:
         """The id of a new entry log and the directory for it; see `EntryLogWriter.allocate`."""
         return await self._log_worker.run(self._log.allocate)

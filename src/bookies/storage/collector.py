@@ -239,6 +239,15 @@ class Collector:
             self._wanted.set()
         self._was_full = self._is_full
 
+    def put_aside(self, log_id: int, reason: str) -> None:
+        """Neither delete nor compact a log, because somebody found damage in it."""
+        if log_id not in self._logs.set_aside:
+            self._logs.put_aside(log_id, reason)
+
+    def take_back(self, log_id: int) -> None:
+        """The opposite of `put_aside`."""
+        self._logs.take_back(log_id)
+
     async def undelete(self, ledger_id: int) -> None:
         """Bring a ledger back from quarantine and keep it. Raises InvalidArgument."""
         await self._parts.removals.pin(ledger_id, self._clock.wall_ms())

@@ -37,6 +37,7 @@ from bookies.runtime.events import Events
 from bookies.runtime.ports import Buffer, Disk, Runtime, Worker
 from bookies.storage import entry_log_format as layout
 from bookies.storage.durable import remove, sync_all, sync_data, sync_directory, unlink_all
+from bookies.storage.index import LedgerIndex
 from bookies.storage.index_format import SLOT_SIZE
 from bookies.storage.log_usage import LogUsage
 from bookies.storage.opening import Opened
@@ -303,24 +304,10 @@ class Compactor:
         live: list[Piece] = []
         for piece in pieces_of(batch):
             if self._parts.index.is_known(piece.ledger_id):
-                live += matching_parts(piece, slots_of(log_id, batch, piece), await self._slots(piece))
+                live += matching_parts(
+                    piece, slots_of(log_id, batch, piece), await current_slots(self._parts.index, piece)
+                )
         return live
-
-    async def _slots(self, piece: Piece) -> bytes:
-        """What the index says of these entries; zeros for those it has not."""
-        index, slots = self._parts.index, b""
-        first, stop = piece.first, piece.entry_ids.stop
-        try:
-            ledger = await index.load(piece.ledger_id)
-            while first < stop:
-                if ledger.header.is_rebuilding:
-                    raise ReadFailed("its index file is being built again", ledger_id=piece.ledger_id)
-                count = min(stop - first, index.slots_per_page - first % index.slots_per_page)
-                slots += (await index.slots(ledger, first, count)).ljust(count * SLOT_SIZE, b"\0")
-                first += count
-        except LedgerUnknownToBookie:
-            return bytes(len(piece.entry_ids) * SLOT_SIZE)  # It was deleted meanwhile.
-        return slots
 
     async def _pay(self, size: int) -> None:
         await self._throttle.take(size)
@@ -356,6 +343,23 @@ class Compactor:
             return False
         await self._logs.delete(usage)
         return True
+
+
+async def current_slots(index: LedgerIndex, piece: Piece) -> bytes:
+    """What the index says of these entries; zeros for those it has not. Raises: ReadFailed when it cannot say."""
+    slots = b""
+    first, stop = piece.first, piece.entry_ids.stop
+    try:
+        ledger = await index.load(piece.ledger_id)
+        while first < stop:
+            if ledger.header.is_rebuilding:
+                raise ReadFailed("its index file is being built again", ledger_id=piece.ledger_id)
+            count = min(stop - first, index.slots_per_page - first % index.slots_per_page)
+            slots += (await index.slots(ledger, first, count)).ljust(count * SLOT_SIZE, b"\0")
+            first += count
+    except LedgerUnknownToBookie:
+        return bytes(len(piece.entry_ids) * SLOT_SIZE)  # It was deleted meanwhile.
+    return slots
 
 
 def _buffers(batch: Batch, live: Sequence[Piece]) -> list[Buffer]:

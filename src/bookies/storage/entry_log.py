@@ -163,6 +163,10 @@ class EntryLogWriter:
             self._last_id = greatest_log_id(self._disk, self._directories)
         return self._last_id + 1
 
+    def extent(self) -> tuple[int, int]:
+        """(id of the active log, bytes of it that are synced); (-1, 0) without one."""
+        return (self._log_id, self._synced) if self._file is not None else (-1, 0)
+
     def active_sizes(self) -> dict[int, int]:
         """Bytes of each ledger in the active log; empty without one."""
         return dict(self._sizes) if self._file is not None else {}

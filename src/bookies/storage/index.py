@@ -103,6 +103,7 @@ class LedgerIndex:
     ) -> None:
         self.clean_size = 0
         self.dirty_size = 0
+        self.damaged_count = 0  # files that were not believed any more
         self._random = runtime.random
         self._page_size = config.index_page_size
         self.slots_per_page = self._per_page = layout.slots_per_page(config.index_page_size)
@@ -281,6 +282,7 @@ class LedgerIndex:
     def _condemn(self, ledger: Ledger, damage: str) -> None:
         """Do not believe the ledger's file any more: a new one is made of what is in memory and in the entry logs."""
         ledger_id = ledger.ledger_id
+        self.damaged_count += 1
         self._events.error(
             "storage.index_damaged", path=self._paths.get(ledger_id, ""), ledger=ledger_id, problem=damage
         )
@@ -440,9 +442,9 @@ class LedgerIndex:
         """Maximal runs of entries with a slot. Raises: ReadFailed; DataUnknown when others may be missing."""
         if ledger.header.is_uncertain:
             raise DataUnknown("it is not known what this bookie has of the ledger", ledger_id=ledger.ledger_id)
-        return await self._look_through(ledger, IndexFiles.entry_runs)
+        return await self.look_through(ledger, IndexFiles.entry_runs)
 
-    async def _look_through(self, ledger: Ledger, look: Callable[..., T], *arguments: object) -> T:
+    async def look_through(self, ledger: Ledger, look: Callable[..., T], *arguments: object) -> T:
         """Have a reader go through the slots of a ledger. Raises: ReadFailed, also when some are missing by damage."""
         for _ in range(LOOK_TRIES):
             if ledger.header.is_rebuilding:
@@ -498,7 +500,7 @@ class LedgerIndex:
         for ledger_id in sorted(self.ledger_ids()) if ledger_ids is None else ledger_ids:
             try:
                 ledger = await self.load(ledger_id)
-                offsets = await self._look_through(ledger, IndexFiles.greatest_offsets, log_ids)
+                offsets = await self.look_through(ledger, IndexFiles.greatest_offsets, log_ids)
             except LedgerUnknownToBookie:
                 continue  # It was deleted meanwhile.
             for log_id, offset in offsets.items():

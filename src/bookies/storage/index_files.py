@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import posixpath
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -144,7 +145,7 @@ class IndexFiles:
         runs: list[range] = []
         per_page = layout.slots_per_page(self._page_size)
         for page, data in self._pages(path, newer, pages, is_right):
-            _extend_runs(runs, data, page * per_page)
+            extend_runs(runs, data, page * per_page)
         return runs
 
     def greatest_offsets(
@@ -157,17 +158,66 @@ class IndexFiles:
     ) -> dict[int, int]:
         """The greatest offset in each of these entry logs that a slot names. The other arguments are as above."""
         found: dict[int, int] = {}
-        prefixes = [(log_id, log_id.to_bytes(4, "big")) for log_id in log_ids]
         for _, data in self._pages(path, newer, pages, is_right):
-            for log_id, prefix in prefixes:
-                at = data.find(prefix)
-                while at >= 0:
-                    slot = at - at % layout.SLOT_SIZE
-                    offset = int.from_bytes(data[slot + 4 : slot + 8], "big") if slot == at else 0
-                    if offset > found.get(log_id, 0):  # a missing entry's slot has an offset of 0
-                        found[log_id] = offset
-                    at = data.find(prefix, slot + layout.SLOT_SIZE)
+            for log_id in log_ids:
+                for _, offset in _offsets_in(data, log_id):
+                    found[log_id] = max(found.get(log_id, 0), offset)
         return found
+
+    def verify(
+        self, path: str | None, newer: dict[int, bytes], pages: Sequence[int], is_right: Callable[[int, bytes], bool]
+    ) -> tuple[int, list[int]]:
+        """Read every page: (bytes, the entry logs that the slots name). Arguments and errors are as above."""
+        size, log_ids = 0, dict[int, None]()
+        for _, data in self._pages(path, newer, pages, is_right):
+            size += len(data)
+            words = memoryview(data).cast("I")
+            for word in dict.fromkeys(words[::2]):
+                log_id = int.from_bytes(word.to_bytes(4, sys.byteorder), "big")
+                # Log 0 begins as a missing slot does.
+                if log_id or any(low and not high for high, low in zip(words[::2], words[1::2], strict=True)):
+                    log_ids[log_id] = None
+        return size, sorted(log_ids)
+
+    def slots_in(
+        self,
+        path: str | None,
+        newer: dict[int, bytes],
+        pages: Sequence[int],
+        is_right: Callable[[int, bytes], bool],
+        log_id: int,
+        spans: Sequence[tuple[int, int]],
+    ) -> list[tuple[int, int]]:
+        """(offset of the body, entry id) of the slots that name a place in these spans of a log; as above otherwise.
+
+        `spans`: (start, stop), ascending and apart from each other.
+        """
+        found: list[tuple[int, int]] = []
+        starts = [start for start, _ in spans]
+        per_page = layout.slots_per_page(self._page_size)
+        for page, data in self._pages(path, newer, pages, is_right):
+            for index, offset in _offsets_in(data, log_id):
+                at = bisect_right(starts, offset) - 1
+                if at >= 0 and offset < spans[at][1]:
+                    found.append((offset, page * per_page + index))
+        return found
+
+    def least_offset(
+        self,
+        path: str | None,
+        newer: dict[int, bytes],
+        pages: Sequence[int],
+        is_right: Callable[[int, bytes], bool],
+        log_id: int,
+        behind: int,
+    ) -> int | None:
+        """The least offset behind this one that a slot names in a log. The other arguments are as above."""
+        least: int | None = None
+        for _, data in self._pages(path, newer, pages, is_right):
+            for _, offset in _offsets_in(data, log_id):
+                if offset > behind and (least is None or offset < least):
+                    least = offset
+        return least
 
     def _pages(
         self, path: str | None, newer: dict[int, bytes], pages: Sequence[int], is_right: Callable[[int, bytes], bool]
@@ -266,6 +316,19 @@ class IndexFiles:
         self._files.close()
 
 
+def _offsets_in(data: bytes, log_id: int) -> Iterator[tuple[int, int]]:
+    """(index of the slot, offset of the body) for the slots of a page that name this log."""
+    prefix = log_id.to_bytes(4, "big")
+    at = data.find(prefix)
+    while at >= 0:
+        slot = at - at % layout.SLOT_SIZE
+        if slot == at:
+            offset = int.from_bytes(data[slot + 4 : slot + 8], "big")
+            if offset:  # a missing entry's slot has an offset of 0
+                yield slot // layout.SLOT_SIZE, offset
+        at = data.find(prefix, slot + layout.SLOT_SIZE)
+
+
 def _consecutive(pages: Sequence[tuple[int, Buffer]]) -> list[tuple[int, list[Buffer]]]:
     """Pages that follow each other, together: (number of the first, their data)."""
     groups: list[tuple[int, list[Buffer]]] = []
@@ -277,7 +340,7 @@ def _consecutive(pages: Sequence[tuple[int, Buffer]]) -> list[tuple[int, list[Bu
     return groups
 
 
-def _extend_runs(runs: list[range], data: bytes, first_entry_id: int) -> None:
+def extend_runs(runs: list[range], data: bytes, first_entry_id: int) -> None:
     """Append the entries whose slots are set to the runs, joining them to the last one where they follow it."""
     count = len(data) // layout.SLOT_SIZE
     slots = memoryview(data)[: count * layout.SLOT_SIZE].cast("q")  # byte order does not matter for being zero

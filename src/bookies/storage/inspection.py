@@ -32,7 +32,12 @@ _KINDS = {
     journal_format.FENCE: "fence",
     journal_format.EXPLICIT_LAC: "explicit_lac",
 }
-_ROCKSDB = ("ledgers", "locations", "metadata-cache")
+_ROCKSDB = {
+    "ledgers": "keys and fences of ledgers, in RocksDB; bk bookie convert makes index files of it",
+    "locations": "where entries are, in RocksDB; bk bookie convert makes index files of it",
+    "metadata-cache": "what entry logs hold, in RocksDB",
+}
+_ASIDE = ".before-conversion"
 
 
 def current_of(disk: Disk, path: str) -> str:
@@ -153,7 +158,7 @@ def _journal_record(ledger_id: int, entry_id: int, body: bytes) -> Row:
     if kind == "ledger_key":
         return {"kind": kind, "master_key": journal_format.parse_special(body).hex()}
     if kind == "explicit_lac":
-        return {"kind": kind, **_explicit_lac(journal_format.parse_special(body))}
+        return {"kind": kind, **explicit_lac_fields(journal_format.parse_special(body))}
     return {"kind": kind} if kind == "fence" else {"kind": kind, "entry": entry_id}
 
 
@@ -164,7 +169,8 @@ def _entry_fields(ledger_id: int, entry_id: int, body: bytes) -> Row:
     return row
 
 
-def _explicit_lac(body: bytes) -> Row:
+def explicit_lac_fields(body: bytes) -> Row:
+    """Of a row: the body of an explicit LAC, and what it says."""
     row: Row = {"explicit_lac_body": body.hex()}
     if len(body) >= RECORD_SIZE_MIN:
         row["last_add_confirmed"] = _LAC.unpack_from(body)[1]
@@ -193,7 +199,7 @@ def index_rows(disk: Disk, path: str) -> Iterator[Row]:
             "state": header.state,
             "is_fenced": header.is_fenced,
             "is_in_limbo": header.is_in_limbo,
-            **(_explicit_lac(header.explicit_lac) if header.explicit_lac else {}),
+            **(explicit_lac_fields(header.explicit_lac) if header.explicit_lac else {}),
         }
         offset = index_format.HEADER_SIZE
         while data := file.pread(_READ_SIZE, offset):
@@ -288,7 +294,9 @@ def _item(disk: Disk, path: str, name: str) -> Row:
     """Kind, size and detail of one name in `current`."""
     if disk.is_directory(path):
         if name in _ROCKSDB:
-            return {"kind": "rocksdb", "detail": "a RocksDB database, not looked into"}
+            return {"kind": "rocksdb", "detail": f"Apache's DbLedgerStorage: {_ROCKSDB[name]}"}
+        if name.endswith(_ASIDE):
+            return {"kind": "put aside", "detail": "the old index; bk bookie convert --discard-old removes it"}
         return {"kind": "index directory" if len(name) <= 2 else "unknown"}
     with closing(disk.open(path, "r")) as file:
         size = file.size()
@@ -316,6 +324,10 @@ def _item(disk: Disk, path: str, name: str) -> Row:
         return {"kind": "last log id", "size": size, "detail": str(entry_log_format.parse_last_id(first))}
     if name == "DIRTY":
         return {"kind": "dirty", "size": size, "detail": "running, or not stopped in an orderly way"}
+    if name in _ROCKSDB:
+        return {"kind": "guard", "size": size, "detail": "keeps Apache's bookie from making an empty database here"}
+    if name == "CONVERSION":
+        return {"kind": "conversion", "size": size, "detail": "it was interrupted: repeat bk bookie convert"}
     if name == "BOOKIE_STATUS":
         return {"kind": "status", "size": size, "detail": first.decode("utf-8", "replace").strip()}
     return {"kind": "unknown", "size": size}

@@ -25,6 +25,7 @@ from bookies.storage.collector import Collector
 from bookies.storage.garbage import LedgerRecords
 from bookies.storage.index_format import IndexHeader
 from bookies.storage.opening import Opened, open_journals, open_storage
+from bookies.storage.scrub import Scrubber
 from bookies.storage.store_reads import StoreReads
 from bookies.storage.store_writes import StoreWrites
 
@@ -45,6 +46,8 @@ class LedgerStore(StoreWrites, StoreReads):
         self._running: list[asyncio.Task[None]] = []
         self.collector: Collector | None = None
         self._collecting: asyncio.Task[None] | None = None
+        self.scrubber: Scrubber | None = None
+        self._scrubbing: asyncio.Task[None] | None = None
         self._was_writable = True
         self._mode_callbacks: list[Callable[[], None]] = []
         self._uncongested_callbacks: list[Callable[[], None]] = []
@@ -100,6 +103,14 @@ class LedgerStore(StoreWrites, StoreReads):
         self._collecting = self._tasks.start(self.collector.run(), "garbage collection")
         self._running.append(self._collecting)
 
+    def scrub(self, records: LedgerRecords) -> None:
+        """Verify what is stored, once per period, from now on. `records`: the metadata store."""
+        assert self.scrubber is None
+        parts = self._open()
+        self.scrubber = Scrubber(self._runtime, self._config, parts, records, self.collector, self._wait_calm)
+        self._scrubbing = self._tasks.start(self.scrubber.run(), "scrub")
+        self._running.append(self._scrubbing)
+
     async def stop(self) -> None:
         """Flush, checkpoint, and let go of everything. Idempotent. After a failure: as `abort`.
 
@@ -111,9 +122,11 @@ class LedgerStore(StoreWrites, StoreReads):
             return
         self._is_stopping = True
         try:
-            if self._collecting is not None:
-                self._collecting.cancel()
-                await asyncio.wait([self._collecting])
+            background = [task for task in (self._collecting, self._scrubbing) if task is not None]
+            for task in background:
+                task.cancel()
+            if background:
+                await asyncio.wait(background)
             async with asyncio.timeout(STOP_S):
                 for journal in parts.journals:
                     await journal.wait_idle()
@@ -134,6 +147,8 @@ class LedgerStore(StoreWrites, StoreReads):
         self._running.clear()
         parts, self._parts = self._parts, None
         if parts is not None:
+            if self.scrubber is not None:
+                self.scrubber.close()
             if self.collector is not None:
                 self.collector.close()
             parts.checkpointer.abort(self._failure or StorageError("the storage was stopped"))
@@ -205,6 +220,13 @@ class LedgerStore(StoreWrites, StoreReads):
             self._uncongested_callbacks.append(callback)
         else:
             asyncio.get_running_loop().call_soon(callback)
+
+    async def _wait_calm(self) -> None:
+        """Return when the bookie is not congested."""
+        while self.is_congested:
+            calm = asyncio.Event()
+            self.when_uncongested(calm.set)
+            await calm.wait()
 
     def _changed(self) -> None:
         """Room was made, or the mode may have changed."""
@@ -299,7 +321,7 @@ class LedgerStore(StoreWrites, StoreReads):
             "disk_total": total,
             "disk_free": free,
             "disks_full": len(parts.disks.space.full),
-        }
+        } | (self.scrubber.gauges() if self.scrubber is not None else {})
 
     def __repr__(self) -> str:
         parts = self._parts

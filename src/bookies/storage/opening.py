@@ -22,6 +22,7 @@ from bookies.runtime.ports import Disk, Runtime
 from bookies.storage import journal_format
 from bookies.storage.catalog_format import pack
 from bookies.storage.checkpoint import Checkpointer
+from bookies.storage.conversion import refuse_unconverted
 from bookies.storage.directories import Directories
 from bookies.storage.disk_watch import DiskWatch
 from bookies.storage.health import DirectoryHealth
@@ -88,6 +89,7 @@ async def open_storage(parts: Opened, events: Events) -> None:
     directories, checkpointer = parts.directories, parts.checkpointer
     worker = checkpointer.worker
     await worker.run(directories.acquire)
+    await worker.run(refuse_unconverted, runtime.disk, directories.indexes)
     paths = await worker.run(find_index_files, runtime.disk, directories.indexes)
     paths = await parts.removals.load(paths, worker)
     for error in parts.removals.files.damaged:

@@ -76,6 +76,11 @@ class SealedLogs:
         self.set_aside[log_id] = reason
         self._events.error("gc.log_set_aside", log=f"{log_id:x}", reason=reason)
 
+    def take_back(self, log_id: int) -> None:
+        """Nothing is wrong with a log any more: the next look at the logs finds it."""
+        if self.set_aside.pop(log_id, None) is not None:
+            self._events.info("gc.log_taken_back", log=f"{log_id:x}")
+
     async def _complete(self, paths: dict[int, str]) -> None:
         """Scan logs without a map, once, and give them one."""
         scanned: dict[int, tuple[dict[int, int], ScanEnd]] = {}

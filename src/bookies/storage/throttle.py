@@ -8,15 +8,15 @@ BURST_S = 0.05  # what was not used for so long may be made up for
 
 
 class Throttle:
-    """At most `rate` units a second, by waiting. One user at a time."""
+    """At most `rate` units a second, by waiting. One user at a time, who may change the rate."""
 
     def __init__(self, rate: float) -> None:
-        self._rate = rate
+        self.rate = rate
         self._paid_until = 0.0
 
     async def take(self, amount: float) -> None:
         """Return when so many units may be used."""
         now = asyncio.get_running_loop().time()
-        self._paid_until = max(self._paid_until, now - BURST_S) + amount / self._rate
+        self._paid_until = max(self._paid_until, now - BURST_S) + amount / self.rate
         if self._paid_until > now:
             await asyncio.sleep(self._paid_until - now)

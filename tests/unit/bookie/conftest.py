@@ -124,6 +124,7 @@ class World:
         self.settings: dict[str, Any] = {
             "bookie_id": "b1",
             "gc_interval_ms": 0,
+            "scrub_period_ms": 0,
             "host": "bookie",
             "port": 3181,
             "journal_directories": ("/journal",),

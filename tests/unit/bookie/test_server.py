@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from bookies.bookie.server import BookieServer, check_identity, identity
+from bookies.bookie.identity import check_identity, identity
+from bookies.bookie.server import BookieServer
 from bookies.config import BookieConfig
 from bookies.errors import (
     ConfigError,

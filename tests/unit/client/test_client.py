@@ -10,7 +10,7 @@ import sys
 from dataclasses import fields
 
 import pytest
-from tests.fakes.world import World, play
+from tests.fakes.world import PORT, World, play
 
 import bookies
 from bookies.client import blocking
@@ -19,6 +19,7 @@ from bookies.client.connect import connect
 from bookies.client.watcher import address_of_id
 from bookies.config import ClientConfig
 from bookies.errors import (
+    BookieUnreachable,
     BookKeeperError,
     ClientClosed,
     ConfigError,
@@ -304,6 +305,19 @@ def test_a_bookie_that_moved_is_found_again() -> None:
 )
 def test_address_of_an_id(text: str, expected: tuple[str, int] | None) -> None:
     assert address_of_id(BookieId(text)) == expected
+
+
+def test_the_address_in_a_name_may_be_anothers_by_now() -> None:
+    """A bookie that keeps its old address as its name is down, and another one has taken that address."""
+
+    async def act(world: World) -> None:
+        store = await world.client()
+        free, taken = BookieId("b1:4000"), BookieId(f"b1:{PORT}")
+        assert await store._watcher.resolve(free) == ("b1", 4000)
+        with pytest.raises(BookieUnreachable, match="not registered, and b1 listens at the address in its name"):
+            await store._watcher.resolve(taken)
+
+    play(act)
 
 
 def test_a_closed_client_refuses_everything() -> None:

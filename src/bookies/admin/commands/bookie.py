@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from bookies.admin import control
+from bookies.admin import control, scrub
 from bookies.admin.common import add_common, metadata_uri, print_json, print_table, size_text, with_client
 from bookies.admin.usage import UsageError
 
@@ -57,6 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_common(repair_parser, metadata=False)
     repair_parser.add_argument("path", metavar="DIR", help="one of its directories; its cookie names the others")
     repair_parser.add_argument("--dry-run", action="store_true", help="only say what is damaged, write nothing")
+    _configure_convert(verbs)
     recover_parser = verbs.add_parser(
         "recover",
         help="copy what lost bookies held to others",
@@ -79,17 +80,47 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--rate", type=float, default=None, metavar="BYTES", help="copy at most so many bytes a second"
     )
     control.configure(verbs)
+    scrub.configure(verbs)
+
+
+def _configure_convert(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = verbs.add_parser(
+        "convert",
+        help="turn the RocksDB index of Apache's bookie (Pulsar's) into index files, or back",
+        description="The bookie has to be stopped. Entry logs and journals stay as they are. Every entry is looked up, "
+        "the new index is compared with the old one, and only then takes its place; the old one is kept. What was "
+        "interrupted is simply repeated.",
+        epilog="example:  bk bookie convert /srv/bk/ledgers --to index-files --dry-run",
+    )
+    add_common(parser, metadata=False)
+    parser.add_argument("path", metavar="DIR", help="one of its directories; its cookie names the others")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--to", choices=("index-files", "rocksdb"), help="what the index becomes")
+    what.add_argument("--discard-old", action="store_true", help="remove the index that an earlier conversion kept")
+    what.add_argument("--cancel", action="store_true", help="give up a conversion that was interrupted")
+    parser.add_argument("--dry-run", action="store_true", help="read and look up everything, write nothing")
+    parser.add_argument(
+        "--keep-damaged",
+        action="store_true",
+        help="go on although entries cannot be read: they stay in the index, and are answered with an error",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.verb == "run":
         return _run(arguments)
+    if arguments.verb == "scrub":
+        return scrub.run(arguments)
     if arguments.verb in control.VERBS:
         return control.run(arguments)
     if arguments.verb == "repair":
         from bookies.admin.repair import repair
 
         return repair(arguments)
+    if arguments.verb == "convert":
+        from bookies.admin.convert import convert
+
+        return convert(arguments)
     if arguments.verb == "recover":
         return with_client(arguments, lambda client: _recover(client, arguments))
     if arguments.verb == "list":

@@ -19,6 +19,7 @@ from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:
     from bookies.runtime.ports import Disk
+    from bookies.runtime.rocksdb import RocksDatabases
     from bookies.storage.inspection import Row
 
 _VERBS = {
@@ -41,6 +42,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         if verb == "directory":
             text = "read everything of the bookie it belongs to: records, digests, index, marks, and whether they agree"
             each.add_argument("--verify", action="store_true", help=text)
+        if verb == "index":
+            each.add_argument("--ledger", type=int, default=None, metavar="ID", help="of a directory, only this ledger")
         if verb in ("journal", "entrylog"):
             each.add_argument("--ledger", type=int, default=None, metavar="ID", help="only this ledger's records")
             each.add_argument("--summary", action="store_true", help="totals of each ledger instead of records")
@@ -187,13 +190,41 @@ def _about(row: Row) -> str:
     return ", ".join(parts)
 
 
-def _index(disk: Disk, arguments: argparse.Namespace) -> int:
-    from bookies.storage import inspection
+def _databases(disk: Disk, path: str) -> tuple[RocksDatabases | None, str]:
+    """(RocksDB databases, `current`) if the index below a directory is in such, and they can be looked into."""
+    from bookies.runtime.rocksdb import RocksDatabases, is_available
+    from bookies.storage import inspection, rocks_inspection
 
-    if disk.is_directory(arguments.path):
-        rows = inspection.ledger_rows(disk, arguments.path)
+    databases, current = RocksDatabases(), inspection.current_of(disk, path)
+    return (databases if is_available() and rocks_inspection.is_rocksdb(databases, current) else None), current
+
+
+def _rows_of_ledger(disk: Disk, path: str, ledger_id: int) -> Iterator[Row]:
+    from bookies.storage import inspection, rocks_inspection
+
+    databases, current = _databases(disk, path)
+    if databases is not None:
+        return rocks_inspection.index_rows(databases, current, ledger_id)
+    found = dict(inspection.index_files_of(disk, path))
+    if ledger_id not in found:
+        raise UsageError(f"{path} has no index of ledger {ledger_id}")
+    return inspection.index_rows(disk, found[ledger_id])
+
+
+def _index(disk: Disk, arguments: argparse.Namespace) -> int:
+    from bookies.storage import inspection, rocks_inspection
+
+    if not disk.is_directory(arguments.path):
+        rows = inspection.index_rows(disk, arguments.path)
+    elif arguments.ledger is None:
+        databases, current = _databases(disk, arguments.path)
+        if databases is None:
+            rows = inspection.ledger_rows(disk, arguments.path)
+        else:
+            rows = rocks_inspection.ledger_rows(databases, current)
         return _print_json(rows) if arguments.json else _print_ledgers(list(rows))
-    rows = inspection.index_rows(disk, arguments.path)
+    else:
+        rows = _rows_of_ledger(disk, arguments.path, arguments.ledger)
     if arguments.json:
         return _print_json(rows)
     head = next(rows)
@@ -259,13 +290,16 @@ def _cookie(disk: Disk, arguments: argparse.Namespace) -> int:
 
 
 def _directory(disk: Disk, arguments: argparse.Namespace) -> int:
-    from bookies.storage import inspection
+    from bookies.storage import inspection, rocks_inspection
 
     if not disk.is_directory(arguments.path):
         raise UsageError(f"{arguments.path} is not a directory")
     if arguments.verify:
         return _verify(disk, arguments)
     rows = inspection.directory_rows(disk, arguments.path)
+    databases, current = _databases(disk, arguments.path)
+    if databases is not None:
+        rows = itertools.chain(rows, rocks_inspection.summary_rows(databases, current))
     if arguments.json:
         return _print_json(rows)
     items = list(rows)
@@ -304,6 +338,9 @@ def _verify(disk: Disk, arguments: argparse.Namespace) -> int:
         else:
             total = row
     progress.clear()
+    if _databases(disk, arguments.path)[0] is not None:
+        text = f"bk bookie convert {arguments.path} --to index-files --dry-run"
+        progress.note(f"the index is in RocksDB: {text} looks up every entry of it")
     if arguments.json:
         _print_json([*findings, total])
     else:

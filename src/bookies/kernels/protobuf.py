@@ -1,4 +1,4 @@
-"""Protobuf messages by a schema, binary or text: as much of it as the metadata store's records need.
+"""Protobuf messages by a schema, binary or text: as much of it as records in files and in metadata stores need.
 
 A message is a list of (field name, value) pairs in the order of the bytes, as in `kernels.textproto`; a repeated field
 is several pairs. Values are `int` (also for enums), `bytes` (strings undecoded) and nested messages.

@@ -1,0 +1,125 @@
+"""`bk bookie convert`: the index of a stopped bookie from Apache's RocksDB databases to index files, or back.
+
+Before a bookie's index files become databases, the journal is replayed as by `bk bookie repair`. The other way round it
+is left for the next start of the bookie: journals are the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from bookies.admin.common import Progress, print_json
+from bookies.admin.repair import replay_and_repair
+from bookies.admin.usage import UsageError
+from bookies.config import BookieConfig
+from bookies.errors import CorruptRecord, StorageError
+from bookies.runtime import aio
+from bookies.runtime.files import OsDisk
+from bookies.runtime.rocksdb import RocksDatabases
+from bookies.storage import inspection
+from bookies.storage.conversion import INDEX_FILES, ROCKSDB, Conversion
+from bookies.storage.conversion_check import Survey
+from bookies.storage.conversion_to_index_files import ToIndexFiles
+from bookies.storage.conversion_to_rocksdb import ToRocks
+
+TARGETS: dict[str, type[Conversion]] = {INDEX_FILES: ToIndexFiles, ROCKSDB: ToRocks}
+
+
+def convert(arguments: argparse.Namespace) -> int:
+    """Exit status: 0 done, or with --dry-run could be done; 1 when entries cannot be read."""
+    disk = OsDisk()
+    if not disk.is_directory(arguments.path):
+        raise UsageError(f"{arguments.path} is not a directory")
+    config = config_of(disk, arguments.path)
+    progress = Progress("entries", None, quiet=arguments.json)
+    kind = TARGETS[arguments.to or INDEX_FILES]
+    conversion = kind(disk, RocksDatabases(), config, lambda what, entries: progress.update(entries, what))
+    try:
+        if arguments.discard_old or arguments.cancel:
+            return _tidy(conversion, arguments)
+        return _convert(conversion, config, arguments, progress)
+    finally:
+        progress.clear()
+        conversion.close()
+
+
+def config_of(disk: OsDisk, path: str) -> BookieConfig:
+    """The directories of the bookie that `path` is one of. Raises StorageError if one of them is missing."""
+    try:
+        row = inspection.cookie_row(disk, path)
+    except (CorruptRecord, FileNotFoundError) as error:
+        raise StorageError(f"{path} has no cookie that tells which directories belong together: {error}") from error
+    journals, ledgers = row["journal_directories"], row["ledger_directories"]
+    indexes = row["index_directories"] or []
+    for directory in [*journals, *ledgers, *indexes]:
+        if not disk.is_directory(directory):
+            raise StorageError(
+                f"{directory}, which the cookie in {path} names, is not there; relative names count from here"
+            )
+    return BookieConfig(
+        journal_directories=tuple(journals),
+        ledger_directories=tuple(ledgers),
+        index_directories=() if indexes == ledgers else tuple(indexes),
+    )
+
+
+def _tidy(conversion: Conversion, arguments: argparse.Namespace) -> int:
+    conversion.open()
+    if arguments.cancel:
+        conversion.cancel()
+        text, count = "the conversion was given up; the old index counts", 0
+    else:
+        count = conversion.discard_old()
+        text = f"{count} pieces of the old index removed" if count else "no old index is kept here"
+    print_json({"discarded": count}) if arguments.json else print(text)
+    return 0
+
+
+def _convert(conversion: Conversion, config: BookieConfig, arguments: argparse.Namespace, progress: Progress) -> int:
+    conversion.open()
+    if not arguments.dry_run and not conversion.restart():
+        conversion.finish()
+        _tell(arguments, None, progress)
+        return 0
+    if arguments.to == ROCKSDB and not arguments.dry_run and not conversion.is_in_databases:
+        conversion.close()
+        aio.run(replay_and_repair(config))
+        conversion.open()
+    survey = conversion.survey()
+    if survey.damaged_count and not arguments.keep_damaged:
+        _tell(arguments, survey, progress, is_done=False)
+        return 1
+    if not arguments.dry_run:
+        conversion.convert(survey)
+    _tell(arguments, survey, progress, is_done=not arguments.dry_run)
+    return 0
+
+
+def _tell(arguments: argparse.Namespace, survey: Survey | None, progress: Progress, *, is_done: bool = True) -> None:
+    progress.clear()
+    if arguments.json:
+        row: dict[str, object] = {"to": arguments.to, "done": is_done}
+        if survey is not None:
+            row |= {"ledgers": len(survey.headers), "entries": survey.entries, "orphans": survey.orphans}
+            row |= {"damaged": survey.damaged_count, "damaged_entries": survey.damaged, "problems": survey.problems}
+        print_json(row)
+        return
+    if survey is not None:
+        print(f"{len(survey.headers):,} ledgers, {survey.entries:,} entries, looked up in the entry logs one by one")
+        if survey.orphans:
+            print(f"{survey.orphans:,} entries of ledgers that the bookie had deleted: left out")
+        for problem in survey.problems:
+            print(f"{problem}: nothing will be denied, and ordinary adds are refused, until bk bookie repair has run")
+        for ledger_id, entry_id in survey.damaged[:10]:
+            print(f"entry {entry_id} of ledger {ledger_id} is not where the index says")
+        if survey.damaged_count:
+            print(
+                f"{survey.damaged_count:,} entries cannot be read; --keep-damaged: go on, they are answered as errors"
+            )
+    if is_done:
+        print(
+            f"the index is in {arguments.to} now; the old one is kept: when all is well, bk bookie convert "
+            f"{arguments.path} --discard-old"
+        )
+    else:
+        print("nothing was changed")

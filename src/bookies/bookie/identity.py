@@ -1,0 +1,158 @@
+"""Who a bookie is, and whether the directories it was given are its own.
+
+A name is fixed (`bookie_id`), or it is the address. A fixed one has nothing to do with where the bookie runs: moved to
+another host or port it registers from there, and clients follow the registration. Under a name that is an address, a
+bookie with another address is another bookie, which the cookies notice.
+
+Source: metadata 6.4, storage 9.3.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from bookies.config import BookieConfig
+from bookies.errors import ConfigError, CookieExists, CookieMismatch, CookieNotFound
+from bookies.metadata.driver import MetadataDriver
+from bookies.model import BookieId
+from bookies.runtime.events import Events
+from bookies.runtime.ports import Disk, Lock
+from bookies.storage import admission, cookie
+from bookies.storage.admission import Decision
+
+_ANY_HOST = ("", "0.0.0.0", "::")
+_LEGAL_ID = re.compile(r"[A-Za-z0-9._:-]+")
+
+
+def identity(config: BookieConfig) -> str:
+    """The bookie's name: the fixed one, or else the address that it publishes."""
+    host, port = config.advertised_host or config.host, config.advertised_port or config.port
+    return config.bookie_id or f"{host}:{port}"
+
+
+def identities(config: BookieConfig) -> list[str]:
+    """Every name that this bookie could have: with another of these it would look like a new one. Its own is last."""
+    if config.bookie_id:
+        return [config.bookie_id]
+    hosts = [each for each in (config.host, config.advertised_host) if each not in _ANY_HOST]
+    ports = dict.fromkeys((config.port, config.advertised_port or config.port))
+    names = [f"{host}:{port}" for host in hosts for port in ports]
+    own = identity(config)
+    return [*dict.fromkeys(each for each in names if each != own), own]
+
+
+def check_identity(config: BookieConfig) -> None:
+    """Whether the bookie has a name it can keep and an address others can use. Raises `ConfigError`."""
+    if config.port == 0 and not config.bookie_id:
+        raise ConfigError("port = 0: a bookie on any free port needs a fixed bookie_id (--bookie-id)")
+    if config.host in _ANY_HOST and not config.advertised_host:
+        raise ConfigError(
+            f"host = {config.host!r}: it is also what clients connect to, so name one address, or advertised_host"
+        )
+    if config.advertised_host in ("0.0.0.0", "::"):
+        raise ConfigError(f"advertised_host = {config.advertised_host!r}: nobody can connect to that; name one address")
+    name = identity(config)
+    if not _LEGAL_ID.fullmatch(name) or name.lower() == "readonly":
+        raise ConfigError(f"bookie_id = {name!r}: letters, digits and . _ : - only, and not `readonly`")
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """`instance_id`: of the cluster."""
+
+    instance_id: str
+    decision: Decision
+
+
+async def admit(
+    disk: Disk, config: BookieConfig, driver: MetadataDriver, locks: list[Lock], events: Events
+) -> Admission:
+    """Compare who we are with what the directories and the metadata store say, and stamp a new or grown bookie.
+
+    `locks`: takes those of the directories, without which two new bookies could stamp the same ones. The storage
+    has its own, on `current`, so the caller releases these when it has started.
+
+    Raises: CookieMismatch, CorruptRecord, ConfigError, DirectoryInUse, DiskFull, OSError; MetadataError.
+    """
+    bookie_id, directories = BookieId(identity(config)), cookie.directories_of(config)
+    _check_disks(disk, config, events)
+    instance_id = await _cluster_of(disk, bookie_id, driver, directories)
+    found: dict[str, tuple[bytes, int]] = {}
+    for name in identities(config):
+        try:
+            found[name] = await driver.read_cookie(BookieId(name))
+        except CookieNotFound:
+            continue
+    *others, stored = found or (None,)
+    master = cookie.master_cookie(config, bookie_id, instance_id)
+    data = None if stored is None else found[stored][0]
+    known = [] if data is None else cookie.parse(data, path=f"cookie of {stored} in the metadata store").directories
+    for directory in directories:
+        # What the store knows of is not made: it may be where a disk has to be mounted.
+        if directory not in known and (stored is None or config.allow_storage_expansion):
+            disk.make_directories(directory)
+        if disk.is_directory(directory):
+            locks.append(disk.lock_directory(directory))
+    decision = admission.check_directories(
+        disk,
+        master,
+        directories,
+        data,
+        others={name: found[name][0] for name in others if name is not None},
+        allow_expansion=config.allow_storage_expansion,
+    )
+    if decision is Decision.NEW_BOOKIE:
+        await _create_cookie(disk, driver, bookie_id, directories, master.pack())
+        events.info("bookie.new", bookie=bookie_id, instance=instance_id)
+    elif decision is Decision.EXPANDED:
+        if bookie_id in found:
+            await driver.write_cookie(bookie_id, master.pack(), found[bookie_id][1])
+        else:
+            await driver.create_cookie(bookie_id, master.pack())
+        added = [directory for directory in directories if directory not in known]
+        events.info("bookie.expanded", bookie=bookie_id, directories=", ".join(added))
+    return Admission(instance_id, decision)
+
+
+async def _cluster_of(disk: Disk, bookie_id: str, driver: MetadataDriver, directories: list[str]) -> str:
+    """The cluster's instance id; a cluster is made if there is none, and nothing here belongs to another."""
+    instance_id = await driver.instance_id()
+    if instance_id is not None:
+        return instance_id
+    for directory in directories:
+        if admission.state_of(disk, bookie_id, directory).cookie is not None:
+            # It belongs to some cluster; making another one here would only add to the confusion.
+            raise CookieMismatch(
+                f"cannot start bookie {bookie_id}: {directory} belongs to a cluster, but there is none at "
+                f"{driver.uri}. Nothing was changed. Name the cluster's metadata with --metadata"
+            )
+    return await driver.initialize_cluster()
+
+
+async def _create_cookie(
+    disk: Disk, driver: MetadataDriver, bookie_id: BookieId, directories: list[str], data: bytes
+) -> None:
+    """The last step of a new bookie. Raises CookieMismatch when another one of that name was faster."""
+    try:
+        await driver.create_cookie(bookie_id, data)
+    except CookieExists as error:
+        # With the same names of directories on another machine these, empty, would be taken for that bookie's.
+        for directory in directories:
+            cookie.remove_cookie(disk, directory)
+        raise CookieMismatch(
+            f"cannot start bookie {bookie_id}: another bookie of that name has just been started for the first time "
+            "elsewhere. Nothing was changed. Give each its own name: --bookie-id"
+        ) from error
+
+
+def _check_disks(disk: Disk, config: BookieConfig, events: Events) -> None:
+    """Raises ConfigError when directories share a disk and must not."""
+    others = list(dict.fromkeys((*config.ledger_directories, *config.index_directories)))
+    for shared in admission.shared_disks(disk, config.journal_directories, others):
+        if not config.allow_multiple_dirs_under_same_disk_partition:
+            raise ConfigError(
+                f"{shared}: they fill up, slow down and fail together. Nothing was changed. Name directories on "
+                "different disks, or set allow_multiple_dirs_under_same_disk_partition=true"
+            )
+        events.info("bookie.shared_disk", kind=shared.kind, first=shared.first, second=shared.second)

@@ -1,0 +1,216 @@
+"""RocksDB databases in real directories, through the binding `rocksdict`; see `storage.rocks` for what is in them.
+
+Reading never changes a database: RocksDB, and the binding, write files of their own (a log, a configuration) wherever
+they open one, also for reading. So a database is read through a directory of symbolic links elsewhere. A database is
+written as a whole, under a name that nobody knows yet. The binding is imported when a database is opened.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import importlib.util
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from bookies.errors import ConfigError, CorruptRecord, DirectoryInUse, StorageError
+
+PIECE_COUNT = 10_000  # keys fetched or put at once
+_OWN_FILES = ("LOCK", "LOG", "rocksdict-config.json")  # which no reader needs, by their beginnings
+_WRITE_BUFFER_SIZE = 64 << 20  # bytes, as Apache's
+_TABLE_SIZE = 64 << 20
+_BLOCK_SIZE = 64 << 10
+_FORMAT_VERSION = 5  # of tables: the newest that all supported releases of Apache's bookie write and read
+_BLOOM_BITS = 10  # per key
+
+
+def is_available() -> bool:
+    """Whether the binding is installed."""
+    return importlib.util.find_spec("rocksdict") is not None
+
+
+def _binding(path: str) -> Any:
+    try:
+        return importlib.import_module("rocksdict")
+    except ImportError as error:
+        raise ConfigError(f"{path} is a RocksDB database; to look into it: pip install 'bookies[rocksdb]'") from error
+
+
+class RocksReader:
+    """One database, opened for reading. Blocks."""
+
+    def __init__(self, path: str) -> None:
+        binding = _binding(path)
+        self._path = path
+        self._links = tempfile.TemporaryDirectory(prefix="bookies-rocksdb-")
+        whole = os.path.abspath(path)
+        for name in os.listdir(whole):
+            if not name.startswith(_OWN_FILES):
+                os.symlink(os.path.join(whole, name), os.path.join(self._links.name, name))
+        options = binding.Options(raw_mode=True)
+        options.create_if_missing(False)
+        # Half a record at the end of a write-ahead log is what a crash leaves; anything else there is damage.
+        options.set_wal_recovery_mode(binding.DBRecoveryMode.tolerate_corrupted_tail_records())
+        try:
+            access = binding.AccessType.read_only(False)
+            self._database = binding.Rdict(self._links.name, options, access_type=access)
+        except Exception as error:
+            self._links.cleanup()
+            raise _damaged(path, error) from error
+
+    def pieces(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """(keys, values) of everything, in the order of the keys. Raises CorruptRecord."""
+        items = self._database.items()
+        last = None
+        while some := list(islice(items, PIECE_COUNT)):
+            keys, values = map(list, zip(*some, strict=True))
+            last = keys[-1]
+            yield keys, values
+        # Such an iterator also ends, without a word, where it meets damage.
+        cursor = self._database.iter()
+        if last is None:
+            cursor.seek_to_first()
+        else:
+            cursor.seek(last)
+            if cursor.valid():
+                cursor.next()
+        self._check(cursor)
+
+    def _check(self, cursor: Any) -> None:
+        try:
+            cursor.status()
+        except Exception as error:
+            raise _damaged(self._path, error) from error
+        if cursor.valid():
+            raise CorruptRecord("it ended early when it was read", path=self._path, offset=0)
+
+    def get(self, key: bytes) -> bytes | None:
+        """Raises CorruptRecord."""
+        try:
+            found: bytes | None = self._database.get(key)
+        except Exception as error:
+            raise _damaged(self._path, error) from error
+        return found
+
+    def from_key(self, key: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """(key, value) of everything from a key on, in order. Raises CorruptRecord."""
+        cursor = self._database.iter()
+        cursor.seek(key)
+        while cursor.valid():
+            yield cursor.key(), cursor.value()
+            cursor.next()
+        self._check(cursor)
+
+    def close(self) -> None:
+        self._database.close()
+        self._links.cleanup()
+
+
+class RocksWriter:
+    """A new database, written in the order of the keys. Blocks. Nothing is durable before `finish`."""
+
+    def __init__(self, path: str, *, is_large: bool) -> None:
+        self._binding = binding = _binding(path)
+        self._path = path
+        tables = binding.BlockBasedOptions()
+        tables.set_format_version(_FORMAT_VERSION)
+        tables.set_checksum_type(binding.ChecksumType.xxhash())
+        options = binding.Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_error_if_exists(True)
+        options.set_keep_log_file_num(30)
+        if is_large:
+            tables.set_block_size(_BLOCK_SIZE)
+            tables.set_bloom_filter(_BLOOM_BITS, False)
+            tables.set_cache_index_and_filter_blocks(True)
+            options.set_compression_type(binding.DBCompressionType.lz4())
+            options.set_write_buffer_size(_WRITE_BUFFER_SIZE)
+            options.set_target_file_size_base(_TABLE_SIZE)
+            options.set_max_bytes_for_level_base(256 << 20)
+            options.set_level_compaction_dynamic_level_bytes(True)
+        else:
+            options.set_compression_type(binding.DBCompressionType.none())
+        options.set_block_based_table_factory(tables)
+        self._unlogged = binding.WriteOptions()
+        self._unlogged.disable_wal = True  # `finish` makes it durable, and before that nobody reads it
+        try:
+            self._database = binding.Rdict(path, options)
+        except Exception as error:
+            raise StorageError(f"{path}: cannot make a RocksDB database: {error}") from error
+
+    def put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Raises StorageError."""
+        batch = self._binding.WriteBatch(raw_mode=True)
+        for key, value in zip(keys, values, strict=True):
+            batch[key] = value
+        try:
+            self._database.write(batch, self._unlogged)
+        except Exception as error:
+            raise StorageError(f"{self._path}: {error}") from error
+
+    def finish(self) -> None:
+        """Make it durable, and close it. Raises StorageError."""
+        try:
+            self._database.flush(True)
+        except Exception as error:
+            raise StorageError(f"{self._path}: {error}") from error
+        self.close()
+        os.unlink(os.path.join(self._path, "rocksdict-config.json"))
+        _sync_directory(self._path)
+        _sync_directory(os.path.dirname(self._path) or ".")
+
+    def close(self) -> None:
+        self._database.close()
+
+
+class RocksLock:
+    """RocksDB's own lock, which keeps another process from opening the database."""
+
+    def __init__(self, path: str) -> None:
+        self._file = open(os.path.join(path, "LOCK"), "r+")  # noqa: SIM115 - held until `release`
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            raise DirectoryInUse(f"{path} is in use by another process") from error
+
+    def release(self) -> None:
+        """Idempotent."""
+        self._file.close()
+
+
+class RocksDatabases:
+    """RocksDB databases by path. See `storage.rocks.Databases`."""
+
+    def exists(self, path: str) -> bool:
+        return os.path.isfile(os.path.join(path, "CURRENT"))
+
+    def lock(self, path: str) -> RocksLock:
+        return RocksLock(path)
+
+    def read(self, path: str) -> RocksReader:
+        return RocksReader(path)
+
+    def create(self, path: str, *, is_large: bool) -> RocksWriter:
+        return RocksWriter(path, is_large=is_large)
+
+    def remove(self, path: str) -> None:
+        if os.path.isdir(path):
+            shutil.rmtree(path)
+            _sync_directory(os.path.dirname(path) or ".")
+
+
+def _damaged(path: str, error: Exception) -> CorruptRecord:
+    return CorruptRecord(f"the RocksDB database cannot be read: {error}", path=path, offset=0)
+
+
+def _sync_directory(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,137 @@
+"""Directories of Apache's DbLedgerStorage: read, converted, served by our storage, and converted back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pathlib
+import tarfile
+from typing import Any
+
+import pytest
+from tests.golden.test_ledger_store import (
+    FENCED_IN_JOURNAL_ONLY,
+    check_files,
+    check_ledger,
+    disk_with,
+    probe_add,
+    serve,
+)
+
+from bookies.admin import cli
+from bookies.runtime.files import OsDisk
+from bookies.runtime.rocksdb import RocksDatabases
+from bookies.storage import inspection
+from bookies.storage.ledger_store import LedgerStore
+
+pytest.importorskip("rocksdict")
+
+GOLDEN = pathlib.Path(__file__).parent / "storage"
+CASES = sorted(path.parent.name for path in GOLDEN.glob("db-*/data.tar.gz"))
+CLEAN = [name for name in CASES if name.endswith("-clean")]
+
+
+@pytest.fixture
+def bookie(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The case's directories in the current one, as the names in its cookie ask; the case's name."""
+    name: str = request.param
+    with tarfile.open(GOLDEN / name / "data.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+def files_in(directory: pathlib.Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()
+    }
+
+
+def content(path: str) -> list[list[str]]:
+    """Every key and value of a database, in hexadecimal."""
+    reader = RocksDatabases().read(path)
+    try:
+        return [
+            [key.hex(), value.hex()]
+            for keys, values in reader.pieces()
+            for key, value in zip(keys, values, strict=True)
+        ]
+    finally:
+        reader.close()
+
+
+def expected_of(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((GOLDEN / name / "expected.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("bookie", CLEAN, indirect=True)
+def test_reads_every_key_and_value_and_changes_nothing(bookie: str) -> None:
+    before = files_in(pathlib.Path())
+    for path, rows in json.loads((GOLDEN / bookie / "rocksdb.json").read_text()).items():
+        assert content(path) == rows
+    assert cli.main(["bookie", "convert", "ledgers", "--to", "index-files", "--dry-run"]) == 0
+    assert files_in(pathlib.Path()) == before
+
+
+@pytest.mark.parametrize("bookie", CASES, indirect=True)
+def test_serves_what_apache_served(bookie: str) -> None:
+    expected = expected_of(bookie)
+    logs = {str(path): path.read_bytes() for path in pathlib.Path("ledgers/current").glob("*.log")}
+    assert cli.main(["bookie", "convert", "ledgers", "--to", "index-files"]) == 0
+    files = files_in(pathlib.Path())
+    assert all(files[path] == data for path, data in logs.items())
+    check_index(expected, is_clean=bookie in CLEAN)
+
+    async def check(store: LedgerStore) -> None:
+        for ledger in expected["ledgers"]:
+            await check_ledger(store, ledger, bookie)
+
+    async def probe(store: LedgerStore) -> None:
+        for ledger in expected["ledgers"]:
+            if ledger["addProbe"] is not None and ledger["ledger"] != FENCED_IN_JOURNAL_ONLY:
+                key = bytes.fromhex(ledger["masterKey"])
+                outcome = await probe_add(store, ledger["ledger"], key, 5_000)
+                assert (outcome == "LedgerFenced") is ledger["fenced"], f"ledger {ledger['ledger']}: {outcome}"
+
+    disk = disk_with(files)
+    serve(disk, {}, check)
+    serve(disk, {}, check)
+    serve(disk, {}, probe)
+    check_files(disk, set(files))
+
+
+def check_index(expected: dict[str, Any], *, is_clean: bool) -> None:
+    """Headers and last entries, as far as Apache had flushed them."""
+    rows = {row["ledger"]: row for row in inspection.ledger_rows(OsDisk(), "ledgers")}
+    for ledger in expected["ledgers"] if is_clean else []:
+        row = rows.pop(ledger["ledger"])
+        assert row["master_key"] == ledger["masterKey"]
+        assert row["is_fenced"] == ledger["fenced"]
+        assert row.get("explicit_lac_body", "") == ledger["explicitLacBody"]
+        assert row["entries"] == len(ledger["entries"])
+        assert row["last_entry"] == (ledger["lastEntry"] if ledger["entries"] else None)
+    assert not rows or not is_clean
+
+
+@pytest.mark.parametrize("bookie", CLEAN, indirect=True)
+def test_there_and_back_is_the_same(bookie: str) -> None:
+    assert cli.main(["bookie", "convert", "ledgers", "--to", "index-files"]) == 0
+    assert cli.main(["bookie", "convert", "ledgers", "--discard-old"]) == 0
+    assert cli.main(["bookie", "convert", "ledgers", "--to", "rocksdb"]) == 0
+    for path, rows in json.loads((GOLDEN / bookie / "rocksdb.json").read_text()).items():
+        assert content(path) == rows
+    left = [path for path in files_in(pathlib.Path("ledgers/current")) if path.endswith((".idx", ".catalog"))]
+    assert all(path.startswith("index-files.before-conversion/") for path in left)
+
+
+@pytest.mark.parametrize("bookie", ["db-v6-clean"], indirect=True)
+def test_a_bookie_does_not_start_on_databases(bookie: str) -> None:
+    disk = disk_with(files_in(pathlib.Path()))
+
+    async def nothing(_: LedgerStore) -> None:
+        await asyncio.sleep(0)
+
+    with pytest.raises(Exception, match="bk bookie convert"):
+        serve(disk, {}, nothing)
+    assert not disk.locks
