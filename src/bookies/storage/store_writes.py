@@ -32,8 +32,8 @@ from bookies.errors import (
 from bookies.kernels import Records
 from bookies.runtime.ports import Buffer
 from bookies.storage import journal_format
-from bookies.storage.index import Ledger, is_vacant
 from bookies.storage.index_format import EXPLICIT_LAC_SIZE_MIN, STATE_FENCED, IndexHeader
+from bookies.storage.index_ledger import Ledger, is_vacant
 from bookies.storage.journal import Done, Journal
 from bookies.storage.opening import Opened
 from bookies.storage.store_access import StoreAccess
