@@ -97,6 +97,7 @@ async def fill(
             await asyncio.sleep(5)
             assert not adding.done(), "an answer after the failure"
             return entry_id
+        await asyncio.sleep(0.01)  # the disks are looked at meanwhile
     raise AssertionError("the disk never filled up")
 
 

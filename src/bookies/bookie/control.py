@@ -69,6 +69,20 @@ def storage_calls(store: LedgerStore) -> Mapping[str, Call]:
     return {"disks": disks}
 
 
+def mode_calls(
+    describe: Callable[[], dict[str, object]], hold_read_only: Callable[[bool], Awaitable[dict[str, object]]]
+) -> Mapping[str, Call]:
+    """What a bookie can be asked about its mode; see `BookieServer`, whose methods these are."""
+
+    async def state() -> object:
+        return describe()
+
+    async def hold(*, read_only: bool) -> object:
+        return await hold_read_only(read_only)
+
+    return {"state": state, "hold": hold}
+
+
 def scrub_calls(scrubber: Scrubber) -> Mapping[str, Call]:
     """What can be asked of the scrub."""
 

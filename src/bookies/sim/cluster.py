@@ -132,6 +132,7 @@ class SimCluster:
             "checkpoint_journal_size": 1 << 20,
             "lease_ms": int(self.lease_s * 1000),
             "gc_interval_ms": 0,
+            "control": False,
             "scrub_period_ms": 0,
         }
         config = BookieConfig(**(settings | self.bookie_settings))  # type: ignore[arg-type]

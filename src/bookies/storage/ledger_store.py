@@ -303,6 +303,11 @@ class LedgerStore(StoreWrites, StoreReads):
         """Flush and checkpoint now. Raises what prevented it; nothing is lost then."""
         await self._open().checkpointer.checkpoint()
 
+    @property
+    def was_clean(self) -> bool:
+        """Whether the life before this one had an orderly stop, or there was none."""
+        return self._open().directories.was_clean
+
     def stats(self) -> dict[str, int]:
         """Counters and gauges since the start; sizes in bytes."""
         parts = self._open()
