@@ -16,7 +16,7 @@ from bookies.admin.usage import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-VERBS = ("state", "read-only", "read-write", "space", "gc", "compact", "undelete", "why-not-deleted")
+VERBS = ("state", "disks", "read-only", "read-write", "space", "gc", "compact", "undelete", "why-not-deleted")
 _ONE_AT_A_TIME = ("read-only", "read-write")
 CONNECT_S = 5.0
 
@@ -33,6 +33,8 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     read_only.epilog = "example:  bk bookie read-only --bookie b1"
     read_write = verb(verbs, "read-write", "end what read-only has begun")
     read_write.epilog = "example:  bk bookie read-write --bookie b1"
+    disks = verb(verbs, "disks", "how full a bookie's disks are, which have failed, and why it is read-only if it is")
+    disks.epilog = "example:  bk bookie disks --bookie b1"
     space = verb(verbs, "space", "what a bookie's entry logs hold, and what keeps space from coming back")
     space.epilog = "example:  bk bookie space --bookie b1"
     collect = verb(verbs, "gc", "collect deleted ledgers and empty entry logs now")
@@ -97,7 +99,7 @@ def _call_of(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
         return "undelete", {"ledger": arguments.ledger}
     if arguments.verb == "why-not-deleted":
         return "why", {"log": arguments.log}
-    return "space", {}
+    return arguments.verb, {}
 
 
 def control_files(arguments: argparse.Namespace) -> Iterator[pathlib.Path]:

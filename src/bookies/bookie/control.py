@@ -19,6 +19,7 @@ from bookies.storage.collection import Compaction
 from bookies.storage.collector import Collector
 from bookies.storage.directories import CONTROL_FILE
 from bookies.storage.entry_log_format import parse_file_name
+from bookies.storage.ledger_store import LedgerStore
 from bookies.storage.scrub import Scrubber
 
 LINE_SIZE_MAX = 64 * 1024
@@ -57,6 +58,15 @@ def control_calls(collector: Collector) -> Mapping[str, Call]:
         return collector.why(log_id)
 
     return {"gc": gc, "compact": compact, "suspend": suspend, "undelete": undelete, "space": space, "why": why}
+
+
+def storage_calls(store: LedgerStore) -> Mapping[str, Call]:
+    """What can be asked of the storage as a whole."""
+
+    async def disks() -> object:
+        return store.disk_status()
+
+    return {"disks": disks}
 
 
 def mode_calls(

@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 
 from bookies.bookie.connection import Connection, RejectedConnection
-from bookies.bookie.control import ControlServer, control_calls, mode_calls, scrub_calls
+from bookies.bookie.control import ControlServer, control_calls, mode_calls, scrub_calls, storage_calls
 from bookies.bookie.handlers import Handlers
 from bookies.bookie.identity import admit, check_identity, identity
 from bookies.bookie.kept_mode import KeptMode
@@ -123,6 +123,7 @@ class BookieServer:
             host=self.address[0],
             port=self.address[1],
             mode=self.state.mode.value,
+            **({"reason": self.store.read_only_reason} if not self.store.is_writable else {}),
         )
 
     async def stop(self) -> None:
@@ -178,7 +179,7 @@ class BookieServer:
 
     async def _start_control(self) -> None:
         """Take calls of operators, about what there is; without them the bookie serves all the same."""
-        calls = dict(mode_calls(self.describe, self.hold_read_only))
+        calls = {**mode_calls(self.describe, self.hold_read_only), **storage_calls(self.store)}
         if self.store.collector is not None:
             calls |= control_calls(self.store.collector)
         if self.store.scrubber is not None:
@@ -244,7 +245,12 @@ class BookieServer:
         self.state.storage_is(self.store.is_writable)
         self._registration_settled.clear()
         self._registration_changed.set()
-        self._events.warning("bookie.mode", bookie=self.bookie_id, mode=self.state.mode.value)
+        self._events.warning(
+            "bookie.mode",
+            bookie=self.bookie_id,
+            mode=self.state.mode.value,
+            reason="; ".join(self._reasons()) or "there is room, and nobody holds it read-only",
+        )
 
     # -- operators -----------------------------------------------------------------------------------------------
     async def hold_read_only(self, held: bool) -> dict[str, object]:
@@ -285,7 +291,7 @@ class BookieServer:
         """Why ordinary adds are refused, and what ends that."""
         reasons = ["an operator said so; bk bookie read-write ends it"] if self.state.is_held_read_only else []
         if not self.store.is_writable:
-            reasons.append("its disks are full, or entries cannot be flushed")
+            reasons.append(self.store.read_only_reason)
         return reasons
 
     async def _unregister(self) -> None:

@@ -28,7 +28,7 @@ from bookies.sim.spoil import Mood, spoil
 from bookies.sim.trace import Trace
 from bookies.sim.witness import Witness
 from bookies.sim.workers import SimWorkers
-from bookies.storage.index import Ledger
+from bookies.storage.index_ledger import Ledger
 from bookies.storage.ledger_store import LedgerStore
 
 BOOKIE_PORT = 3181
