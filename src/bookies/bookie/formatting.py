@@ -195,10 +195,11 @@ def objections(found: Findings) -> list[str]:
     """Why it should not be done, and what follows if it is done all the same."""
     texts = []
     if found.ledgers:
+        count = "1 ledger has" if len(found.ledgers) == 1 else f"{len(found.ledgers):,} ledgers have"
         text = (
-            f"{len(found.ledgers):,} {'ledger has' if len(found.ledgers) == 1 else 'ledgers have'} entries on it ({_some(found.ledgers)}): copy them to other bookies "
-            f"first, bk bookie recover {found.bookie}. Otherwise they have a replica less; a bookie that is started "
-            "under the same name denies what it held, and a recovery may then cut a ledger short"
+            f"{count} entries on it ({_some(found.ledgers)}): copy them to other bookies first, bk bookie recover "
+            f"{found.bookie}. Otherwise they have a replica less; a bookie that is started under the same name denies "
+            "what it held, and a recovery may then cut a ledger short"
         )
         if found.only_here:
             text += (
