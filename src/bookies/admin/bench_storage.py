@@ -42,6 +42,10 @@ SETTINGS: dict[str, object] = {
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--growth", action="store_true", help="instead: the cost of many ledgers and entries")
+    parser.add_argument("--ledgers", type=int, default=50_000, help="of --growth, in all (default 50000)")
+    parser.add_argument("--open-ledgers", type=int, default=10_000, help="written to in turn (default 10000)")
+    parser.add_argument("--entries", type=int, default=10_000_000, help="of --growth (default 10000000)")
     parser.add_argument("--quick", action="store_true", help="a tenth of the data, within a minute")
     parser.add_argument(
         "--rate", type=int, default=32 << 20, help="compaction_rate_size, bytes a second (default 32 MiB)"
@@ -56,6 +60,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print."""
+    if arguments.growth:
+        from bookies.admin import bench_growth
+
+        return bench_growth.run(arguments)
     from bookies.admin.local_cluster import LocalCluster
 
     scale = 1 if arguments.quick else 10

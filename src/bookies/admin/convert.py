@@ -109,7 +109,7 @@ def _tell(arguments: argparse.Namespace, survey: Survey | None, progress: Progre
         if survey.orphans:
             print(f"{survey.orphans:,} entries of ledgers that the bookie had deleted: left out")
         for problem in survey.problems:
-            print(f"{problem}: nothing will be denied, and ordinary adds are refused, until bk bookie repair has run")
+            print(f"{problem}: of these ledgers nothing will be denied, and they take no ordinary adds")
         for ledger_id, entry_id in survey.damaged[:10]:
             print(f"entry {entry_id} of ledger {ledger_id} is not where the index says")
         if survey.damaged_count:

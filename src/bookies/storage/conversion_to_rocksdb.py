@@ -210,15 +210,18 @@ class ToRocks(Conversion):
                     self._disk.rename(path + BUILDING, path)
             sync_directory(self._disk, directory)
         for directory in self._indexes:
-            names = self._index_names(directory)
-            places = dict.fromkeys(posixpath.dirname(name) for name in names)
-            for place in places:
-                self._disk.make_directories(posixpath.join(directory, INDEX_ASIDE, place))
-            for name in names:
-                self._disk.rename(posixpath.join(directory, name), posixpath.join(directory, INDEX_ASIDE, name))
-            for place in places:
-                sync_directory(self._disk, posixpath.join(directory, INDEX_ASIDE, place))
-                sync_directory(self._disk, posixpath.join(directory, place))
+            kept = posixpath.join(directory, INDEX_ASIDE)
+            moves = [
+                (posixpath.join(directory, name), posixpath.join(kept, name)) for name in self._index_names(directory)
+            ]
+            places = list(dict.fromkeys((posixpath.dirname(old), posixpath.dirname(new)) for old, new in moves))
+            for _, place in places:
+                self._disk.make_directories(place)
+            for old, new in moves:
+                self._disk.rename(old, new)
+            for old, new in places:
+                sync_directory(self._disk, new)
+                sync_directory(self._disk, old)
             summaries = posixpath.join(directory, rocks.LOG_SUMMARIES)
             if self._databases.exists(summaries):
                 self._disk.rename(summaries, summaries + ASIDE)

@@ -19,7 +19,7 @@ from typing import Any
 from bookies.errors import CorruptRecord
 from bookies.model import ENTRY_HEADER_SIZE
 from bookies.runtime.ports import Disk
-from bookies.storage import cookie, entry_log_format, index_format, journal_format, mark_format
+from bookies.storage import cookie, entry_log_format, index_format, journal_format, mark_format, status_format
 from bookies.storage.record_scan import RECORD_SIZE_MAX, RECORD_SIZE_MIN, Batch, EndKind, ScanEnd
 
 Row = dict[str, Any]
@@ -328,8 +328,9 @@ def _item(disk: Disk, path: str, name: str) -> Row:
         return {"kind": "guard", "size": size, "detail": "keeps Apache's bookie from making an empty database here"}
     if name == "CONVERSION":
         return {"kind": "conversion", "size": size, "detail": "it was interrupted: repeat bk bookie convert"}
-    if name == "BOOKIE_STATUS":
-        return {"kind": "status", "size": size, "detail": first.decode("utf-8", "replace").strip()}
+    if name == status_format.FILE_NAME:
+        held = ", held by an operator" if status_format.parse(first, path=path).is_held else ""
+        return {"kind": "status", "size": size, "detail": f"{first.decode().strip()}{held}"}
     return {"kind": "unknown", "size": size}
 
 

@@ -14,6 +14,7 @@ from bookies.storage import (
     journal_format,
     mark_format,
     removal_format,
+    rocks,
     scrub_format,
 )
 from bookies.storage.journal_group import TRAILER_SIZE, parse_trailer
@@ -68,6 +69,18 @@ def test_entry_log() -> None:
 def test_index() -> None:
     slots = b"".join(entry_log_format.location(31, offset).to_bytes(8, "big") for offset in (0x404, 0x431))
     check("index.md", index_format.pack_header(index_format.IndexHeader(KEY, 1, LAC)) + slots)
+
+
+def test_rocksdb() -> None:
+    text = (DOCS / "rocksdb.md").read_text()
+    header = index_format.IndexHeader(KEY, index_format.STATE_FENCED, LAC)
+    rows = [("ledgers", rocks.pack_key(7), rocks.pack_ledger_data(header))]
+    for key, offset in zip(rocks.entry_keys(7, range(2)), (0x404, 0x431), strict=True):
+        rows.append(("locations", key, entry_log_format.location(31, offset).to_bytes(8, "big")))
+    for database, key, value in rows:
+        assert f"| `{database}` | `{key.hex()}` | `{value.hex()}` |" in text
+    for name, (number, _) in rocks.LEDGER_DATA.by_name.items():
+        assert re.search(rf" {name} +{'='} {number};", text)
 
 
 def test_last_mark() -> None:
