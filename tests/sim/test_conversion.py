@@ -5,6 +5,7 @@ Two directories, whose entry logs have the same ids, as Apache numbers them. Dat
 
 from __future__ import annotations
 
+import dataclasses
 from random import Random
 
 import pytest
@@ -154,6 +155,27 @@ def test_entries_in_logs_of_another_directory() -> None:
     discard(disk)
     run(disk, ToIndexFiles)  # the log has an id of its own in each directory again
     assert in_index_files(disk) == LEDGERS
+
+
+def test_index_directories_of_their_own() -> None:
+    disk = apache_bookie()
+    for ledgers, indexes in (("a", "x"), ("b", "y")):
+        for name in rocks.NAMES:
+            disk.put(f"{indexes}/current/{name}", disk.read_bytes(f"{ledgers}/current/{name}"))
+            disk.unlink(f"{ledgers}/current/{name}")
+    before = disk.files()
+    config = dataclasses.replace(CONFIG, index_directories=("x", "y"))
+    for kind in (ToIndexFiles, ToRocks):
+        conversion = kind(disk, FakeDatabases(disk), config, lambda *_: None)
+        conversion.open()
+        conversion.convert(conversion.survey())
+        conversion.discard_old()
+        conversion.close()
+        names = {path.partition("/")[0] for path in disk.files() if path.endswith((".idx", ".catalog"))}
+        assert names == ({"x", "y"} if kind is ToIndexFiles else set())
+    logs = {path for path in disk.files() if path.endswith(".log")}
+    assert logs == {"a/current/0.log", "b/current/1.log"}
+    assert disk.files("x") == {path: data for path, data in before.items() if path.startswith("x/")}
 
 
 @pytest.mark.parametrize("kind", [ToIndexFiles, ToRocks])

@@ -157,6 +157,7 @@ class Conversion(ABC):
             raise StorageError(f"a conversion is under way here; go on with it: bk bookie convert --to {self.target}")
         self._check_source()
         survey = self._survey()
+        survey.is_dirty = not self._directories.was_clean
         self._check_room(self._room_needed(survey))
         return survey
 
