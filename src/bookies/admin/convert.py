@@ -11,7 +11,7 @@ import argparse
 from bookies.admin.common import Progress, print_json
 from bookies.admin.repair import replay_and_repair
 from bookies.admin.usage import UsageError
-from bookies.config import BookieConfig
+from bookies.config import BookieConfig, from_environment
 from bookies.errors import CorruptRecord, StorageError
 from bookies.runtime import aio
 from bookies.runtime.files import OsDisk
@@ -56,7 +56,8 @@ def config_of(disk: OsDisk, path: str) -> BookieConfig:
             raise StorageError(
                 f"{directory}, which the cookie in {path} names, is not there; relative names count from here"
             )
-    return BookieConfig(
+    return from_environment(
+        BookieConfig,
         journal_directories=tuple(journals),
         ledger_directories=tuple(ledgers),
         index_directories=() if indexes == ledgers else tuple(indexes),

@@ -157,6 +157,7 @@ class Conversion(ABC):
             raise StorageError(f"a conversion is under way here; go on with it: bk bookie convert --to {self.target}")
         self._check_source()
         survey = self._survey()
+        survey.is_dirty = not self._directories.was_clean
         self._check_room(self._room_needed(survey))
         return survey
 
@@ -207,8 +208,8 @@ class Conversion(ABC):
     def _survey(self) -> Survey: ...
 
     @abstractmethod
-    def _room_needed(self, survey: Survey) -> list[int]:
-        """Bytes by index directory."""
+    def _room_needed(self, survey: Survey) -> list[tuple[str, int]]:
+        """(directory, bytes), any number for each."""
 
     @abstractmethod
     def _links(self, survey: Survey) -> list[tuple[int, int, int]]: ...
@@ -261,10 +262,13 @@ class Conversion(ABC):
         if expected:
             raise StorageError("it is missing in what was written", ledger_id=min(expected))
 
-    def _check_room(self, needed: list[int]) -> None:
+    def _check_room(self, needed: list[tuple[str, int]]) -> None:
         """Directories of one file system report the same numbers, and share them."""
+        sizes: dict[str, int] = {}
+        for directory, size in needed:
+            sizes[directory] = sizes.get(directory, 0) + size
         of_system: dict[tuple[int, int], tuple[str, int]] = {}
-        for directory, size in zip(self._indexes, needed, strict=True):
+        for directory, size in sizes.items():
             usage = self._disk.usage(directory)
             place, before = of_system.get(usage, (directory, 0))
             of_system[usage] = place, before + size

@@ -81,16 +81,14 @@ def read_part(file: File, offset: int, stop: int, record_size_max: int) -> Part:
         return Part(offset, data, starts[: count + 1], pieces, end, problem)
     rest = data[starts[-1] :]
     after = end
-    if reason == "zero" and len(rest) == stop - end and not rest.strip(b"\0"):
-        after = stop
-    elif reason == "zero" and len(rest) < stop - end and not rest.strip(b"\0"):
+    if reason == "zero":
         after, problem = _skip_zeros(file, end, stop)
     elif reason == "negative":
         block_end = min(stop, end - end % layout.DIRECT_BLOCK + layout.DIRECT_BLOCK)
         after = block_end
         if file.pread(block_end - end, end).strip(layout.DIRECT_PADDING):
             problem = f"no record can begin with {WORD.unpack_from(rest)[0]:#010x}"
-    elif reason in ("zero", "large"):
+    elif reason == "large":
         problem = f"no record has {WORD.unpack_from(rest)[0]:,} bytes"
     elif reason == "short" and (offset + len(data) >= stop or len(starts) == 1):
         after = stop

@@ -112,6 +112,9 @@ class _Log:
         except CorruptRecord as error:
             self.problem = f"its header is damaged: {error}"
             return
+        except OSError as error:
+            self.problem = f"its header cannot be read: {error.strerror or error}"
+            return
         if not self.is_active and header is not None and header.map_offset:
             self.ledgers_map = layout.read_ledgers_map(self.file.pread, self.stop)
             if self.ledgers_map is None:
@@ -188,7 +191,8 @@ class LogScrub:
             if not found:
                 log.problem = "its ledgers map does not say what it holds"
             findings += found
-        if log.problem:
+        # Of a log in which nothing lives a crash may have left anything.
+        if log.problem and await self._least(log, 0) is not None:
             findings.append(Finding(log.log_id, 0, -1, 0, 0, log.problem, self._clock.wall_ms()))
         return findings
 
@@ -245,14 +249,17 @@ class LogScrub:
     async def _pass_over(self, log: _Log, part: Part) -> int:
         """Where the next live entry begins behind something that is no record; the end of the log without one."""
         behind = part.after + (0 if part.data else UNREADABLE)
-        least: int | None = None
-        for ledger_id in log.ledger_ids:
-            found = await self._look(ledger_id, IndexFiles.least_offset, log.log_id, behind + 4)
-            if found is not None and (least is None or found < least):
-                least = found
+        least = await self._least(log, behind + 4)
         position = log.stop if least is None else min(least - 4, log.stop)
         self._doubt(log, part.after, position)
         return position
+
+    async def _least(self, log: _Log, behind: int) -> int | None:
+        """The least offset of a body behind this one that the index names in the log."""
+        offsets = [
+            await self._look(ledger_id, IndexFiles.least_offset, log.log_id, behind) for ledger_id in log.ledger_ids
+        ]
+        return min((offset for offset in offsets if offset is not None), default=None)
 
     async def _look(self, ledger_id: int, look: Callable[..., T], *arguments: object) -> T | None:
         """Go through the slots of a ledger; None if it was deleted meanwhile. Raises: ReadFailed."""
