@@ -140,9 +140,9 @@ def _difference(master: Cookie, kind: str, before: Sequence[str], now: Sequence[
         return (
             f"{_listed(gone)} {'is' if len(gone) == 1 else 'are'} not named any more. {UNCHANGED} Without what is in "
             f"there the bookie would deny entries that it has acknowledged: {as_before}; a disk that is mounted "
-            "elsewhere now has to be mounted, or linked, under its old name. To do without it for good, give the bookie up: "
-            f"`bk bookie recover {master.bookie}` copies what it holds to others, `bk bookie format` empties its "
-            "directories"
+            "elsewhere now has to be mounted, or linked, under its old name. To do without it for good, give the "
+            f"bookie up: `bk bookie recover {master.bookie}` copies what it holds to others, `bk bookie format` "
+            "empties its directories"
         )
     if not new:
         return (
