@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pathlib
+import tarfile
 from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
@@ -20,6 +22,7 @@ from bookies.runtime.ports import Lock
 from bookies.sim.cluster import SimClock
 from bookies.sim.disk import LOSSES, Loss, SimDisk
 from bookies.sim.loop import Crashed, SimLoop
+from bookies.storage import cookie
 from bookies.storage.admission import Decision
 from bookies.wire.messages import ReadRequest
 
@@ -35,6 +38,9 @@ GROWN = BookieConfig(
     index_directories=("/i", "/i2"),
     allow_storage_expansion=True,
 )
+
+
+GOLDEN = pathlib.Path(__file__).parents[2] / "golden" / "storage"
 
 
 class Place:
@@ -84,7 +90,7 @@ def test_a_first_start_and_others() -> None:
     assert place.start(GROWN) is Decision.EXPANDED
     assert set(place.disk.files().values()) == {place.cookie()}
     assert place.start(GROWN) is Decision.OK
-    with pytest.raises(CookieMismatch, match="/l2 is missing"):
+    with pytest.raises(CookieMismatch, match="/l2 is not named any more"):
         place.start(CONFIG)
 
 
@@ -206,6 +212,35 @@ def test_one_disk_for_two_directories(caplog: pytest.LogCaptureFixture) -> None:
     assert "bookie.shared_disk" in caplog.text
 
 
+@pytest.mark.parametrize("case", ["interleaved-v6-clean", "sorted-v5-crash", "interleaved-multi-crash"])
+def test_cookies_of_apaches_bookies(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their directories, and their cookie in the store, are taken as they are."""
+    place = Place()
+    with tarfile.open(GOLDEN / case / "data.tar.gz") as archive:
+        for member in archive:
+            if member.isfile() and (file := archive.extractfile(member)) is not None:
+                place.disk.put(member.name.removeprefix("./"), file.read())
+    files = place.disk.files()
+    data = next(data for path, data in files.items() if path.endswith("/current/VERSION"))
+    found = cookie.parse(data)
+    config = BookieConfig(
+        bookie_id=found.bookie,
+        journal_directories=found.journals,
+        ledger_directories=found.ledger_directories,
+        index_directories=found.index_directories or (),
+    )
+
+    async def instance_id(driver: MemoryDriver) -> str | None:
+        return found.instance_id
+
+    monkeypatch.setattr(MemoryDriver, "instance_id", instance_id)
+    with pytest.raises(CookieMismatch, match="holds data of it: this is another metadata store"):
+        place.start(config)
+    place.store.create_cookie(BookieId(found.bookie), data)
+    assert place.start(config) is Decision.OK
+    assert place.disk.files() == files
+
+
 # -- whole bookies ----------------------------------------------------------------------------------------------------
 
 
@@ -262,7 +297,7 @@ def test_a_bookie_grows_by_a_directory(world: World, kind: str) -> None:
             assert {"VERSION", "lastId", "lastMark"} <= names
             assert [name for name in names if name.endswith(".log")], "new logs go there too"
         assert [name for name in names if name.endswith(".idx")]
-        with pytest.raises(CookieMismatch, match=r"/more is missing.*bk bookie recover b1"):
+        with pytest.raises(CookieMismatch, match=r"/more is not named any more.*bk bookie recover b1"):
             await world.start(**small)
 
     world.run(body)

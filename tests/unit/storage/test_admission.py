@@ -166,12 +166,25 @@ ORDER = "in the same order"
 ADVICE = {
     "a ledger directory is gone": (
         {"ledger_directories": ("/d2/ledgers", "/d3/ledgers", "/d4")},
-        ["/d4 is missing", "mounted, or linked, under its old name", "bk bookie recover b3", "bk bookie format"],
+        [
+            "/d4 is not named any more",
+            "mounted, or linked, under its old name",
+            "bk bookie recover b3",
+            "bk bookie format",
+        ],
     ),
-    "a journal is gone": ({"journal_directories": "/d1/journal,/d9"}, ["/d9 is missing", "bk bookie recover b3"]),
+    "a journal is gone": (
+        {"journal_directories": "/d1/journal,/d9"},
+        ["/d9 is not named any more", "bk bookie recover b3"],
+    ),
     "a ledger directory is elsewhere": (
         {"ledger_directories": ("/old", "/d3/ledgers")},
-        ["were /old, /d3/ledgers", "now they are /d2/ledgers, /d3/ledgers", "/old is missing", "under its old name"],
+        [
+            "were /old, /d3/ledgers",
+            "now they are /d2/ledgers, /d3/ledgers",
+            "/old is not named any more",
+            "under its old name",
+        ],
     ),
     "ledger directories in another order": (
         {"ledger_directories": ("/d3/ledgers", "/d2/ledgers")},
@@ -179,7 +192,7 @@ ADVICE = {
     ),
     "journals in another order": (
         {"journal_directories": "/d9,/d1/journal"},
-        ["/d9 is missing"],
+        ["/d9 is not named any more"],
     ),
     "a new ledger directory": (
         {"ledger_directories": ("/d2/ledgers",)},
