@@ -344,9 +344,11 @@ class LogScrub:
         return (Place(offset - 4, ledger_id, entry_id) if offset else None), log_id
 
     async def _problem_at(self, log_id: int, place: Place) -> str:
-        paths = await self._worker.run(find_logs, self._disk, self._parts.directories.ledgers)
+        directories = self._parts.directories.ledgers
+        good = self._parts.health.good(directories)
+        paths = await self._worker.run(find_logs, self._disk, good)
         if log_id not in paths:
-            return "its entry log is gone"
+            return "its entry log is gone" if len(good) == len(directories) else "its directory has failed"
         kinds = await self._kinds.of([place.ledger_id])
         await self._pay(CHUNK_SIZE >> 8)
         return await self._worker.run(
