@@ -92,7 +92,6 @@ class Conversion(ABC):
     """One bookie's. `config` names its directories; index and ledger directories are pairs."""
 
     target: str
-    source_name: str
 
     def __init__(self, disk: Disk, databases: Databases, config: BookieConfig, on_progress: Progress) -> None:
         self._disk = disk
