@@ -92,7 +92,6 @@ class Conversion(ABC):
     """One bookie's. `config` names its directories; index and ledger directories are pairs."""
 
     target: str
-    source_name: str
 
     def __init__(self, disk: Disk, databases: Databases, config: BookieConfig, on_progress: Progress) -> None:
         self._disk = disk
@@ -208,8 +207,8 @@ class Conversion(ABC):
     def _survey(self) -> Survey: ...
 
     @abstractmethod
-    def _room_needed(self, survey: Survey) -> list[int]:
-        """Bytes by index directory."""
+    def _room_needed(self, survey: Survey) -> list[tuple[str, int]]:
+        """(directory, bytes), any number for each."""
 
     @abstractmethod
     def _links(self, survey: Survey) -> list[tuple[int, int, int]]: ...
@@ -262,10 +261,13 @@ class Conversion(ABC):
         if expected:
             raise StorageError("it is missing in what was written", ledger_id=min(expected))
 
-    def _check_room(self, needed: list[int]) -> None:
+    def _check_room(self, needed: list[tuple[str, int]]) -> None:
         """Directories of one file system report the same numbers, and share them."""
+        sizes: dict[str, int] = {}
+        for directory, size in needed:
+            sizes[directory] = sizes.get(directory, 0) + size
         of_system: dict[tuple[int, int], tuple[str, int]] = {}
-        for directory, size in zip(self._indexes, needed, strict=True):
+        for directory, size in sizes.items():
             usage = self._disk.usage(directory)
             place, before = of_system.get(usage, (directory, 0))
             of_system[usage] = place, before + size

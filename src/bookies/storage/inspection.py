@@ -317,6 +317,8 @@ def _item(disk: Disk, path: str, name: str) -> Row:
         row = _mark_row(disk, path)
         detail = f"{row['journal_file']} at {row['offset']:,}" if "journal" in row else row["problem"]
         return {"kind": "mark", "size": size, "detail": detail}
+    if name == cookie.EMPTYING:
+        return {"kind": "format", "size": size, "detail": "it is being emptied: repeat bk bookie format"}
     if name == cookie.FILE_NAME:
         found = cookie.parse(first if size <= len(first) else disk.read_bytes(path), path=path)
         return {"kind": "cookie", "size": size, "detail": f"bookie {found.bookie}, instance {found.instance_id}"}
