@@ -14,14 +14,14 @@ import pytest
 
 from bookies.bookie.identity import admit, identities
 from bookies.config import BookieConfig
-from bookies.errors import ConfigError, CookieExists, CookieMismatch, Status
+from bookies.errors import ConfigError, CookieExists, CookieMismatch, Status, StorageError
 from bookies.metadata.memory import MemoryDriver, MemoryStore
 from bookies.model import BookieId
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Lock
 from bookies.sim.cluster import SimClock
 from bookies.sim.disk import LOSSES, Loss, SimDisk
-from bookies.sim.loop import Crashed, SimLoop
+from bookies.sim.loop import Crashed, Participant, SimLoop
 from bookies.storage import cookie
 from bookies.storage.admission import Decision
 from bookies.wire.messages import ReadRequest
@@ -196,6 +196,18 @@ def test_a_missing_disk_is_not_made_up() -> None:
     assert not place.disk.is_directory("/l2")
 
 
+def test_databases_do_not_take_more_directories() -> None:
+    """Where a ledger is in them follows from the number of directories. [F-2]"""
+    place = Place()
+    place.start(CONFIG)
+    place.disk.put("/i/current/locations/CURRENT", b"MANIFEST-1")
+    before = place.disk.files()
+    with pytest.raises(StorageError, match=r"RocksDB.*Nothing was changed. Convert it: bk bookie convert"):
+        place.start(GROWN)
+    assert place.disk.files() == before
+    assert not place.disk.is_directory("/l2")
+
+
 def test_one_disk_for_two_directories(caplog: pytest.LogCaptureFixture) -> None:
     place = Place()
     strict = BookieConfig(**{**vars(CONFIG), "allow_multiple_dirs_under_same_disk_partition": False})
@@ -301,6 +313,75 @@ def test_a_bookie_grows_by_a_directory(world: World, kind: str) -> None:
             await world.start(**small)
 
     world.run(body)
+
+
+async def start_and_crash(world: World, step: int, **settings: Any) -> bool:
+    """A life of a bookie, at whose disk call `step` the power fails. Whether it came to its end before that."""
+    victim, loop = world.bookie_host, world.loop
+    crashed: asyncio.Future[None] = loop.create_future()
+    ended: asyncio.Future[None] = loop.create_future()
+    server = await world.on_bookie(world.new_server(**settings))
+    _, driver = world.forget_last()
+
+    async def life() -> None:
+        await server.start()
+        await server.stop()
+
+    def crash() -> None:
+        victim.kill()
+        crashed.set_result(None)
+
+    world.disk.on_crash = crash
+    world.disk.crash_at = world.disk.call_count + step
+    task = victim.create_task(life())
+    task.add_done_callback(lambda _: ended.set_result(None), context=loop.world.copy())
+    await asyncio.wait([crashed, ended], return_when=asyncio.FIRST_COMPLETED)
+    world.disk.crash_at = None
+    if not crashed.done():
+        task.result()
+        await driver.close()
+        return True
+    world.network.crash(victim, is_silent=False)
+    world.bookie_host = Participant(loop, "bookie")
+    await driver.close()
+    return False
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_crash_anywhere_in_a_whole_start(grows: bool) -> None:
+    """Cookies, storage and mode: the next start serves, and what there was is there."""
+    small: dict[str, Any] = {"persist_bookie_status": True, "control": False}
+    more = {"ledger_directories": ("/ledgers", "/more"), "allow_storage_expansion": True} if grows else {}
+
+    def life(step: int) -> bool:
+        """Whether the crash came only after the start."""
+        world = World(step)
+
+        async def body(world: World) -> bool:
+            if grows:
+                server = await world.start(**small)
+                client = await world.connect(server)
+                await client.add(adds(1, range(10)))
+                await world.on_bookie(server.stop())
+                world.forget_last()
+            if await start_and_crash(world, step, **small, **more):
+                return True
+            world.disk.crash(LOSSES[step % len(LOSSES)])
+            server = await world.start(**small, **more)
+            client = await world.connect(server)
+            if grows:
+                assert (await client.ask(ReadRequest(2, 0, 1, 9))).status is Status.OK
+            assert (await client.add(adds(2, [0])))[0].status is Status.OK
+            await world.on_bookie(server.stop())
+            server = await world.start(**(small | more | {"allow_storage_expansion": False}))
+            return False
+
+        return world.run(body)
+
+    step = 1
+    while not life(step):
+        step += 3
+    assert step > 80
 
 
 def test_a_bookie_moves_to_another_address(world: World) -> None:

@@ -394,22 +394,26 @@ def test_a_crash_at_every_step_of_stamping(loss: Loss) -> None:
     assert step > 20
 
 
+@pytest.mark.parametrize("layout", [3, 4, 5])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_crash_at_every_step_of_an_expansion(loss: Loss) -> None:
-    """The next start with leave to grow completes it; after that it starts without."""
-    old = replaced(ledger_directories=("/d2/ledgers",))
+def test_a_crash_at_every_step_of_an_expansion(loss: Loss, layout: int) -> None:
+    """The next start with leave to grow completes it; after that it starts without, and all is of the newest layout."""
+    old = replaced(
+        ledger_directories=("/d2/ledgers",), layout=layout, instance_id=None if layout == 3 else MASTER.instance_id
+    )
+    packed = old.pack() if layout == 5 else pack_old(old)
     grown = replaced(ledger_directories=("/d2/ledgers", "/d3/ledgers", "/d4"))
     directories = [*DIRECTORIES, "/d4"]
     step = 0
     while True:
         step += 1
         disk = SimDisk(Random(step))
-        check_directories(disk, old, DIRECTORIES[:2], None)
-        disk.put("/d2/ledgers/current/0.log", b"data")
-        disk.put("/d1/journal/current/1.txn", b"data")
+        for directory, name in (("/d1/journal", "1.txn"), ("/d2/ledgers", "0.log")):
+            disk.put(f"{directory}/current/VERSION", packed)
+            disk.put(f"{directory}/current/{name}", b"data")
         before = disk.call_count
         disk.crash_at = before + step
-        stored = old.pack()
+        stored = packed
         try:
             check_directories(disk, grown, directories, stored, allow_expansion=True)
             stored = grown.pack()
@@ -421,6 +425,7 @@ def test_a_crash_at_every_step_of_an_expansion(loss: Loss) -> None:
         assert decision is (Decision.OK if is_done else Decision.EXPANDED)
         disk.crash(loss)
         assert check_directories(disk, grown, directories, grown.pack()) is Decision.OK
+        assert {disk.read_bytes(f"{each}/current/VERSION") for each in directories} == {grown.pack()}
         if is_done:
             break
     assert step > 25
