@@ -448,6 +448,24 @@ def test_everything_is_verified_once_per_period(small: Any) -> None:
     assert made.live(script)
 
 
+def test_a_directory_that_cannot_be_listed_holds_up_nothing_else(small: Any) -> None:
+    made, records = small(ledgers=2), records_of()
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        begin(store, records)
+        await fill(store, promises, 24)
+        everything = (await scrub(store))["verified_bytes"]
+        made.disk.fail("list", "/ledgers1/current", lambda: OSError(5, "Input/output error"), count=1000)
+        status = await scrub(store)
+        assert 0 < int(status["verified_bytes"]) < int(everything)
+        assert int(status["left_bytes"]) == 0
+        made.disk.faults.clear()
+        assert damaged(status) == set()
+        assert (await scrub(store))["verified_bytes"] == everything
+
+    assert made.live(script, stops=False)
+
+
 def kept(made: Any) -> scrub_format.Progress:
     """What the durable copies say; of two directories."""
     copies = [

@@ -57,11 +57,15 @@ class DigestKinds:
 
     async def of(self, ledger_ids: Iterable[int]) -> dict[int, DigestType | None]:
         """None: nobody knows, as the ledger is gone, too old to say, or the store does not answer now."""
-        return {ledger_id: await self._of(ledger_id) for ledger_id in dict.fromkeys(ledger_ids)}
+        found: dict[int, DigestType | None] = {}
+        for ledger_id in ledger_ids:
+            if ledger_id in self._known:
+                found[ledger_id] = self._known[ledger_id]
+            elif ledger_id not in found:
+                found[ledger_id] = await self._ask(ledger_id)
+        return found
 
-    async def _of(self, ledger_id: int) -> DigestType | None:
-        if ledger_id in self._known:
-            return self._known[ledger_id]
+    async def _ask(self, ledger_id: int) -> DigestType | None:
         loop = asyncio.get_running_loop()
         kind: DigestType | None = None
         if loop.time() < self._ask_from:
@@ -200,23 +204,24 @@ class LogScrub:
         try:
             part = await self._worker.run(read_part, log.file, position, log.stop, self._size_max)
         except OSError as error:
-            return Part(position, b"", [0], [], position, f"it cannot be read: {error.strerror or error}")
+            return Part(position, b"", [0], [], [], position, f"it cannot be read: {error.strerror or error}")
         if not log.is_active:
             log.file.drop_cache(position, part.after - position)
         return part
 
     async def _judge(self, log: _Log, part: Part) -> None:
         """What is proven, what cannot be checked, and what is in doubt."""
-        kinds = await self._kinds.of(piece.ledger_id for piece in part.pieces)
-        for piece, proof in await self._worker.run(check, part, kinds):
-            size = part.starts[piece.stop] - part.starts[piece.start]
-            if log.sizes is not None:
-                log.sizes[piece.ledger_id] = log.sizes.get(piece.ledger_id, 0) + size
+        kinds = await self._kinds.of(part.ledger_ids)
+        checked, sizes = await self._worker.run(check, part, kinds)
+        if log.sizes is not None:
+            for ledger_id, size in sizes.items():
+                log.sizes[ledger_id] = log.sizes.get(ledger_id, 0) + size
+        for piece, proof in checked:
             if proof is Proof.PROVEN:
-                self.counts.verified += size
+                self.counts.verified += part.at(piece.stop) - part.at(piece.start)
                 log.open_from = None
             elif proof is Proof.FAILED:
-                log.spans.failed_count += len(piece.entry_ids)
+                log.spans.failed_count += 1
                 self._doubt(log, part.at(piece.start), part.at(piece.stop))
             else:
                 await self._judge_open(log, part, piece)
@@ -344,9 +349,11 @@ class LogScrub:
         return (Place(offset - 4, ledger_id, entry_id) if offset else None), log_id
 
     async def _problem_at(self, log_id: int, place: Place) -> str:
-        paths = await self._worker.run(find_logs, self._disk, self._parts.directories.ledgers)
+        directories = self._parts.directories.ledgers
+        good = self._parts.health.good(directories)
+        paths = await self._worker.run(find_logs, self._disk, good)
         if log_id not in paths:
-            return "its entry log is gone"
+            return "its entry log is gone" if len(good) == len(directories) else "its directory has failed"
         kinds = await self._kinds.of([place.ledger_id])
         await self._pay(CHUNK_SIZE >> 8)
         return await self._worker.run(

@@ -22,22 +22,31 @@ def finding(entry: int, *, log_id: int = 3, ledger_id: int = 7, problem: str = "
 
 def test_a_pass_takes_what_was_there_the_longest_unverified_first() -> None:
     plan = plan_of(1, 2, 3)
-    assert plan.next_log() == 1
+    assert plan.next_log((1, 2, 3)) == 1
     assert plan.start_log(1, 2000) == 0
     plan.reached(1, 500)
     plan.reached(1, 400)  # never back
     assert plan.start_log(1, 9000) == 500
     plan.finish_log(1)
     plan.see((1, 2, 4), 3000, is_new_pass=False)  # 3 is gone, 4 is the next pass's
-    assert plan.next_log() == 2
-    assert plan.next_log(but=[2]) is None
+    assert plan.next_log((1, 2, 4)) == 2
+    assert plan.next_log((1, 2, 4), but=[2]) is None
+    assert plan.next_log((1, 4)) is None  # 2 is in a directory that has failed
     plan.start_log(2, 3500)
     plan.finish_log(2)
-    assert plan.next_log() is None
+    assert plan.next_log((1, 2, 4)) is None
     assert plan.progress.logs[1].good_ms == 2000
     plan.end(4000)
     plan.begin(5000)
-    assert (plan.next_log(), plan.next_log(but=[1])) == (1, 4)
+    assert (plan.next_log((1, 2, 4)), plan.next_log((1, 2, 4), but=[1])) == (1, 4)
+
+
+def test_logs_of_a_directory_that_has_failed_are_kept_in_mind() -> None:
+    plan = plan_of(1, 2)
+    plan.see((1,), 2000, is_new_pass=False, is_whole=False)
+    assert list(plan.progress.logs) == [1, 2]
+    plan.see((1,), 2000, is_new_pass=False)
+    assert list(plan.progress.logs) == [1]
 
 
 def test_a_pass_is_due_a_period_after_the_last_one_began() -> None:
