@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import hashlib
 import json
+import math
 import os
 import pathlib
 import random
@@ -262,7 +263,9 @@ class Chaos:
 
     def _stream(self, run: Run, directory: pathlib.Path, log: str, chance: random.Random) -> None:
         """Lives of drivers until one comes to the end of the stream."""
-        next_kill = time.monotonic() + chance.uniform(*KILLS_S)
+        queries = directory / "queries"
+        begun = 0  # bytes of that file: where nothing has begun yet there is nothing to interrupt
+        next_kill = math.inf
         while run.lives < DRIVER_LIVES_MAX:
             run.lives += 1
             if self._driver is None:
@@ -273,11 +276,14 @@ class Chaos:
                 time.sleep(0.1)
                 if (directory / "done").exists():
                     return
+                if queries.exists() and queries.stat().st_size > begun:
+                    begun = queries.stat().st_size
+                    next_kill = time.monotonic() + chance.uniform(*KILLS_S)
                 if time.monotonic() > next_kill:
                     next_kill = time.monotonic() + chance.uniform(*KILLS_S)
                     self._kill(run, chance)
             self._driver.end()
-            self._driver = None
+            self._driver, next_kill = None, math.inf
         run.problem = f"no end after {run.lives} lives of the driver"
 
     def _kill(self, run: Run, chance: random.Random) -> None:
