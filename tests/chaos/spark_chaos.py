@@ -54,7 +54,7 @@ BOOKIES = 4
 DRIVER_LIVES_MAX = 60
 DRIVER_TIMEOUT_S = 600
 QUERIES_MAX = 60  # of one stream, in one life of the driver
-KILLS_S = (3, 20)  # from one to the next, at random
+KILLS_S = (0.2, 5)  # from a batch's commit to a kill, at random
 REAP_S = 20  # for tasks of queries that failed to come to their end
 
 
@@ -263,9 +263,8 @@ class Chaos:
 
     def _stream(self, run: Run, directory: pathlib.Path, log: str, chance: random.Random) -> None:
         """Lives of drivers until one comes to the end of the stream."""
-        queries = directory / "queries"
-        begun = 0  # bytes of that file: where nothing has begun yet there is nothing to interrupt
-        next_kill = math.inf
+        # A kill at most for each batch that was committed, so that a slow machine comes to the end too.
+        commits, seen, next_kill = directory / "checkpoint" / "commits", -1, math.inf
         while run.lives < DRIVER_LIVES_MAX:
             run.lives += 1
             if self._driver is None:
@@ -276,14 +275,14 @@ class Chaos:
                 time.sleep(0.1)
                 if (directory / "done").exists():
                     return
-                if queries.exists() and queries.stat().st_size > begun:
-                    begun = queries.stat().st_size
-                    next_kill = time.monotonic() + chance.uniform(*KILLS_S)
+                count = len(list(commits.glob("[0-9]*"))) if (directory / "queries").exists() else -1
+                if count > seen:
+                    seen, next_kill = count, time.monotonic() + chance.uniform(*KILLS_S)
                 if time.monotonic() > next_kill:
-                    next_kill = time.monotonic() + chance.uniform(*KILLS_S)
+                    next_kill = math.inf
                     self._kill(run, chance)
             self._driver.end()
-            self._driver, next_kill = None, math.inf
+            self._driver = None
         run.problem = f"no end after {run.lives} lives of the driver"
 
     def _kill(self, run: Run, chance: random.Random) -> None:
