@@ -58,7 +58,7 @@ async def _format(arguments: argparse.Namespace) -> int:
     path = _directory_of(arguments.bookie)
     found = formatting.find(runtime.disk, path)
     if found is None:
-        return _end(arguments, f"{path} is empty: nothing to do", {"directories": [], "files": 0})
+        return _end(arguments, f"{path} is empty: nothing to do there", {"directories": [], "files": 0})
     locks = formatting.lock(runtime.disk, found)
     try:
         driver = connect(metadata_uri(arguments), runtime, may_create=False)

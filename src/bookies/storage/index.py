@@ -413,7 +413,7 @@ class LedgerIndex:
 
     async def look_through(self, ledger: Ledger, look: Callable[..., T], *arguments: object) -> T:
         """Have a reader go through the slots of a ledger. Raises: ReadFailed, also when some are missing by damage."""
-        for _ in range(LOOK_TRIES):
+        for attempt in range(LOOK_TRIES):
             if ledger.header.is_rebuilding:
                 break
             newer = {number: bytes(page.data) for number, page in ledger.pages.items() if page.is_dirty}
@@ -425,6 +425,11 @@ class LedgerIndex:
                     ledger.ledger_id, look, ledger.path, newer, pages, is_right, *arguments
                 )
             except WrongPage as error:
+                page = ledger.pages.get(error.page)
+                if attempt and page is not None and not page.is_dirty:
+                    self.damaged_count += 1
+                    self._events.error("storage.index_page_restored", path=ledger.path, page=error.page)
+                    self._change(ledger, error.page, page)  # What is in memory is written again.
                 await self.slots(ledger, error.page * self._per_page, 1)  # which says whether it is
             except OSError as error:
                 raise ReadFailed(f"index file: {error}", ledger_id=ledger.ledger_id) from error
