@@ -83,7 +83,7 @@ def refuse_unconverted(disk: Disk, directories: list[str]) -> None:
         if disk.is_directory(posixpath.join(directory, rocks.LOCATIONS)):
             raise StorageError(
                 f"{directory}: the index is in RocksDB databases (Apache's DbLedgerStorage, as Pulsar runs it). "
-                "Nothing was changed. Convert it: bk bookie convert DIRECTORY --to index-files; "
+                f"Nothing was changed. Convert it: bk bookie convert {posixpath.dirname(directory)} --to index-files; "
                 "entry logs stay where they are"
             )
 
@@ -325,5 +325,5 @@ class Conversion(ABC):
         if aside := self._aside():
             raise StorageError(
                 f"{aside[0]} is what an earlier conversion put aside. Nothing was changed. If this bookie has run well "
-                "since, remove it: bk bookie convert DIRECTORY --discard-old"
+                f"since, remove it: bk bookie convert {posixpath.dirname(aside[0].rpartition('/')[0])} --discard-old"
             )
