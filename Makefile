@@ -7,7 +7,7 @@ MINUTES ?= 1
 JOBS ?= 2
 AGAINST ?=
 
-.PHONY: run test check coverage sim mutants museum chaos chaos-storage spark-chaos bench bench-spark example spark-cluster docs clean
+.PHONY: run test check coverage sim mutants museum chaos chaos-storage apache spark-chaos bench bench-spark example spark-cluster docs clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -42,6 +42,11 @@ chaos: $(VENV)/.dev
 
 chaos-storage: $(VENV)/.dev
 	@$(BIN)/python tests/chaos/storage_chaos.py $(ARGS)
+
+# Apache's own bookie, in a Java process; its jars are kept where BOOKIES_APACHE_CACHE says.
+apache: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache
+apache: $(VENV)/.dev
+	@$(BIN)/python -m pytest -q -n 0 -m apache tests/apache $(ARGS)
 
 spark-chaos: $(VENV)/.dev $(VENV)/.demo
 	@$(BIN)/python tests/chaos/spark_chaos.py $(ARGS)

@@ -96,6 +96,30 @@ class BookieConfig:
     compaction_rate_size: int = setting(
         32 * MIB, "bytes that scanning and compaction read and write in a second, together", low=KIB
     )
+    disk_usage_threshold: int = setting(
+        95, "percent of a disk in use; above: no ordinary adds, the bookie is read-only", low=1, high=99
+    )
+    disk_usage_lwm_threshold: int = setting(
+        93, "percent; a disk that was full has room again below this low-water mark", low=0, high=99
+    )
+    disk_usage_warn_threshold: int = setting(
+        90, "percent; above: almost full, new entry logs and index files go to other directories", low=0, high=99
+    )
+    disk_usage_priority_threshold: int = setting(
+        99, "percent; above: not even adds of recoveries and of replication", low=1, high=100
+    )
+    disk_usage_size_max: int = setting(
+        40 << 30,
+        "the percentages above are of so many bytes where a disk is larger, so the default keeps 2 GiB usable; 0: of "
+        "the whole disk",
+        low=0,
+    )
+    disk_check_interval_ms: int = setting(
+        10_000, "between two looks at the disks; ten times as often while one is almost full", low=100
+    )
+    read_only_on_any_disk_full: bool = setting(
+        True, "one full ledger or index directory makes the bookie read-only; false: only when all of them are full"
+    )
     scrub_period_ms: int = setting(
         604_800_000, "everything stored is read and verified once in so long, in the background; 0: never", low=0
     )
@@ -170,6 +194,7 @@ def validate(config: T) -> T:
     if isinstance(config, BookieConfig):
         _validate_directories(config)
         _validate_compaction(config)
+        _validate_disks(config)
     if isinstance(config, ClientConfig) and config.hedge_delay_min_ms > config.hedge_delay_max_ms:
         raise ConfigError(
             f"hedge_delay_min_ms = {config.hedge_delay_min_ms} is more than hedge_delay_max_ms = "
@@ -224,6 +249,19 @@ def _validate_compaction(config: BookieConfig) -> None:
         raise ConfigError(
             f"minor_compaction_threshold = {config.minor_compaction_threshold} is not less than "
             f"major_compaction_threshold = {config.major_compaction_threshold}"
+        )
+
+
+def _validate_disks(config: BookieConfig) -> None:
+    """Raises `ConfigError` when the marks of a disk are not in their order. Storage 8.1."""
+    full = config.disk_usage_threshold
+    for name in ("disk_usage_warn_threshold", "disk_usage_lwm_threshold"):
+        if (value := getattr(config, name)) > full:
+            raise ConfigError(f"{name} = {value} is more than disk_usage_threshold = {full}: lower it")
+    if config.disk_usage_priority_threshold < full:
+        raise ConfigError(
+            f"disk_usage_priority_threshold = {config.disk_usage_priority_threshold} is less than "
+            f"disk_usage_threshold = {full}: recoveries have to have room where ordinary adds have"
         )
 
 

@@ -231,10 +231,6 @@ def test_minor_and_major_come_when_they_are_due_and_wait_when_they_must(small: A
         with pytest.raises(BookieBusy, match="resume"):
             await compact(store)
         store.collector.suspend(is_suspended=False)
-        store.collector.set_pressure(is_full=True)
-        with pytest.raises(BookieBusy, match="room"):
-            await compact(store, Compaction.MINOR)
-        store.collector.set_pressure(is_full=False)
         await asyncio.sleep(3)
         assert space()["logs_compacted"] == 4
         forget(promises, *GONE)

@@ -16,12 +16,25 @@ from bookies.admin.usage import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-VERBS = ("space", "gc", "compact", "undelete", "why-not-deleted")
+VERBS = ("state", "disks", "read-only", "read-write", "space", "gc", "compact", "undelete", "why-not-deleted")
+_ONE_AT_A_TIME = ("read-only", "read-write")
 CONNECT_S = 5.0
 
 
 def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verbs."""
+    state = verb(verbs, "state", "a running bookie's mode and why, its directories, how it stopped last")
+    state.epilog = "example:  bk bookie state --bookie b1"
+    read_only = verb(verbs, "read-only", "take no ordinary entries any more, until read-write")
+    read_only.description = (
+        "Reads, fences and what recoveries write go on. With the setting persist_bookie_status it stays so over "
+        "restarts."
+    )
+    read_only.epilog = "example:  bk bookie read-only --bookie b1"
+    read_write = verb(verbs, "read-write", "end what read-only has begun")
+    read_write.epilog = "example:  bk bookie read-write --bookie b1"
+    disks = verb(verbs, "disks", "how full a bookie's disks are, which have failed, and why it is read-only if it is")
+    disks.epilog = "example:  bk bookie disks --bookie b1"
     space = verb(verbs, "space", "what a bookie's entry logs hold, and what keeps space from coming back")
     space.epilog = "example:  bk bookie space --bookie b1"
     collect = verb(verbs, "gc", "collect deleted ledgers and empty entry logs now")
@@ -78,11 +91,15 @@ def _call_of(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
         return "compact", {"kind": "major" if arguments.major else "minor", "wait": arguments.wait}
     if arguments.verb == "gc":
         return "gc", {"force": arguments.force, "wait": arguments.wait}
+    if arguments.verb in ("read-only", "read-write"):
+        return "hold", {"read_only": arguments.verb == "read-only"}
+    if arguments.verb == "state":
+        return "state", {}
     if arguments.verb == "undelete":
         return "undelete", {"ledger": arguments.ledger}
     if arguments.verb == "why-not-deleted":
         return "why", {"log": arguments.log}
-    return "space", {}
+    return arguments.verb, {}
 
 
 def control_files(arguments: argparse.Namespace) -> Iterator[pathlib.Path]:
@@ -100,6 +117,9 @@ def control_files(arguments: argparse.Namespace) -> Iterator[pathlib.Path]:
     found = (
         sorted(pathlib.Path(directory).glob(f"{arguments.bookie or '*'}/ledgers/{CONTROL_FILE}")) if directory else []
     )
+    if len(found) > 1 and arguments.verb in _ONE_AT_A_TIME:
+        names = ", ".join(each.parent.parent.name for each in found)
+        raise UsageError(f"name the bookie that is meant, of {names}: bk bookie {arguments.verb} --bookie ID")
     if not found:
         raise UsageError("no running bookie here: start one with `bk up`, or name one's directory with --ledger-dir")
     yield from found

@@ -19,6 +19,7 @@ from bookies.storage.collection import Compaction
 from bookies.storage.collector import Collector
 from bookies.storage.directories import CONTROL_FILE
 from bookies.storage.entry_log_format import parse_file_name
+from bookies.storage.ledger_store import LedgerStore
 from bookies.storage.scrub import Scrubber
 
 LINE_SIZE_MAX = 64 * 1024
@@ -57,6 +58,29 @@ def control_calls(collector: Collector) -> Mapping[str, Call]:
         return collector.why(log_id)
 
     return {"gc": gc, "compact": compact, "suspend": suspend, "undelete": undelete, "space": space, "why": why}
+
+
+def storage_calls(store: LedgerStore) -> Mapping[str, Call]:
+    """What can be asked of the storage as a whole."""
+
+    async def disks() -> object:
+        return store.disk_status()
+
+    return {"disks": disks}
+
+
+def mode_calls(
+    describe: Callable[[], dict[str, object]], hold_read_only: Callable[[bool], Awaitable[dict[str, object]]]
+) -> Mapping[str, Call]:
+    """What a bookie can be asked about its mode; see `BookieServer`, whose methods these are."""
+
+    async def state() -> object:
+        return describe()
+
+    async def hold(*, read_only: bool) -> object:
+        return await hold_read_only(read_only)
+
+    return {"state": state, "hold": hold}
 
 
 def scrub_calls(scrubber: Scrubber) -> Mapping[str, Call]:

@@ -17,9 +17,10 @@ import asyncio
 import contextlib
 
 from bookies.bookie.connection import Connection, RejectedConnection
-from bookies.bookie.control import Call, ControlServer, control_calls, scrub_calls
+from bookies.bookie.control import ControlServer, control_calls, mode_calls, scrub_calls, storage_calls
 from bookies.bookie.handlers import Handlers
 from bookies.bookie.identity import admit, check_identity, identity
+from bookies.bookie.kept_mode import KeptMode
 from bookies.bookie.pressure import Intake, ReadBudget
 from bookies.bookie.reads import Reads
 from bookies.bookie.settling import settle_unknown_ledgers
@@ -38,6 +39,7 @@ REGISTER_RETRY_S_MAX = 10.0
 UNREGISTER_S = 2.0  # of a stop; then the lease has to run out
 ANSWER_S = 5.0  # of a stop; then accepted adds go unanswered
 PARTIAL_FRAMES = 4  # of the largest size, that may arrive at the same time whatever the settings are
+SETTLE_S = 5.0  # that an operator waits for the registration to follow
 FETCH_S = 1.0  # of a stop, after the last checkpoint; then peers that have not fetched their answers lose them
 
 
@@ -56,6 +58,7 @@ class BookieServer:
         self._runtime = runtime
         self._driver = driver
         self._events = Events("bookie", runtime.clock)
+        self._kept_mode = KeptMode(runtime, config, self._events)
         self._intake = Intake(
             config.adds_in_progress_size_max,
             lambda: self.store.is_congested,
@@ -70,6 +73,7 @@ class BookieServer:
         self._control: ControlServer | None = None
         self._instance_id: str | None = None
         self._registration_changed = asyncio.Event()
+        self._registration_settled = asyncio.Event()
         self._sessions_lost = 0
         self._cause: BaseException | None = None
         self._failed = asyncio.Event()
@@ -96,7 +100,11 @@ class BookieServer:
                 self.store.collect(self._driver, self.bookie_id, self._instance_id)
             if self.config.scrub_period_ms:
                 self.store.scrub(self._driver)
-            await self._start_control()
+            if not self.store.was_clean:
+                self._tell_unclean()
+            if self.config.control:
+                await self._start_control()
+            self.state.hold_read_only(await self._kept_mode.load())
             self.store.on_mode_change(self._mode_changed)
             self.state.storage_is(self.store.is_writable)
             self.state.started()
@@ -115,6 +123,7 @@ class BookieServer:
             host=self.address[0],
             port=self.address[1],
             mode=self.state.mode.value,
+            **({"reason": self.store.read_only_reason} if not self.store.is_writable else {}),
         )
 
     async def stop(self) -> None:
@@ -160,15 +169,21 @@ class BookieServer:
         return self._cause
 
     # -- start ---------------------------------------------------------------------------------------------------
+    def _tell_unclean(self) -> None:
+        self._events.warning(
+            "bookie.unclean_start",
+            bookie=self.bookie_id,
+            replayed=self.store.stats()["replayed_entries"],
+            consequence="it did not stop in an orderly way; what it had acknowledged came back from the journal",
+        )
+
     async def _start_control(self) -> None:
         """Take calls of operators, about what there is; without them the bookie serves all the same."""
-        calls: dict[str, Call] = {}
+        calls = {**mode_calls(self.describe, self.hold_read_only), **storage_calls(self.store)}
         if self.store.collector is not None:
             calls |= control_calls(self.store.collector)
         if self.store.scrubber is not None:
             calls |= scrub_calls(self.store.scrubber)
-        if not self.config.control or not calls:
-            return
         self._control = ControlServer(self._runtime, calls, self.bookie_id)
         try:
             await self._control.start(self.config.ledger_directories[0])
@@ -204,8 +219,11 @@ class BookieServer:
             if mode is None:
                 pause_s = REGISTER_RETRY_S
                 self._registration_changed.clear()
+                self._registration_settled.set()
                 await self._registration_changed.wait()
                 continue
+            self._registration_settled.clear()
+            await self._kept_mode.keep(mode, is_held=self.state.is_held_read_only)
             try:
                 await self._register(mode)
             except MetadataError as error:
@@ -225,8 +243,56 @@ class BookieServer:
 
     def _mode_changed(self) -> None:
         self.state.storage_is(self.store.is_writable)
+        self._registration_settled.clear()
         self._registration_changed.set()
-        self._events.warning("bookie.mode", bookie=self.bookie_id, mode=self.state.mode.value)
+        self._events.warning(
+            "bookie.mode",
+            bookie=self.bookie_id,
+            mode=self.state.mode.value,
+            reason="; ".join(self._reasons()) or "there is room, and nobody holds it read-only",
+        )
+
+    # -- operators -----------------------------------------------------------------------------------------------
+    async def hold_read_only(self, held: bool) -> dict[str, object]:
+        """Take no ordinary adds until this is called with False, by then or after a restart if the mode is kept.
+
+        Returns when the registration says so, or cannot for now; see `describe`.
+        """
+        self.state.hold_read_only(held)
+        self._mode_changed()
+        problem = await self._kept_mode.keep(self.state.mode, is_held=held)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                await self._registration_settled.wait()
+        facts = self.describe()
+        if held and not self._kept_mode.is_on:
+            facts["until"] = "it stops; with --set persist_bookie_status=true also after that"
+        elif problem is not None:
+            facts["until"] = f"it stops: {problem}"
+        return facts
+
+    def describe(self) -> dict[str, object]:
+        """What the bookie is and does at present, for people."""
+        replayed = self.store.stats()["replayed_entries"]
+        clean = self.store.was_clean
+        return {
+            "bookie": self.bookie_id,
+            "address": f"{self.address[0]}:{self.address[1]}",
+            "mode": self.state.mode.value,
+            "registered_as": self.state.registered_as.value if self.state.registered_as else "not registered",
+            "read_only_because": "; ".join(self._reasons()) or None,
+            "last_stop": "orderly" if clean else f"not orderly: {replayed:,} entries came back from the journal",
+            "journal_directories": ", ".join(self.config.journal_directories),
+            "ledger_directories": ", ".join(self.config.ledger_directories),
+            "index_directories": ", ".join(self.config.index_directories) or None,
+        }
+
+    def _reasons(self) -> list[str]:
+        """Why ordinary adds are refused, and what ends that."""
+        reasons = ["an operator said so; bk bookie read-write ends it"] if self.state.is_held_read_only else []
+        if not self.store.is_writable:
+            reasons.append(self.store.read_only_reason)
+        return reasons
 
     async def _unregister(self) -> None:
         try:

@@ -58,6 +58,10 @@ class BookieState:
 
     # -- conclusions ---------------------------------------------------------------------------------------------
     @property
+    def is_held_read_only(self) -> bool:
+        return self._is_held_read_only
+
+    @property
     def mode(self) -> BookieMode:
         is_writable = self._is_storage_writable and not self._is_held_read_only
         return BookieMode.WRITABLE if is_writable else BookieMode.READ_ONLY

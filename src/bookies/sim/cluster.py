@@ -28,7 +28,7 @@ from bookies.sim.spoil import Mood, spoil
 from bookies.sim.trace import Trace
 from bookies.sim.witness import Witness
 from bookies.sim.workers import SimWorkers
-from bookies.storage.index import Ledger
+from bookies.storage.index_ledger import Ledger
 from bookies.storage.ledger_store import LedgerStore
 
 BOOKIE_PORT = 3181
@@ -132,6 +132,7 @@ class SimCluster:
             "checkpoint_journal_size": 1 << 20,
             "lease_ms": int(self.lease_s * 1000),
             "gc_interval_ms": 0,
+            "control": False,
             "scrub_period_ms": 0,
         }
         config = BookieConfig(**(settings | self.bookie_settings))  # type: ignore[arg-type]

@@ -36,6 +36,7 @@ from bookies.runtime.tasks import Tasks
 from bookies.storage import mark_format
 from bookies.storage.durable import SyncFailed, replace_copies, run_last, unlink_all
 from bookies.storage.entry_log import EntryLogWriter
+from bookies.storage.health import DirectoryHealth
 from bookies.storage.index import LedgerIndex
 from bookies.storage.journal import Journal
 from bookies.storage.mark_format import LogMark
@@ -102,9 +103,11 @@ class Checkpointer:
         index: LedgerIndex,
         readers: Readers,
         directories: Sequence[str],
+        health: DirectoryHealth,
         on_change: Callable[[], None],
     ) -> None:
         self.is_failing = False
+        self.problem = ""  # why, while it is
         self.checkpoint_count = 0
         self.flush_count = 0
         self.covered_log_id = -1  # entry logs with smaller ids are sealed, and a checkpoint has covered their entries
@@ -112,7 +115,7 @@ class Checkpointer:
         self.worker: Worker = runtime.workers.start("checkpoint")
         self.mark_files = MarkFiles(runtime.disk, directories, len(config.journal_directories))
         self._log_worker = runtime.workers.start("entry-log")
-        self._log = EntryLogWriter(runtime.disk, directories, config)
+        self._log = EntryLogWriter(runtime.disk, directories, config, health)
         self._cache = cache
         self._index = index
         self._readers = readers
@@ -201,6 +204,7 @@ class Checkpointer:
 
     def _flush_ended(self, error: Exception | None) -> None:
         self.is_failing = error is not None
+        self.problem = str(error or "")
         if error is None:
             self.flush_count += 1
             self._cache.drop_snapshot()

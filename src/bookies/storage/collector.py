@@ -22,6 +22,7 @@ from bookies.storage.collection import Compaction, Schedule, choose_logs
 from bookies.storage.compaction import Compactor
 from bookies.storage.durable import SyncFailed, run_last
 from bookies.storage.garbage import LedgerCollection, LedgerRecords
+from bookies.storage.log_usage import LogUsage
 from bookies.storage.opening import Opened
 from bookies.storage.removal_format import RemovalState
 from bookies.storage.sealed_logs import SealedLogs
@@ -29,6 +30,7 @@ from bookies.storage.throttle import Throttle
 
 START_DELAY_S = 5.0  # from the start of the bookie to the first look at its entry logs
 RECHECK_S = 1.0  # between two looks at the records of quarantined ledgers that somebody wants to write
+COPY_ROOM = 1 << 20  # bytes that a copy takes beyond its entries: headers, maps, index pages
 STALL_S = 900.0  # a run without any progress for so long is begun anew
 
 
@@ -66,12 +68,13 @@ class Collector:
         self._wanted = asyncio.Event()
         self._is_forced = False
         self._is_suspended = False
-        self._is_full = False
         self._compaction_wanted: Compaction | None = None
         now = runtime.clock.monotonic()
         self._schedule = Schedule(
             config.minor_compaction_interval_ms / 1000, config.major_compaction_interval_ms / 1000, now, now
         )
+        self._was_full = False
+        self._waiting_logs = 0  # that the last compaction passed over: the disks had no room for the copy
         self._waiters: list[asyncio.Future[None]] = []
         self._refused: dict[int, None] = {}
         parts.removals.on_refused = self._was_refused
@@ -131,27 +134,41 @@ class Collector:
         if kind is None:
             return
         self._compaction_wanted = None
-        self._schedule.started(kind, self._clock.monotonic())
+        if not self._is_full:
+            self._schedule.started(kind, self._clock.monotonic())
         is_major = kind is Compaction.MAJOR
         threshold = self._config.major_compaction_threshold if is_major else self._config.minor_compaction_threshold
         chosen = choose_logs(self._logs.known.values(), threshold)
-        self._events.info("gc.compaction", kind=kind.value, logs=len(chosen))
+        self._waiting_logs = 0
+        if self._is_full:  # What needs least room first: each gives back what the next may need.
+            chosen.sort(key=lambda each: (each.remaining, each.log_id))
+        self._events.info("gc.compaction", kind=kind.value, logs=len(chosen), is_full=self._is_full)
         for usage in chosen:
-            if self._is_held():
+            if self._is_suspended:
                 return
+            await self._guard("disks", self._parts.disks.measure(self._worker))
+            if self._is_full and not self._has_room(usage):
+                self._waiting_logs += 1
+                continue
             is_transactional = self._config.compaction == "transactional"
             compacting = self._compactor.compact(usage, is_transactional=is_transactional)
             await self._guard(f"compaction of log {usage.log_id:x}", compacting)
 
+    def _has_room(self, usage: LogUsage) -> bool:
+        """Whether a full disk has room for the copy of a log. It comes back, with what is not wanted, at once."""
+        return usage.remaining + COPY_ROOM <= max(self._parts.health.usable.values(), default=0)
+
     def _due(self) -> Compaction | None:
-        """The compaction that a run has to do."""
-        if self._is_held():
+        """The compaction that a run has to do. A full disk makes a major one due, in every run, as long as it is."""
+        if self._is_suspended:
             return None
+        if self._is_full and self._config.major_compaction_interval_ms:
+            return Compaction.MAJOR
         return self._compaction_wanted or self._schedule.due(self._clock.monotonic())
 
-    def _is_held(self) -> bool:
-        """Whether compaction has to wait: an operator said so, or the disk has no room for copies."""
-        return self._is_suspended or self._is_full
+    @property
+    def _is_full(self) -> bool:
+        return self._parts.disks.is_full
 
     async def _guard(self, job: str, work: Awaitable[None]) -> bool:
         """Do a part of a run; its failure is not that of the others. Whether it succeeded."""
@@ -205,10 +222,9 @@ class Collector:
             await future
 
     async def compact(self, kind: Compaction, *, is_awaited: bool) -> None:
-        """Compact in a run that begins now, whatever is due. Raises BookieBusy while compaction is held up."""
-        if self._is_held():
-            reason = "is suspended; go on with it: bk bookie gc --resume" if self._is_suspended else "waits for room"
-            raise BookieBusy(f"compaction {reason}")
+        """Compact in a run that begins now, whatever is due. Raises BookieBusy while compaction is suspended."""
+        if self._is_suspended:
+            raise BookieBusy("compaction is suspended; go on with it: bk bookie gc --resume")
         self._compaction_wanted = kind
         await self.collect(is_forced=False, is_awaited=is_awaited)
 
@@ -217,11 +233,11 @@ class Collector:
         self._is_suspended = is_suspended
         self._events.warning("gc.compaction_held", by="operator", held=is_suspended)
 
-    def set_pressure(self, *, is_full: bool) -> None:
-        """How full the disks are: without room no log is copied, but what can be removed at once is. Source: 7.7."""
-        if is_full and not self._is_full:
+    def disks_changed(self) -> None:
+        """Disks that have become full are a reason to look for space at once. Source: 7.7."""
+        if self._is_full and not self._was_full:
             self._wanted.set()
-        self._is_full = is_full
+        self._was_full = self._is_full
 
     def put_aside(self, log_id: int, reason: str) -> None:
         """Neither delete nor compact a log, because somebody found damage in it."""
@@ -257,7 +273,8 @@ class Collector:
             "logs_set_aside": {f"{log_id:x}": reason for log_id, reason in self._logs.set_aside.items()},
             "runs": self.run_count,
             "is_running": self._is_running,
-            "is_compaction_held": self._is_held(),
+            "is_compaction_held": self._is_suspended,
+            "logs_without_room": self._waiting_logs,
             "jobs_failed": self.failure_count,
             "runs_restarted": self.restart_count,
             "alarm": self._ledgers.alarm,

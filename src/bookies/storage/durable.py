@@ -44,6 +44,15 @@ def sync_directory(disk: Disk, path: str) -> None:
         raise SyncFailed(f"{path}: sync of the directory failed: {error}") from error
 
 
+def sync_many(disk: Disk, files: Sequence[File], directories: Sequence[str] = ()) -> None:
+    """All of these, by as few calls as the system allows. Raises SyncFailed."""
+    try:
+        disk.sync_many(files, directories)
+    except (OSError, DiskFull) as error:
+        first = files[0].path if files else directories[0]
+        raise SyncFailed(f"{first} and others: sync failed: {error}") from error
+
+
 def replace_bytes(disk: Disk, path: str, data: bytes) -> None:
     """`Disk.replace_bytes` that leaves no temporary file when it fails. Raises: DiskFull, OSError."""
     try:

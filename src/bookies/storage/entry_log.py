@@ -30,6 +30,7 @@ from bookies.runtime.ports import Buffer, Disk, File
 from bookies.storage import entry_log_format as layout
 from bookies.storage.durable import remove, replace_copies, sync_all, sync_data, sync_directory
 from bookies.storage.file_cache import FileCache
+from bookies.storage.health import DirectoryHealth
 from bookies.storage.record_scan import IDS, RECORD_SIZE_MAX, RECORD_SIZE_MIN, WORD
 from bookies.storage.write_cache import Run
 
@@ -58,9 +59,12 @@ def greatest_log_id(disk: Disk, directories: Sequence[str]) -> int:
 class EntryLogWriter:
     """Appends to the active log. `directories` are ledger directories, in turn used for new logs."""
 
-    def __init__(self, disk: Disk, directories: Sequence[str], config: BookieConfig) -> None:
+    def __init__(
+        self, disk: Disk, directories: Sequence[str], config: BookieConfig, health: DirectoryHealth | None = None
+    ) -> None:
         self._disk = disk
         self._directories = list(directories)
+        self._health = health or DirectoryHealth(directories, directories, keeps_going=False)
         self._size_max = config.entry_log_size_max
         self._last_id: int | None = None
         self._file: File | None = None
@@ -79,7 +83,7 @@ class EntryLogWriter:
         SyncFailed: final.
         """
         size = sum(run.records.size for _, run in runs)
-        if self._file is not None and self._position + size > self._size_max and self._sizes:
+        if self._file is not None and self._sizes and self._should_roll(size):
             self._seal()
         for ledger_id, run in runs:
             _check_run(ledger_id, run)
@@ -96,6 +100,12 @@ class EntryLogWriter:
         if self._position - self._synced >= SYNC_STEP:
             self._sync_active()
         return slots
+
+    def _should_roll(self, size: int) -> bool:
+        """Before `size` more bytes are written: the log is long enough, or there is more room elsewhere."""
+        assert self._file is not None
+        directory = posixpath.dirname(self._file.path)
+        return self._position + size > self._size_max or self._health.is_left(directory, self._directories)
 
     def _append(self, buffers: list[Buffer], size: int) -> int:
         """Write at the end of the active log; the offset. After a failure the log is sealed."""
@@ -116,10 +126,16 @@ class EntryLogWriter:
         if self._is_discarded:
             raise NoWritableDirectory("the entry logs were given up")
         failure: Exception | None = None
-        for _ in self._directories:
+        untried = self._health.good(self._directories)
+        while untried:
             try:
-                log_id = self._allocate_id()  # one more for each turn, hence another directory
-                directory = self._directories[log_id % len(self._directories)]
+                log_id = self._allocate_id()
+            except (OSError, DiskFull) as error:
+                failure = error
+                break
+            directory = self._health.turn(untried, log_id)
+            untried.remove(directory)
+            try:
                 file = self._disk.open(posixpath.join(directory, layout.file_name(log_id)), "x+")
             except (OSError, DiskFull) as error:
                 failure = error
@@ -165,7 +181,7 @@ class EntryLogWriter:
     def allocate(self) -> tuple[int, str]:
         """An id for a log that somebody else writes, and the directory for it. Raises: OSError, DiskFull."""
         log_id = self._allocate_id()
-        return log_id, self._directories[log_id % len(self._directories)]
+        return log_id, self._health.turn(self._directories, log_id)
 
     def _allocate_id(self) -> int:
         """The next id, durable in every directory that can be written, and in at least one."""

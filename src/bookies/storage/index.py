@@ -25,7 +25,6 @@ import contextlib
 import dataclasses
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -37,7 +36,9 @@ from bookies.storage import catalog_format
 from bookies.storage import index_format as layout
 from bookies.storage.catalog import Catalog, CatalogFile
 from bookies.storage.catalog_format import Contents, Known
+from bookies.storage.health import DirectoryHealth
 from bookies.storage.index_files import IndexFiles, IndexWrite, LoadedIndex, WrongPage
+from bookies.storage.index_ledger import Ledger, Page, lac_of
 from bookies.storage.mark_format import LogMark
 from bookies.storage.readers import Readers
 from bookies.storage.slots import pieces, replaced
@@ -46,44 +47,10 @@ T = TypeVar("T")
 
 PAGE_OVERHEAD = 300  # bytes of Python objects for each page
 LEDGERS_MAX = 50_000  # ledgers kept in memory although nobody uses them
-WRITE_FILES_MAX = 64  # index files written by one call of the worker
-WRITE_SIZE_MAX = 2 << 20  # bytes, likewise
+WRITE_FILES_MAX = 256  # index files written by one call of the worker, and synced together
+WRITE_SIZE_MAX = 8 << 20  # bytes, likewise
+PREPARED_AT_ONCE = 32  # of them, before others have their turn on the loop
 LOOK_TRIES = 5  # a page that is written while it is read looks damaged
-
-
-class Page:
-    """Slots of consecutive entries. `data` may be shorter than a page: the rest is missing entries."""
-
-    __slots__ = ("data", "is_dirty", "is_frozen")
-
-    def __init__(self, data: bytes = b"") -> None:
-        self.data = bytearray(data)
-        self.is_dirty = False
-        self.is_frozen = False  # `data` is being written: copy it before changing it
-
-
-@dataclass(slots=True)
-class Ledger:
-    """What this bookie knows of one ledger.
-
-    `path`: of the index file, None until there is one; `size`: its bytes. `last_add_confirmed`: the greatest LAC seen
-    in this process; what the last entry in the index says counts too while `is_lac_known` is False.
-    """
-
-    ledger_id: int
-    header: layout.IndexHeader
-    path: str | None = None
-    size: int = 0
-    last_entry_id: int = -1
-    last_add_confirmed: int = -1
-    is_lac_known: bool = True
-    is_header_dirty: bool = False
-    is_key_logged: bool = False  # a LEDGER_KEY record of this process precedes whatever is queued from now on
-    is_fence_pending: bool = False  # its FENCE record may not be durable yet
-    is_deleted: bool = False  # the index does not know it any more; whoever still holds this object has to let go
-    users: int = 0  # coroutines that keep hold of this object while they wait
-    pages: dict[int, Page] = field(default_factory=dict)
-    frozen: dict[int, bytearray] | None = None
 
 
 class LedgerIndex:
@@ -92,7 +59,14 @@ class LedgerIndex:
     `writer` runs on the checkpoint's worker. `clean_size`, `dirty_size`: bytes of pages in memory.
     """
 
-    def __init__(self, runtime: Runtime, config: BookieConfig, directories: Sequence[str], readers: Readers) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: BookieConfig,
+        directories: Sequence[str],
+        readers: Readers,
+        health: DirectoryHealth | None = None,
+    ) -> None:
         self.clean_size = 0
         self.dirty_size = 0
         self.damaged_count = 0  # files that were not believed any more
@@ -101,8 +75,10 @@ class LedgerIndex:
         self.slots_per_page = self._per_page = layout.slots_per_page(config.index_page_size)
         self._cache_size = config.index_cache_size
         self._directories = list(directories)
+        self._health = health or DirectoryHealth(directories, directories, keeps_going=False)
         self._readers = readers
         self._files = IndexFiles(runtime.disk, config.index_page_size, config.open_files_max, "r+")
+        self._write_files_max = min(WRITE_FILES_MAX, config.open_files_max)
         self.catalog = Catalog(config.index_page_size)
         self.catalog_file = CatalogFile(runtime.disk, self._directories[0], config.index_page_size)
         self.rebuild_wanted = asyncio.Event()
@@ -204,7 +180,7 @@ class LedgerIndex:
         """The latest one counts, even if it is smaller; a header without room for it becomes one with."""
         header = dataclasses.replace(ledger.header, explicit_lac=body, version=layout.VERSION)
         self.set_header(ledger, header)
-        ledger.last_add_confirmed = max(ledger.last_add_confirmed, _lac_of(body))
+        ledger.last_add_confirmed = max(ledger.last_add_confirmed, lac_of(body))
 
     async def load(self, ledger_id: int) -> Ledger:
         """The ledger, read from its index file if need be.
@@ -256,7 +232,7 @@ class LedgerIndex:
             path,
             loaded.size,
             loaded.last_entry_id,
-            _lac_of(header.explicit_lac) if header.explicit_lac else -1,
+            lac_of(header.explicit_lac) if header.explicit_lac else -1,
             is_lac_known=loaded.last_entry_id < 0,
         )
         if damage:
@@ -437,7 +413,7 @@ class LedgerIndex:
 
     async def look_through(self, ledger: Ledger, look: Callable[..., T], *arguments: object) -> T:
         """Have a reader go through the slots of a ledger. Raises: ReadFailed, also when some are missing by damage."""
-        for _ in range(LOOK_TRIES):
+        for attempt in range(LOOK_TRIES):
             if ledger.header.is_rebuilding:
                 break
             newer = {number: bytes(page.data) for number, page in ledger.pages.items() if page.is_dirty}
@@ -449,6 +425,11 @@ class LedgerIndex:
                     ledger.ledger_id, look, ledger.path, newer, pages, is_right, *arguments
                 )
             except WrongPage as error:
+                page = ledger.pages.get(error.page)
+                if attempt and page is not None and not page.is_dirty:
+                    self.damaged_count += 1
+                    self._events.error("storage.index_page_restored", path=ledger.path, page=error.page)
+                    self._change(ledger, error.page, page)  # What is in memory is written again.
                 await self.slots(ledger, error.page * self._per_page, 1)  # which says whether it is
             except OSError as error:
                 raise ReadFailed(f"index file: {error}", ledger_id=ledger.ledger_id) from error
@@ -589,13 +570,16 @@ class LedgerIndex:
         while frozen or self.catalog.has_pending:
             ledgers: list[Ledger] = []
             writes: list[IndexWrite] = []
+            notes = b""
             size = 0
-            while frozen and len(writes) < WRITE_FILES_MAX and size < WRITE_SIZE_MAX:
-                ledgers.append(frozen.pop())
-                writes.append(self._write_of(ledgers[-1]))
-                size += writes[-1].size
-            notes = self.catalog.take()
             try:
+                while frozen and len(writes) < self._write_files_max and size < WRITE_SIZE_MAX:
+                    writes.append(self._write_of(frozen[-1]))
+                    ledgers.append(frozen.pop())
+                    size += writes[-1].size
+                    if not len(writes) % PREPARED_AT_ONCE:
+                        await asyncio.sleep(0)
+                notes = self.catalog.take()
                 sizes = await worker.run(self._write, notes, writes)
             except BaseException:
                 self.catalog.give_back(notes)
@@ -630,7 +614,9 @@ class LedgerIndex:
         assert ledger.frozen is not None
         path = ledger.path or self._paths.get(ledger.ledger_id)
         if path is None:
-            path = posixpath.join(self._random.choice(self._directories), layout.path_of(ledger.ledger_id))
+            path = posixpath.join(
+                self._random.choice(self._health.places(self._directories)), layout.path_of(ledger.ledger_id)
+            )
         header = layout.pack_header(ledger.header) if ledger.is_header_dirty or ledger.path is None else None
         ledger.is_header_dirty = False
         pages: list[tuple[int, Buffer]] = [
@@ -677,15 +663,6 @@ class LedgerIndex:
         self.catalog_file.close()
 
 
-def is_vacant(key: bytes) -> bool:
-    """Whether a stored master key stands for "not known": it is empty or all zeros. Source: storage F-23."""
-    return not key.strip(b"\0")
-
-
 def _is_right(known: Known | None, page_size: int, page: int, data: bytes) -> bool:
     """On a reader's worker, with a copy of its own."""
     return known is None or known.is_right(page, data, page_size)
-
-
-def _lac_of(explicit_lac: bytes) -> int:
-    return int.from_bytes(explicit_lac[8:16], "big", signed=True)

@@ -59,6 +59,7 @@ class JournalWriter:
         self._position = 0
         self._allocated = 0
         self._prepared = 0  # bytes whose blocks were written before: a sync of them is quick
+        self.is_short = False  # the disk could not reserve what was asked for; the next groups use what is left
         self._dropped = 0
 
     def open(self, journal_id: int) -> LogMark:
@@ -82,6 +83,7 @@ class JournalWriter:
             try:
                 fill(file)
             except DiskFull:
+                self.is_short = True
                 file.truncate(0)
                 size = journal_format.HEADER_SIZE
                 file.pwrite(bytes(size), 0)
@@ -109,12 +111,13 @@ class JournalWriter:
             self._disk.unlink(posixpath.join(self._directory, name))
         sync_directory(self._disk, self._directory)
 
-    def commit(self, buffers: list[Buffer], size: int, spare: str | None) -> tuple[LogMark, bool]:
+    def commit(self, buffers: list[Buffer], size: int, spare: str | None) -> tuple[LogMark, bool, bool]:
         """Write and sync one group of `size` bytes. Any exception is final.
 
         `spare`: a prepared file to go on to when this one's prepared part is used up. Returns the position behind
-        the group, and whether the spare was taken.
+        the group, whether the spare was taken, and whether the disk is short of room.
         """
+        self.is_short = False
         takes_spare = spare is not None and self._position + size > self._prepared
         if takes_spare or self._position >= self._size_max:
             self._roll(spare if takes_spare else None)
@@ -134,7 +137,7 @@ class JournalWriter:
         if stale - self._dropped >= DROP_STEP:
             self._file.drop_cache(self._dropped, stale - self._dropped)
             self._dropped = stale
-        return LogMark(self._journal_id, end), takes_spare
+        return LogMark(self._journal_id, end), takes_spare, self.is_short
 
     def _reserve(self, end: int) -> None:
         """Reserve blocks up to `end` or beyond, as far as the disk has them. Only the write itself has to succeed."""
@@ -144,6 +147,7 @@ class JournalWriter:
             try:
                 self._file.allocate(self._allocated, growth)
             except DiskFull:
+                self.is_short = True
                 continue
             self._allocated += growth
             return
@@ -183,6 +187,7 @@ class Journal:
     """One journal: the queue and those who wait. Owned by the loop's thread; the writer by its worker.
 
     `mark`: everything before it is durable. `size`: bytes committed in this process. `on_fatal` is called once.
+    `on_short`: the disk is about to be full, and there is still room for what is on its way.
     """
 
     def __init__(
@@ -194,6 +199,8 @@ class Journal:
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         self.mark = LogMark()
+        self.on_short: Callable[[], None] = lambda: None
+        self.directory = directory
         self.size = 0
         self.group_count = 0
         self.queued_size = 0
@@ -212,9 +219,14 @@ class Journal:
         self._idle: list[asyncio.Future[None]] = []
 
     async def open(self, journal_id: int) -> None:
-        """Begin the first file of this process, and serve."""
+        """Begin the first file of this process, and serve. Raises: DiskFull, then it may be tried again; OSError."""
         self.mark = await self._worker.run(self._writer.open, journal_id)
         self._is_open = True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes records. A disk without room for the first file keeps it from that."""
+        return self._is_open
 
     def append(self, buffers: Sequence[Buffer], size: int, done: Done | None) -> None:
         """Queue complete records of `size` bytes in all; `done(None)` is called on the loop when they are durable.
@@ -250,12 +262,14 @@ class Journal:
         future = self._worker.run(self._writer.commit, buffers, size, self._spares.ready)
         future.add_done_callback(lambda done_future: self._committed(done_future, size, waiters))
 
-    def _committed(self, future: asyncio.Future[tuple[LogMark, bool]], size: int, waiters: list[Done]) -> None:
+    def _committed(self, future: asyncio.Future[tuple[LogMark, bool, bool]], size: int, waiters: list[Done]) -> None:
         error = None if future.cancelled() else future.exception()
         if error is not None or future.cancelled():
             self._fail(error or asyncio.CancelledError())
             return
-        self.mark, took_spare = future.result()
+        self.mark, took_spare, is_short = future.result()
+        if is_short:
+            self.on_short()
         if took_spare:
             self._spares.take()
         self.size += size
@@ -293,6 +307,11 @@ class Journal:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._idle.append(future)
             await future
+
+    async def make_room(self, journal_id: int) -> None:
+        """Delete all files older than `journal_id`, backups too. The mark must be durable."""
+        for number in await self._worker.run(self._writer.retired, journal_id, 0):
+            await self._worker.run(self._writer.retire, number, None)
 
     async def delete_before(self, journal_id: int) -> list[int]:
         """Delete files older than `journal_id`, or keep them as spares; their ids. The mark must be durable.

@@ -19,17 +19,17 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 
 from bookies.config import BookieConfig
-from bookies.errors import DataUnknown, ReadFailed, StorageError
+from bookies.errors import DataUnknown, DiskFull, ReadFailed, StorageError
 from bookies.runtime.ports import Runtime
 from bookies.storage.collector import Collector
-from bookies.storage.directories import DiskWatch
 from bookies.storage.garbage import LedgerRecords
 from bookies.storage.index_format import IndexHeader
-from bookies.storage.opening import Opened, open_storage
+from bookies.storage.opening import Opened, open_journals, open_storage
 from bookies.storage.scrub import Scrubber
 from bookies.storage.store_reads import StoreReads
 from bookies.storage.store_writes import StoreWrites
 
+JOURNAL_RETRY_S = 5.0  # between attempts to begin a journal whose disk has no room
 STOP_S = 60.0  # an orderly stop waits so long for its last checkpoint
 
 
@@ -48,7 +48,6 @@ class LedgerStore(StoreWrites, StoreReads):
         self._collecting: asyncio.Task[None] | None = None
         self.scrubber: Scrubber | None = None
         self._scrubbing: asyncio.Task[None] | None = None
-        self._disks = DiskWatch(runtime, config, self._changed)
         self._was_writable = True
         self._mode_callbacks: list[Callable[[], None]] = []
         self._uncongested_callbacks: list[Callable[[], None]] = []
@@ -64,14 +63,33 @@ class LedgerStore(StoreWrites, StoreReads):
             self._parts = parts = Opened(self._runtime, self._config, self._changed, self._fail)
             self._running.append(parts.checkpointer.start(self._tasks))
             await open_storage(parts, self._events)
-            await self._disks.measure(parts.checkpointer.worker)
+            await parts.disks.measure(parts.checkpointer.worker)
             self._running.append(parts.checkpointer.serve(self._tasks, parts.journals))
-            self._running.append(self._tasks.start(self._disks.run(parts.checkpointer.worker), "disk watch"))
+            for journal in parts.journals:
+                journal.on_short = parts.disks.look_now
+            self._misses_journal = not all(journal.is_open for journal in parts.journals)
+            if self._misses_journal:
+                self._events.error("storage.journals_wait", reason=self.read_only_reason)
+                self._running.append(self._tasks.start(self._open_journals(parts), "journals without room"))
+            self._running.append(self._tasks.start(parts.disks.run(parts.checkpointer.worker), "disk watch"))
             self._running.append(self._tasks.start(parts.rebuilder.run(), "index rebuild"))
         except BaseException:
             self.abort()
             raise
         self._was_writable = self.is_writable
+
+    async def _open_journals(self, parts: Opened) -> None:
+        """Until there was room for the checkpoint of the start, and for the first file of each journal."""
+        while self._misses_journal:
+            await asyncio.sleep(JOURNAL_RETRY_S)
+            if not parts.is_covered:
+                with contextlib.suppress(DiskFull):
+                    await parts.checkpointer.checkpoint()
+                    parts.is_covered = True
+            self._misses_journal = not (parts.is_covered and await open_journals(parts))
+        self._events.info("storage.journals_opened")
+        await parts.disks.measure(parts.checkpointer.worker)
+        self._changed()
 
     def collect(self, records: LedgerRecords, bookie: str, instance_id: str | None = None) -> None:
         """Give back the space of ledgers that are deleted, from now on. `records`: the metadata store.
@@ -164,9 +182,28 @@ class LedgerStore(StoreWrites, StoreReads):
         return (
             self._parts is not None
             and self._failure is None
-            and not self._disks.is_full
+            and not self._parts.disks.is_full
             and not self._parts.checkpointer.is_failing
+            and not self._misses_journal
         )
+
+    @property
+    def takes_priority(self) -> bool:
+        """Whether adds of recoveries are taken: the last of the room is for replay, deletion and compaction."""
+        return self._parts is not None and self._parts.disks.has_priority_room and not self._misses_journal
+
+    @property
+    def read_only_reason(self) -> str:
+        """Why ordinary adds are not taken, and what ends that; empty while they are."""
+        if self.is_writable:
+            return ""
+        parts = self._parts
+        if parts is None or self._failure is not None:
+            return f"the storage {'has failed: ' + str(self._failure) if self._failure else 'is not running'}"
+        if self._misses_journal:
+            missing = "a checkpoint" if not parts.is_covered else "a journal file"
+            return f"there is no room for {missing}; free some, and it is made within seconds"
+        return parts.disks.full_reason or f"entries cannot be flushed: {parts.checkpointer.problem}; tried every second"
 
     def on_mode_change(self, callback: Callable[[], None]) -> None:
         """`callback()` whenever `is_writable` has changed."""
@@ -193,8 +230,8 @@ class LedgerStore(StoreWrites, StoreReads):
 
     def _changed(self) -> None:
         """Room was made, or the mode may have changed."""
-        if self.collector is not None:
-            self.collector.set_pressure(is_full=self._disks.is_full)
+        if self.collector is not None and self._parts is not None:
+            self.collector.disks_changed()
         if not self.is_congested:
             callbacks, self._uncongested_callbacks = self._uncongested_callbacks, []
             for callback in callbacks:
@@ -244,15 +281,37 @@ class LedgerStore(StoreWrites, StoreReads):
 
     def usage(self) -> tuple[int, int]:
         """(total, free) bytes of the ledger directories' file systems, each counted once, as last measured."""
-        return self._disks.total, self._disks.free
+        return self._open().disks.space.totals()
+
+    def disk_status(self) -> dict[str, object]:
+        """Every directory in a sentence, and whether the bookie takes ordinary adds."""
+        parts = self._open()
+        directories = {
+            path: f"{each.usable:,} of {each.total:,} bytes usable"
+            + (", full" if each.is_full else ", almost full" if each.is_almost_full else "")
+            for path, each in parts.disks.space.spaces.items()
+        }
+        failed = {path: f"failed: {reason}" for path, reason in parts.health.failed.items()}
+        return {
+            "mode": "read-write" if self.is_writable else "read-only",
+            "reason": self.read_only_reason or None,
+            "recoveries": "taken" if self.takes_priority else "refused",
+            "directory": directories | failed,
+        }
 
     async def checkpoint(self) -> None:
         """Flush and checkpoint now. Raises what prevented it; nothing is lost then."""
         await self._open().checkpointer.checkpoint()
 
+    @property
+    def was_clean(self) -> bool:
+        """Whether the life before this one had an orderly stop, or there was none."""
+        return self._open().directories.was_clean
+
     def stats(self) -> dict[str, int]:
         """Counters and gauges since the start; sizes in bytes."""
         parts = self._open()
+        total, free = parts.disks.space.totals()
         return {
             "entries_added": self._entry_count,
             "journal_groups": sum(journal.group_count for journal in parts.journals),
@@ -264,8 +323,9 @@ class LedgerStore(StoreWrites, StoreReads):
             "flushes": parts.checkpointer.flush_count,
             "checkpoints": parts.checkpointer.checkpoint_count,
             "replayed_entries": parts.report.entry_count,
-            "disk_total": self._disks.total,
-            "disk_free": self._disks.free,
+            "disk_total": total,
+            "disk_free": free,
+            "disks_full": len(parts.disks.space.full),
         } | (self.scrubber.gauges() if self.scrubber is not None else {})
 
     def __repr__(self) -> str:

@@ -1,9 +1,10 @@
 """The parts of a bookie's storage, and how they come up: lock, find, replay, flush, checkpoint, new journal files.
 
 Nothing is written before all that has to be there was found. Any failure on the way, the flush after replay included,
-fails the start (F-38). A start that fails for lack of room leaves no new file behind, so it may be tried
-again and again. Entry logs are not read, so it takes as long as the replay; but without a catalog (the first start on
-Apache's directories) there is nothing else that tells which ledgers there were.
+fails the start (F-38). A start that fails for lack of room leaves no new file behind, so it may be tried again and
+again. But with nothing to replay, or room for that, a bookie starts on full disks, and waits with the rest, read-only,
+until there is room. Entry logs are not read, so it takes as long as the replay; but without a catalog (the first start
+on Apache's directories) there is nothing else that tells which ledgers there were.
 
 Source: storage 9.5, 2.10.
 """
@@ -23,6 +24,8 @@ from bookies.storage.catalog_format import pack
 from bookies.storage.checkpoint import Checkpointer
 from bookies.storage.conversion import refuse_unconverted
 from bookies.storage.directories import Directories
+from bookies.storage.disk_watch import DiskWatch
+from bookies.storage.health import DirectoryHealth
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index_files import find_index_files
 from bookies.storage.journal import Journal, journal_ids
@@ -49,12 +52,14 @@ class Opened:
         self.runtime = runtime
         self.config = config
         self.directories = directories = Directories(runtime.disk, config)
+        self.health = DirectoryHealth(directories.ledgers, directories.indexes, keeps_going=False)
+        self.disks = DiskWatch(runtime, config, directories, self.health, on_change)
         marks = tuple(LogMark() for _ in directories.journals)
         self.cache = WriteCache(config.write_cache_size, marks)
         self.readers = Readers(runtime, config, directories.ledgers)
-        self.index = LedgerIndex(runtime, config, directories.indexes, self.readers)
+        self.index = LedgerIndex(runtime, config, directories.indexes, self.readers, self.health)
         self.checkpointer = Checkpointer(
-            runtime, config, self.cache, self.index, self.readers, directories.ledgers, on_change
+            runtime, config, self.cache, self.index, self.readers, directories.ledgers, self.health, on_change
         )
         self.removals = Removals(runtime.disk, directories.ledgers, self.index, self.checkpointer, self.cache)
         self.journals = [
@@ -63,6 +68,7 @@ class Opened:
         ]
         self.rebuilder = Rebuilder(runtime, config, self.index, directories.ledgers)
         self.report = ReplayReport()
+        self.is_covered = False  # the checkpoint of the start has succeeded
 
     def close(self) -> None:
         """Close files, end workers, release locks. Blocks until what is under way is done."""
@@ -115,26 +121,53 @@ async def open_storage(parts: Opened, events: Events) -> None:
     for text in restorer.report.holes:
         await parts.index.doubt_all(text)
     _tell(restorer.report, events)
-    async with _explaining(parts, stores, restorer.report.size + parts.index.dirty_size):
-        await checkpointer.checkpoint(tuple(marks))
+    for journal, mark in zip(parts.journals, marks, strict=True):
+        journal.mark = mark
+    has_changes = restorer.report.entry_count > 0 or parts.index.is_dirty
+    try:
+        async with _explaining(parts, stores, restorer.report.size + parts.index.dirty_size, discards=has_changes):
+            await checkpointer.checkpoint(tuple(marks))
+            parts.is_covered = True
+    except DiskFull:
+        if has_changes:
+            raise
     # Not before the mark is persisted: the torn end of a file that is not the newest any more would be damage.
-    for journal, directory in zip(parts.journals, directories.journals, strict=True):
-        ids = await worker.run(journal_ids, runtime.disk, directory)
-        async with _explaining(parts, [directory], config.journal_preallocate_size):
-            await journal.open((ids[-1] if ids else runtime.clock.wall_ms()) + 1)
+    if parts.is_covered:
+        await open_journals(parts)
     async with _explaining(parts, stores, 0):
         await worker.run(directories.mark_dirty)
     if config.gc_interval_ms:
         await checkpointer.cover_logs()
 
 
+async def open_journals(parts: Opened) -> bool:
+    """Begin the first file of this process in each journal. False: some have no room even for that. Raises: OSError.
+
+    If need be at the expense of files that are kept without need.
+    """
+    worker, disk = parts.checkpointer.worker, parts.runtime.disk
+    for journal in parts.journals:
+        if journal.is_open:
+            continue
+        ids = await worker.run(journal_ids, disk, journal.directory)
+        first_id = (ids[-1] if ids else parts.runtime.clock.wall_ms()) + 1
+        try:
+            await journal.open(first_id)
+        except DiskFull:
+            await journal.make_room(journal.mark.journal_id)
+            with contextlib.suppress(DiskFull):
+                await journal.open(first_id)
+    return all(journal.is_open for journal in parts.journals)
+
+
 @contextlib.asynccontextmanager
-async def _explaining(parts: Opened, places: Sequence[str], size: int) -> AsyncIterator[None]:
+async def _explaining(parts: Opened, places: Sequence[str], size: int, *, discards: bool = True) -> AsyncIterator[None]:
     """Turn DiskFull into a sentence about the fullest of `places`, where `size` bytes were to be written."""
     try:
         yield
     except DiskFull as error:
-        await parts.checkpointer.discard()
+        if discards:
+            await parts.checkpointer.discard()
         text = await parts.checkpointer.worker.run(_explain_full, parts.runtime.disk, places, size)
         raise DiskFull(text) from error
 

@@ -39,8 +39,9 @@ from bookies.model import ENTRY_HEADER_SIZE, DigestType
 from bookies.runtime.ports import Disk, File, Runtime, Worker
 from bookies.storage import journal_format
 from bookies.storage.checkpoint import Checkpointer
-from bookies.storage.index import Ledger, LedgerIndex, is_vacant
+from bookies.storage.index import LedgerIndex
 from bookies.storage.index_format import EXPLICIT_LAC_SIZE_MIN, STATE_FENCED, IndexHeader
+from bookies.storage.index_ledger import Ledger, is_vacant
 from bookies.storage.journal import journal_ids
 from bookies.storage.mark_format import LogMark
 from bookies.storage.readers import Readers

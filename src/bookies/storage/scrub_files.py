@@ -15,9 +15,9 @@ from bookies.runtime.events import Events
 from bookies.runtime.ports import Disk, Worker
 from bookies.storage import journal_format
 from bookies.storage.catalog_format import trimmed
-from bookies.storage.index import Ledger
 from bookies.storage.index_files import IndexFiles
 from bookies.storage.index_format import HEADER_SIZE
+from bookies.storage.index_ledger import Ledger
 from bookies.storage.journal import journal_ids
 from bookies.storage.opening import Opened
 from bookies.storage.record_scan import Batch, EndKind

@@ -17,7 +17,7 @@ from bookies.errors import BookKeeperError, StorageError
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import Tasks
-from bookies.storage.index import Ledger
+from bookies.storage.index_ledger import Ledger
 from bookies.storage.journal import Done
 from bookies.storage.opening import Opened
 from bookies.storage.watchers import LacWatchers

@@ -12,8 +12,8 @@ from __future__ import annotations
 from bookies.errors import DataUnknown, EntryNotFound, ReadFailed
 from bookies.kernels import Records
 from bookies.model import LAST_ENTRY
-from bookies.storage.index import Ledger
 from bookies.storage.index_format import SLOT_SIZE
+from bookies.storage.index_ledger import Ledger
 from bookies.storage.opening import Opened
 from bookies.storage.replay import greatest_lac
 from bookies.storage.slots import leading_present, merged, span

@@ -20,12 +20,20 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from bookies.errors import BookieBusy, BookieReadOnly, DataUnknown, InvalidArgument, LedgerFenced, Unauthorized
+from bookies.errors import (
+    BookieBusy,
+    BookieReadOnly,
+    DataUnknown,
+    InvalidArgument,
+    LedgerFenced,
+    StorageError,
+    Unauthorized,
+)
 from bookies.kernels import Records
 from bookies.runtime.ports import Buffer
 from bookies.storage import journal_format
-from bookies.storage.index import Ledger, is_vacant
 from bookies.storage.index_format import EXPLICIT_LAC_SIZE_MIN, STATE_FENCED, IndexHeader
+from bookies.storage.index_ledger import Ledger, is_vacant
 from bookies.storage.journal import Done, Journal
 from bookies.storage.opening import Opened
 from bookies.storage.store_access import StoreAccess
@@ -39,11 +47,22 @@ class StoreWrites(StoreAccess):
     """Decides at the call, and reports durability later. All calls on the loop's thread."""
 
     _entry_count = 0  # added since the start
+    _misses_journal = False  # a journal's disk has no room for its first file
 
     @property
     @abstractmethod
     def is_writable(self) -> bool:
         """Whether ordinary adds are taken."""
+
+    @property
+    @abstractmethod
+    def takes_priority(self) -> bool:
+        """Whether adds of recoveries are taken."""
+
+    @property
+    @abstractmethod
+    def read_only_reason(self) -> str:
+        """Why ordinary adds are not taken; empty while they are."""
 
     def add(
         self,
@@ -64,8 +83,8 @@ class StoreWrites(StoreAccess):
         InvalidArgument, StorageError.
         """
         parts = self._open()
-        if not is_recovery and not self.is_writable:
-            raise BookieReadOnly("the disks are full", ledger_id=ledger_id)
+        if not self.is_writable and not (is_recovery and self.takes_priority):
+            raise BookieReadOnly(self.read_only_reason, ledger_id=ledger_id)
         low, high = _extent(entry_ids)
         if ledger_id < 0 or low < 0 or high > ENTRY_ID_MAX:
             raise InvalidArgument("ids out of range", ledger_id=ledger_id, entry_id=low)
@@ -146,6 +165,7 @@ class StoreWrites(StoreAccess):
         self._open()
         if ledger_id < 0:
             raise InvalidArgument("ids out of range", ledger_id=ledger_id)
+        self._check_journal()
         self._with_header(ledger_id, done, self._fence, master_key)
 
     def _fence(self, ledger_id: int, done: Done, master_key: bytes) -> None:
@@ -175,7 +195,7 @@ class StoreWrites(StoreAccess):
         """
         self._open()
         if not self.is_writable:
-            raise BookieReadOnly("the disks are full", ledger_id=ledger_id)
+            raise BookieReadOnly(self.read_only_reason, ledger_id=ledger_id)
         if ledger_id < 0 or not EXPLICIT_LAC_SIZE_MIN <= len(body) <= EXPLICIT_LAC_SIZE_MAX:
             raise InvalidArgument(f"an explicit LAC of {len(body):,} bytes", ledger_id=ledger_id)
         self._with_header(ledger_id, done, self._write_lac, master_key, last_add_confirmed, body)
@@ -191,7 +211,13 @@ class StoreWrites(StoreAccess):
     def force(self, ledger_id: int, done: Done) -> None:
         """`done(None)` when everything of the ledger that was accepted before is durable. Raises: StorageError."""
         self._open()
+        self._check_journal()
         self._with_header(ledger_id, done, self._force, is_needed=False)
+
+    def _check_journal(self) -> None:
+        """Raises StorageError while nothing can be made durable at all."""
+        if self._misses_journal:
+            raise StorageError(self.read_only_reason)
 
     def _force(self, ledger_id: int, done: Done) -> None:
         self._journal_of(ledger_id).append((), 0, done)

@@ -65,6 +65,9 @@ def endpoint(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         (["why-not-deleted", "1f"], "why", {"log": "1f"}),
         (["why-not-deleted", "bk-data/b1/ledgers/current/1f.log"], "why", {"log": "bk-data/b1/ledgers/current/1f.log"}),
         (["space"], "space", {}),
+        (["state"], "state", {}),
+        (["read-only"], "hold", {"read_only": True}),
+        (["read-write", "--bookie", "b1"], "hold", {"read_only": False}),
     ],
 )
 def test_each_verb_is_a_call(
@@ -81,6 +84,17 @@ def test_each_verb_is_a_call(
     assert printed == expected.get(call, "b1: live_bytes             2.0 KiB\nb1: logs_set_aside 1: torn\n")
     assert main(["bookie", *words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"b1": endpoint.answer["result"]}
+
+
+def test_one_bookie_at_a_time_is_made_read_only(endpoint: Endpoint, capsys: pytest.CaptureFixture[str]) -> None:
+    other = pathlib.Path("bk-data/b2/ledgers")
+    other.mkdir(parents=True)
+    (other / "control.json").write_bytes(pathlib.Path("bk-data/b1/ledgers/control.json").read_bytes())
+    assert main(["bookie", "read-only"]) == 2
+    assert "name the bookie that is meant, of b1, b2" in capsys.readouterr().err
+    assert not endpoint.asked
+    endpoint.answer = {"result": {"mode": "read-only"}}
+    assert main(["bookie", "read-only", "--bookie", "b1"]) == 0
 
 
 def test_what_goes_wrong_is_one_sentence(endpoint: Endpoint, capsys: pytest.CaptureFixture[str]) -> None:

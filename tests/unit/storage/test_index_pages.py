@@ -17,9 +17,10 @@ from bookies.sim.loop import SimLoop
 from bookies.sim.workers import SimWorkers
 from bookies.storage.catalog import CatalogFile
 from bookies.storage.catalog_format import pack
-from bookies.storage.index import Ledger, LedgerIndex
+from bookies.storage.index import LedgerIndex
 from bookies.storage.index_files import find_index_files
 from bookies.storage.index_format import STATE_FENCED, IndexHeader
+from bookies.storage.index_ledger import Ledger
 from bookies.storage.readers import Readers
 
 PAGE_SIZE = 64

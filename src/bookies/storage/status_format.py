@@ -1,0 +1,53 @@
+"""`BOOKIE_STATUS`: the mode a bookie had last, and whether an operator wanted it so.
+
+One line in every ledger directory: `1,READ_ONLY,1700000000000,true` and a newline. Fields: layout, mode, when it was
+written (milliseconds since 1970), set by hand. A line of three fields is of an older release and counts as set by hand.
+The newest of all copies counts.
+
+Source: storage 8.5.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bookies.errors import CorruptRecord
+
+FILE_NAME = "BOOKIE_STATUS"
+LAYOUT = 1
+
+_LINE = re.compile(rb"1,(READ_ONLY|READ_WRITE),([0-9]{1,18})(?:,(true|false))?\n?")
+
+
+@dataclass(frozen=True, slots=True)
+class StatusRecord:
+    """`written_ms`: milliseconds since 1970."""
+
+    is_read_only: bool
+    written_ms: int
+    is_manual: bool
+
+    @property
+    def is_held(self) -> bool:
+        """Read-only until an operator says otherwise."""
+        return self.is_read_only and self.is_manual
+
+    def pack(self) -> bytes:
+        mode = "READ_ONLY" if self.is_read_only else "READ_WRITE"
+        return f"{LAYOUT},{mode},{self.written_ms},{'true' if self.is_manual else 'false'}\n".encode()
+
+
+def parse(data: bytes, *, path: str = FILE_NAME) -> StatusRecord:
+    """Raises CorruptRecord."""
+    match = _LINE.fullmatch(data)
+    if match is None:
+        raise CorruptRecord(f"not a status of layout {LAYOUT}: {data[:40]!r}", path=path, offset=0)
+    mode, written_ms, manual = match.groups()
+    return StatusRecord(mode == b"READ_ONLY", int(written_ms), manual != b"false")
+
+
+def newest(records: Iterable[StatusRecord]) -> StatusRecord | None:
+    """The one that counts; of two from the same moment the more careful one."""
+    return max(records, key=lambda each: (each.written_ms, each.is_held), default=None)
