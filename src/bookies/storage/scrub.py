@@ -51,7 +51,7 @@ class LogHolder(Protocol):
 
     def put_aside(self, log_id: int, reason: str) -> None: ...
 
-    def take_back(self, log_id: int) -> None: ...
+    def take_back(self, log_id: int, reason: str) -> None: ...
 
 
 class _Listing(NamedTuple):
@@ -326,10 +326,10 @@ class Scrubber:
         for log_id, reason in damaged.items():
             if log_id not in self._held:
                 self._holder.put_aside(log_id, reason)
-        for log_id in self._held:
+        for log_id, reason in self._held.items():
             if log_id not in damaged:
-                self._holder.take_back(log_id)
-        self._held = damaged
+                self._holder.take_back(log_id, reason)
+        self._held = {log_id: self._held.get(log_id, reason) for log_id, reason in damaged.items()}
 
     # -- what was found ------------------------------------------------------------------------------------------
     async def _recheck(self) -> None:
