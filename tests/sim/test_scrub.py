@@ -271,6 +271,22 @@ def test_what_nothing_points_to_is_counted_apart(small: Any) -> None:
     made.check()
 
 
+def test_entries_beside_those_of_deleted_ledgers_are_not_blamed(small: Any) -> None:
+    """Where nobody can check a length, what stands behind it may be of no use to anybody, yet is a record."""
+    made, records = small(), records_of()
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        begin(store, records)
+        await fill(store, promises)
+        records.delete(4, 5)
+        assert store.collector is not None
+        await store.collector.collect(is_forced=False, is_awaited=True)
+        spoil(made, (1, 3))
+        assert damaged(await scrub(store)) == {(1, 3)}
+
+    assert made.live(script, stops=False)
+
+
 def test_a_finding_stands_until_the_entry_is_written_again_or_gone(small: Any) -> None:
     made, records = small(), records_of()
 

@@ -479,16 +479,21 @@ def _measure(
             size = known.get(log_id)
             if size is None:
                 try:
-                    file = disk.open(path, "r")
+                    size = _size_of(disk, path)
                 except FileNotFoundError:
                     continue  # removed meanwhile
                 except OSError:
                     size = 0  # Whoever reads it will say so.
-                else:
-                    size = file.size()
-                    file.close()
             paths[log_id], sizes[log_id] = path, size
     return paths, sizes, is_whole
+
+
+def _size_of(disk: Disk, path: str) -> int:
+    file = disk.open(path, "r")
+    try:
+        return file.size()
+    finally:
+        file.close()
 
 
 def _read_copies(disk: Disk, paths: Sequence[str]) -> list[tuple[str, bytes]]:
