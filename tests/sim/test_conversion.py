@@ -42,6 +42,7 @@ def apache_bookie(*, flags: int = 0) -> SimDisk:
     """Each directory has a log 0 with the entries of its ledgers."""
     disk = SimDisk(Random(1))
     disk.put("j/current/VERSION", b"x")
+    disk.put("b/current/9.log.7.compacted", b"left by a crash")
     for number, name in enumerate(("a", "b")):
         data = bytearray(entry_log_format.pack_header())
         locations: dict[bytes, bytes] = {}
@@ -145,6 +146,21 @@ def discard(disk: SimDisk) -> None:
     assert not [path for path in disk.files() if ".before-conversion" in path]
 
 
+def test_an_interrupted_compaction_removes_no_log_of_another_directory() -> None:
+    """Its file says: when the index is updated, log 0 can go. But that is the id of another log then."""
+    disk = apache_bookie()
+    disk.put("b/current/2.log.0.compacted", disk.read_bytes("b/current/0.log"))
+    disk.put("b/current/3.log.compacting", b"")
+    run(disk, ToIndexFiles)
+    assert [path for path in disk.files() if ".log" in path] == ["a/current/0.log", "b/current/1.log"]
+    assert in_index_files(disk) == LEDGERS
+    discard(disk)
+    disk.put("a/current/5.log.1.compacted", b"")
+    run(disk, ToRocks)
+    assert [path for path in disk.files() if ".log" in path] == ["a/current/0.log", "b/current/1.log"]
+    assert in_databases(disk) == LEDGERS
+
+
 def test_entries_in_logs_of_another_directory() -> None:
     """As our bookie leaves it: any log has entries of any ledger."""
     disk = apache_bookie()
@@ -216,7 +232,7 @@ def test_a_crash_at_every_call(kind: type[Conversion]) -> None:
     assert count > 150
     switched = 0
     for number in range(1, count + 1):
-        for loss in LOSSES[number % 2 :: 2]:
+        for loss in LOSSES if number > count - 4 else LOSSES[number % 2 :: 2]:
             disk = before()
             disk.random = Random(number)
             disk.crash_at = disk.call_count + number

@@ -339,7 +339,9 @@ def _item(disk: Disk, path: str, name: str) -> Row:
 def _findings(disk: Disk, directory: str) -> Iterator[Row]:
     """What does not fit together, as far as one directory can tell."""
     names = disk.list(directory)
-    if cookie.FILE_NAME not in names:
+    if cookie.EMPTYING in names:
+        yield {"row": "finding", "problem": f"{directory} is being emptied: repeat bk bookie format"}
+    elif cookie.FILE_NAME not in names:
         yield {"row": "finding", "problem": f"{directory} has no {cookie.FILE_NAME}: it is new, or was wiped"}
     for name in names:
         if name.endswith(".txn") and journal_format.parse_file_name(name) is None:

@@ -67,7 +67,7 @@ def test_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
     assert "2 entries of ledgers that the bookie had deleted: left out" in out
     assert "bk bookie convert ledgers --discard-old" in out
     assert convert("--discard-old") == 0
-    assert "2 pieces of the old index removed" in capsys.readouterr().out
+    assert "the old index removed: 2 of its directories" in capsys.readouterr().out
     assert convert("--discard-old") == 0
     assert "no old index is kept here" in capsys.readouterr().out
     assert convert("--to", "rocksdb", "--json") == 0
@@ -83,6 +83,14 @@ def test_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
     }
     assert convert("--to", "rocksdb") == 1
     assert "is a RocksDB database already" in capsys.readouterr().err
+
+
+def test_relative_names_count_from_where_the_directory_is(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    for path in (tmp_path / "ledgers", tmp_path.relative_to("/") / "journal"):
+        assert cli.main(["bookie", "convert", f"{path}/", "--to", "index-files", "--dry-run"]) == 0
 
 
 def test_damaged_entries_stop_it_unless_they_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,6 +124,7 @@ def test_a_database_in_use_is_left_alone(capsys: pytest.CaptureFixture[str]) -> 
         assert other.stdout.readline() == b"held\n"
         assert convert("--to", "index-files") == 1
         assert "is in use by another process" in capsys.readouterr().err
+    (LEDGERS / "ledgers" / "LOCK").unlink()  # as copies of databases may be
     assert convert("--to", "index-files") == 0
 
 

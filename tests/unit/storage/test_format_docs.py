@@ -16,6 +16,7 @@ from bookies.storage import (
     removal_format,
     rocks,
     scrub_format,
+    status_format,
 )
 from bookies.storage.journal_group import TRAILER_SIZE, parse_trailer
 
@@ -94,6 +95,12 @@ def test_cookie() -> None:
     data = example[1].encode()
     assert cookie.parse(data).pack() == data
     check("cookie.md", data)
+
+
+def test_bookie_status() -> None:
+    record = status_format.StatusRecord(is_read_only=True, written_ms=1795262526105, is_manual=True)
+    check("bookie-status.md", record.pack())
+    assert f"\n{record.pack().decode()}```" in (DOCS / "bookie-status.md").read_text()
 
 
 def test_removed_ledgers() -> None:
