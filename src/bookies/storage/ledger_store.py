@@ -316,6 +316,8 @@ class LedgerStore(StoreWrites, StoreReads):
             "entries_added": self._entry_count,
             "journal_groups": sum(journal.group_count for journal in parts.journals),
             "journal_size": sum(journal.size for journal in parts.journals),
+            "journal_slow_groups": sum(journal.slowness.group_count for journal in parts.journals),
+            "journal_last_ms": max(journal.slowness.last_ms for journal in parts.journals),
             "journal_queued_size": sum(journal.queued_size for journal in parts.journals),
             "write_cache_size": parts.cache.size,
             "index_dirty_size": parts.index.dirty_size,
