@@ -188,8 +188,11 @@ class Scrubber:
         """Do a part of a pass; its failure is not that of the others. Whether it succeeded."""
         try:
             await work
-        except SyncFailed:
-            raise
+        except SyncFailed as error:
+            if not self._parts.failover.covers(error):
+                raise
+            self.failure_count += 1
+            return False
         except Replaced:
             return False
         except Exception as error:  # noqa: BLE001  (counted, named, and done again)
@@ -212,7 +215,8 @@ class Scrubber:
         """Look which entry logs there are, and set the pace."""
         active_id, extent = await self._parts.checkpointer.active_log()
         known = {log_id: size for log_id, size in self._listing.sizes.items() if log_id != self._listing.active_id}
-        paths, sizes = await self._worker.run(_measure, self._disk, self._parts.directories.ledgers, known)
+        directories = self._parts.health.good(self._parts.directories.ledgers)
+        paths, sizes = await self._worker.run(_measure, self._disk, directories, known)
         if active_id in sizes:
             sizes[active_id] = min(sizes[active_id], extent)
         self._listed = asyncio.get_running_loop().time()

@@ -337,7 +337,7 @@ class LogScrub:
         return (Place(offset - 4, ledger_id, entry_id) if offset else None), log_id
 
     async def _problem_at(self, log_id: int, place: Place) -> str:
-        paths = await self._worker.run(find_logs, self._disk, self._parts.directories.ledgers)
+        paths = await self._worker.run(find_logs, self._disk, self._parts.health.good(self._parts.directories.ledgers))
         if log_id not in paths:
             return "its entry log is gone"
         kinds = await self._kinds.of([place.ledger_id])
