@@ -15,7 +15,7 @@ from bookies.runtime import aio
 from bookies.runtime.files import OsDisk
 from bookies.runtime.ports import Disk, Network, Worker, Workers
 from bookies.runtime.threads import ThreadWorkers
-from bookies.sim.disk import SimDisk
+from bookies.sim.disk import NOTHING_SURVIVES, SimDisk
 from bookies.sim.loop import Participant, SimLoop
 from bookies.sim.network import SimNetwork
 from bookies.sim.trace import Trace
@@ -146,6 +146,25 @@ def test_directories_and_names(disk: Disk, root: str) -> None:
             call(f"{root}/nothing")
     with pytest.raises(FileNotFoundError):
         disk.rename(f"{root}/nothing", f"{root}/e")
+
+
+@pytest.mark.parametrize("count", [2, 60])
+def test_syncing_many_at_once(disk: Disk, root: str, count: int) -> None:
+    """Names and bytes are there afterwards; in the simulated disk they would survive a crash."""
+    lock = disk.lock_directory(root)
+    paths = [f"{root}/{number}/a" for number in range(count)]
+    disk.make_directories(*[f"{root}/{number}" for number in range(count)])
+    files = [disk.open(path, "x+") for path in paths]
+    for file in files:
+        file.pwrite(b"hello", 0)
+    disk.sync_many(files, [f"{root}/{number}" for number in range(count)])
+    disk.sync_many([], [])
+    for file in files:
+        file.close()
+    lock.release()
+    if isinstance(disk, SimDisk):
+        disk.crash(NOTHING_SURVIVES)
+    assert [disk.read_bytes(path) for path in paths] == [b"hello"] * count
 
 
 def test_removing_directories(disk: Disk, root: str) -> None:

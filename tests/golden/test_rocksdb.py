@@ -21,7 +21,7 @@ from tests.golden.test_ledger_store import (
 from bookies.admin import cli
 from bookies.runtime.files import OsDisk
 from bookies.runtime.rocksdb import RocksDatabases
-from bookies.storage import inspection
+from bookies.storage import inspection, rocks
 from bookies.storage.ledger_store import LedgerStore
 
 pytest.importorskip("rocksdict")
@@ -123,6 +123,35 @@ def test_there_and_back_is_the_same(bookie: str) -> None:
         assert content(path) == rows
     left = [path for path in files_in(pathlib.Path("ledgers/current")) if path.endswith((".idx", ".catalog"))]
     assert all(path.startswith("index-files.before-conversion/") for path in left)
+
+
+@pytest.mark.parametrize("bookie", ["db-v6-clean"], indirect=True)
+def test_a_torn_write_ahead_log_is_what_only_a_crash_leaves(bookie: str, capsys: pytest.CaptureFixture[str]) -> None:
+    log = pathlib.Path("ledgers/current/locations/000004.log")
+    log.write_bytes(log.read_bytes()[:-10])
+    assert cli.main(["bookie", "convert", "ledgers", "--to", "index-files", "--dry-run"]) == 1
+    assert "cannot be read" in capsys.readouterr().err
+    pathlib.Path("ledgers/current/DIRTY").touch()
+    assert cli.main(["bookie", "convert", "ledgers", "--to", "index-files", "--dry-run"]) == 0
+
+
+@pytest.mark.parametrize("bookie", ["db-v6-crash"], indirect=True)
+def test_on_the_way_back_the_journal_is_replayed_first(bookie: str) -> None:
+    assert cli.main(["bookie", "convert", "ledgers", "--to", "index-files"]) == 0
+    assert cli.main(["bookie", "convert", "ledgers", "--discard-old"]) == 0
+    assert pathlib.Path("ledgers/current/DIRTY").exists()
+    assert cli.main(["bookie", "convert", "ledgers", "--to", "rocksdb", "--dry-run"]) == 1
+    assert cli.main(["bookie", "convert", "ledgers", "--to", "rocksdb"]) == 0
+    assert not pathlib.Path("ledgers/current/DIRTY").exists()
+    keys = {key for key, _ in content("ledgers/current/locations")}
+    headers = dict(content("ledgers/current/ledgers"))
+    for ledger in expected_of(bookie)["ledgers"]:
+        ledger_id = ledger["ledger"]
+        entry_ids = [entry["entry"] for entry in ledger["entries"]]
+        assert {key.hex() for key in rocks.entry_keys(ledger_id, entry_ids)} <= keys
+        header = rocks.parse_ledger_data(bytes.fromhex(headers[f"{ledger_id:016x}"]), "", ledger_id)
+        assert header.is_fenced == (ledger["fenced"] or ledger_id == FENCED_IN_JOURNAL_ONLY)
+        assert header.explicit_lac.hex() == ledger["explicitLacBody"]
 
 
 @pytest.mark.parametrize("bookie", ["db-v6-clean"], indirect=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.fakes.records import BOOKIE, FakeRecords, record
+from tests.fakes.records import BOOKIE, FakeRecords, Record, record
 
 from bookies.errors import (
     BookKeeperError,
@@ -228,6 +228,37 @@ def test_a_closed_ledger_that_moved_elsewhere_goes_and_may_come_again(small: Any
         await asyncio.sleep(5)
         await collect(store)
         assert sorted(store.ledger_ids()) == [2, 3]
+        forget(promises, 1)
+        records.ledgers[1] = record(1, is_closed=True)
+        await promises.add(store, 1, {0: body(1, 0, version=1)}, is_recovery=True)
+        await collect(store)
+
+    assert made.live(script, stops=False)
+    made.crash(NOTHING_SURVIVES)
+    made.check()
+
+
+def test_a_closed_ledger_that_was_offloaded_goes_and_may_come_back(small: Any, body: Body) -> None:
+    made, records = small(gc_quarantine_ms=5_000), FakeRecords.of(1, 2, 3)
+
+    def offloaded(ledger_id: int, *, is_closed: bool) -> Record:
+        labels = {"bookies.offload": b"{}", "bookies.offload.bookies-deleted": b"1"}
+        return Record(record(ledger_id, is_closed=is_closed).metadata.replace(custom_metadata=labels))
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        await put(store, promises, body, [1, 2, 3])
+        await store.checkpoint()
+        await collect(store)
+        records.ledgers |= {each: offloaded(each, is_closed=each != 2) for each in (1, 2, 3)}
+        await collect(store, is_forced=True)
+        assert sorted(store.ledger_ids()) == [1, 2, 3], "in quarantine"
+        await asyncio.sleep(3)
+        records.ledgers[3] = record(3, is_closed=True)
+        await collect(store)
+        await asyncio.sleep(3)
+        await collect(store)
+        assert sorted(store.ledger_ids()) == [2, 3], "one is open, one was restored"
         forget(promises, 1)
         records.ledgers[1] = record(1, is_closed=True)
         await promises.add(store, 1, {0: body(1, 0, version=1)}, is_recovery=True)

@@ -8,17 +8,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import mmap
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 
 from bookies.errors import DirectoryInUse, DiskFull
-from bookies.runtime.ports import Buffer
+from bookies.runtime.ports import Buffer, File
 
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
 _BLOCK = 512  # bytes: what direct writes are multiples of; a device with larger blocks refuses them
 _DIRECT_SIZE = 64 * 1024  # bytes that go to the device directly at most
 _DIRECT = getattr(os, "O_DIRECT", 0)  # not on every system
+SYNC_MANY_MIN = 24  # files and directories: fewer are synced one by one
+_SYNCFS_SINCE = (5, 8)  # of Linux: before, syncfs does not tell of writes that failed
 _MODES = {
     "r": os.O_RDONLY,
     "r+": os.O_RDWR,
@@ -34,6 +38,24 @@ def _mapped(error: OSError, path: str) -> Exception:
     if error.filename is None:
         error.filename = path
     return error
+
+
+@functools.cache
+def _syncfs() -> Callable[[int], int] | None:
+    """The system's syncfs, if it tells of failures."""
+    import ctypes
+
+    release = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    if os.uname().sysname != "Linux" or release is None or tuple(map(int, release.groups())) < _SYNCFS_SINCE:
+        return None
+    call = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    if call is None:
+        return None
+
+    def sync(descriptor: int) -> int:
+        return ctypes.get_errno() if call(descriptor) else 0
+
+    return sync
 
 
 class OsFile:
@@ -135,6 +157,10 @@ class OsFile:
                 return min(offset, self.size())
             raise
 
+    def device(self) -> int:
+        """Which file system it is on; as `OsDisk.device`."""
+        return os.fstat(self._descriptor).st_dev
+
     def drop_cache(self, offset: int, size: int) -> None:
         with contextlib.suppress(OSError):  # Advice: the data is as right without it.
             os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_DONTNEED)
@@ -199,9 +225,10 @@ class _DirectWriter:
 class DirectoryLock:
     """An exclusive `flock` of a directory's descriptor; the system releases it when the process ends."""
 
-    __slots__ = ("_descriptor",)
+    __slots__ = ("_descriptor", "_path")
 
     def __init__(self, path: str) -> None:
+        self._path = path
         self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -212,6 +239,17 @@ class DirectoryLock:
             self.release()
             raise _mapped(error, path) from error
 
+    @property
+    def is_held(self) -> bool:
+        return self._descriptor >= 0
+
+    def sync_file_system(self) -> None:
+        """Everything of the file system that the directory is on. Raises what any write since the lock failed with."""
+        call = _syncfs()
+        assert call is not None
+        if number := call(self._descriptor):
+            raise _mapped(OSError(number, os.strerror(number)), self._path)
+
     def release(self) -> None:
         """Idempotent."""
         descriptor, self._descriptor = self._descriptor, -1
@@ -221,6 +259,9 @@ class DirectoryLock:
 
 class OsDisk:
     """The file system of this machine. See `ports.Disk`."""
+
+    def __init__(self) -> None:
+        self._locks: list[tuple[int, DirectoryLock]] = []  # with the device; the oldest first
 
     def open(self, path: str, mode: str) -> OsFile:
         try:
@@ -237,20 +278,23 @@ class OsDisk:
     def is_directory(self, path: str) -> bool:
         return os.path.isdir(path)
 
-    def make_directories(self, path: str) -> None:
-        missing: list[str] = []
-        while path and not os.path.isdir(path):
-            missing.append(path)
-            path = os.path.dirname(path.rstrip("/"))
-        for each in reversed(missing):
-            try:
-                os.mkdir(each)
-            except FileExistsError:
-                if not os.path.isdir(each):
-                    raise
-            except OSError as error:
-                raise _mapped(error, each) from error
-            self.sync_directory(os.path.dirname(each.rstrip("/")))
+    def make_directories(self, *paths: str) -> None:
+        changed: dict[str, None] = {}  # directories with new names in them
+        for path in paths:
+            missing: list[str] = []
+            while path and not os.path.isdir(path):
+                missing.append(path)
+                path = os.path.dirname(path.rstrip("/"))
+            for each in reversed(missing):
+                try:
+                    os.mkdir(each)
+                except FileExistsError:
+                    if not os.path.isdir(each):
+                        raise
+                except OSError as error:
+                    raise _mapped(error, each) from error
+                changed[os.path.dirname(each.rstrip("/"))] = None
+        self.sync_many((), list(changed))
 
     def rename(self, source: str, target: str) -> None:
         try:
@@ -278,6 +322,31 @@ class OsDisk:
             raise _mapped(error, path) from error
         finally:
             os.close(descriptor)
+
+    def sync_many(self, files: Sequence[File], directories: Sequence[str]) -> None:
+        if len(files) + len(directories) < SYNC_MANY_MIN or _syncfs() is None:
+            for file in files:
+                file.fsync()
+            for path in directories:
+                self.sync_directory(path)
+            return
+        # One call for each file system. It tells of every write that failed since the descriptor was opened, so that
+        # has to be older than the writes; without one each file is asked by itself.
+        held = {device: lock for device, lock in reversed(self._locks) if lock.is_held}
+        whole: dict[int, DirectoryLock] = {}
+        for file in files:
+            assert isinstance(file, OsFile)
+            if (lock := held.get(device := file.device())) is not None:
+                whole[device] = lock
+            else:
+                file.fsync()
+        for path in directories:
+            if (lock := held.get(device := self.device(path))) is not None:
+                whole[device] = lock
+            else:
+                self.sync_directory(path)
+        for lock in whole.values():
+            lock.sync_file_system()
 
     def read_bytes(self, path: str) -> bytes:
         file = self.open(path, "r")
@@ -309,4 +378,7 @@ class OsDisk:
         return os.stat(path).st_dev
 
     def lock_directory(self, path: str) -> DirectoryLock:
-        return DirectoryLock(path)
+        lock = DirectoryLock(path)
+        self._locks = [(device, each) for device, each in self._locks if each.is_held]
+        self._locks.append((self.device(path), lock))
+        return lock

@@ -116,7 +116,7 @@ class Disk(Protocol):
 
     def is_directory(self, path: str) -> bool: ...
 
-    def make_directories(self, path: str) -> None:
+    def make_directories(self, *paths: str) -> None:
         """With parents; existing ones are fine. The new directories' own entries are made durable."""
 
     def rename(self, source: str, target: str) -> None: ...
@@ -129,6 +129,12 @@ class Disk(Protocol):
         """An empty one. Durable like an unlink. Raises OSError when there is something in it."""
 
     def sync_directory(self, path: str) -> None: ...
+
+    def sync_many(self, files: Sequence[File], directories: Sequence[str]) -> None:
+        """As `fsync` of each of these files and `sync_directory` of each directory, in whatever order is cheapest.
+
+        Other files may become durable too. After a failure nobody knows of which ones the bytes are durable.
+        """
 
     def read_bytes(self, path: str) -> bytes: ...
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from bookies.errors import DirectoryInUse, DiskFull
-from bookies.runtime.ports import Buffer
+from bookies.runtime.ports import Buffer, File
 from bookies.sim.loop import Crashed
 
 SECTOR = 512  # bytes that become durable together
@@ -443,9 +443,10 @@ class SimDisk:
         self.enter("is_directory", path)
         return path in self._directories
 
-    def make_directories(self, path: str) -> None:
-        self.enter("make_directories", path)
-        self._make(path)
+    def make_directories(self, *paths: str) -> None:
+        for path in paths:
+            self.enter("make_directories", path)
+            self._make(path)
 
     def _make(self, path: str) -> None:
         if path in self._directories:
@@ -498,6 +499,12 @@ class SimDisk:
         if path not in self._directories:
             raise FileNotFoundError(2, "No such file or directory", path)
         self._directories[path].sync()
+
+    def sync_many(self, files: Sequence[File], directories: Sequence[str]) -> None:
+        for file in files:
+            file.fsync()
+        for path in directories:
+            self.sync_directory(path)
 
     def read_bytes(self, path: str) -> bytes:
         self.enter("read_bytes", path)

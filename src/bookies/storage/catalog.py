@@ -242,7 +242,8 @@ class Catalog:
         return data
 
     def give_back(self, data: bytes) -> None:
-        self._pending.insert(0, data)
+        if data:
+            self._pending.insert(0, data)
 
     @property
     def has_pending(self) -> bool:

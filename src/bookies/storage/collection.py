@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from bookies.errors import MetadataCorrupt
 from bookies.model import LedgerMetadata
+from bookies.protocol import offload
 from bookies.storage.log_usage import LogUsage
 
 SHARE_COUNT_MIN = 100  # so many may go at once whatever their share is
@@ -62,6 +63,11 @@ def is_implausible(count: int, local_count: int, share_max: int) -> bool:
 def is_surplus(metadata: LedgerMetadata, bookie: str) -> bool:
     """Whether a ledger is closed and lists this bookie nowhere. An open one may be about to (F-31)."""
     return metadata.is_closed and not metadata.names(bookie)
+
+
+def is_given_up(metadata: LedgerMetadata) -> bool:
+    """Whether a closed ledger's record says that bookies need not keep their copies: the entries are elsewhere."""
+    return metadata.is_closed and offload.DELETED in metadata.custom_metadata
 
 
 class Compaction(enum.Enum):

@@ -51,6 +51,7 @@ class Survey:
     orphans: int = 0
     damaged_count: int = 0
     damaged: list[tuple[int, int]] = field(default_factory=list)
+    is_dirty: bool = False  # the bookie did not stop in an orderly way
     problems: list[str] = field(default_factory=list)  # why nothing at all may be denied afterwards
 
     def add_damaged(self, ledger_id: int, entry_ids: list[int]) -> None:

@@ -48,6 +48,15 @@ def sync_directory(disk: Disk, path: str) -> None:
         raise SyncFailed(path, f"sync of the directory failed: {error}") from error
 
 
+def sync_many(disk: Disk, files: Sequence[File], directories: Sequence[str] = ()) -> None:
+    """All of these, by as few calls as the system allows. Raises SyncFailed."""
+    try:
+        disk.sync_many(files, directories)
+    except (OSError, DiskFull) as error:
+        first = getattr(error, "filename", None) or (files[0].path if files else directories[0])
+        raise SyncFailed(first, f"sync of this and others failed: {error}") from error
+
+
 def replace_bytes(disk: Disk, path: str, data: bytes) -> None:
     """`Disk.replace_bytes` that leaves no temporary file when it fails. Raises: DiskFull, OSError."""
     try:

@@ -19,7 +19,7 @@ from bookies.errors import BookKeeperError, LedgerNotFound, MetadataError
 from bookies.model import LedgerMetadata
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
-from bookies.storage.collection import Comparison, is_implausible, is_surplus
+from bookies.storage.collection import Comparison, is_given_up, is_implausible, is_surplus
 from bookies.storage.opening import Opened
 from bookies.storage.removal_format import RemovalState
 from bookies.storage.throttle import Throttle
@@ -27,6 +27,7 @@ from bookies.storage.throttle import Throttle
 METADATA_S = 30.0  # for one operation of the metadata store
 REMEMBERED_MS = 7 * 86_400_000  # that a ledger was deleted
 BATCH = 1000  # ledgers deleted at once
+RECORDS_S = 3600.0  # between two looks at every ledger's record
 
 
 class Stored(Protocol):
@@ -64,6 +65,7 @@ class LedgerCollection:
         self._events = events
         self._throttle = Throttle(config.gc_metadata_rate)
         self._surplus_since: dict[int, float] = {}
+        self._records_due = runtime.clock.monotonic() + RECORDS_S
 
     async def collect(self, *, is_forced: bool) -> None:
         """One pass. Raises: MetadataError, StorageError, OSError; what was not decided by then is kept."""
@@ -72,7 +74,7 @@ class LedgerCollection:
         missing, reappeared = await self._compare(local)
         self._events.info("gc.compared", ledgers=len(local), missing=len(missing))
         garbage = [each for each in missing if self._removals.get(each) is None and await self._is_gone(each)]
-        surplus = await self._find_surplus(local)
+        surplus = await self._find_surplus(local, is_forced=is_forced)
         if is_implausible(len(garbage) + len(surplus), len(local), self._config.gc_share_max) and not is_forced:
             self.alarm = (
                 f"{len(garbage) + len(surplus):,} of {len(local):,} ledgers are not in the metadata any more; nothing "
@@ -137,23 +139,35 @@ class LedgerCollection:
             metadata = await self.read(ledger_id)
         except (BookKeeperError, TimeoutError):
             return False
-        return metadata is None or is_surplus(metadata, self._bookie)
+        return metadata is None or self._is_unlisted(metadata)
 
-    async def _find_surplus(self, local: Sequence[int]) -> list[int]:
-        """Ledgers that have been closed and without this bookie for long enough."""
-        if not self._config.gc_surplus_ms:
-            return []
+    def _is_unlisted(self, metadata: LedgerMetadata) -> bool:
+        return is_given_up(metadata) or is_surplus(metadata, self._bookie)
+
+    async def _find_surplus(self, local: Sequence[int], *, is_forced: bool) -> list[int]:
+        """Closed ledgers without this bookie for long enough, and those whose entries are kept elsewhere.
+
+        Every record is read for that, so without a limit for the former only now and then.
+        """
         now = self._clock.monotonic()
+        if not (self._config.gc_surplus_ms or is_forced or now >= self._records_due):
+            return []
+        self._records_due = now + RECORDS_S
         since: dict[int, float] = {}
+        found: list[int] = []
         for ledger_id in local:
             try:
                 metadata = await self.read(ledger_id) if self._removals.get(ledger_id) is None else None
             except (BookKeeperError, TimeoutError):
                 continue
-            if metadata is not None and is_surplus(metadata, self._bookie):
+            if metadata is None:
+                continue
+            if is_given_up(metadata):
+                found.append(ledger_id)
+            elif self._config.gc_surplus_ms and is_surplus(metadata, self._bookie):
                 since[ledger_id] = self._surplus_since.get(ledger_id, now)
         self._surplus_since = since
-        return [each for each, start in since.items() if (now - start) * 1000 >= self._config.gc_surplus_ms]
+        return found + [each for each, start in since.items() if (now - start) * 1000 >= self._config.gc_surplus_ms]
 
     async def lift(self, ledger_ids: Iterable[int]) -> None:
         """Let go of those that the metadata wants here again."""
@@ -164,7 +178,7 @@ class LedgerCollection:
             except (BookKeeperError, TimeoutError):
                 continue
             is_surplus_still = removal is not None and removal.state is RemovalState.SURPLUS
-            if metadata is None or (is_surplus_still and is_surplus(metadata, self._bookie)):
+            if metadata is None or (is_surplus_still and self._is_unlisted(metadata)):
                 continue
             self._events.warning("gc.ledger_reappeared", ledger=ledger_id)
             if self._removals.is_deleted(ledger_id):

@@ -21,7 +21,6 @@ Source: storage 4.4 to 4.6, 5.2, 5.5.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -47,8 +46,9 @@ T = TypeVar("T")
 
 PAGE_OVERHEAD = 300  # bytes of Python objects for each page
 LEDGERS_MAX = 50_000  # ledgers kept in memory although nobody uses them
-WRITE_FILES_MAX = 64  # index files written by one call of the worker
-WRITE_SIZE_MAX = 2 << 20  # bytes, likewise
+WRITE_FILES_MAX = 256  # index files written by one call of the worker, and synced together
+WRITE_SIZE_MAX = 8 << 20  # bytes, likewise
+PREPARED_AT_ONCE = 32  # of them, before others have their turn on the loop
 LOOK_TRIES = 5  # a page that is written while it is read looks damaged
 
 
@@ -77,6 +77,7 @@ class LedgerIndex:
         self._health = health or DirectoryHealth(directories, directories, keeps_going=False)
         self._readers = readers
         self._files = IndexFiles(runtime.disk, config.index_page_size, config.open_files_max, "r+")
+        self._write_files_max = min(WRITE_FILES_MAX, config.open_files_max)
         self.catalog = Catalog(config.index_page_size)
         self.catalog_file = CatalogFile(runtime.disk, self._directories, config.index_page_size)
         self.rebuild_wanted = asyncio.Event()
@@ -110,15 +111,8 @@ class LedgerIndex:
 
     def read_checksums(self, pages: dict[int, list[int]]) -> dict[int, dict[int, int]]:
         """What the files have of these pages of ledgers. On the checkpoint's worker. Raises: OSError."""
-        found: dict[int, dict[int, int]] = {}
-        for ledger_id, numbers in pages.items():
-            path = self._paths[ledger_id]
-            with contextlib.suppress(FileNotFoundError):
-                found[ledger_id] = {
-                    number: catalog_format.checksum_of(self._files.read_page(path, number), self._page_size)
-                    for number in numbers
-                }
-        return found
+        found = {each: self._files.checksums(self._paths[each], numbers) for each, numbers in pages.items()}
+        return {ledger_id: checksums for ledger_id, checksums in found.items() if checksums is not None}
 
     def lost(self, ledger_id: int) -> None:
         """There was such a ledger, and its index file is gone."""
@@ -438,7 +432,7 @@ class LedgerIndex:
 
     async def look_through(self, ledger: Ledger, look: Callable[..., T], *arguments: object) -> T:
         """Have a reader go through the slots of a ledger. Raises: ReadFailed, also when some are missing by damage."""
-        for _ in range(LOOK_TRIES):
+        for attempt in range(LOOK_TRIES):
             if ledger.lacks_entries:
                 break
             newer = {number: bytes(page.data) for number, page in ledger.pages.items() if page.is_dirty}
@@ -450,6 +444,11 @@ class LedgerIndex:
                     ledger.ledger_id, look, ledger.path, newer, pages, is_right, *arguments
                 )
             except WrongPage as error:
+                page = ledger.pages.get(error.page)
+                if attempt and page is not None and not page.is_dirty:
+                    self.damaged_count += 1
+                    self._events.error("storage.index_page_restored", path=ledger.path, page=error.page)
+                    self._change(ledger, error.page, page)  # What is in memory is written again.
                 await self.slots(ledger, error.page * self._per_page, 1)  # which says whether it is
             except OSError as error:
                 raise ReadFailed(f"index file: {error}", ledger_id=ledger.ledger_id) from error
@@ -591,13 +590,16 @@ class LedgerIndex:
         while frozen or self.catalog.has_pending:
             ledgers: list[Ledger] = []
             writes: list[IndexWrite] = []
+            notes = b""
             size = 0
-            while frozen and len(writes) < WRITE_FILES_MAX and size < WRITE_SIZE_MAX:
-                ledgers.append(frozen.pop())
-                writes.append(self._write_of(ledgers[-1]))
-                size += writes[-1].size
-            notes = self.catalog.take()
             try:
+                while frozen and len(writes) < self._write_files_max and size < WRITE_SIZE_MAX:
+                    writes.append(self._write_of(frozen[-1]))
+                    ledgers.append(frozen.pop())
+                    size += writes[-1].size
+                    if not len(writes) % PREPARED_AT_ONCE:
+                        await asyncio.sleep(0)
+                notes = self.catalog.take()
                 sizes = await worker.run(self._write, notes, writes)
             except BaseException:
                 self.catalog.give_back(notes)

@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bookies.errors import CorruptRecord, DiskFull
-from bookies.runtime.ports import Buffer, Disk
+from bookies.runtime.ports import Buffer, Disk, File
 from bookies.storage import index_format as layout
-from bookies.storage.durable import remove, sync_all, sync_directory
+from bookies.storage.catalog_format import checksum_of
+from bookies.storage.durable import remove, sync_directory, sync_many
 from bookies.storage.file_cache import FileCache
 
 NEW_SUFFIX = ".new"  # of a file that is not complete; no reader of the format looks at it
@@ -134,6 +135,13 @@ class IndexFiles:
         file = self._files.get(path, self._mode)
         data = file.pread(self._page_size, layout.page_offset(page, self._page_size))
         return data[: len(data) - len(data) % layout.SLOT_SIZE]
+
+    def checksums(self, path: str, pages: Sequence[int]) -> dict[int, int] | None:
+        """What the file has of these pages: number to crc32, as in the catalog; None: no file. Raises: OSError."""
+        try:
+            return {page: checksum_of(self.read_page(path, page), self._page_size) for page in pages}
+        except FileNotFoundError:
+            return None
 
     def entry_runs(
         self, path: str | None, newer: dict[int, bytes], pages: Sequence[int], is_right: Callable[[int, bytes], bool]
@@ -267,46 +275,47 @@ class IndexFiles:
         return page + (found - offset) // self._page_size
 
     def write(self, writes: Sequence[IndexWrite]) -> list[int]:
-        """Make all of it durable; the new sizes of the files.
+        """Make all of it durable; the new sizes of the files. At most as many files as may be open.
 
         Raises: DiskFull, OSError, after which any part may have been written; SyncFailed, which is final.
         """
-        sizes = [self._write(each) for each in writes]
-        places = [(posixpath.dirname(each.path), each.is_new) for each in writes]
-        for directory in dict.fromkeys(place for place, is_new in places if is_new or place not in self._synced):
-            sync_directory(self._disk, directory)
-            self._synced[directory] = None
-        return sizes
-
-    def _write(self, change: IndexWrite) -> int:
-        path = change.path + NEW_SUFFIX if change.is_new else change.path
-        if change.is_new:
-            self._disk.make_directories(posixpath.dirname(path))
-            file = self._disk.open(path, "w+")
-        else:
-            file = self._files.get(path, self._mode)
+        new = [each for each in writes if each.is_new]
+        if new:
+            self._disk.make_directories(*dict.fromkeys(posixpath.dirname(each.path) for each in new))
+        files: list[File] = []
         try:
-            if change.is_new:
-                file.truncate(0)
-            if change.header is not None:
-                file.pwrite(change.header, 0)
-            for first, buffers in _consecutive(change.pages):
-                file.pwritev(buffers, layout.page_offset(first, self._page_size))
-            size = file.size()
-            sync_all(file)
+            for each in writes:
+                files.append(self._opened(each))
+                _write(files[-1], each)
+            sizes = [file.size() for file in files]
+            sync_many(self._disk, files)
         except (OSError, DiskFull):
-            if change.is_new:
-                remove(self._disk, path)
+            for each in new:
+                remove(self._disk, each.path + NEW_SUFFIX)
             raise
         finally:
-            if change.is_new:
-                file.close()
+            for file, each in zip(files, writes, strict=False):
+                if each.is_new:
+                    file.close()
+        for each in new:
+            self._put_in_place(each.path)
+        places = [(posixpath.dirname(each.path), each.is_new) for each in writes]
+        directories = dict.fromkeys(place for place, is_new in places if is_new or place not in self._synced)
+        sync_many(self._disk, (), list(directories))
+        self._synced |= directories
+        return sizes
+
+    def _opened(self, change: IndexWrite) -> File:
         if change.is_new:
-            if self._disk.exists(change.path):
-                self._files.forget(change.path)
-                self._disk.rename(change.path, change.path + DAMAGED_SUFFIX)
-            self._disk.rename(path, change.path)
-        return size
+            return self._disk.open(change.path + NEW_SUFFIX, "w+")
+        return self._files.get(change.path, self._mode)
+
+    def _put_in_place(self, path: str) -> None:
+        """The new file is complete and durable: give it its name."""
+        if self._disk.exists(path):
+            self._files.forget(path)
+            self._disk.rename(path, path + DAMAGED_SUFFIX)
+        self._disk.rename(path + NEW_SUFFIX, path)
 
     def forget(self, path: str) -> None:
         """Close a file whose path will name another one, or none."""
@@ -314,6 +323,16 @@ class IndexFiles:
 
     def close(self) -> None:
         self._files.close()
+
+
+def _write(file: File, change: IndexWrite) -> None:
+    """Header and pages to where they belong."""
+    if change.is_new:
+        file.truncate(0)
+    if change.header is not None:
+        file.pwrite(change.header, 0)
+    for first, buffers in _consecutive(change.pages):
+        file.pwritev(buffers, layout.page_offset(first, len(buffers[0])))
 
 
 def _offsets_in(data: bytes, log_id: int) -> Iterator[tuple[int, int]]:

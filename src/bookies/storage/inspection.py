@@ -317,6 +317,8 @@ def _item(disk: Disk, path: str, name: str) -> Row:
         row = _mark_row(disk, path)
         detail = f"{row['journal_file']} at {row['offset']:,}" if "journal" in row else row["problem"]
         return {"kind": "mark", "size": size, "detail": detail}
+    if name == cookie.EMPTYING:
+        return {"kind": "format", "size": size, "detail": "it is being emptied: repeat bk bookie format"}
     if name == cookie.FILE_NAME:
         found = cookie.parse(first if size <= len(first) else disk.read_bytes(path), path=path)
         return {"kind": "cookie", "size": size, "detail": f"bookie {found.bookie}, instance {found.instance_id}"}
@@ -337,7 +339,9 @@ def _item(disk: Disk, path: str, name: str) -> Row:
 def _findings(disk: Disk, directory: str) -> Iterator[Row]:
     """What does not fit together, as far as one directory can tell."""
     names = disk.list(directory)
-    if cookie.FILE_NAME not in names:
+    if cookie.EMPTYING in names:
+        yield {"row": "finding", "problem": f"{directory} is being emptied: repeat bk bookie format"}
+    elif cookie.FILE_NAME not in names:
         yield {"row": "finding", "problem": f"{directory} has no {cookie.FILE_NAME}: it is new, or was wiped"}
     for name in names:
         if name.endswith(".txn") and journal_format.parse_file_name(name) is None:

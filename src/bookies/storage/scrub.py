@@ -55,12 +55,16 @@ class LogHolder(Protocol):
 
 
 class _Listing(NamedTuple):
-    """The entry logs that are there: paths and sizes by id; the one that is written to, and how much is synced."""
+    """The entry logs that are there: paths and sizes by id; the one that is written to, and how much is synced.
+
+    `is_whole`: every ledger directory could be listed.
+    """
 
     paths: dict[int, str]
     sizes: dict[int, int]
-    active_id: int
-    extent: int
+    active_id: int = -1
+    extent: int = 0
+    is_whole: bool = True
 
 
 class Scrubber:
@@ -94,9 +98,8 @@ class Scrubber:
         self._logs = LogScrub(runtime, parts, self._worker, self._kinds, self._pay, size_max)
         self._index = IndexScrub(parts, self._pay, self._events)
         self._journals = JournalScrub(runtime.disk, parts, self._worker, self._pay, size_max)
-        self._paths = [posixpath.join(each, scrub_format.FILE_NAME) for each in parts.directories.ledgers]
         self._sequence = 0
-        self._listing = _Listing({}, {}, -1, 0)
+        self._listing = _Listing({}, {})
         self._listed = 0.0
         self._held: dict[int, str] = {}
         self._is_loaded = asyncio.Event()
@@ -149,7 +152,7 @@ class Scrubber:
         if progress.index_cursor is not None:
             await self._guard("index", self._check_index())
         skipped: list[int] = []
-        while (log_id := self._plan.next_log(skipped)) is not None:
+        while (log_id := self._plan.next_log(self._listing.paths, skipped)) is not None:
             if self._pass_number != progress.number:
                 return
             if not await self._guard(f"log {log_id:x}", self._check_log(log_id)):
@@ -163,7 +166,7 @@ class Scrubber:
         now_ms = self._clock.wall_ms()
         self._kinds.forget()
         self._plan.begin(now_ms)
-        self._plan.see(self._listing.paths, now_ms, is_new_pass=True)
+        self._plan.see(self._listing.paths, now_ms, is_new_pass=True, is_whole=self._listing.is_whole)
         number, logs = self._plan.progress.number, len(self._listing.paths)
         self._events.info("scrub.begins", number=number, logs=logs, bytes=sum(self._listing.sizes.values()))
 
@@ -215,14 +218,16 @@ class Scrubber:
         """Look which entry logs there are, and set the pace."""
         active_id, extent = await self._parts.checkpointer.active_log()
         known = {log_id: size for log_id, size in self._listing.sizes.items() if log_id != self._listing.active_id}
-        directories = self._parts.health.good(self._parts.directories.ledgers)
-        paths, sizes = await self._worker.run(_measure, self._disk, directories, known)
+        directories = self._parts.directories.ledgers
+        good = self._parts.health.good(directories)
+        paths, sizes, is_listed = await self._worker.run(_measure, self._disk, good, known)
         if active_id in sizes:
             sizes[active_id] = min(sizes[active_id], extent)
+        is_whole = is_listed and len(good) == len(directories)
         self._listed = asyncio.get_running_loop().time()
-        self._listing = _Listing(paths, sizes, active_id, extent)
+        self._listing = _Listing(paths, sizes, active_id, extent, is_whole)
         now_ms = self._clock.wall_ms()
-        self._plan.see(paths, now_ms, is_new_pass=False)
+        self._plan.see(paths, now_ms, is_new_pass=False, is_whole=is_whole)
         self._throttle.rate = self._plan.rate(now_ms, sizes)
 
     async def _check_journals(self) -> None:
@@ -252,15 +257,17 @@ class Scrubber:
     async def _check_missing(self, log_id: int, ledger_id: int) -> None:
         """A ledger seems to have entries in a log that is not there."""
         await self._list()
-        if log_id in self._listing.paths:
-            return
+        if log_id in self._listing.paths or not self._listing.is_whole:
+            return  # Of a directory that has failed, everybody knows.
         places = await self._logs.places(log_id, [ledger_id], [(0, 1 << 32)])
         await self._report([self._logs.finding(log_id, place, "its entry log is gone") for place in places])
 
     async def _check_log(self, log_id: int) -> None:
         if log_id == self._listing.active_id:
             await self._list()  # More of it may be synced, or it may be complete.
-        path = self._listing.paths[log_id]
+        path = self._listing.paths.get(log_id)
+        if path is None:
+            return  # It was removed meanwhile.
         position = self._plan.start_log(log_id, self._clock.wall_ms())
         extent = self._listing.extent if log_id == self._listing.active_id else None
 
@@ -356,7 +363,7 @@ class Scrubber:
 
     # -- persistence ---------------------------------------------------------------------------------------------
     async def _load(self) -> None:
-        copies = await self._worker.run(_read_copies, self._disk, self._paths)
+        copies = await self._worker.run(_read_copies, self._disk, self._copies())
         self._sequence, progress, damaged = scrub_format.newest(copies)
         for error in damaged:
             self._events.error("scrub.progress_damaged", path=error.path, error=error, consequence="it begins anew")
@@ -367,12 +374,16 @@ class Scrubber:
             self._hold()
         self._is_loaded.set()
 
+    def _copies(self) -> list[str]:
+        good = self._parts.health.good(self._parts.directories.ledgers)
+        return [posixpath.join(each, scrub_format.FILE_NAME) for each in good]
+
     async def _save(self) -> None:
         """Make progress and findings durable. A disk that takes neither is no reason to stop."""
         self._sequence += 1
         data = scrub_format.pack(self._sequence, self._plan.progress)
         try:
-            await self._worker.run(replace_copies, self._disk, self._paths, data)
+            await self._worker.run(replace_copies, self._disk, self._copies(), data)
         except (OSError, DiskFull) as error:
             self._events.warning("scrub.progress_not_kept", error=error)
 
@@ -456,24 +467,31 @@ class Scrubber:
         }
 
 
-def _measure(disk: Disk, directories: Sequence[str], known: dict[int, int]) -> tuple[dict[int, str], dict[int, int]]:
-    """(paths, sizes) of the entry logs; `known`: sizes that cannot change any more. On the worker."""
-    paths, sizes = find_logs(disk, directories), dict[int, int]()
-    for log_id, path in list(paths.items()):
-        if log_id in known:
-            sizes[log_id] = known[log_id]
-            continue
+def _measure(
+    disk: Disk, directories: Sequence[str], known: dict[int, int]
+) -> tuple[dict[int, str], dict[int, int], bool]:
+    """(paths, sizes, whether all could be listed) of entry logs; `known`: sizes that cannot change. On the worker."""
+    paths, sizes, is_whole = dict[int, str](), dict[int, int](), True
+    for directory in directories:
         try:
-            file = disk.open(path, "r")
-        except FileNotFoundError:
-            del paths[log_id]  # removed meanwhile
-            continue
+            found = find_logs(disk, [directory])
         except OSError:
-            sizes[log_id] = 0  # Whoever reads it will say so.
+            is_whole = False
             continue
-        sizes[log_id] = file.size()
-        file.close()
-    return paths, sizes
+        for log_id, path in found.items():
+            size = known.get(log_id)
+            if size is None:
+                try:
+                    file = disk.open(path, "r")
+                except FileNotFoundError:
+                    continue  # removed meanwhile
+                except OSError:
+                    size = 0  # Whoever reads it will say so.
+                else:
+                    size = file.size()
+                    file.close()
+            paths[log_id], sizes[log_id] = path, size
+    return paths, sizes, is_whole
 
 
 def _read_copies(disk: Disk, paths: Sequence[str]) -> list[tuple[str, bytes]]:

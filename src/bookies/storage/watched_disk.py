@@ -35,53 +35,53 @@ BROKEN = frozenset(
 class WatchedFile:
     """See `ports.File`. `root`: the directory that it belongs to, None if that is not watched."""
 
-    __slots__ = ("_file", "_health", "path", "root")
+    __slots__ = ("_health", "path", "root", "unwatched")
 
     def __init__(self, file: File, root: str | None, health: DirectoryHealth) -> None:
         self.path = file.path
         self.root = root
-        self._file = file
+        self.unwatched = file
         self._health = health
 
     def pread(self, size: int, offset: int) -> bytes:
         try:
-            return self._file.pread(size, offset)
+            return self.unwatched.pread(size, offset)
         except OSError as error:
             _read_failed(self._health, self.path, error)
             raise
 
     def pwrite(self, data: Buffer, offset: int) -> None:
-        self._change(self._file.pwrite, data, offset)
+        self._change(self.unwatched.pwrite, data, offset)
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
-        self._change(self._file.pwritev, buffers, offset)
+        self._change(self.unwatched.pwritev, buffers, offset)
 
     def write_durably(self, buffers: Sequence[Buffer], offset: int) -> None:
-        self._change(self._file.write_durably, buffers, offset)
+        self._change(self.unwatched.write_durably, buffers, offset)
 
     def fdatasync(self) -> None:
-        self._change(self._file.fdatasync)
+        self._change(self.unwatched.fdatasync)
 
     def fsync(self) -> None:
-        self._change(self._file.fsync)
+        self._change(self.unwatched.fsync)
 
     def truncate(self, size: int) -> None:
-        self._change(self._file.truncate, size)
+        self._change(self.unwatched.truncate, size)
 
     def allocate(self, offset: int, size: int) -> None:
-        self._change(self._file.allocate, offset, size)
+        self._change(self.unwatched.allocate, offset, size)
 
     def size(self) -> int:
-        return self._file.size()
+        return self.unwatched.size()
 
     def next_data(self, offset: int) -> int:
-        return self._file.next_data(offset)
+        return self.unwatched.next_data(offset)
 
     def drop_cache(self, offset: int, size: int) -> None:
-        self._file.drop_cache(offset, size)
+        self.unwatched.drop_cache(offset, size)
 
     def close(self) -> None:
-        self._file.close()
+        self.unwatched.close()
 
     def _change(self, call: Callable[..., None], *arguments: object) -> None:
         if self.root in self._health.failed:
@@ -128,8 +128,15 @@ class WatchedDisk:
         file = call(path, self._disk.open, path, mode)
         return WatchedFile(file, self._health.root_of(path), self._health)
 
-    def make_directories(self, path: str) -> None:
-        self._change(path, self._disk.make_directories, path)
+    def make_directories(self, *paths: str) -> None:
+        for path in paths:
+            if self._health.is_failed(path):
+                raise _refusal(path)
+        try:
+            self._disk.make_directories(*paths)
+        except OSError as error:
+            _write_failed(self._health, error.filename or paths[0], error)
+            raise
 
     def rename(self, source: str, target: str) -> None:
         self._change(source, self._disk.rename, source, target)
@@ -145,6 +152,25 @@ class WatchedDisk:
 
     def sync_directory(self, path: str) -> None:
         self._change(path, self._disk.sync_directory, path)
+
+    def sync_many(self, files: Sequence[File], directories: Sequence[str]) -> None:
+        """Directory by directory, so that it is known where a failure belongs."""
+        groups: dict[str | None, tuple[list[File], list[str]]] = {}
+        for file in files:
+            assert isinstance(file, WatchedFile)
+            groups.setdefault(file.root, ([], []))[0].append(file.unwatched)
+        for path in directories:
+            groups.setdefault(self._health.root_of(path), ([], []))[1].append(path)
+        for root, (some, paths) in groups.items():
+            first = some[0].path if some else paths[0]
+            if root in self._health.failed:
+                raise _refusal(first)
+            try:
+                self._disk.sync_many(some, paths)
+            except OSError as error:
+                error.filename = error.filename or first
+                _write_failed(self._health, first, error)
+                raise
 
     def replace_bytes(self, path: str, data: bytes, *, is_private: bool = False) -> None:
         def replace() -> None:

@@ -119,6 +119,7 @@ def test_an_unknown_setting_gets_its_neighbour(tmp_path: pathlib.Path) -> None:
         ("bench append --ledgers 0", "--ledgers 0: at least one"),
         ("bench append --window 0", "--window 0: at least one"),
         ("bench read --entries 0", "--entries 0: at least one"),
+        ("bench storage --growth --ledgers 0", "--ledgers 0: at least one"),
         ("bench suite --runs -1", "--runs -1: at least one"),
         ("sim --jobs 0", "--jobs 0: at least one"),
     ],

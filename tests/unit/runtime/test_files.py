@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from bookies.runtime.files import OsDisk, OsFile
+from bookies.runtime.files import SYNC_MANY_MIN, OsDisk, OsFile
 
 
 @pytest.fixture
@@ -141,3 +141,60 @@ def test_a_device_error_of_a_durable_write_names_the_file(file: OsFile, monkeypa
     with pytest.raises(OSError) as caught:
         file.write_durably([bytes(512)], 512)
     assert (caught.value.errno, caught.value.filename) == (errno.EIO, file.path)
+
+
+@pytest.fixture
+def many(tmp_path: pathlib.Path) -> list[OsFile]:
+    files = [OsDisk().open(str(tmp_path / f"{number}"), "x+") for number in range(SYNC_MANY_MIN)]
+    yield files
+    for file in files:
+        file.close()
+
+
+def test_many_files_are_synced_by_one_call_for_their_file_system(
+    many: list[OsFile], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr("bookies.runtime.files._syncfs", lambda: lambda descriptor: calls.append(descriptor) or 0)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: pytest.fail("not one by one"))
+    disk = OsDisk()
+    (tmp_path / "other").mkdir()
+    first, lock = disk.lock_directory(str(tmp_path / "other")), disk.lock_directory(str(tmp_path))
+    disk.sync_many(many, [str(tmp_path)])
+    first.release()
+    disk.sync_many(many, [str(tmp_path)])
+    lock.release()
+    assert len(calls) == 2
+    assert len(dict.fromkeys(calls)) == 2, "a descriptor that is open"
+
+
+@pytest.mark.parametrize("state", ["no lock", "lock released", "no syncfs", "few"])
+def test_otherwise_each_file_is_synced_by_itself(
+    state: str, many: list[OsFile], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed write is told only to a descriptor that was open before it."""
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    if state == "no syncfs":
+        monkeypatch.setattr("bookies.runtime.files._syncfs", lambda: None)
+    disk = OsDisk()
+    lock = disk.lock_directory(str(tmp_path)) if state != "no lock" else None
+    if lock is not None and state == "lock released":
+        lock.release()
+    files = many[: SYNC_MANY_MIN // 2] if state == "few" else many
+    disk.sync_many(files, [str(tmp_path)])
+    assert len(synced) == len(files) + 1
+    if lock is not None:
+        lock.release()
+
+
+def test_a_write_that_failed_anywhere_fails_the_call(
+    many: list[OsFile], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bookies.runtime.files._syncfs", lambda: lambda descriptor: errno.EIO)
+    disk = OsDisk()
+    lock = disk.lock_directory(str(tmp_path))
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        disk.sync_many(many, [])
+    assert caught.value.filename == str(tmp_path)
+    lock.release()

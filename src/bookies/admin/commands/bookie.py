@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from bookies.admin import control, scrub
+from bookies.admin import control, format_command, scrub
 from bookies.admin.common import add_common, metadata_uri, print_json, print_table, size_text, with_client
 from bookies.admin.usage import UsageError
 
@@ -81,6 +81,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     control.configure(verbs)
     scrub.configure(verbs)
+    format_command.configure(verbs)
 
 
 def _configure_convert(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -109,6 +110,8 @@ def _configure_convert(verbs: argparse._SubParsersAction[argparse.ArgumentParser
 def run(arguments: argparse.Namespace) -> int:
     if arguments.verb == "run":
         return _run(arguments)
+    if arguments.verb == "format":
+        return format_command.run(arguments)
     if arguments.verb == "scrub":
         return scrub.run(arguments)
     if arguments.verb in control.VERBS:

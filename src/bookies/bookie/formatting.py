@@ -1,0 +1,302 @@
+"""Giving a bookie up: its directories are emptied, and the metadata store forgets it.
+
+    VERSION is renamed to FORMATTING in every directory      no bookie starts on it from here on
+    everything else in the directories is removed
+    the stored cookie is removed                             if it is of these directories, and no ledger needs it
+    FORMATTING is removed, in the directory named last
+
+A ledger that has entries on the bookie keeps the stored cookie, and so the name: a bookie that is started under it
+with empty directories is refused, where it would deny those entries. When they were copied to others, the cluster can
+be told to forget the bookie (`find_stored`), whose directories may be gone by then.
+
+Each step is durable in all directories before the next begins, and each can be done again. So whatever interrupts it,
+the same command finishes it: what it is given still says which directories there are.
+
+Source: storage 9.3, metadata 7.5.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from bookies.errors import CookieMismatch, CookieNotFound, DirectoryInUse, InvalidArgument, LedgerNotFound, StorageError
+from bookies.metadata.driver import MetadataDriver
+from bookies.model import BookieId
+from bookies.protocol.fragments import is_stored_on
+from bookies.runtime.ports import Disk, Lock
+from bookies.storage.cookie import CURRENT, EMPTYING, FILE_NAME, Cookie, parse
+from bookies.storage.directories import CONTROL_FILE
+from bookies.storage.durable import remove, sync_directory
+
+UNCHANGED = "Nothing was changed."
+_BESIDE = (CONTROL_FILE, f".{CONTROL_FILE}.tmp", f".{FILE_NAME}.tmp")  # of ours, beside `current`
+_SHOWN = 5  # ledgers named in a message
+
+
+@dataclass
+class Findings:
+    """What a format would do. `missing`: directories that the cookie names and that are not there.
+
+    `directories`: where they are on this machine, the one that was named last. `size`: bytes in their files.
+    `ledgers`: ids of those that have entries here, by the metadata; `only_here`: those that have no other replica.
+    `version`: of the stored cookie that is removed; None: there is none, or it names other directories.
+    """
+
+    cookie: Cookie
+    directories: list[str]
+    missing: list[str] = field(default_factory=list)
+    file_count: int = 0
+    size: int = 0
+    ledgers: list[int] = field(default_factory=list)
+    only_here: list[int] = field(default_factory=list)
+    version: int | None = None
+
+    @property
+    def bookie(self) -> BookieId:
+        return BookieId(self.cookie.bookie)
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether the stored cookie goes too."""
+        return self.version is not None and not self.ledgers
+
+
+def find(disk: Disk, path: str) -> Findings | None:
+    """The bookie that `path`, an absolute one, is a directory of; None if it is empty. Reads only.
+
+    Raises CookieMismatch, CorruptRecord, InvalidArgument, OSError.
+    """
+    path = posixpath.normpath(path)
+    if posixpath.basename(path) == CURRENT:
+        path = posixpath.dirname(path)
+    if not disk.is_directory(posixpath.join(path, CURRENT)):
+        raise InvalidArgument(f"{path} is no directory of a bookie: there is no `{CURRENT}` in it")
+    cookie = _cookie_in(disk, path)
+    if cookie is None:
+        return None
+    base = _base(path, cookie)
+    found = Findings(cookie, [])
+    waiting, seen = [*cookie.directories], dict.fromkeys(cookie.directories)
+    for each in waiting:  # grows: a bookie that died while directories were added has two kinds of cookies
+        place = posixpath.normpath(posixpath.join(base, each))
+        if not disk.is_directory(place):
+            found.missing.append(place)
+            continue
+        found.directories.append(place)
+        other = _cookie_in(disk, place)
+        if other is None:
+            continue
+        if (other.bookie, other.instance_id) != (cookie.bookie, cookie.instance_id):
+            raise CookieMismatch(
+                f"{place} belongs to bookie {other.bookie} of cluster {other.instance_id}, {path} to {cookie.bookie} "
+                f"of {cookie.instance_id}. {UNCHANGED} Put the disks where they belong first"
+            )
+        waiting += [more for more in other.directories if more not in seen]
+        seen |= dict.fromkeys(other.directories)
+    found.directories.sort(key=lambda each: each == path)
+    for directory in found.directories:
+        for file in _files(disk, posixpath.join(directory, CURRENT)):
+            found.file_count += 1
+            found.size += _size_of(disk, file)
+    return found
+
+
+async def find_stored(driver: MetadataDriver, bookie: BookieId) -> Findings:
+    """A bookie without its directories: only the store would forget it. Raises InvalidArgument, CorruptRecord."""
+    try:
+        data, _ = await driver.read_cookie(bookie)
+    except CookieNotFound:
+        known = ", ".join((await driver.all_bookies()).bookies) or "none"
+        raise InvalidArgument(f"the cluster knows no bookie {bookie}: nothing to forget; it knows {known}") from None
+    return Findings(parse(data, path=f"cookie of {bookie} in the metadata store"), [])
+
+
+def _cookie_in(disk: Disk, directory: str) -> Cookie | None:
+    """Whose directory it is; None if it is empty. Raises CookieMismatch, CorruptRecord."""
+    current = posixpath.join(directory, CURRENT)
+    names = disk.list(current) if disk.is_directory(current) else []
+    for name in (EMPTYING, FILE_NAME):
+        if name in names:
+            path = posixpath.join(current, name)
+            return parse(disk.read_bytes(path), path=path)
+    if names:
+        raise CookieMismatch(
+            f"{directory} has files but no {FILE_NAME}, so it is not known whose they are. {UNCHANGED} If they are of "
+            "no use to anybody, remove them by hand"
+        )
+    return None
+
+
+def _base(path: str, cookie: Cookie) -> str:
+    """What relative names in the cookie are relative to. Raises CookieMismatch when `path` is not one of them.
+
+    It is a copy, perhaps, and what the cookie names is in use.
+    """
+    for each in cookie.directories:
+        name = posixpath.normpath(each)
+        if path == name:
+            return "/"
+        if not posixpath.isabs(name) and path.endswith(f"/{name}"):
+            return path[: -len(name)]
+    raise CookieMismatch(
+        f"{path} is not what its cookie names ({', '.join(cookie.directories)}): it is a copy, or mounted elsewhere. "
+        f"{UNCHANGED} Name the directory as the bookie does; a copy can be removed like any other files"
+    )
+
+
+def lock(disk: Disk, found: Findings) -> list[Lock]:
+    """Locks of all directories, for the caller to release. Raises DirectoryInUse when the bookie runs, OSError."""
+    locks: list[Lock] = []
+    try:
+        for directory in found.directories:
+            for each in (directory, posixpath.join(directory, CURRENT)):
+                if disk.is_directory(each):
+                    locks.append(disk.lock_directory(each))
+    except BaseException as error:
+        for taken in locks:
+            taken.release()
+        if isinstance(error, DirectoryInUse):
+            raise DirectoryInUse(f"bookie {found.bookie} runs: {error.message}. {UNCHANGED} Stop it first") from error
+        raise
+    return locks
+
+
+async def look_up(
+    driver: MetadataDriver, found: Findings, progress: Callable[[int], None] = lambda count: None
+) -> None:
+    """Complete the findings with what the metadata store says. Raises CookieMismatch, MetadataError.
+
+    `progress`: told how many ledgers were looked at.
+    """
+    instance_id = await driver.instance_id()
+    if instance_id is None or found.cookie.instance_id not in (instance_id, None):
+        here = f"is that of cluster {instance_id}" if instance_id else "holds none"
+        raise CookieMismatch(
+            f"bookie {found.bookie} belongs to cluster {found.cookie.instance_id}, and {driver.uri} {here}. "
+            f"{UNCHANGED} Name the metadata of its cluster with --metadata"
+        )
+    info = await driver.bookie_info(found.bookie)
+    if info is not None:
+        host, port = info.rpc_address() or ("an unknown address", 0)
+        raise CookieMismatch(
+            f"bookie {found.bookie} is registered as running, at {host}:{port}. {UNCHANGED} Stop it, or wait until its "
+            "registration has run out"
+        )
+    try:
+        data, version = await driver.read_cookie(found.bookie)
+        stored = parse(data, path=f"cookie of {found.bookie} in the metadata store")
+        if set(stored.directories) & set(found.cookie.directories):
+            found.version = version
+    except CookieNotFound:
+        if found.cookie.instance_id is None:
+            raise CookieMismatch(
+                f"the cookie of bookie {found.bookie} names no cluster, and {driver.uri} does not know the bookie. "
+                f"{UNCHANGED} Name the metadata of its cluster with --metadata"
+            ) from None
+    count = 0
+    async for ledger_ids in driver.ledger_ids():
+        for ledger_id in ledger_ids:
+            count += 1
+            progress(count)
+            try:
+                record = (await driver.read_ledger(ledger_id)).metadata
+            except LedgerNotFound:
+                continue
+            if is_stored_on(record, found.bookie):
+                found.ledgers.append(ledger_id)
+                if record.write_quorum == 1:
+                    found.only_here.append(ledger_id)
+
+
+def objections(found: Findings) -> list[str]:
+    """Why it should not be done, and what follows if it is done all the same."""
+    texts = []
+    if found.ledgers:
+        count = "1 ledger has" if len(found.ledgers) == 1 else f"{len(found.ledgers):,} ledgers have"
+        text = (
+            f"{count} entries on it ({_some(found.ledgers)}): copy them to other bookies first, bk bookie recover "
+            f"{found.bookie}. Otherwise they have a replica less, and no bookie can be started under this name "
+            "until they were copied: it would deny what this one held"
+        )
+        if found.only_here:
+            text += (
+                f"; {len(found.only_here):,} have their entries nowhere else ({_some(found.only_here)}), which are lost"
+            )
+        texts.append(text)
+    if found.missing:
+        texts.append(
+            f"{', '.join(found.missing)} {'is' if len(found.missing) == 1 else 'are'} not there: mount the disk. "
+            "Otherwise what is on it stays, and would be taken for a new bookie's of the same name and directories"
+        )
+    return texts
+
+
+def _some(ledgers: Sequence[int]) -> str:
+    return ", ".join(map(str, ledgers[:_SHOWN])) + (", ..." if len(ledgers) > _SHOWN else "")
+
+
+async def perform(
+    disk: Disk, driver: MetadataDriver, found: Findings, progress: Callable[[int], None] = lambda count: None
+) -> None:
+    """Do it. The caller holds the locks. Raises OSError, DiskFull, StorageError, MetadataError: then say it again.
+
+    `progress`: told how many files were removed.
+    """
+    currents = [posixpath.join(each, CURRENT) for each in found.directories]
+    currents = [each for each in currents if disk.is_directory(each)]
+    for current in currents:
+        names = disk.list(current)
+        if FILE_NAME in names and EMPTYING not in names:
+            disk.rename(posixpath.join(current, FILE_NAME), posixpath.join(current, EMPTYING))
+        sync_directory(disk, current)
+    count = 0
+    for current in currents:
+        count = _empty(disk, current, count, progress)
+        for name in _BESIDE:
+            remove(disk, posixpath.join(posixpath.dirname(current), name))
+    if found.is_forgotten:
+        assert found.version is not None
+        await driver.delete_cookie(found.bookie, found.version)
+    for current in currents:
+        if disk.exists(posixpath.join(current, EMPTYING)):
+            disk.unlink(posixpath.join(current, EMPTYING))
+            sync_directory(disk, current)
+
+
+def _empty(disk: Disk, directory: str, count: int, progress: Callable[[int], None]) -> int:
+    """Remove everything but the mark, durably; `count` and how many files that were."""
+    for name in disk.list(directory):
+        path = posixpath.join(directory, name)
+        if name == EMPTYING:
+            continue
+        if disk.is_directory(path):
+            count = _empty(disk, path, count, progress)
+            disk.remove_directory(path)
+        else:
+            disk.unlink(path)
+            count += 1
+            progress(count)
+    sync_directory(disk, directory)
+    return count
+
+
+def _files(disk: Disk, directory: str) -> list[str]:
+    """Paths of all files below a directory, if there is one."""
+    found: list[str] = []
+    for name in disk.list(directory) if disk.is_directory(directory) else []:
+        path = posixpath.join(directory, name)
+        found += _files(disk, path) if disk.is_directory(path) else [path]
+    return found
+
+
+def _size_of(disk: Disk, path: str) -> int:
+    try:
+        file = disk.open(path, "r")
+    except (OSError, StorageError):
+        return 0  # It cannot be read, which is perhaps why it is to go.
+    try:
+        return file.size()
+    finally:
+        file.close()
