@@ -170,19 +170,25 @@ class RocksWriter:
 
 
 class RocksLock:
-    """RocksDB's own lock, which keeps another process from opening the database."""
+    """RocksDB's own lock, which keeps another process from opening the database.
+
+    A database without the file is a copy, which nobody has open.
+    """
 
     def __init__(self, path: str) -> None:
-        self._file = open(os.path.join(path, "LOCK"), "r+")  # noqa: SIM115 - held until `release`
+        name = os.path.join(path, "LOCK")
+        self._file = open(name, "r+") if os.path.exists(name) else None  # noqa: SIM115 - held until `release`
         try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self._file is not None:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            self._file.close()
+            self.release()
             raise DirectoryInUse(f"{path} is in use by another process") from error
 
     def release(self) -> None:
         """Idempotent."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 class RocksDatabases:

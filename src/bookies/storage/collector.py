@@ -249,9 +249,9 @@ class Collector:
         if log_id not in self._logs.set_aside:
             self._logs.put_aside(log_id, reason)
 
-    def take_back(self, log_id: int) -> None:
-        """The opposite of `put_aside`."""
-        self._logs.take_back(log_id)
+    def take_back(self, log_id: int, reason: str) -> None:
+        """The opposite of `put_aside`; whoever else has put it aside meanwhile keeps it there."""
+        self._logs.take_back(log_id, reason)
 
     async def undelete(self, ledger_id: int) -> None:
         """Bring a ledger back from quarantine and keep it. Raises InvalidArgument."""

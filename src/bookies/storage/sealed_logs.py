@@ -76,9 +76,10 @@ class SealedLogs:
         self.set_aside[log_id] = reason
         self._events.error("gc.log_set_aside", log=f"{log_id:x}", reason=reason)
 
-    def take_back(self, log_id: int) -> None:
-        """Nothing is wrong with a log any more: the next look at the logs finds it."""
-        if self.set_aside.pop(log_id, None) is not None:
+    def take_back(self, log_id: int, reason: str) -> None:
+        """What was the reason to put a log aside is no more: the next look at the logs finds it."""
+        if self.set_aside.get(log_id) == reason:
+            del self.set_aside[log_id]
             self._events.info("gc.log_taken_back", log=f"{log_id:x}")
 
     async def _complete(self, paths: dict[int, str]) -> None:
