@@ -176,13 +176,18 @@ class Collector:
         try:
             await work
             is_done = True
-        except SyncFailed:
-            raise
+        except SyncFailed as error:
+            if not self._parts.failover.covers(error):
+                raise
+            self._failed(job, error)
         except Exception as error:  # noqa: BLE001  (counted, named, and done again in the next run)
-            self.failure_count += 1
-            self._events.error("gc.job_failed", job=job, error=error)
+            self._failed(job, error)
         self._progressed()
         return is_done
+
+    def _failed(self, job: str, error: Exception) -> None:
+        self.failure_count += 1
+        self._events.error("gc.job_failed", job=job, error=error)
 
     async def _supervise(self, work: Coroutine[Any, Any, None]) -> None:
         """Let a run go on for as long as it gets anywhere. Raises: SyncFailed."""

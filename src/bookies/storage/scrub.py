@@ -191,8 +191,11 @@ class Scrubber:
         """Do a part of a pass; its failure is not that of the others. Whether it succeeded."""
         try:
             await work
-        except SyncFailed:
-            raise
+        except SyncFailed as error:
+            if not self._parts.failover.covers(error):
+                raise
+            self.failure_count += 1
+            return False
         except Replaced:
             return False
         except Exception as error:  # noqa: BLE001  (counted, named, and done again)
