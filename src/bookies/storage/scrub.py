@@ -51,7 +51,7 @@ class LogHolder(Protocol):
 
     def put_aside(self, log_id: int, reason: str) -> None: ...
 
-    def take_back(self, log_id: int) -> None: ...
+    def take_back(self, log_id: int, reason: str) -> None: ...
 
 
 class _Listing(NamedTuple):
@@ -122,7 +122,7 @@ class Scrubber:
         """Scrub for ever."""
         await self._load()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(START_DELAY_S):
+            async with asyncio.timeout(min(START_DELAY_S, self._config.scrub_period_ms / 1000)):
                 await self._wanted.wait()
         while True:
             self._wanted.clear()
@@ -191,8 +191,11 @@ class Scrubber:
         """Do a part of a pass; its failure is not that of the others. Whether it succeeded."""
         try:
             await work
-        except SyncFailed:
-            raise
+        except SyncFailed as error:
+            if not self._parts.failover.covers(error):
+                raise
+            self.failure_count += 1
+            return False
         except Replaced:
             return False
         except Exception as error:  # noqa: BLE001  (counted, named, and done again)
@@ -326,10 +329,10 @@ class Scrubber:
         for log_id, reason in damaged.items():
             if log_id not in self._held:
                 self._holder.put_aside(log_id, reason)
-        for log_id in self._held:
+        for log_id, reason in self._held.items():
             if log_id not in damaged:
-                self._holder.take_back(log_id)
-        self._held = damaged
+                self._holder.take_back(log_id, reason)
+        self._held = {log_id: self._held.get(log_id, reason) for log_id, reason in damaged.items()}
 
     # -- what was found ------------------------------------------------------------------------------------------
     async def _recheck(self) -> None:
@@ -479,16 +482,21 @@ def _measure(
             size = known.get(log_id)
             if size is None:
                 try:
-                    file = disk.open(path, "r")
+                    size = _size_of(disk, path)
                 except FileNotFoundError:
                     continue  # removed meanwhile
                 except OSError:
                     size = 0  # Whoever reads it will say so.
-                else:
-                    size = file.size()
-                    file.close()
             paths[log_id], sizes[log_id] = path, size
     return paths, sizes, is_whole
+
+
+def _size_of(disk: Disk, path: str) -> int:
+    file = disk.open(path, "r")
+    try:
+        return file.size()
+    finally:
+        file.close()
 
 
 def _read_copies(disk: Disk, paths: Sequence[str]) -> list[tuple[str, bytes]]:
