@@ -18,6 +18,7 @@ from bookies.errors import ReadFailed
 from bookies.kernels import digest
 from bookies.model import DigestType
 from bookies.sim.disk import LOSSES, PROCESS_DIES
+from bookies.sim.run import simulate
 from bookies.storage import log_check, record_scan, scrub_format, scrub_logs
 from bookies.storage.collection import Compaction
 from bookies.storage.entry_log_format import parse_file_name, scan
@@ -560,3 +561,11 @@ def test_a_crash_takes_neither_progress_nor_findings(small: Any, way: Any, monke
     assert final.number == 1
     assert final.ended_ms
     assert {(each.ledger_id, each.first) for each in final.findings} == chosen
+
+
+def test_a_cluster_that_dies_and_collects_all_the_time_is_scrubbed_and_nothing_blamed() -> None:
+    result = simulate(3, "collecting")
+    assert not result.violations
+    passes = [line for line in result.lines if "scrub.ended" in line]
+    assert any("verified=0" not in line for line in passes)
+    assert not [line for line in result.lines if "scrub." in line and ("_damaged " in line or "part_failed" in line)]

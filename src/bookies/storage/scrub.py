@@ -122,7 +122,7 @@ class Scrubber:
         """Scrub for ever."""
         await self._load()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(START_DELAY_S):
+            async with asyncio.timeout(min(START_DELAY_S, self._config.scrub_period_ms / 1000)):
                 await self._wanted.wait()
         while True:
             self._wanted.clear()
