@@ -12,7 +12,19 @@ import org.apache.zookeeper.server.NIOServerCnxnFactory;
 import org.apache.zookeeper.server.ZooKeeperServer;
 
 public class Bookie {
-    public static void main(String[] arguments) throws Exception {
+    public static void main(String[] arguments) {
+        try {
+            run(arguments);
+            System.out.println("stopped");
+        } catch (Throwable error) {
+            error.printStackTrace();
+            System.out.println("failed");
+        }
+        System.out.flush();
+        Runtime.getRuntime().halt(0);
+    }
+
+    private static void run(String[] arguments) throws Exception {
         File folder = new File(arguments[0]).getAbsoluteFile();
         File data = new File(folder, "zookeeper");
         ZooKeeperServer zookeeper = new ZooKeeperServer(data, data, 500);
@@ -59,8 +71,5 @@ public class Bookie {
         }
         stack.close();
         network.shutdown();
-        System.out.println("stopped");
-        System.out.flush();
-        Runtime.getRuntime().halt(0);
     }
 }

@@ -69,6 +69,10 @@ def jars() -> pathlib.Path:
         return target
 
 
+class NotServing(Exception):
+    """The bookie did not start; with its log."""
+
+
 class Connection:
     """Requests in the v3 protocol, one at a time."""
 
@@ -123,7 +127,7 @@ class Connection:
 def apache_bookie(folder: pathlib.Path, storage: str, **settings: Any) -> Iterator[Connection]:
     """A connection to a bookie on `journal` and `ledgers` below a folder; an orderly stop at the end.
 
-    ZooKeeper's data is in the folder too, so the bookie knows its cookie when it is started again.
+    ZooKeeper's data is in the folder too, so the bookie knows its cookie when it is started again. Raises NotServing.
     """
     opened = [word for name in OPENED for word in ("--add-opens", f"{name}=ALL-UNNAMED")]
     properties = ["-Dio.netty.tryReflectionSetAccessible=true", "-Dzookeeper.admin.enableServer=false"]
@@ -143,7 +147,8 @@ def apache_bookie(folder: pathlib.Path, storage: str, **settings: Any) -> Iterat
     reader.start()
     try:
         word, _, port = _next_line(lines, log).partition(" ")
-        assert word == "serving", log.read_text()[-4000:]
+        if word != "serving":
+            raise NotServing(log.read_text()[-4000:])
         connection = Connection(int(port))
         try:
             yield connection

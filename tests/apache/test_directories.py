@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.apache.apache import Connection, apache_bookie
+from tests.apache.apache import Connection, NotServing, apache_bookie
 
 from bookies.admin import cli
 from bookies.admin.convert import config_of
@@ -146,20 +146,37 @@ def convert(target: str) -> None:
     assert cli.main(["bookie", "convert", "ledgers", "--discard-old"]) == 0
 
 
+DIRECT = {
+    "dbStorage_directIOEntryLogger": "true",
+    "dbStorage_directIOEntryLoggerTotalWriteBufferSizeMB": 16,
+    "dbStorage_directIOEntryLoggerTotalReadBufferSizeMB": 16,
+    "dbStorage_directIOEntryLoggerReadBufferSizeMB": 1,
+    "logSizeLimit": 1 << 20,
+}
+
+
 @pytest.mark.parametrize(
-    ("storage", "directories"), [("sorted", 1), ("interleaved", 2), ("rocksdb", 1), ("rocksdb", 2)]
+    ("storage", "directories", "more"),
+    [("sorted", 1, {}), ("interleaved", 2, {}), ("rocksdb", 1, DIRECT), ("rocksdb", 2, {})],
+    ids=["sorted", "interleaved", "rocksdb-direct", "rocksdb"],
 )
 def test_there_and_back(
-    storage: str, directories: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    storage: str, directories: int, more: dict[str, object], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "zookeeper").mkdir()
     names = ",".join(["ledgers", "ledgers2"][:directories])
-    settings = {"ledgerDirectories": names, "allowMultipleDirsUnderSameDiskPartition": True}
+    settings = {"ledgerDirectories": names, "allowMultipleDirsUnderSameDiskPartition": True, **more}
     with apache_bookie(tmp_path, storage, **settings) as bookie:
         write_to_apache(bookie, 0)
     if storage == "rocksdb":
         convert("index-files")
+        # Started by mistake it must not make empty databases.
+        with (
+            pytest.raises(NotServing, match=r"current/(locations|ledgers)"),
+            apache_bookie(tmp_path, storage, **settings),
+        ):
+            pass
 
     async def first_life(store: LedgerStore) -> None:
         await check_at_ours(store, 0)

@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import hashlib
 import json
+import math
 import os
 import pathlib
 import random
@@ -53,7 +54,7 @@ BOOKIES = 4
 DRIVER_LIVES_MAX = 60
 DRIVER_TIMEOUT_S = 600
 QUERIES_MAX = 60  # of one stream, in one life of the driver
-KILLS_S = (3, 20)  # from one to the next, at random
+KILLS_S = (0.2, 5)  # from a batch's commit to a kill, at random
 REAP_S = 20  # for tasks of queries that failed to come to their end
 
 
@@ -262,7 +263,8 @@ class Chaos:
 
     def _stream(self, run: Run, directory: pathlib.Path, log: str, chance: random.Random) -> None:
         """Lives of drivers until one comes to the end of the stream."""
-        next_kill = time.monotonic() + chance.uniform(*KILLS_S)
+        # A kill at most for each batch that was committed, so that a slow machine comes to the end too.
+        commits, seen, next_kill = directory / "checkpoint" / "commits", -1, math.inf
         while run.lives < DRIVER_LIVES_MAX:
             run.lives += 1
             if self._driver is None:
@@ -273,8 +275,11 @@ class Chaos:
                 time.sleep(0.1)
                 if (directory / "done").exists():
                     return
+                count = len(list(commits.glob("[0-9]*"))) if (directory / "queries").exists() else -1
+                if count > seen:
+                    seen, next_kill = count, time.monotonic() + chance.uniform(*KILLS_S)
                 if time.monotonic() > next_kill:
-                    next_kill = time.monotonic() + chance.uniform(*KILLS_S)
+                    next_kill = math.inf
                     self._kill(run, chance)
             self._driver.end()
             self._driver = None

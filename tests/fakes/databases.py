@@ -60,7 +60,7 @@ class FakeDatabases:
     def lock(self, path: str) -> FakeLock:
         return FakeLock()
 
-    def read(self, path: str) -> FakeReader:
+    def read(self, path: str, *, is_exact: bool = False) -> FakeReader:
         return FakeReader(parse(self._disk.read_bytes(path)))
 
     def create(self, path: str, *, is_large: bool) -> FakeWriter:

@@ -17,6 +17,7 @@ from random import Random
 from typing import Any, cast
 
 import pytest
+from tests.fakes.records import FakeRecords
 
 from bookies.config import BookieConfig
 from bookies.errors import BookKeeperError, DataUnknown, EntryNotFound, LedgerUnknownToBookie, ReadFailed
@@ -271,3 +272,56 @@ def apply(files: dict[str, bytes], operation: dict[str, Any]) -> None:
         assert kind == "delete"
         for each in [each for each in files if each == path or each.startswith(path + "/")]:
             del files[each]
+
+
+@pytest.mark.parametrize("name", [*CASES, "compaction-interrupted"])
+def test_the_scrub_blames_nothing_of_apaches(name: str) -> None:
+    """Nobody says which digests the ledgers have, so those that it finds out by itself are checked."""
+    expected = json.loads((GOLDEN / name / "expected.json").read_text())
+    disk = disk_with(archive(GOLDEN / name / "data.tar.gz"))
+
+    async def check(store: LedgerStore) -> None:
+        await asyncio.sleep(1)
+        await store.checkpoint()
+        store.scrub(FakeRecords.of())
+        assert store.scrubber is not None
+        await (await store.scrubber.start_pass())
+        status = store.scrubber.status()
+        assert (status["damage"], status["parts_failed"], status["index_files_damaged"]) == ([], 0, 0)
+        assert store.stats()["scrub_verified_size"] > 0
+
+    serve(disk, settings_of(expected["configuration"]), check)
+
+
+@pytest.mark.parametrize("name", sorted(each for each in VARIANTS if each not in REFUSED))
+def test_the_scrub_ends_whatever_is_damaged(name: str) -> None:
+    variant = VARIANTS[name]
+    files = dict(archive(GOLDEN / "damaged" / f"{variant['base']}.tar.gz"))
+    for operation in variant["operations"]:
+        apply(files, operation)
+
+    async def check(store: LedgerStore) -> None:
+        await asyncio.sleep(1)
+        store.scrub(FakeRecords.of())
+        assert store.scrubber is not None
+        await (await store.scrubber.start_pass())
+        found = {(each["ledger"], entry) for each in damage(store) for entry in range(each["first"], each["last"] + 1)}
+        for ledger_id in (1, 2, 3):
+            for entry_id in range(6):
+                try:
+                    await store.read(ledger_id, entry_id)
+                except ReadFailed:
+                    assert (ledger_id, entry_id) in found
+                except BookKeeperError:
+                    pass  # Nobody is led to it.
+                else:
+                    assert (ledger_id, entry_id) not in found
+
+    serve(disk_with(files), {}, check)
+
+
+def damage(store: LedgerStore) -> list[dict[str, Any]]:
+    assert store.scrubber is not None
+    found = store.scrubber.status()["damage"]
+    assert isinstance(found, list)
+    return [each for each in found if each["ledger"] is not None]

@@ -125,6 +125,16 @@ def test_there_and_back_is_the_same(bookie: str) -> None:
     assert all(path.startswith("index-files.before-conversion/") for path in left)
 
 
+@pytest.mark.parametrize("bookie", ["db-v6-clean"], indirect=True)
+def test_a_torn_write_ahead_log_is_what_only_a_crash_leaves(bookie: str, capsys: pytest.CaptureFixture[str]) -> None:
+    log = pathlib.Path("ledgers/current/locations/000004.log")
+    log.write_bytes(log.read_bytes()[:-10])
+    assert cli.main(["bookie", "convert", "ledgers", "--to", "index-files", "--dry-run"]) == 1
+    assert "cannot be read" in capsys.readouterr().err
+    pathlib.Path("ledgers/current/DIRTY").touch()
+    assert cli.main(["bookie", "convert", "ledgers", "--to", "index-files", "--dry-run"]) == 0
+
+
 @pytest.mark.parametrize("bookie", ["db-v6-crash"], indirect=True)
 def test_on_the_way_back_the_journal_is_replayed_first(bookie: str) -> None:
     assert cli.main(["bookie", "convert", "ledgers", "--to", "index-files"]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import signal
 import subprocess
@@ -21,8 +22,8 @@ pytest.importorskip("rocksdict")
 pytestmark = pytest.mark.live
 
 SCRIPT = pathlib.Path(__file__).with_name("convert_killed.py")
-LEDGERS, ENTRIES = 30, 1_500  # several pieces of keys, several writes of index files
-SHARES = (0.05, 0.3, 0.5, 0.7, 0.1, 0.05, 0.97, 0.01)  # behind the switch a run has less to do
+LEDGERS, ENTRIES = 20, 1_500  # several pieces of keys, several writes of index files
+SHARES = (0.05, 0.4, 0.7, 0.1, 0.97, 0.01)  # behind the switch a run has less to do
 Expected = dict[tuple[int, int], int]  # (ledger, entry) to location
 
 
@@ -57,7 +58,8 @@ def kill_and_repeat(target: str, total: int) -> int:
     killed = 0
     for share in SHARES:
         command = [sys.executable, str(SCRIPT), target, str(int(total * share))]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        here = os.environ | {"TMPDIR": os.getcwd()}  # What a killed process leaves goes with the test.
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=here)
         if done.returncode == 0 or "nothing to convert" in done.stderr or "already" in done.stderr:
             break
         assert done.returncode == -signal.SIGKILL, done.stderr
@@ -102,14 +104,12 @@ def in_databases() -> Expected:
 def test_killed_on_the_way_there_and_back(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     expected = make_bookie()
-    assert calls_of("index-files") > 0
+    there = calls_of("index-files")
     assert cli.main(["bookie", "convert", "ledgers", "--discard-old"]) == 0
     back = calls_of("rocksdb")
     assert cli.main(["bookie", "convert", "ledgers", "--discard-old"]) == 0
-    there = calls_of("index-files")
-    assert cli.main(["bookie", "convert", "ledgers", "--discard-old"]) == 0
-    assert kill_and_repeat("rocksdb", back) >= 5
-    assert in_databases() == expected
-    assert cli.main(["bookie", "convert", "ledgers", "--discard-old"]) == 0
-    assert kill_and_repeat("index-files", there) >= 5
+    assert kill_and_repeat("index-files", there) >= 4
     assert in_index_files(tmp_path) == expected
+    assert cli.main(["bookie", "convert", "ledgers", "--discard-old"]) == 0
+    assert kill_and_repeat("rocksdb", back) >= 4
+    assert in_databases() == expected

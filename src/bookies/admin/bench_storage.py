@@ -2,7 +2,8 @@
 
 One bookie of its own, with small entry logs. First ledgers are written side by side, nine of ten are deleted at
 random, and one collection and one major compaction run: bytes in logs, live bytes, bytes read and written. Then the
-same again, while entries are added at half of the rate that the bookie takes: latencies without and with a compaction.
+same again, while entries are added at half of the rate that the bookie takes: latencies without and with a compaction,
+and then with a scrub that reads as fast as it may.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 DELETED_SHARE = 0.9
 TICK_S = 0.005  # between two bursts of paced adds
+POLL_S = 0.2  # between two looks whether the scrub is done
 CHECKPOINT_MS = 200
 SETTINGS: dict[str, object] = {
     "gc_quarantine_ms": 0,
@@ -98,6 +100,7 @@ class _Bench:
     async def run(self) -> dict[str, Any]:
         from bookies.client.connect import connect
 
+        await self._call("suspend_scrub", suspended=True)  # until its turn comes
         async with connect(self._uri) as client:
             space = await self._space(client)
             return space | await self._latencies(client)
@@ -150,13 +153,28 @@ class _Bench:
         compaction = asyncio.ensure_future(self._call("compact", kind="major", wait=True))
         busy = await _paced(ledger, rate, busy_from + 600, compaction)
         await compaction
+        scrub_from = time.perf_counter()
+        scrub = asyncio.ensure_future(self._scrub())
+        scrubbed = await _paced(ledger, rate, scrub_from + 600, scrub)
+        scrub_seconds, scrub_size = time.perf_counter() - scrub_from, await scrub
         await ledger.seal()
         result: dict[str, Any] = {"adds per second": rate, "seconds of compaction": time.perf_counter() - busy_from}
-        for name, histogram in (("without compaction", idle), ("with compaction", busy)):
+        result |= {"seconds of scrub": scrub_seconds, "scrub read bytes": scrub_size}
+        for name, histogram in (("without compaction", idle), ("with compaction", busy), ("with scrub", scrubbed)):
             figures = histogram.summary()
             result |= {f"{figure} {name}": figures[figure] for figure in ("p50_us", "p99_us", "max_us")}
         result["p99 with / without"] = result["p99_us with compaction"] / max(1, result["p99_us without compaction"])
+        result["p99 with scrub / without"] = result["p99_us with scrub"] / max(1, result["p99_us without compaction"])
         return result
+
+    async def _scrub(self) -> int:
+        """A whole pass, at the greatest rate that is allowed; the bytes it has read."""
+        await self._call("suspend_scrub", suspended=False)
+        status = await self._call("scrub", now=True)
+        while status["is_running"]:
+            await asyncio.sleep(POLL_S)
+            status = await self._call("scrub")
+        return int(status["read_bytes"])
 
 
 async def _rate(ledger: LedgerWriter) -> float:

@@ -7,6 +7,7 @@ is left for the next start of the bookie: journals are the same.
 from __future__ import annotations
 
 import argparse
+import os
 
 from bookies.admin.common import Progress, print_json
 from bookies.admin.repair import replay_and_repair
@@ -49,19 +50,29 @@ def config_of(disk: OsDisk, path: str) -> BookieConfig:
         row = inspection.cookie_row(disk, path)
     except (CorruptRecord, FileNotFoundError) as error:
         raise StorageError(f"{path} has no cookie that tells which directories belong together: {error}") from error
-    journals, ledgers = row["journal_directories"], row["ledger_directories"]
-    indexes = row["index_directories"] or []
+    journals, ledgers, indexes = (
+        row[name] or [] for name in ("journal_directories", "ledger_directories", "index_directories")
+    )
+    base = _base_of(path, [*journals, *ledgers, *indexes])
+    journals, ledgers, indexes = ([os.path.join(base, each) for each in some] for some in (journals, ledgers, indexes))
     for directory in [*journals, *ledgers, *indexes]:
         if not disk.is_directory(directory):
-            raise StorageError(
-                f"{directory}, which the cookie in {path} names, is not there; relative names count from here"
-            )
+            raise StorageError(f"{directory}, which the cookie in {path} names, is not there")
     return from_environment(
         BookieConfig,
         journal_directories=tuple(journals),
         ledger_directories=tuple(ledgers),
         index_directories=() if indexes == ledgers else tuple(indexes),
     )
+
+
+def _base_of(path: str, names: list[str]) -> str:
+    """From where the cookie's relative names count: `path` is one of them. Else from here."""
+    given = os.path.normpath(path)
+    for name in names:
+        if not os.path.isabs(name) and f"{os.sep}{given}".endswith(f"{os.sep}{os.path.normpath(name)}"):
+            return given[: len(given) - len(os.path.normpath(name))]
+    return ""
 
 
 def _tidy(conversion: Conversion, arguments: argparse.Namespace) -> int:
@@ -71,7 +82,7 @@ def _tidy(conversion: Conversion, arguments: argparse.Namespace) -> int:
         text, count = "the conversion was given up; the old index counts", 0
     else:
         count = conversion.discard_old()
-        text = f"{count} pieces of the old index removed" if count else "no old index is kept here"
+        text = f"the old index removed: {count} of its directories" if count else "no old index is kept here"
     print_json({"discarded": count}) if arguments.json else print(text)
     return 0
 

@@ -34,13 +34,18 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         epilog="example:  bk bookie recover b3 && bk bookie format b3 --dry-run",
     )
     add_common(parser)
-    parser.add_argument("bookie", metavar="DIR", help="one of its directories, or its name in the local cluster")
+    parser.add_argument(
+        "directory", metavar="DIR", nargs="?", help="one of its directories, or its name in the local cluster"
+    )
+    parser.add_argument(
+        "--bookie-id", metavar="ID", help="let the cluster forget a bookie whose directories are lost, or empty"
+    )
     parser.add_argument("--dry-run", action="store_true", help="say what would be removed, and what speaks against it")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument(
         "--force",
         action="store_true",
-        help="although ledgers have entries on it, which are lost, or a directory is missing",
+        help="empty the directories although ledgers have entries on it, or one of them is missing",
     )
 
 
@@ -52,18 +57,27 @@ def run(arguments: argparse.Namespace) -> int:
 async def _format(arguments: argparse.Namespace) -> int:
     from bookies.bookie import formatting
     from bookies.metadata.uri import connect
+    from bookies.model import BookieId
     from bookies.runtime import aio
 
     runtime = aio.runtime()
-    path = _directory_of(arguments.bookie)
-    found = formatting.find(runtime.disk, path)
-    if found is None:
-        return _end(arguments, f"{path} is empty: nothing to do", {"directories": [], "files": 0})
-    locks = formatting.lock(runtime.disk, found)
+    path, name = _meant(arguments)
+    found = None if path is None else formatting.find(runtime.disk, path)
+    if found is None and name is None:
+        return _end(
+            arguments,
+            f"{path} is empty: nothing to do there. To let the cluster forget the bookie: --bookie-id ID",
+            {"directories": [], "files": 0},
+        )
+    if found is not None and arguments.bookie_id not in (None, found.bookie):
+        raise UsageError(f"{path} belongs to bookie {found.bookie}, not to {arguments.bookie_id}. Nothing was changed")
+    locks = [] if found is None else formatting.lock(runtime.disk, found)
     try:
         driver = connect(metadata_uri(arguments), runtime, may_create=False)
         await driver.open()
         try:
+            if found is None:
+                found = await formatting.find_stored(driver, BookieId(name or ""))
             looking = Progress("ledgers", None)
             await formatting.look_up(driver, found, looking.update)
             looking.clear()
@@ -81,16 +95,26 @@ async def _format(arguments: argparse.Namespace) -> int:
         for each in locks:
             each.release()
     text = f"bookie {found.bookie} is given up: {found.file_count:,} files ({size_text(found.size)}) are removed"
+    if found.version is not None and not found.is_forgotten:
+        text += (
+            f"; its name stays taken while ledgers have entries on it: bk bookie recover {found.bookie}, then "
+            f"bk bookie format --bookie-id {found.bookie}"
+        )
     return _end(arguments, text, _facts(found, []))
 
 
-def _directory_of(name: str) -> str:
-    if os.path.isdir(name):
-        return os.path.abspath(name)
+def _meant(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
+    """(absolute path of the directory, name of the bookie in case that is empty). Raises UsageError."""
+    if arguments.directory is None:
+        if arguments.bookie_id is None:
+            raise UsageError("name a directory of the bookie, or, if it has none any more, the bookie: --bookie-id ID")
+        return None, arguments.bookie_id
+    if os.path.isdir(arguments.directory):
+        return os.path.abspath(arguments.directory), arguments.bookie_id
     home = find_data_directory()
-    if home is not None and os.path.isdir(path := os.path.join(home, name, "ledgers")):
-        return os.path.abspath(path)
-    raise UsageError(f"{name} is neither a directory nor a bookie of a local cluster here")
+    if home is not None and os.path.isdir(path := os.path.join(home, arguments.directory, "ledgers")):
+        return os.path.abspath(path), arguments.bookie_id or arguments.directory
+    raise UsageError(f"{arguments.directory} is neither a directory nor a bookie of a local cluster here")
 
 
 def _facts(found: formatting.Findings, objections: list[str]) -> dict[str, object]:
@@ -100,7 +124,7 @@ def _facts(found: formatting.Findings, objections: list[str]) -> dict[str, objec
         "missing": found.missing,
         "files": found.file_count,
         "bytes": found.size,
-        "cookie": "removed" if found.version is not None else "kept: it is not of these directories, or there is none",
+        "cookie": "removed" if found.is_forgotten else "kept, or there is none",
         "ledgers": found.ledgers,
         "objections": objections,
     }
@@ -114,7 +138,8 @@ def _tell(arguments: argparse.Namespace, found: formatting.Findings, objections:
         print(f"bookie {found.bookie}: {found.file_count:,} files ({size_text(found.size)}) would be removed from")
         for directory in found.directories:
             print(f"  {directory}")
-        print("and its cookie from the metadata store" if found.version is not None else "the cluster does not know it")
+        known = "the cluster keeps its name" if found.version is not None else "the cluster does not know it"
+        print("and its cookie from the metadata store" if found.is_forgotten else known)
     for text in objections:
         print(f"bk bookie: {text}", file=sys.stderr)
     if objections and not arguments.dry_run:
@@ -130,13 +155,13 @@ def _confirm(found: formatting.Findings, objections: list[str]) -> None:
         )
     for text in objections:
         print(f"bk bookie: {text}", file=sys.stderr)
-    print(
-        f"This removes {found.file_count:,} files ({size_text(found.size)}) of bookie {found.bookie} for good from "
-        f"{', '.join(found.directories)}.\nType the bookie's name to go on: ",
-        end="",
-        file=sys.stderr,
-        flush=True,
-    )
+    what = f"The cluster forgets bookie {found.bookie}."
+    if found.directories:
+        what = (
+            f"This removes {found.file_count:,} files ({size_text(found.size)}) of bookie {found.bookie} for good from "
+            f"{', '.join(found.directories)}."
+        )
+    print(f"{what}\nType the bookie's name to go on: ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip() != found.bookie:
         raise UsageError("that is not its name. Nothing was changed")
 

@@ -9,12 +9,15 @@ this refuses; with `--dry-run` nothing is written at all.
 from __future__ import annotations
 
 import argparse
+import posixpath
 
 from bookies.admin.common import print_json
 from bookies.admin.usage import UsageError
 from bookies.config import BookieConfig
 from bookies.runtime import aio
 from bookies.runtime.files import OsDisk
+from bookies.storage.cookie import EMPTYING
+from bookies.storage.inspection import current_of
 from bookies.storage.ledger_store import LedgerStore
 from bookies.storage.verification import describe, directories_of, verify_rows
 
@@ -24,6 +27,8 @@ def repair(arguments: argparse.Namespace) -> int:
     disk = OsDisk()
     if not disk.is_directory(arguments.path):
         raise UsageError(f"{arguments.path} is not a directory")
+    if disk.exists(posixpath.join(current_of(disk, arguments.path), EMPTYING)):
+        raise UsageError(f"{arguments.path} is being emptied by bk bookie format: repeat that, nothing can be repaired")
     journals, ledgers, indexes = directories_of(disk, arguments.path)
     if not arguments.dry_run:
         config = BookieConfig(

@@ -2,8 +2,12 @@
 
     VERSION is renamed to FORMATTING in every directory      no bookie starts on it from here on
     everything else in the directories is removed
-    the stored cookie is removed                             if it is of these directories
+    the stored cookie is removed                             if it is of these directories, and no ledger needs it
     FORMATTING is removed, in the directory named last
+
+A ledger that has entries on the bookie keeps the stored cookie, and so the name: a bookie that is started under it
+with empty directories is refused, where it would deny those entries. When they were copied to others, the cluster can
+be told to forget the bookie (`find_stored`), whose directories may be gone by then.
 
 Each step is durable in all directories before the next begins, and each can be done again. So whatever interrupts it,
 the same command finishes it: what it is given still says which directories there are.
@@ -53,6 +57,11 @@ class Findings:
     def bookie(self) -> BookieId:
         return BookieId(self.cookie.bookie)
 
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether the stored cookie goes too."""
+        return self.version is not None and not self.ledgers
+
 
 def find(disk: Disk, path: str) -> Findings | None:
     """The bookie that `path`, an absolute one, is a directory of; None if it is empty. Reads only.
@@ -92,6 +101,16 @@ def find(disk: Disk, path: str) -> Findings | None:
             found.file_count += 1
             found.size += _size_of(disk, file)
     return found
+
+
+async def find_stored(driver: MetadataDriver, bookie: BookieId) -> Findings:
+    """A bookie without its directories: only the store would forget it. Raises InvalidArgument, CorruptRecord."""
+    try:
+        data, _ = await driver.read_cookie(bookie)
+    except CookieNotFound:
+        known = ", ".join((await driver.all_bookies()).bookies) or "none"
+        raise InvalidArgument(f"the cluster knows no bookie {bookie}: nothing to forget; it knows {known}") from None
+    return Findings(parse(data, path=f"cookie of {bookie} in the metadata store"), [])
 
 
 def _cookie_in(disk: Disk, directory: str) -> Cookie | None:
@@ -198,8 +217,8 @@ def objections(found: Findings) -> list[str]:
         count = "1 ledger has" if len(found.ledgers) == 1 else f"{len(found.ledgers):,} ledgers have"
         text = (
             f"{count} entries on it ({_some(found.ledgers)}): copy them to other bookies first, bk bookie recover "
-            f"{found.bookie}. Otherwise they have a replica less; a bookie that is started under the same name denies "
-            "what it held, and a recovery may then cut a ledger short"
+            f"{found.bookie}. Otherwise they have a replica less, and no bookie can be started under this name "
+            "until they were copied: it would deny what this one held"
         )
         if found.only_here:
             text += (
@@ -237,7 +256,8 @@ async def perform(
         count = _empty(disk, current, count, progress)
         for name in _BESIDE:
             remove(disk, posixpath.join(posixpath.dirname(current), name))
-    if found.version is not None:
+    if found.is_forgotten:
+        assert found.version is not None
         await driver.delete_cookie(found.bookie, found.version)
     for current in currents:
         if disk.exists(posixpath.join(current, EMPTYING)):

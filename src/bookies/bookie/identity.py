@@ -20,6 +20,8 @@ from bookies.runtime.events import Events
 from bookies.runtime.ports import Disk, Lock
 from bookies.storage import admission, cookie
 from bookies.storage.admission import Decision
+from bookies.storage.conversion import refuse_unconverted
+from bookies.storage.directories import current
 
 _ANY_HOST = ("", "0.0.0.0", "::")
 _LEGAL_ID = re.compile(r"[A-Za-z0-9._:-]+")
@@ -73,7 +75,7 @@ async def admit(
     `locks`: takes those of the directories, without which two new bookies could stamp the same ones. The storage
     has its own, on `current`, so the caller releases these when it has started.
 
-    Raises: CookieMismatch, CorruptRecord, ConfigError, DirectoryInUse, DiskFull, OSError; MetadataError.
+    Raises: CookieMismatch, CorruptRecord and other StorageError, ConfigError, OSError; MetadataError.
     """
     bookie_id, directories = BookieId(identity(config)), cookie.directories_of(config)
     _check_disks(disk, config, events)
@@ -84,6 +86,10 @@ async def admit(
             found[name] = await driver.read_cookie(BookieId(name))
         except CookieNotFound:
             continue
+    if config.allow_storage_expansion:
+        # Databases have a fixed place for each ledger, by the number of directories: no cookie may allow another (F-2).
+        indexes = config.index_directories or config.ledger_directories
+        refuse_unconverted(disk, [current(directory) for directory in indexes])
     *others, stored = found or (None,)
     master = cookie.master_cookie(config, bookie_id, instance_id)
     data = None if stored is None else found[stored][0]

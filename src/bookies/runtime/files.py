@@ -261,7 +261,7 @@ class OsDisk:
     """The file system of this machine. See `ports.Disk`."""
 
     def __init__(self) -> None:
-        self._file_systems: dict[int, DirectoryLock] = {}  # by device: something open since before anything was written
+        self._locks: list[tuple[int, DirectoryLock]] = []  # with the device; the oldest first
 
     def open(self, path: str, mode: str) -> OsFile:
         try:
@@ -332,15 +332,16 @@ class OsDisk:
             return
         # One call for each file system. It tells of every write that failed since the descriptor was opened, so that
         # has to be older than the writes; without one each file is asked by itself.
+        held = {device: lock for device, lock in reversed(self._locks) if lock.is_held}
         whole: dict[int, DirectoryLock] = {}
         for file in files:
             assert isinstance(file, OsFile)
-            if (lock := self._file_systems.get(device := file.device())) is not None and lock.is_held:
+            if (lock := held.get(device := file.device())) is not None:
                 whole[device] = lock
             else:
                 file.fsync()
         for path in directories:
-            if (lock := self._file_systems.get(device := self.device(path))) is not None and lock.is_held:
+            if (lock := held.get(device := self.device(path))) is not None:
                 whole[device] = lock
             else:
                 self.sync_directory(path)
@@ -378,7 +379,6 @@ class OsDisk:
 
     def lock_directory(self, path: str) -> DirectoryLock:
         lock = DirectoryLock(path)
-        held = self._file_systems.get(device := self.device(path))
-        if held is None or not held.is_held:
-            self._file_systems[device] = lock
+        self._locks = [(device, each) for device, each in self._locks if each.is_held]
+        self._locks.append((self.device(path), lock))
         return lock

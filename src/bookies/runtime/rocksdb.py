@@ -41,9 +41,9 @@ def _binding(path: str) -> Any:
 
 
 class RocksReader:
-    """One database, opened for reading. Blocks."""
+    """One database, opened for reading. Blocks. See `storage.rocks.Databases.read` for `is_exact`."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, is_exact: bool) -> None:
         binding = _binding(path)
         self._path = path
         self._links = tempfile.TemporaryDirectory(prefix="bookies-rocksdb-")
@@ -53,14 +53,16 @@ class RocksReader:
                 os.symlink(os.path.join(whole, name), os.path.join(self._links.name, name))
         options = binding.Options(raw_mode=True)
         options.create_if_missing(False)
-        # Half a record at the end of a write-ahead log is what a crash leaves; anything else there is damage.
-        options.set_wal_recovery_mode(binding.DBRecoveryMode.tolerate_corrupted_tail_records())
+        modes = binding.DBRecoveryMode
+        exact, tolerant = modes.absolute_consistency(), modes.tolerate_corrupted_tail_records()
+        options.set_wal_recovery_mode(exact if is_exact else tolerant)
         try:
             access = binding.AccessType.read_only(False)
             self._database = binding.Rdict(self._links.name, options, access_type=access)
         except Exception as error:
             self._links.cleanup()
-            raise _damaged(path, error) from error
+            way_out = "; if its bookie was killed, start it and stop it in an orderly way first" if is_exact else ""
+            raise _damaged(path, error, way_out) from error
 
     def pieces(self) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """(keys, values) of everything, in the order of the keys. Raises CorruptRecord."""
@@ -168,19 +170,25 @@ class RocksWriter:
 
 
 class RocksLock:
-    """RocksDB's own lock, which keeps another process from opening the database."""
+    """RocksDB's own lock, which keeps another process from opening the database.
+
+    A database without the file is a copy, which nobody has open.
+    """
 
     def __init__(self, path: str) -> None:
-        self._file = open(os.path.join(path, "LOCK"), "r+")  # noqa: SIM115 - held until `release`
+        name = os.path.join(path, "LOCK")
+        self._file = open(name, "r+") if os.path.exists(name) else None  # noqa: SIM115 - held until `release`
         try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self._file is not None:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            self._file.close()
+            self.release()
             raise DirectoryInUse(f"{path} is in use by another process") from error
 
     def release(self) -> None:
         """Idempotent."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 class RocksDatabases:
@@ -192,8 +200,8 @@ class RocksDatabases:
     def lock(self, path: str) -> RocksLock:
         return RocksLock(path)
 
-    def read(self, path: str) -> RocksReader:
-        return RocksReader(path)
+    def read(self, path: str, *, is_exact: bool = False) -> RocksReader:
+        return RocksReader(path, is_exact=is_exact)
 
     def create(self, path: str, *, is_large: bool) -> RocksWriter:
         return RocksWriter(path, is_large=is_large)
@@ -204,8 +212,8 @@ class RocksDatabases:
             _sync_directory(os.path.dirname(path) or ".")
 
 
-def _damaged(path: str, error: Exception) -> CorruptRecord:
-    return CorruptRecord(f"the RocksDB database cannot be read: {error}", path=path, offset=0)
+def _damaged(path: str, error: Exception, way_out: str = "") -> CorruptRecord:
+    return CorruptRecord(f"the RocksDB database cannot be read: {error}{way_out}", path=path, offset=0)
 
 
 def _sync_directory(path: str) -> None:

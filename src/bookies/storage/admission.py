@@ -138,11 +138,11 @@ def _difference(master: Cookie, kind: str, before: Sequence[str], now: Sequence[
     as_before = "configure them as they were, in the same order"
     if gone:
         return (
-            f"{_listed(gone)} {'is' if len(gone) == 1 else 'are'} missing. {UNCHANGED} Without what is in there the "
-            f"bookie would deny entries that it has acknowledged: {as_before}; a disk that is mounted elsewhere now "
-            "has to be mounted, or linked, under its old name. To do without it for good, give the bookie up: "
-            f"`bk bookie recover {master.bookie}` copies what it holds to others, `bk bookie format` empties its "
-            "directories"
+            f"{_listed(gone)} {'is' if len(gone) == 1 else 'are'} not named any more. {UNCHANGED} Without what is in "
+            f"there the bookie would deny entries that it has acknowledged: {as_before}; a disk that is mounted "
+            "elsewhere now has to be mounted, or linked, under its old name. To do without it for good, give the "
+            f"bookie up: `bk bookie recover {master.bookie}` copies what it holds to others, `bk bookie format` "
+            "empties its directories"
         )
     if not new:
         return (
@@ -161,8 +161,7 @@ def _difference(master: Cookie, kind: str, before: Sequence[str], now: Sequence[
         )
     return (
         f"{_listed(new)} {'is' if len(new) == 1 else 'are'} new. {UNCHANGED} To add empty directories start it once "
-        "with --set allow_storage_expansion=true; otherwise it would not be noticed when one of them is gone: "
-        f"{as_before}"
+        f"with --set allow_storage_expansion=true; to go on without them {as_before}"
     )
 
 
@@ -198,7 +197,7 @@ def _refuse_unstamped(master: Cookie, directory: str, state: DirectoryState) -> 
         f"{start}{directory} {'is empty' if state.exists else 'does not exist'}: a disk is missing or was wiped. "
         f"{UNCHANGED} Without it the bookie would deny entries that it has acknowledged; its ledgers stay "
         f"readable from their other replicas. Bring the disk back, or, if it is lost for good, let others have what "
-        f"this bookie held (bk bookie recover {master.bookie}) and start a bookie under a new id with empty directories"
+        f"this bookie held (bk bookie recover {master.bookie}), give it up (bk bookie format) and start it as a new one"
     )
 
 

@@ -32,7 +32,7 @@ from bookies.storage import catalog_format, index_format, rocks
 from bookies.storage.conversion_check import Fingerprint, Survey
 from bookies.storage.directories import Directories
 from bookies.storage.durable import replace_bytes, unlink_all
-from bookies.storage.entry_log_format import file_name
+from bookies.storage.entry_log_format import file_name, parse_compacted_name
 from bookies.storage.index_files import DAMAGED_SUFFIX, NEW_SUFFIX
 from bookies.storage.rocks import Databases, Lock
 
@@ -83,7 +83,7 @@ def refuse_unconverted(disk: Disk, directories: list[str]) -> None:
         if disk.is_directory(posixpath.join(directory, rocks.LOCATIONS)):
             raise StorageError(
                 f"{directory}: the index is in RocksDB databases (Apache's DbLedgerStorage, as Pulsar runs it). "
-                "Nothing was changed. Convert it: bk bookie convert DIRECTORY --to index-files; "
+                f"Nothing was changed. Convert it: bk bookie convert {posixpath.dirname(directory)} --to index-files; "
                 "entry logs stay where they are"
             )
 
@@ -92,7 +92,6 @@ class Conversion(ABC):
     """One bookie's. `config` names its directories; index and ledger directories are pairs."""
 
     target: str
-    source_name: str
 
     def __init__(self, disk: Disk, databases: Databases, config: BookieConfig, on_progress: Progress) -> None:
         self._disk = disk
@@ -177,6 +176,7 @@ class Conversion(ABC):
         step = self._step()
         assert step is not None
         assert step.step == SWITCH
+        self._drop_compactions()
         self._switch(step)
         unlink_all(self._disk, [self._record_path])
 
@@ -208,8 +208,8 @@ class Conversion(ABC):
     def _survey(self) -> Survey: ...
 
     @abstractmethod
-    def _room_needed(self, survey: Survey) -> list[int]:
-        """Bytes by index directory."""
+    def _room_needed(self, survey: Survey) -> list[tuple[str, int]]:
+        """(directory, bytes), any number for each."""
 
     @abstractmethod
     def _links(self, survey: Survey) -> list[tuple[int, int, int]]: ...
@@ -262,10 +262,13 @@ class Conversion(ABC):
         if expected:
             raise StorageError("it is missing in what was written", ledger_id=min(expected))
 
-    def _check_room(self, needed: list[int]) -> None:
+    def _check_room(self, needed: list[tuple[str, int]]) -> None:
         """Directories of one file system report the same numbers, and share them."""
+        sizes: dict[str, int] = {}
+        for directory, size in needed:
+            sizes[directory] = sizes.get(directory, 0) + size
         of_system: dict[tuple[int, int], tuple[str, int]] = {}
-        for directory, size in zip(self._indexes, needed, strict=True):
+        for directory, size in sizes.items():
             usage = self._disk.usage(directory)
             place, before = of_system.get(usage, (directory, 0))
             of_system[usage] = place, before + size
@@ -302,6 +305,16 @@ class Conversion(ABC):
                     found += [posixpath.join(group, part, name) for name in disk.list(place) if name.endswith(suffixes)]
         return found
 
+    def _drop_compactions(self) -> None:
+        """Remove the output of compactions that a crash interrupted.
+
+        What they copied is still where the index says, which was looked up; and what their names say is to be removed
+        then would be another log where logs have got other ids, or where several directories share one.
+        """
+        for directory in dict.fromkeys(self._ledgers):
+            names = [name for name in self._disk.list(directory) if parse_compacted_name(name) is not None]
+            unlink_all(self._disk, [posixpath.join(directory, name) for name in names])
+
     def _aside(self) -> list[str]:
         """What an earlier conversion put aside."""
         names = [*(name + ASIDE for name in (*rocks.NAMES, rocks.LOG_SUMMARIES)), INDEX_ASIDE]
@@ -312,5 +325,5 @@ class Conversion(ABC):
         if aside := self._aside():
             raise StorageError(
                 f"{aside[0]} is what an earlier conversion put aside. Nothing was changed. If this bookie has run well "
-                "since, remove it: bk bookie convert DIRECTORY --discard-old"
+                f"since, remove it: bk bookie convert {posixpath.dirname(aside[0].rpartition('/')[0])} --discard-old"
             )

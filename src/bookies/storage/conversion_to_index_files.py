@@ -84,7 +84,7 @@ class ToIndexFiles(Conversion):
 
     def _read_ledgers(self, directory: str, number: int, survey: Survey) -> None:
         path = rocks.paths_in(directory)[1]
-        reader = self._databases.read(path)
+        reader = self._databases.read(path, is_exact=self._directories.was_clean)
         try:
             found = rocks.ledgers_of(reader, path)
             if rocks.needs_integrity_check(reader):
@@ -104,7 +104,7 @@ class ToIndexFiles(Conversion):
 
     def _runs(self, directory: str) -> Iterator[Run]:
         path = rocks.paths_in(directory)[0]
-        reader = self._databases.read(path)
+        reader = self._databases.read(path, is_exact=self._directories.was_clean)
         try:
             yield from rocks.runs_of(reader, path)
         finally:
@@ -145,12 +145,12 @@ class ToIndexFiles(Conversion):
         found = parse_last_id(self._disk.read_bytes(path)) if self._disk.exists(path) else None
         return -1 if found is None else found
 
-    def _room_needed(self, survey: Survey) -> list[int]:
-        needed = [0] * len(self._indexes)
+    def _room_needed(self, survey: Survey) -> list[tuple[str, int]]:
+        needed = []
         for ledger_id in survey.headers:
             pages = survey.fingerprints.get(ledger_id, Fingerprint()).pages
             size = index_format.HEADER_SIZE + pages * (self._page_size + 32)
-            needed[rocks.directory_of(ledger_id, len(needed))] += max(size, 4096)
+            needed.append((self._indexes[rocks.directory_of(ledger_id, len(self._indexes))], max(size, 4096)))
         return needed
 
     def _links(self, survey: Survey) -> list[tuple[int, int, int]]:

@@ -101,11 +101,18 @@ class ToRocks(Conversion):
                     needed[int.from_bytes(prefix, "big")] = None
             yield run
 
-    def _room_needed(self, survey: Survey) -> list[int]:
-        needed = [0] * len(self._indexes)
+    def _room_needed(self, survey: Survey) -> list[tuple[str, int]]:
+        needed = []
         for ledger_id in survey.headers:
             count = survey.fingerprints[ledger_id].count
-            needed[rocks.directory_of(ledger_id, len(needed))] += LEDGER_SIZE + count * ENTRY_SIZE
+            place = self._indexes[rocks.directory_of(ledger_id, len(self._indexes))]
+            needed.append((place, LEDGER_SIZE + count * ENTRY_SIZE))
+        for number, log_id, _ in self._links(survey):
+            source, target = self._logs[log_id], self._ledgers[number]
+            if self._disk.usage(posixpath.dirname(source)) != self._disk.usage(target):  # not a link, but a copy
+                file = self._disk.open(source, "r")
+                needed.append((target, file.size()))
+                file.close()
         return needed
 
     def _links(self, survey: Survey) -> list[tuple[int, int, int]]:
@@ -184,12 +191,12 @@ class ToRocks(Conversion):
         nothing = fingerprint([], self._page_size)
         for directory in self._indexes:
             locations, ledgers = (path + BUILDING for path in rocks.paths_in(directory))
-            reader = self._databases.read(ledgers)
+            reader = self._databases.read(ledgers, is_exact=True)
             try:
                 headers = rocks.ledgers_of(reader, ledgers)
             finally:
                 reader.close()
-            reader = self._databases.read(locations)
+            reader = self._databases.read(locations, is_exact=True)
             try:
                 for ledger_id, runs in by_ledger(rocks.runs_of(reader, locations)):
                     if ledger_id not in headers:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+READ_FAILURES_MAX = 5  # of one directory; fewer are bad places of a device, and damage of what lies there
+
 
 class DirectoryHealth:
     """`failed`: `current` directory to why nothing is written there any more; final until the process ends.
@@ -26,6 +28,7 @@ class DirectoryHealth:
         self._indexes = list(dict.fromkeys(indexes))
         self._keeps_going = keeps_going
         self._told: set[str] = set()
+        self._read_failures: dict[str, int] = {}
 
     def root_of(self, path: str) -> str | None:
         """The directory that a file belongs to."""
@@ -33,6 +36,10 @@ class DirectoryHealth:
             if path == root or path.startswith(root + "/"):
                 return root
         return None
+
+    def is_failed(self, path: str) -> bool:
+        """Whether a file belongs to a directory that has failed."""
+        return bool(self.failed) and self.root_of(path) in self.failed
 
     def good(self, directories: Sequence[str]) -> list[str]:
         """Those that have not failed."""
@@ -66,6 +73,14 @@ class DirectoryHealth:
                 return False
             self.failed[root] = reason
         return True
+
+    def read_failed(self, path: str, reason: str) -> None:
+        """A read in a directory has failed; too many of them, and it is the directory that has."""
+        root = self.root_of(path)
+        if root is not None:
+            count = self._read_failures[root] = self._read_failures.get(root, 0) + 1
+            if count >= READ_FAILURES_MAX:
+                self.fail(path, reason)
 
     @property
     def has_news(self) -> bool:

@@ -83,8 +83,11 @@ class Databases(Protocol):
     def lock(self, path: str) -> Lock:
         """Keep other processes out. Raises DirectoryInUse."""
 
-    def read(self, path: str) -> Reader:
-        """Raises CorruptRecord; ConfigError when no binding is installed."""
+    def read(self, path: str, *, is_exact: bool = False) -> Reader:
+        """Half a record at the end of its write-ahead log is what a crash leaves, and damage if it `is_exact`.
+
+        Raises CorruptRecord; ConfigError when no binding is installed.
+        """
 
     def create(self, path: str, *, is_large: bool) -> Writer: ...
 

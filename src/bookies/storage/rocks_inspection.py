@@ -38,7 +38,7 @@ def ledger_rows(databases: rocks.Databases, directory: str) -> Iterator[Row]:
         row: Row = {"row": "ledger", "ledger": ledger_id, "path": ledgers, "entries": count}
         row["last_entry"] = last if count else None
         if ledger_id not in headers:
-            row["problem"] = "it was deleted; its locations will go when that bookie collects"
+            row["is_deleted"] = True  # Its locations go when that bookie collects.
         else:
             row |= _header_fields(headers[ledger_id])
         yield row
@@ -74,7 +74,7 @@ def summary_rows(databases: rocks.Databases, directory: str) -> Iterator[Row]:
     except CorruptRecord as error:
         yield {"row": "finding", "problem": str(error)}
         return
-    known = [row for row in rows if "problem" not in row]
+    known = [row for row in rows if "is_deleted" not in row]
     fenced, limbo = (sum(bool(row[name]) for row in known) for name in ("is_fenced", "is_in_limbo"))
     detail = f"{len(known):,} ledgers, {fenced:,} fenced, {sum(row['entries'] for row in known):,} entries"
     if limbo:

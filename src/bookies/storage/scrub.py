@@ -22,19 +22,19 @@ import asyncio
 import contextlib
 import posixpath
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from bookies.config import BookieConfig
 from bookies.errors import DiskFull
 from bookies.runtime.events import Events
-from bookies.runtime.ports import Disk, Runtime
+from bookies.runtime.ports import Runtime
 from bookies.storage import entry_log_format, scrub_format
 from bookies.storage.durable import SyncFailed, replace_copies, run_last
 from bookies.storage.garbage import LedgerRecords
-from bookies.storage.log_usage import find_logs
 from bookies.storage.opening import Opened
 from bookies.storage.scrub_files import IndexScrub, JournalScrub, Replaced
 from bookies.storage.scrub_format import Finding, Progress
+from bookies.storage.scrub_listing import Listing, measure, read_copies
 from bookies.storage.scrub_logs import DigestKinds, LogScrub
 from bookies.storage.scrub_plan import Plan
 from bookies.storage.throttle import Throttle
@@ -51,16 +51,7 @@ class LogHolder(Protocol):
 
     def put_aside(self, log_id: int, reason: str) -> None: ...
 
-    def take_back(self, log_id: int) -> None: ...
-
-
-class _Listing(NamedTuple):
-    """The entry logs that are there: paths and sizes by id; the one that is written to, and how much is synced."""
-
-    paths: dict[int, str]
-    sizes: dict[int, int]
-    active_id: int
-    extent: int
+    def take_back(self, log_id: int, reason: str) -> None: ...
 
 
 class Scrubber:
@@ -94,9 +85,8 @@ class Scrubber:
         self._logs = LogScrub(runtime, parts, self._worker, self._kinds, self._pay, size_max)
         self._index = IndexScrub(parts, self._pay, self._events)
         self._journals = JournalScrub(runtime.disk, parts, self._worker, self._pay, size_max)
-        self._paths = [posixpath.join(each, scrub_format.FILE_NAME) for each in parts.directories.ledgers]
         self._sequence = 0
-        self._listing = _Listing({}, {}, -1, 0)
+        self._listing = Listing({}, {})
         self._listed = 0.0
         self._held: dict[int, str] = {}
         self._is_loaded = asyncio.Event()
@@ -119,7 +109,7 @@ class Scrubber:
         """Scrub for ever."""
         await self._load()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(START_DELAY_S):
+            async with asyncio.timeout(min(START_DELAY_S, self._config.scrub_period_ms / 1000)):
                 await self._wanted.wait()
         while True:
             self._wanted.clear()
@@ -149,7 +139,7 @@ class Scrubber:
         if progress.index_cursor is not None:
             await self._guard("index", self._check_index())
         skipped: list[int] = []
-        while (log_id := self._plan.next_log(skipped)) is not None:
+        while (log_id := self._plan.next_log(self._listing.paths, skipped)) is not None:
             if self._pass_number != progress.number:
                 return
             if not await self._guard(f"log {log_id:x}", self._check_log(log_id)):
@@ -163,7 +153,7 @@ class Scrubber:
         now_ms = self._clock.wall_ms()
         self._kinds.forget()
         self._plan.begin(now_ms)
-        self._plan.see(self._listing.paths, now_ms, is_new_pass=True)
+        self._plan.see(self._listing.paths, now_ms, is_new_pass=True, is_whole=self._listing.is_whole)
         number, logs = self._plan.progress.number, len(self._listing.paths)
         self._events.info("scrub.begins", number=number, logs=logs, bytes=sum(self._listing.sizes.values()))
 
@@ -188,8 +178,11 @@ class Scrubber:
         """Do a part of a pass; its failure is not that of the others. Whether it succeeded."""
         try:
             await work
-        except SyncFailed:
-            raise
+        except SyncFailed as error:
+            if not self._parts.failover.covers(error):
+                raise
+            self.failure_count += 1
+            return False
         except Replaced:
             return False
         except Exception as error:  # noqa: BLE001  (counted, named, and done again)
@@ -212,13 +205,16 @@ class Scrubber:
         """Look which entry logs there are, and set the pace."""
         active_id, extent = await self._parts.checkpointer.active_log()
         known = {log_id: size for log_id, size in self._listing.sizes.items() if log_id != self._listing.active_id}
-        paths, sizes = await self._worker.run(_measure, self._disk, self._parts.directories.ledgers, known)
+        directories = self._parts.directories.ledgers
+        good = self._parts.health.good(directories)
+        paths, sizes, is_listed = await self._worker.run(measure, self._disk, good, known)
         if active_id in sizes:
             sizes[active_id] = min(sizes[active_id], extent)
+        is_whole = is_listed and len(good) == len(directories)
         self._listed = asyncio.get_running_loop().time()
-        self._listing = _Listing(paths, sizes, active_id, extent)
+        self._listing = Listing(paths, sizes, active_id, extent, is_whole)
         now_ms = self._clock.wall_ms()
-        self._plan.see(paths, now_ms, is_new_pass=False)
+        self._plan.see(paths, now_ms, is_new_pass=False, is_whole=is_whole)
         self._throttle.rate = self._plan.rate(now_ms, sizes)
 
     async def _check_journals(self) -> None:
@@ -248,15 +244,17 @@ class Scrubber:
     async def _check_missing(self, log_id: int, ledger_id: int) -> None:
         """A ledger seems to have entries in a log that is not there."""
         await self._list()
-        if log_id in self._listing.paths:
-            return
+        if log_id in self._listing.paths or not self._listing.is_whole:
+            return  # Of a directory that has failed, everybody knows.
         places = await self._logs.places(log_id, [ledger_id], [(0, 1 << 32)])
         await self._report([self._logs.finding(log_id, place, "its entry log is gone") for place in places])
 
     async def _check_log(self, log_id: int) -> None:
         if log_id == self._listing.active_id:
             await self._list()  # More of it may be synced, or it may be complete.
-        path = self._listing.paths[log_id]
+        path = self._listing.paths.get(log_id)
+        if path is None:
+            return  # It was removed meanwhile.
         position = self._plan.start_log(log_id, self._clock.wall_ms())
         extent = self._listing.extent if log_id == self._listing.active_id else None
 
@@ -318,10 +316,10 @@ class Scrubber:
         for log_id, reason in damaged.items():
             if log_id not in self._held:
                 self._holder.put_aside(log_id, reason)
-        for log_id in self._held:
+        for log_id, reason in self._held.items():
             if log_id not in damaged:
-                self._holder.take_back(log_id)
-        self._held = damaged
+                self._holder.take_back(log_id, reason)
+        self._held = {log_id: self._held.get(log_id, reason) for log_id, reason in damaged.items()}
 
     # -- what was found ------------------------------------------------------------------------------------------
     async def _recheck(self) -> None:
@@ -352,7 +350,7 @@ class Scrubber:
 
     # -- persistence ---------------------------------------------------------------------------------------------
     async def _load(self) -> None:
-        copies = await self._worker.run(_read_copies, self._disk, self._paths)
+        copies = await self._worker.run(read_copies, self._disk, self._copies())
         self._sequence, progress, damaged = scrub_format.newest(copies)
         for error in damaged:
             self._events.error("scrub.progress_damaged", path=error.path, error=error, consequence="it begins anew")
@@ -363,12 +361,16 @@ class Scrubber:
             self._hold()
         self._is_loaded.set()
 
+    def _copies(self) -> list[str]:
+        good = self._parts.health.good(self._parts.directories.ledgers)
+        return [posixpath.join(each, scrub_format.FILE_NAME) for each in good]
+
     async def _save(self) -> None:
         """Make progress and findings durable. A disk that takes neither is no reason to stop."""
         self._sequence += 1
         data = scrub_format.pack(self._sequence, self._plan.progress)
         try:
-            await self._worker.run(replace_copies, self._disk, self._paths, data)
+            await self._worker.run(replace_copies, self._disk, self._copies(), data)
         except (OSError, DiskFull) as error:
             self._events.warning("scrub.progress_not_kept", error=error)
 
@@ -450,32 +452,3 @@ class Scrubber:
                 for each in progress.findings
             ],
         }
-
-
-def _measure(disk: Disk, directories: Sequence[str], known: dict[int, int]) -> tuple[dict[int, str], dict[int, int]]:
-    """(paths, sizes) of the entry logs; `known`: sizes that cannot change any more. On the worker."""
-    paths, sizes = find_logs(disk, directories), dict[int, int]()
-    for log_id, path in list(paths.items()):
-        if log_id in known:
-            sizes[log_id] = known[log_id]
-            continue
-        try:
-            file = disk.open(path, "r")
-        except FileNotFoundError:
-            del paths[log_id]  # removed meanwhile
-            continue
-        except OSError:
-            sizes[log_id] = 0  # Whoever reads it will say so.
-            continue
-        sizes[log_id] = file.size()
-        file.close()
-    return paths, sizes
-
-
-def _read_copies(disk: Disk, paths: Sequence[str]) -> list[tuple[str, bytes]]:
-    """On the worker; a copy that cannot be read is none."""
-    copies = []
-    for path in paths:
-        with contextlib.suppress(OSError):
-            copies.append((path, disk.read_bytes(path)))
-    return copies

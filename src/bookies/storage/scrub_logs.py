@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from bookies.errors import BookKeeperError, CorruptRecord, DataUnknown, LedgerNotFound, LedgerUnknownToBookie
@@ -57,11 +57,15 @@ class DigestKinds:
 
     async def of(self, ledger_ids: Iterable[int]) -> dict[int, DigestType | None]:
         """None: nobody knows, as the ledger is gone, too old to say, or the store does not answer now."""
-        return {ledger_id: await self._of(ledger_id) for ledger_id in dict.fromkeys(ledger_ids)}
+        found: dict[int, DigestType | None] = {}
+        for ledger_id in ledger_ids:
+            if ledger_id in self._known:
+                found[ledger_id] = self._known[ledger_id]
+            elif ledger_id not in found:
+                found[ledger_id] = await self._ask(ledger_id)
+        return found
 
-    async def _of(self, ledger_id: int) -> DigestType | None:
-        if ledger_id in self._known:
-            return self._known[ledger_id]
+    async def _ask(self, ledger_id: int) -> DigestType | None:
         loop = asyncio.get_running_loop()
         kind: DigestType | None = None
         if loop.time() < self._ask_from:
@@ -111,6 +115,9 @@ class _Log:
             header = layout.parse_header(self.file.pread(layout.HEADER_SIZE, 0), path=self.path)
         except CorruptRecord as error:
             self.problem = f"its header is damaged: {error}"
+            return
+        except OSError as error:
+            self.problem = f"its header cannot be read: {error.strerror or error}"
             return
         if not self.is_active and header is not None and header.map_offset:
             self.ledgers_map = layout.read_ledgers_map(self.file.pread, self.stop)
@@ -188,7 +195,8 @@ class LogScrub:
             if not found:
                 log.problem = "its ledgers map does not say what it holds"
             findings += found
-        if log.problem:
+        # Of a log in which nothing lives a crash may have left anything.
+        if log.problem and await self._least(log, 0) is not None:
             findings.append(Finding(log.log_id, 0, -1, 0, 0, log.problem, self._clock.wall_ms()))
         return findings
 
@@ -196,23 +204,24 @@ class LogScrub:
         try:
             part = await self._worker.run(read_part, log.file, position, log.stop, self._size_max)
         except OSError as error:
-            return Part(position, b"", [0], [], position, f"it cannot be read: {error.strerror or error}")
+            return Part(position, b"", [0], [], [], position, f"it cannot be read: {error.strerror or error}")
         if not log.is_active:
             log.file.drop_cache(position, part.after - position)
         return part
 
     async def _judge(self, log: _Log, part: Part) -> None:
         """What is proven, what cannot be checked, and what is in doubt."""
-        kinds = await self._kinds.of(piece.ledger_id for piece in part.pieces)
-        for piece, proof in await self._worker.run(check, part, kinds):
-            size = part.starts[piece.stop] - part.starts[piece.start]
-            if log.sizes is not None:
-                log.sizes[piece.ledger_id] = log.sizes.get(piece.ledger_id, 0) + size
+        kinds = await self._kinds.of(part.ledger_ids)
+        checked, sizes = await self._worker.run(check, part, kinds)
+        if log.sizes is not None:
+            for ledger_id, size in sizes.items():
+                log.sizes[ledger_id] = log.sizes.get(ledger_id, 0) + size
+        for piece, proof in checked:
             if proof is Proof.PROVEN:
-                self.counts.verified += size
+                self.counts.verified += part.at(piece.stop) - part.at(piece.start)
                 log.open_from = None
             elif proof is Proof.FAILED:
-                log.spans.failed_count += len(piece.entry_ids)
+                log.spans.failed_count += 1
                 self._doubt(log, part.at(piece.start), part.at(piece.stop))
             else:
                 await self._judge_open(log, part, piece)
@@ -245,14 +254,17 @@ class LogScrub:
     async def _pass_over(self, log: _Log, part: Part) -> int:
         """Where the next live entry begins behind something that is no record; the end of the log without one."""
         behind = part.after + (0 if part.data else UNREADABLE)
-        least: int | None = None
-        for ledger_id in log.ledger_ids:
-            found = await self._look(ledger_id, IndexFiles.least_offset, log.log_id, behind + 4)
-            if found is not None and (least is None or found < least):
-                least = found
+        least = await self._least(log, behind + 4)
         position = log.stop if least is None else min(least - 4, log.stop)
         self._doubt(log, part.after, position)
         return position
+
+    async def _least(self, log: _Log, behind: int) -> int | None:
+        """The least offset of a body behind this one that the index names in the log."""
+        offsets = [
+            await self._look(ledger_id, IndexFiles.least_offset, log.log_id, behind) for ledger_id in log.ledger_ids
+        ]
+        return min((offset for offset in offsets if offset is not None), default=None)
 
     async def _look(self, ledger_id: int, look: Callable[..., T], *arguments: object) -> T | None:
         """Go through the slots of a ledger; None if it was deleted meanwhile. Raises: ReadFailed."""
@@ -289,7 +301,7 @@ class LogScrub:
         """Which of these are not what they should be. `follows`: where the next one begins."""
         kinds = await self._kinds.of(place.ledger_id for place in places)
         wrong, size = await self._worker.run(
-            check_places, log.file, places, follows, log.stop, kinds, frozenset(log.ledger_ids), self._size_max
+            check_places, log.file, places, follows, log.stop, kinds, log.ledgers_map, self._size_max
         )
         await self._pay(size)
         return [
@@ -337,14 +349,14 @@ class LogScrub:
         return (Place(offset - 4, ledger_id, entry_id) if offset else None), log_id
 
     async def _problem_at(self, log_id: int, place: Place) -> str:
-        paths = await self._worker.run(find_logs, self._disk, self._parts.directories.ledgers)
+        directories = self._parts.directories.ledgers
+        good = self._parts.health.good(directories)
+        paths = await self._worker.run(find_logs, self._disk, good)
         if log_id not in paths:
-            return "its entry log is gone"
+            return "its entry log is gone" if len(good) == len(directories) else "its directory has failed"
         kinds = await self._kinds.of([place.ledger_id])
         await self._pay(CHUNK_SIZE >> 8)
-        return await self._worker.run(
-            _look_at, self._disk, paths[log_id], place, kinds, frozenset(self._index.ledger_ids()), self._size_max
-        )
+        return await self._worker.run(_look_at, self._disk, paths[log_id], place, kinds, self._size_max)
 
     async def is_live(self, log_id: int, place: Place) -> bool:
         """Whether readers are led to this place now: it may have moved, or have been written again."""
@@ -373,9 +385,7 @@ def _slices(places: Sequence[Place]) -> Iterator[tuple[int, Sequence[Place]]]:
         yield start, places[start : start + PLACES_MAX]
 
 
-def _look_at(
-    disk: Disk, path: str, place: Place, kinds: Kinds, ledger_ids: Collection[int], record_size_max: int
-) -> str:
+def _look_at(disk: Disk, path: str, place: Place, kinds: Kinds, record_size_max: int) -> str:
     """What is wrong at a place, if anything is. On the worker."""
     try:
         file = disk.open(path, "r")
@@ -383,7 +393,7 @@ def _look_at(
         return f"its entry log cannot be opened: {error.strerror or error}"
     try:
         size = file.size()
-        wrong, _ = check_places(file, [place], size, size, kinds, ledger_ids, record_size_max)
+        wrong, _ = check_places(file, [place], size, size, kinds, None, record_size_max)
         return wrong[0][1] if wrong else ""
     finally:
         file.close()

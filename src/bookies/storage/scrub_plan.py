@@ -9,7 +9,7 @@ No IO, no clock. Source: storage 3.5, 10.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from bookies.storage.scrub_format import Counts, Finding, LogProgress, Progress
 
@@ -56,23 +56,22 @@ class Plan:
         self.is_hurried = False
 
     # -- entry logs ----------------------------------------------------------------------------------------------
-    def see(self, log_ids: Iterable[int], now_ms: int, *, is_new_pass: bool) -> None:
-        """These logs are there now. Those that came during a pass are the next one's."""
+    def see(self, log_ids: Iterable[int], now_ms: int, *, is_new_pass: bool, is_whole: bool = True) -> None:
+        """These logs are there now, and no others if `is_whole`. Those that came during a pass are the next one's."""
         logs = self.progress.logs
         here = dict.fromkeys(log_ids)
-        for log_id in [log_id for log_id in logs if log_id not in here]:
+        for log_id in [log_id for log_id in logs if log_id not in here and is_whole]:
             del logs[log_id]
         for log_id in here:
             if log_id not in logs:
                 logs[log_id] = LogProgress(now_ms, is_done=not is_new_pass)
 
-    def next_log(self, but: Iterable[int] = ()) -> int | None:
-        """The log that is to be checked next: one under way, or else the one that waits for longest."""
-        skipped = frozenset(but)
+    def next_log(self, here: Collection[int], but: Collection[int] = ()) -> int | None:
+        """Of the logs `here`, which is to be checked next: one under way, or else the one that waits for longest."""
         waiting = [
             (not each.began_ms, each.good_ms, log_id)
             for log_id, each in self.progress.logs.items()
-            if not each.is_done and log_id not in skipped
+            if not each.is_done and log_id in here and log_id not in but
         ]
         return min(waiting)[2] if waiting else None
 

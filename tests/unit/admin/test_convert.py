@@ -67,7 +67,7 @@ def test_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
     assert "2 entries of ledgers that the bookie had deleted: left out" in out
     assert "bk bookie convert ledgers --discard-old" in out
     assert convert("--discard-old") == 0
-    assert "2 pieces of the old index removed" in capsys.readouterr().out
+    assert "the old index removed: 2 of its directories" in capsys.readouterr().out
     assert convert("--discard-old") == 0
     assert "no old index is kept here" in capsys.readouterr().out
     assert convert("--to", "rocksdb", "--json") == 0
@@ -83,6 +83,14 @@ def test_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
     }
     assert convert("--to", "rocksdb") == 1
     assert "is a RocksDB database already" in capsys.readouterr().err
+
+
+def test_relative_names_count_from_where_the_directory_is(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    for path in (tmp_path / "ledgers", tmp_path.relative_to("/") / "journal"):
+        assert cli.main(["bookie", "convert", f"{path}/", "--to", "index-files", "--dry-run"]) == 0
 
 
 def test_damaged_entries_stop_it_unless_they_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,6 +124,7 @@ def test_a_database_in_use_is_left_alone(capsys: pytest.CaptureFixture[str]) -> 
         assert other.stdout.readline() == b"held\n"
         assert convert("--to", "index-files") == 1
         assert "is in use by another process" in capsys.readouterr().err
+    (LEDGERS / "ledgers" / "LOCK").unlink()  # as copies of databases may be
     assert convert("--to", "index-files") == 0
 
 
@@ -151,7 +160,9 @@ def test_inspection(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "3 ledgers, 1 fenced, 9 entries, 1 in limbo; 1 more were deleted" in out
     assert "where entries are, in RocksDB; bk bookie convert makes index files of it" in out
-    assert cli.main(["inspect", "index", "ledgers", "--json"]) == 1
+    assert cli.main(["inspect", "index", "ledgers"]) == 0
+    assert "deleted" in capsys.readouterr().out
+    assert cli.main(["inspect", "index", "ledgers", "--json"]) == 0
     rows = document(capsys)
     assert [(row["ledger"], row["entries"], row["last_entry"]) for row in rows] == [
         (7, 3, 2),
@@ -159,7 +170,7 @@ def test_inspection(capsys: pytest.CaptureFixture[str]) -> None:
         (9, 2, 1),
         (300, 3, 2),
     ]
-    assert "it was deleted" in rows[2]["problem"]
+    assert rows[2]["is_deleted"]
     assert cli.main(["inspect", "index", "ledgers", "--ledger", "7"]) == 0
     out = capsys.readouterr().out
     assert "state 0x1, fenced" in out

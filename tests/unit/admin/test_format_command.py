@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pathlib
+import shutil
 
 import pytest
 
@@ -65,10 +66,35 @@ def test_it_looks_refuses_and_obeys(home: pathlib.Path, capsys: pytest.CaptureFi
     assert "nobody can be asked here: say --yes" in capsys.readouterr().err
     assert files(home) == before
     assert main(["bookie", "format", "b1", "--force", "--yes"]) == 0
-    assert "bookie b1 is given up: 3 files" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "bookie b1 is given up: 3 files" in said
+    assert "its name stays taken while ledgers have entries on it" in said
     assert files(home) == []
-    assert main(["bookie", "format", "b1"]) == 0
-    assert "nothing to do" in capsys.readouterr().out
+    assert main(["bookie", "format", "b1", "--yes"]) == 1
+    assert "1 ledger has entries on it (7)" in capsys.readouterr().err
+    assert main(["bookie", "format", str(home / "b1" / "journal")]) == 0
+    assert "nothing to do there. To let the cluster forget the bookie: --bookie-id ID" in capsys.readouterr().out
+
+
+def test_the_cluster_forgets_a_bookie_whose_disks_are_lost(
+    home: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def drop() -> None:
+        driver = connect(f"file:{home}/metadata", aio.runtime())
+        await driver.open()
+        await driver.delete_ledger(7)
+        await driver.close()
+
+    aio.run(drop())
+    shutil.rmtree(home / "b1")
+    assert main(["bookie", "format"]) == 2
+    assert "name a directory of the bookie" in capsys.readouterr().err
+    assert main(["bookie", "format", "--bookie-id", "b1", "--dry-run", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["directories"], facts["cookie"], facts["files"]) == ([], "removed", 0)
+    assert main(["bookie", "format", "--bookie-id", "b1", "--yes"]) == 0
+    assert main(["bookie", "format", "--bookie-id", "b1", "--yes"]) == 2
+    assert "the cluster knows no bookie b1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("typed", "status"), [("b1\n", 0), ("yes\n", 2), ("", 2)])
@@ -82,13 +108,14 @@ def test_it_asks_for_the_name(
     monkeypatch.setattr("sys.stdin", Terminal(typed))
     assert main(["bookie", "format", "b1", "--force"]) == status
     said = capsys.readouterr().err
-    assert "which are lost" in said
+    assert "1 have their entries nowhere else (7), which are lost" in said
     assert "Type the bookie's name" in said
     assert (files(home) == []) == (status == 0)
 
 
 def test_it_is_used_wrongly(home: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, said in (
+        (["b1", "--bookie-id", "b2"], "belongs to bookie b1, not to b2"),
         (["b9"], "b9 is neither a directory nor a bookie of a local cluster here"),
         ([str(home)], "is no directory of a bookie"),
         (["b1", "--metadata", f"file:{home}/nowhere"], "nowhere"),

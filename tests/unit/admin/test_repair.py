@@ -57,3 +57,17 @@ def test_a_running_bookie_is_left_alone(bookie: pathlib.Path, capsys: pytest.Cap
         lock.release()
     assert capsys.readouterr().err
     assert files_below(bookie) == before
+
+
+def test_a_bookie_that_is_being_given_up_is_left_alone(
+    bookie: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for directory in ("journal", "ledgers"):
+        current = bookie / directory / "current"
+        (current / "VERSION").rename(current / "FORMATTING")
+    before = files_below(bookie)
+    assert main(["bookie", "repair", str(bookie / "ledgers")]) == 2
+    assert "repeat that" in capsys.readouterr().err
+    assert main(["inspect", "directory", str(bookie / "ledgers")]) == 1
+    assert "is being emptied: repeat bk bookie format" in capsys.readouterr().out
+    assert files_below(bookie) == before

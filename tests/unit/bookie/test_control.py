@@ -101,3 +101,21 @@ def test_a_stop_ends_it_and_a_long_line_the_connection(world: World) -> None:
         assert await waiting.ask(request(token, "space")) == {}
 
     world.run(body)
+
+
+def test_the_scrub_is_asked_also_where_nothing_is_collected(world: World) -> None:
+    async def body(world: World) -> None:
+        await world.start(scrub_period_ms=3_600_000)
+        caller, token = await caller_of(world)
+        status = (await caller.ask(request(token, "suspend_scrub", suspended=True)))["result"]
+        assert (status["is_suspended"], status["pass"]) == (True, 0)
+        assert (await caller.ask(request(token, "scrub", now=True)))["result"]["is_running"]
+        await asyncio.sleep(5)
+        assert (await caller.ask(request(token, "scrub")))["result"]["is_running"]
+        await caller.ask(request(token, "suspend_scrub", suspended=False))
+        await asyncio.sleep(5)
+        status = (await caller.ask(request(token, "scrub")))["result"]
+        assert (status["is_running"], status["pass"], status["damage"]) == (False, 1, [])
+        assert "no call named 'gc'" in (await caller.ask(request(token, "gc")))["error"]
+
+    world.run(body)

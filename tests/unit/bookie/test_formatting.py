@@ -251,7 +251,7 @@ def test_ledgers_that_would_lose_a_replica() -> None:
     for words in (
         "9 ledgers have entries on it (3, 10, 11, 12, 13, ...)",
         "bk bookie recover b1",
-        "a recovery may then cut a ledger short",
+        "no bookie can be started under this name until they were copied",
         "8 have their entries nowhere else (10, 11, 12, 13, 14, ...), which are lost",
     ):
         assert words in str(caught.value)
@@ -259,7 +259,41 @@ def test_ledgers_that_would_lose_a_replica() -> None:
     found = format_bookie(place, force=True)
     assert found is not None
     assert found.ledgers == [3, *range(10, 18)]
+    assert not found.is_forgotten
+    assert not [name for name in place.disk.files() if "/current/" in name]
+
+
+def test_a_name_stays_taken_while_ledgers_need_it() -> None:
+    """Nobody may deny under this name what the bookie held; with the ledgers copied it is free again."""
+    place = used()
+    add_ledger(place, 3, "b1", "b2")
+    format_bookie(place, force=True)
+    assert place.cookie() is not None
+    with pytest.raises(CookieMismatch, match="/j is empty: a disk is missing or was wiped"):
+        place.start(CONFIG)
+    assert format_bookie(place) is None, "there is nothing that says whose directories these are"
+
+    async def forget(driver: MemoryDriver) -> list[str]:
+        found = await formatting.find_stored(driver, B1)
+        await formatting.look_up(driver, found)
+        texts = formatting.objections(found)
+        if not texts:
+            await formatting.perform(place.disk, driver, found)
+        return texts
+
+    assert "1 ledger has entries on it (3)" in on(place, forget)[0]
+
+    async def copied(driver: MemoryDriver) -> None:
+        found = await driver.read_ledger(3)
+        others = ((0, (BookieId("b3"), BookieId("b2"))),)
+        await driver.write_ledger(found.metadata.replace(ensembles=others), found.version)
+
+    on(place, copied)
+    assert on(place, forget) == []
     assert place.cookie() is None
+    with pytest.raises(InvalidArgument, match="the cluster knows no bookie b1: nothing to forget; it knows none"):
+        on(place, forget)
+    assert place.start(CONFIG) is Decision.NEW_BOOKIE
 
 
 def test_a_directory_that_is_not_there() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pathlib
+import tarfile
 from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
@@ -12,14 +14,15 @@ import pytest
 
 from bookies.bookie.identity import admit, identities
 from bookies.config import BookieConfig
-from bookies.errors import ConfigError, CookieExists, CookieMismatch, Status
+from bookies.errors import ConfigError, CookieExists, CookieMismatch, Status, StorageError
 from bookies.metadata.memory import MemoryDriver, MemoryStore
 from bookies.model import BookieId
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Lock
 from bookies.sim.cluster import SimClock
 from bookies.sim.disk import LOSSES, Loss, SimDisk
-from bookies.sim.loop import Crashed, SimLoop
+from bookies.sim.loop import Crashed, Participant, SimLoop
+from bookies.storage import cookie
 from bookies.storage.admission import Decision
 from bookies.wire.messages import ReadRequest
 
@@ -35,6 +38,9 @@ GROWN = BookieConfig(
     index_directories=("/i", "/i2"),
     allow_storage_expansion=True,
 )
+
+
+GOLDEN = pathlib.Path(__file__).parents[2] / "golden" / "storage"
 
 
 class Place:
@@ -84,7 +90,7 @@ def test_a_first_start_and_others() -> None:
     assert place.start(GROWN) is Decision.EXPANDED
     assert set(place.disk.files().values()) == {place.cookie()}
     assert place.start(GROWN) is Decision.OK
-    with pytest.raises(CookieMismatch, match="/l2 is missing"):
+    with pytest.raises(CookieMismatch, match="/l2 is not named any more"):
         place.start(CONFIG)
 
 
@@ -190,6 +196,18 @@ def test_a_missing_disk_is_not_made_up() -> None:
     assert not place.disk.is_directory("/l2")
 
 
+def test_databases_do_not_take_more_directories() -> None:
+    """Where a ledger is in them follows from the number of directories. [F-2]"""
+    place = Place()
+    place.start(CONFIG)
+    place.disk.put("/i/current/locations/CURRENT", b"MANIFEST-1")
+    before = place.disk.files()
+    with pytest.raises(StorageError, match=r"RocksDB.*Nothing was changed. Convert it: bk bookie convert"):
+        place.start(GROWN)
+    assert place.disk.files() == before
+    assert not place.disk.is_directory("/l2")
+
+
 def test_one_disk_for_two_directories(caplog: pytest.LogCaptureFixture) -> None:
     place = Place()
     strict = BookieConfig(**{**vars(CONFIG), "allow_multiple_dirs_under_same_disk_partition": False})
@@ -204,6 +222,35 @@ def test_one_disk_for_two_directories(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         assert place.start(CONFIG) is Decision.OK
     assert "bookie.shared_disk" in caplog.text
+
+
+@pytest.mark.parametrize("case", ["interleaved-v6-clean", "sorted-v5-crash", "interleaved-multi-crash"])
+def test_cookies_of_apaches_bookies(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their directories, and their cookie in the store, are taken as they are."""
+    place = Place()
+    with tarfile.open(GOLDEN / case / "data.tar.gz") as archive:
+        for member in archive:
+            if member.isfile() and (file := archive.extractfile(member)) is not None:
+                place.disk.put(member.name.removeprefix("./"), file.read())
+    files = place.disk.files()
+    data = next(data for path, data in files.items() if path.endswith("/current/VERSION"))
+    found = cookie.parse(data)
+    config = BookieConfig(
+        bookie_id=found.bookie,
+        journal_directories=found.journals,
+        ledger_directories=found.ledger_directories,
+        index_directories=found.index_directories or (),
+    )
+
+    async def instance_id(driver: MemoryDriver) -> str | None:
+        return found.instance_id
+
+    monkeypatch.setattr(MemoryDriver, "instance_id", instance_id)
+    with pytest.raises(CookieMismatch, match="holds data of it: this is another metadata store"):
+        place.start(config)
+    place.store.create_cookie(BookieId(found.bookie), data)
+    assert place.start(config) is Decision.OK
+    assert place.disk.files() == files
 
 
 # -- whole bookies ----------------------------------------------------------------------------------------------------
@@ -262,10 +309,79 @@ def test_a_bookie_grows_by_a_directory(world: World, kind: str) -> None:
             assert {"VERSION", "lastId", "lastMark"} <= names
             assert [name for name in names if name.endswith(".log")], "new logs go there too"
         assert [name for name in names if name.endswith(".idx")]
-        with pytest.raises(CookieMismatch, match=r"/more is missing.*bk bookie recover b1"):
+        with pytest.raises(CookieMismatch, match=r"/more is not named any more.*bk bookie recover b1"):
             await world.start(**small)
 
     world.run(body)
+
+
+async def start_and_crash(world: World, step: int, **settings: Any) -> bool:
+    """A life of a bookie, at whose disk call `step` the power fails. Whether it came to its end before that."""
+    victim, loop = world.bookie_host, world.loop
+    crashed: asyncio.Future[None] = loop.create_future()
+    ended: asyncio.Future[None] = loop.create_future()
+    server = await world.on_bookie(world.new_server(**settings))
+    _, driver = world.forget_last()
+
+    async def life() -> None:
+        await server.start()
+        await server.stop()
+
+    def crash() -> None:
+        victim.kill()
+        crashed.set_result(None)
+
+    world.disk.on_crash = crash
+    world.disk.crash_at = world.disk.call_count + step
+    task = victim.create_task(life())
+    task.add_done_callback(lambda _: ended.set_result(None), context=loop.world.copy())
+    await asyncio.wait([crashed, ended], return_when=asyncio.FIRST_COMPLETED)
+    world.disk.crash_at = None
+    if not crashed.done():
+        task.result()
+        await driver.close()
+        return True
+    world.network.crash(victim, is_silent=False)
+    world.bookie_host = Participant(loop, "bookie")
+    await driver.close()
+    return False
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_crash_anywhere_in_a_whole_start(grows: bool) -> None:
+    """Cookies, storage and mode: the next start serves, and what there was is there."""
+    small: dict[str, Any] = {"persist_bookie_status": True, "control": False}
+    more = {"ledger_directories": ("/ledgers", "/more"), "allow_storage_expansion": True} if grows else {}
+
+    def life(step: int) -> bool:
+        """Whether the crash came only after the start."""
+        world = World(step)
+
+        async def body(world: World) -> bool:
+            if grows:
+                server = await world.start(**small)
+                client = await world.connect(server)
+                await client.add(adds(1, range(10)))
+                await world.on_bookie(server.stop())
+                world.forget_last()
+            if await start_and_crash(world, step, **small, **more):
+                return True
+            world.disk.crash(LOSSES[step % len(LOSSES)])
+            server = await world.start(**small, **more)
+            client = await world.connect(server)
+            if grows:
+                assert (await client.ask(ReadRequest(2, 0, 1, 9))).status is Status.OK
+            assert (await client.add(adds(2, [0])))[0].status is Status.OK
+            await world.on_bookie(server.stop())
+            server = await world.start(**(small | more | {"allow_storage_expansion": False}))
+            return False
+
+        return world.run(body)
+
+    step = 1
+    while not life(step):
+        step += 3
+    assert step > 80
 
 
 def test_a_bookie_moves_to_another_address(world: World) -> None:

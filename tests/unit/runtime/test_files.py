@@ -158,10 +158,14 @@ def test_many_files_are_synced_by_one_call_for_their_file_system(
     monkeypatch.setattr("bookies.runtime.files._syncfs", lambda: lambda descriptor: calls.append(descriptor) or 0)
     monkeypatch.setattr(os, "fsync", lambda descriptor: pytest.fail("not one by one"))
     disk = OsDisk()
-    lock = disk.lock_directory(str(tmp_path))
+    (tmp_path / "other").mkdir()
+    first, lock = disk.lock_directory(str(tmp_path / "other")), disk.lock_directory(str(tmp_path))
+    disk.sync_many(many, [str(tmp_path)])
+    first.release()
     disk.sync_many(many, [str(tmp_path)])
     lock.release()
-    assert len(calls) == 1
+    assert len(calls) == 2
+    assert len(dict.fromkeys(calls)) == 2, "a descriptor that is open"
 
 
 @pytest.mark.parametrize("state", ["no lock", "lock released", "no syncfs", "few"])

@@ -166,12 +166,25 @@ ORDER = "in the same order"
 ADVICE = {
     "a ledger directory is gone": (
         {"ledger_directories": ("/d2/ledgers", "/d3/ledgers", "/d4")},
-        ["/d4 is missing", "mounted, or linked, under its old name", "bk bookie recover b3", "bk bookie format"],
+        [
+            "/d4 is not named any more",
+            "mounted, or linked, under its old name",
+            "bk bookie recover b3",
+            "bk bookie format",
+        ],
     ),
-    "a journal is gone": ({"journal_directories": "/d1/journal,/d9"}, ["/d9 is missing", "bk bookie recover b3"]),
+    "a journal is gone": (
+        {"journal_directories": "/d1/journal,/d9"},
+        ["/d9 is not named any more", "bk bookie recover b3"],
+    ),
     "a ledger directory is elsewhere": (
         {"ledger_directories": ("/old", "/d3/ledgers")},
-        ["were /old, /d3/ledgers", "now they are /d2/ledgers, /d3/ledgers", "/old is missing", "under its old name"],
+        [
+            "were /old, /d3/ledgers",
+            "now they are /d2/ledgers, /d3/ledgers",
+            "/old is not named any more",
+            "under its old name",
+        ],
     ),
     "ledger directories in another order": (
         {"ledger_directories": ("/d3/ledgers", "/d2/ledgers")},
@@ -179,7 +192,7 @@ ADVICE = {
     ),
     "journals in another order": (
         {"journal_directories": "/d9,/d1/journal"},
-        ["/d9 is missing"],
+        ["/d9 is not named any more"],
     ),
     "a new ledger directory": (
         {"ledger_directories": ("/d2/ledgers",)},
@@ -381,22 +394,26 @@ def test_a_crash_at_every_step_of_stamping(loss: Loss) -> None:
     assert step > 20
 
 
+@pytest.mark.parametrize("layout", [3, 4, 5])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_crash_at_every_step_of_an_expansion(loss: Loss) -> None:
-    """The next start with leave to grow completes it; after that it starts without."""
-    old = replaced(ledger_directories=("/d2/ledgers",))
+def test_a_crash_at_every_step_of_an_expansion(loss: Loss, layout: int) -> None:
+    """The next start with leave to grow completes it; after that it starts without, and all is of the newest layout."""
+    old = replaced(
+        ledger_directories=("/d2/ledgers",), layout=layout, instance_id=None if layout == 3 else MASTER.instance_id
+    )
+    packed = old.pack() if layout == 5 else pack_old(old)
     grown = replaced(ledger_directories=("/d2/ledgers", "/d3/ledgers", "/d4"))
     directories = [*DIRECTORIES, "/d4"]
     step = 0
     while True:
         step += 1
         disk = SimDisk(Random(step))
-        check_directories(disk, old, DIRECTORIES[:2], None)
-        disk.put("/d2/ledgers/current/0.log", b"data")
-        disk.put("/d1/journal/current/1.txn", b"data")
+        for directory, name in (("/d1/journal", "1.txn"), ("/d2/ledgers", "0.log")):
+            disk.put(f"{directory}/current/VERSION", packed)
+            disk.put(f"{directory}/current/{name}", b"data")
         before = disk.call_count
         disk.crash_at = before + step
-        stored = old.pack()
+        stored = packed
         try:
             check_directories(disk, grown, directories, stored, allow_expansion=True)
             stored = grown.pack()
@@ -408,6 +425,7 @@ def test_a_crash_at_every_step_of_an_expansion(loss: Loss) -> None:
         assert decision is (Decision.OK if is_done else Decision.EXPANDED)
         disk.crash(loss)
         assert check_directories(disk, grown, directories, grown.pack()) is Decision.OK
+        assert {disk.read_bytes(f"{each}/current/VERSION") for each in directories} == {grown.pack()}
         if is_done:
             break
     assert step > 25

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import re
 
 from bookies.kernels import Records
-from bookies.storage import cookie, entry_log_format, index_format, journal_format, mark_format, removal_format, rocks
+from bookies.storage import (
+    cookie,
+    entry_log_format,
+    index_format,
+    journal_format,
+    mark_format,
+    removal_format,
+    rocks,
+    scrub_format,
+    status_format,
+)
 from bookies.storage.journal_group import TRAILER_SIZE, parse_trailer
 
 DOCS = pathlib.Path(__file__).parents[3] / "docs" / "formats"
@@ -86,9 +97,32 @@ def test_cookie() -> None:
     check("cookie.md", data)
 
 
+def test_bookie_status() -> None:
+    record = status_format.StatusRecord(is_read_only=True, written_ms=1795262526105, is_manual=True)
+    check("bookie-status.md", record.pack())
+    assert f"\n{record.pack().decode()}```" in (DOCS / "bookie-status.md").read_text()
+
+
 def test_removed_ledgers() -> None:
     removals = {7: removal_format.Removal(removal_format.RemovalState.QUARANTINED, 1_700_000_000_000)}
     check("removed-ledgers.md", removal_format.pack(1, removals))
     text = (DOCS / "removed-ledgers.md").read_text()
     for state in removal_format.RemovalState:
         assert f"\n| {state.value} |" in text
+
+
+def test_scrub_progress() -> None:
+    text = (DOCS / "scrub-progress.md").read_text()
+    example = re.search(r"```\n(\{.*?)```", text, re.DOTALL)
+    assert example
+    facts = example[1].replace("\n", "")
+    found = scrub_format.Finding(31, 1024, 7, 0, 0, "its CRC32C does not match", 1_700_000_000_600)
+    log = scrub_format.LogProgress(1_700_000_000_000, 1_700_000_000_500, 4096)
+    began = 1_700_000_000_000
+    counts = scrub_format.Counts(read=1024)
+    progress = scrub_format.Progress(1, began, 0, False, began, None, True, 0, counts, {31: log}, [found])
+    data = scrub_format.pack(1, progress)
+    assert data[20:-4].decode() == facts
+    check("scrub-progress.md", data)
+    for name in json.loads(facts):
+        assert f"\n| `{name}` |" in text

@@ -250,6 +250,9 @@ def _print_ledgers(rows: list[Row]) -> int:
             cells.append((row["ledger"], "", "", row["problem"]))
             continue
         last = "" if row["last_entry"] is None else row["last_entry"]
+        if "is_deleted" in row:
+            cells.append((row["ledger"], row["entries"], last, "deleted"))
+            continue
         state = "fenced" if row["is_fenced"] else "" if not row["state"] else f"{row['state']:#x}"
         cells.append((row["ledger"], row["entries"], last, state + _limbo(row)))
     print_table(cells, ("ledger", "entries", "last", "state"), right=(0, 1, 2))
