@@ -264,3 +264,52 @@ def test_notes() -> None:
     assert parse_note(note[:-3]) == []
     assert parse_note(b"") == []
     assert parse_note(b"x" + note) == []
+
+
+@pytest.mark.parametrize("broken", ["/ledgers0", "/ledgers1"])
+def test_a_crash_while_a_directory_is_given_up(three: Callable[..., Any], body: Body, broken: str) -> None:
+    """The power fails at calls of a life in which a directory fails; /ledgers0 has the catalog."""
+
+    async def before(store: LedgerStore, promises: Any) -> None:
+        for ledger_id in range(1, 7):
+            await add(store, promises, body, ledger_id, range(6))
+        await promises.fence(store, 3)
+        await store.checkpoint()
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        await promises.write_lac(store, 4, 9)
+        for number in range(2):
+            for ledger_id in (1, 2, 4, 20 + number):
+                with contextlib.suppress(DataUnknown):  # of which a part lies where nothing can be opened
+                    await add(store, promises, body, ledger_id, range(6 + 4 * number, 10 + 4 * number))
+            await store.checkpoint()
+            await asyncio.sleep(5)
+        await promises.write_lac(store, 4, 10)
+        await store.checkpoint()
+
+    def fresh(skip: int) -> Any:
+        made = three((broken, skip))
+        assert made.live(before, stops=False)
+        made.crash(PROCESS_DIES)
+        made.disk.fail(KINDS["writes"], f"{broken}/", error, count=1 << 40, skip=skip)
+        return made
+
+    for skip in (14, 22, 35):  # the start takes some of them
+        first = fresh(skip)
+        begin = first.disk.call_count
+        assert first.live(script, stops=False)
+        assert any(path.endswith("failed.directories") for path in first.disk.files())
+        count = first.disk.call_count - begin
+        for number in range(20 + skip % STEP, count, 2 * STEP):
+            made = fresh(skip)
+            if made.live(script, crash_at=number, stops=False):
+                break
+            made.disk.faults.clear()
+            made.crash(WAYS[number % len(WAYS)])
+            try:
+                assert made.live(settle)
+                made.check(lives=1)
+                assert not made.failures
+            except BaseException as problem:
+                problem.add_note(f"{broken} failed from call {skip} on, crash at {number} of {count}")
+                raise
