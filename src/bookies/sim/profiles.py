@@ -488,6 +488,7 @@ PROFILES = {
             "minor_compaction_interval_ms": 0,
             "major_compaction_interval_ms": 200,
             "major_compaction_threshold": 95,
+            "scrub_period_ms": 400,
             "control": False,
         },
         client_settings={"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 500},

@@ -304,7 +304,7 @@ class LedgerStore(StoreWrites, StoreReads):
         }
         failed = {path: f"failed: {reason}" for path, reason in parts.health.failed.items()}
         return {
-            "mode": "read-write" if self.is_writable else "read-only",
+            "mode": "writable" if self.is_writable else "read-only",
             "reason": self.read_only_reason or None,
             "recoveries": "taken" if self.takes_priority else "refused",
             "directory": directories | failed,
