@@ -18,7 +18,7 @@ from tests.fakes.records import BOOKIE, FakeRecords
 from bookies.errors import BookieReadOnly, DataUnknown, DiskFull, LedgerFenced, ReadFailed
 from bookies.sim.disk import NOTHING_SURVIVES, PROCESS_DIES, Loss
 from bookies.storage.collection import Compaction
-from bookies.storage.failover import pack_note, parse_note
+from bookies.storage.failover import Note, pack_note, parse_note
 from bookies.storage.ledger_store import LedgerStore
 
 from .conftest import entry_body
@@ -263,11 +263,10 @@ def test_it_can_be_switched_off(three: Callable[..., Any], body: Body) -> None:
 
 
 def test_notes() -> None:
-    note = pack_note(["/a", "/b"])
-    assert parse_note(note) == ["/a", "/b"]
-    assert parse_note(note[:-3]) == []
-    assert parse_note(b"") == []
-    assert parse_note(b"x" + note) == []
+    note = Note(["/a", "/b"], {31: 1024})
+    data = pack_note(note)
+    assert parse_note(data) == note
+    assert parse_note(data[:-3]) == parse_note(b"") == parse_note(b"x" + data) == Note()
 
 
 @pytest.mark.parametrize("broken", ["/ledgers0", "/ledgers1"])
