@@ -96,6 +96,11 @@ class BookieConfig:
     compaction_rate_size: int = setting(
         32 * MIB, "bytes that scanning and compaction read and write in a second, together", low=KIB
     )
+    survive_failed_directory: bool = setting(
+        True,
+        "a ledger or index directory that fails is given up and the bookie goes on with the others; false: it stops "
+        "when a sync fails",
+    )
     disk_usage_threshold: int = setting(
         95, "percent of a disk in use; above: no ordinary adds, the bookie is read-only", low=1, high=99
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import signal
 import subprocess
@@ -57,7 +58,8 @@ def kill_and_repeat(target: str, total: int) -> int:
     killed = 0
     for share in SHARES:
         command = [sys.executable, str(SCRIPT), target, str(int(total * share))]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        here = os.environ | {"TMPDIR": os.getcwd()}  # What a killed process leaves goes with the test.
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=here)
         if done.returncode == 0 or "nothing to convert" in done.stderr or "already" in done.stderr:
             break
         assert done.returncode == -signal.SIGKILL, done.stderr

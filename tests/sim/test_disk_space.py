@@ -66,7 +66,7 @@ def test_read_only_and_back_follow_the_level(machine: Any, body: Body) -> None:
                 await recovering
             await promises.fence(store, 7)
         assert changes == [False, True, False, True]
-        assert store.disk_status()["mode"] == "read-write"
+        assert store.disk_status()["mode"] == "writable"
 
     assert made.live(script)
     made.check()

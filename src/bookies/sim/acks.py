@@ -14,6 +14,7 @@ Source: client-protocol 2.6, 2.10; schedules X-32, X-43.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from bookies.model import LedgerMetadata
@@ -64,7 +65,8 @@ class Acks:
             self._report(
                 "twice", f"entry {entry_id} of ledger {ledger_id} is sent to {bookie} again, before it answers"
             )
-        waiting.append((now_s, positions, commits))
+        # One that waits for its connection may be given up any moment.
+        waiting.append((now_s if is_prompt else -math.inf, positions, commits))
         if now_s - self._given.get((line, key), now_s) > GIVEN_UP_S:
             self._answered.setdefault(key, set()).update(positions)
 

@@ -39,7 +39,10 @@ class Call:
 
 @dataclass
 class Fault:
-    """Fails calls. `operation` "" is any; `path`: part of the path. A write may do a part of its work first."""
+    """Fails calls. `operation`: one, several with | between them, "" is any; `path`: part of the path.
+
+    A write may do a part of its work first.
+    """
 
     operation: str
     path: str
@@ -363,7 +366,7 @@ class SimDisk:
         if self.log is not None:
             self.log.append(Call(self.call_count, operation, path, offset, size, target))
         for fault in self.faults:
-            if fault.operation in ("", operation) and fault.path in path:
+            if (not fault.operation or operation in fault.operation.split("|")) and fault.path in path:
                 if fault.skip > 0:
                     fault.skip -= 1
                     continue
@@ -373,7 +376,10 @@ class SimDisk:
                 if fault.is_partial and partly is not None:
                     partly(self.random.random())
                 self.failure_count += 1
-                raise fault.error()
+                error = fault.error()
+                if isinstance(error, OSError) and error.filename is None:
+                    error.filename = path
+                raise error
 
     def reserve(self, path: str, growth: int) -> None:
         """Raises `DiskFull` when files would grow beyond the capacity."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterable, Sequence
 
+from bookies.errors import DiskFull
 from bookies.runtime.ports import Buffer, Disk, File
 from bookies.storage import catalog_format as layout
 from bookies.storage.catalog_format import Contents, Known
@@ -27,22 +28,31 @@ REWRITE_SIZE_MIN = 1 << 20  # bytes
 
 
 class CatalogFile:
-    """The file, in the first index directory. Blocks."""
+    """The file, in the first index directory, or in another if that has failed once. Blocks. `path`: where it is."""
 
-    def __init__(self, disk: Disk, directory: str, page_size: int) -> None:
+    def __init__(self, disk: Disk, directories: Sequence[str], page_size: int) -> None:
         self._disk = disk
-        self._path = posixpath.join(directory, layout.FILE_NAME)
+        self._directories = list(directories)
+        self.path = posixpath.join(directories[0], layout.FILE_NAME)
         self._page_size = page_size
         self._file: File | None = None
         self._position = 0
         self._size_whole = 0  # when it was last written as a whole
         self._is_damaged = False
 
-    def load(self) -> Contents | None:
-        """What it says; None if there is none. Raises: OSError."""
-        if not self._disk.exists(self._path):
+    def load(self, last: Sequence[str] = ()) -> Contents | None:
+        """What it says; None if there is none. `last`: where to look last, as those directories had failed.
+
+        Raises: OSError.
+        """
+        paths = [posixpath.join(directory, layout.FILE_NAME) for directory in self._directories]
+        for path in sorted(paths, key=lambda each: posixpath.dirname(each) in last):
+            if self._disk.exists(path):
+                self.path = path
+                break
+        else:
             return None
-        data = self._disk.read_bytes(self._path)
+        data = self._disk.read_bytes(self.path)
         self._position = self._size_whole = len(data)
         return layout.parse(data, self._page_size)
 
@@ -50,14 +60,14 @@ class CatalogFile:
         """Write it as a whole. Raises: DiskFull, OSError."""
         data = b"".join(pieces)
         self.close()
-        replace_bytes(self._disk, self._path, data)
+        replace_bytes(self._disk, self.path, data)
         self._position = self._size_whole = len(data)
         self._is_damaged = False
 
     def verify(self) -> tuple[int, str]:
         """(bytes, what is wrong with the file). One that is damaged is replaced soon. Raises: OSError."""
         try:
-            data = self._disk.read_bytes(self._path)[: self._position]
+            data = self._disk.read_bytes(self.path)[: self._position]
         except FileNotFoundError:
             data = b""
         problem = layout.parse(data, self._page_size).problem
@@ -65,6 +75,15 @@ class CatalogFile:
             problem = f"it ends at byte {len(data):,} of {self._position:,}"
         self._is_damaged = bool(problem)
         return len(data), problem
+
+    def move(self, directory: str, pieces: Sequence[bytes]) -> None:
+        """Write it as a whole in another directory. Raises: DiskFull, OSError."""
+        before, self.path = self.path, posixpath.join(directory, layout.FILE_NAME)
+        try:
+            self.replace(pieces)
+        except (OSError, DiskFull):
+            self.path = before
+            raise
 
     @property
     def is_bloated(self) -> bool:
@@ -74,7 +93,7 @@ class CatalogFile:
     def append(self, data: bytes, *, is_durable: bool) -> None:
         """Raises: DiskFull, OSError, then the next one takes its place; SyncFailed."""
         if self._file is None:
-            self._file = self._disk.open(self._path, "r+")
+            self._file = self._disk.open(self.path, "r+")
         self._file.pwrite(data, self._position)
         if is_durable:
             sync_data(self._file)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bookies.runtime.ports import Buffer
@@ -71,6 +71,14 @@ class Known:
             self.older[page] = (*self.older.get(page, ()), before)
         self.pages[page] = checksum
 
+    def is_exactly(self, pages: set[int], page_size: int) -> bool:
+        """Whether these pages of a file, each as it should be, are certainly all there is to know."""
+        header = self.index_header()
+        if header is None or header.is_rebuilding or self.is_partial or self.is_fresh or self.is_doubted or self.older:
+            return False
+        absent = checksum_of(b"", page_size)
+        return all(page in pages for page, checksum in self.pages.items() if checksum != absent)
+
     def reset(self) -> None:
         """The file is about to be replaced by a new one, which has every page; a crash may leave the one before."""
         for page, checksum in self.pages.items():
@@ -86,6 +94,14 @@ class Known:
         if page in self.pages:
             return checksum == self.pages[page]
         return self.is_partial or checksum == checksum_of(b"", page_size)
+
+
+def checker(known: Known | None, page_size: int) -> Callable[[int, bytes], bool]:
+    """Whether (page, data) may be in the file of a ledger, for a worker: as it is known now."""
+    if known is None:
+        return lambda page, data: True
+    copy = known.copy()
+    return lambda page, data: copy.is_right(page, data, page_size)
 
 
 @dataclass

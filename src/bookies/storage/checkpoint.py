@@ -15,7 +15,8 @@ Invariants
 - An entry log is synced before a slot that names it is written, also under memory pressure (R-2).
 - Marks only move forward; deciding and writing is one call of one worker (R-12). Without a copy in at least one
   directory nothing is deleted (F-12).
-- A failed sync is fatal.
+- A failed sync is fatal, but for one in a directory that is given up (`failover`): what was to be synced there is
+  written again elsewhere, and what failed is tried again.
 
 The loop never waits for the device: slices of work go to two workers, one for the entry log and one for the index.
 
@@ -35,12 +36,15 @@ from bookies.runtime.ports import Disk, Runtime, Worker
 from bookies.runtime.tasks import Tasks
 from bookies.storage import mark_format
 from bookies.storage.durable import SyncFailed, replace_copies, run_last, unlink_all
-from bookies.storage.entry_log import EntryLogWriter
+from bookies.storage.entry_log import EntryLogWriter, LogLost
+from bookies.storage.failover import Failover
 from bookies.storage.health import DirectoryHealth
 from bookies.storage.index import LedgerIndex
+from bookies.storage.index_format import SLOT_SIZE
 from bookies.storage.journal import Journal
 from bookies.storage.mark_format import LogMark
 from bookies.storage.readers import Readers
+from bookies.storage.slots import pieces
 from bookies.storage.write_cache import Generation, Run, WriteCache
 
 SLICE_SIZE = 1 << 20  # bytes of entries written to the entry log by one call of the worker
@@ -104,6 +108,7 @@ class Checkpointer:
         readers: Readers,
         directories: Sequence[str],
         health: DirectoryHealth,
+        failover: Failover,
         on_change: Callable[[], None],
     ) -> None:
         self.is_failing = False
@@ -131,6 +136,11 @@ class Checkpointer:
         self._waiters: list[asyncio.Future[None]] = []
         self._flush_wanted = asyncio.Event()
         self._checkpoint_wanted = asyncio.Event()
+        self._failover = failover
+        self._health = health
+        self._moves: list[tuple[int, int, Run, bytes]] = []  # of entries rescued from a lost log: see `rescue`
+        self._has_lost = False  # a log has lost entries that are not all rescued
+        self._log_lock = asyncio.Lock()  # from a write to the log until its slots are set
         self._checkpoint_lock = asyncio.Lock()
         self._index_lock = asyncio.Lock()
 
@@ -178,7 +188,12 @@ class Checkpointer:
             while self._cache.snapshot is not None:
                 try:
                     await self._flush(self._cache.snapshot)
-                except (OSError, DiskFull) as error:
+                except (OSError, StorageError) as error:
+                    if await self._failover.survives(error, self.worker):
+                        await asyncio.sleep(0)
+                        continue
+                    if not isinstance(error, OSError | DiskFull):
+                        raise
                     self._events.error("storage.flush_failed", error=error, retry_s=RETRY_S)
                     self._flush_ended(error)
                     await asyncio.sleep(RETRY_S)
@@ -194,9 +209,10 @@ class Checkpointer:
             while self._flushed_runs + len(some) < len(runs) and size < SLICE_SIZE:
                 some.append(runs[self._flushed_runs + len(some)])
                 size += some[-1][1].records.size
-            slots = await self._log_worker.run(self._log.write, some)
-            for (ledger_id, run), data in zip(some, slots, strict=True):
-                await self._index.install(ledger_id, run.entry_ids, data)
+            async with self._log_lock:
+                slots = await self._log_worker.run(self._log.write, some)
+                for (ledger_id, run), data in zip(some, slots, strict=True):
+                    await self._index.install(ledger_id, run.entry_ids, data)
             self._installed_log_id = int.from_bytes(slots[-1][-8:], "big") >> 32
             self._flushed_runs += len(some)
             if self._index.is_pressed:
@@ -262,14 +278,41 @@ class Checkpointer:
     async def write_index(self, marks: Marks | None = None) -> None:
         """Make dirty pages and headers durable; first the logs that they name. `marks`: will be persisted then."""
         async with self._index_lock:
-            frozen = self._index.freeze()
-            try:
-                await self._log_worker.run(self._log.sync)
-                await self._index.write(frozen, self.worker)
-                if marks is not None:
-                    await self._index.settle(marks, self.worker)
-            finally:
-                self._index.unfreeze(frozen)
+            while True:
+                try:
+                    if self._has_lost:
+                        await self._rescue()
+                    await self._write_index(marks)
+                    return
+                except LogLost:
+                    self._has_lost = True
+                    await self._failover.react(self.worker, self._log.lost_ends)
+                except (OSError, StorageError) as error:
+                    if not await self._failover.survives(error, self.worker):
+                        raise
+
+    async def _write_index(self, marks: Marks | None) -> None:
+        frozen = self._index.freeze()
+        try:
+            await self._log_worker.run(self._log.sync)
+            await self._index.write(frozen, self.worker)
+            if marks is not None:
+                await self._index.settle(marks, self.worker)
+        finally:
+            self._index.unfreeze(frozen)
+
+    async def _rescue(self) -> None:
+        """Write again what lost logs had not synced, and let the slots name the new places. Raises as a flush does."""
+        async with self._log_lock:
+            while True:
+                while self._moves:
+                    lost_id, ledger_id, run, slots = self._moves[0]
+                    await self._move(ledger_id, run.entry_ids, lost_id, slots)
+                    self._moves.pop(0)
+                self._moves = await self._log_worker.run(self._log.rescue)
+                if not self._moves:
+                    self._has_lost = False
+                    return
 
     async def cover_logs(self) -> None:
         """After the checkpoint of the start, before anything is added: it has covered all logs that are there."""
@@ -300,12 +343,23 @@ class Checkpointer:
         """The id of a new entry log and the directory for it; see `EntryLogWriter.allocate`."""
         return await self._log_worker.run(self._log.allocate)
 
-    async def append_entries(self, runs: Sequence[tuple[int, Run]]) -> list[bytes]:
-        """Append entries that are stored elsewhere to the log of normal traffic; the slots of each run.
+    async def _move(self, ledger_id: int, entry_ids: Sequence[int], log_id: int, slots: bytes) -> None:
+        """Let the slots of entries that name a log name new places. Raises: ReadFailed."""
+        for first, start, count in pieces(entry_ids, self._index.slots_per_page):
+            part = slots[start * SLOT_SIZE : (start + count) * SLOT_SIZE]
+            await self._index.move(ledger_id, first, log_id, part)
+
+    async def append_entries(self, runs: Sequence[tuple[int, Run]], source_id: int) -> None:
+        """Append entries of the entry log `source_id` to the log of normal traffic, and move their slots.
 
         They are durable before any slot is, as everything in that log. Raises: OSError, DiskFull; SyncFailed.
         """
-        return await self._log_worker.run(self._log.write, runs)
+        async with self._log_lock:
+            slots = await self._log_worker.run(self._log.write, runs)
+            for (ledger_id, run), data in zip(runs, slots, strict=True):
+                await self._move(ledger_id, run.entry_ids, source_id, data)
+        if self._index.is_pressed:
+            await self.write_index()
 
     async def drop_ledgers(self, ledger_ids: Sequence[int]) -> None:
         """Remove ledgers and their index files. The cache holds nothing of them. Raises: OSError, SyncFailed.
@@ -314,7 +368,7 @@ class Checkpointer:
         """
         async with self._index_lock:
             paths = {ledger_id: self._index.path_of(ledger_id) for ledger_id in ledger_ids}
-            files = [path for path in paths.values() if path is not None]
+            files = [path for path in paths.values() if path is not None and not self._health.is_failed(path)]
             await self._index.forget_in_catalog(ledger_ids, self.worker)
             await self.worker.run(self._index.forget_files, files)
             await self.worker.run(unlink_all, self._disk, files)
@@ -335,9 +389,9 @@ class Checkpointer:
             self._checkpoint_wanted.clear()
             try:
                 await self.checkpoint()
-            except SyncFailed:
-                raise
             except (OSError, StorageError) as error:
+                if isinstance(error, SyncFailed) and not self._failover.covers(error):
+                    raise
                 self._events.error("storage.checkpoint_failed", error=error, retry_s=self._interval_s)
 
     # -- end -----------------------------------------------------------------------------------------------------
@@ -349,7 +403,7 @@ class Checkpointer:
                 future.set_exception(StorageError(f"the storage has failed: {error}"))
 
     async def seal(self) -> None:
-        """Leave the active entry log complete, with its ledgers map."""
+        """Leave the active entry log complete, with its ledgers map; a checkpoint has covered it."""
         await self._log_worker.run(self._log.close)
 
     async def discard(self) -> None:

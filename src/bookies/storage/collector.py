@@ -176,13 +176,18 @@ class Collector:
         try:
             await work
             is_done = True
-        except SyncFailed:
-            raise
+        except SyncFailed as error:
+            if not self._parts.failover.covers(error):
+                raise
+            self._failed(job, error)
         except Exception as error:  # noqa: BLE001  (counted, named, and done again in the next run)
-            self.failure_count += 1
-            self._events.error("gc.job_failed", job=job, error=error)
+            self._failed(job, error)
         self._progressed()
         return is_done
+
+    def _failed(self, job: str, error: Exception) -> None:
+        self.failure_count += 1
+        self._events.error("gc.job_failed", job=job, error=error)
 
     async def _supervise(self, work: Coroutine[Any, Any, None]) -> None:
         """Let a run go on for as long as it gets anywhere. Raises: SyncFailed."""
@@ -244,9 +249,9 @@ class Collector:
         if log_id not in self._logs.set_aside:
             self._logs.put_aside(log_id, reason)
 
-    def take_back(self, log_id: int) -> None:
-        """The opposite of `put_aside`."""
-        self._logs.take_back(log_id)
+    def take_back(self, log_id: int, reason: str) -> None:
+        """The opposite of `put_aside`; whoever else has put it aside meanwhile keeps it there."""
+        self._logs.take_back(log_id, reason)
 
     async def undelete(self, ledger_id: int) -> None:
         """Bring a ledger back from quarantine and keep it. Raises InvalidArgument."""

@@ -216,7 +216,8 @@ class Compactor:
     async def recover(self) -> None:
         """Drop outputs that are not complete, and take the others to their end. Raises: StorageError, OSError."""
         await self._worker.run(self.close_files)
-        outputs = await self._worker.run(find_outputs, self._disk, self._parts.directories.ledgers)
+        directories = self._parts.health.good(self._parts.directories.ledgers)
+        outputs = await self._worker.run(find_outputs, self._disk, directories)
         unfinished = [
             posixpath.join(directory, f"{layout.file_name(log_id)}.compacting")
             for directory, log_id, source_id in outputs
@@ -277,9 +278,7 @@ class Compactor:
             live = await self._live(usage.log_id, batch)
             runs = [(part.ledger_id, Run(part.entry_ids, batch.records.slice(part.start, part.stop))) for part in live]
             if runs:
-                slots = await self._parts.checkpointer.append_entries(runs)
-                for part, data in zip(live, slots, strict=True):
-                    await self._move(part, usage.log_id, data)
+                await self._parts.checkpointer.append_entries(runs, usage.log_id)
             size = sum(run.records.size for _, run in runs)
             copied += size
             await self._pay(batch.records.size + size)
@@ -352,7 +351,7 @@ async def current_slots(index: LedgerIndex, piece: Piece) -> bytes:
     try:
         ledger = await index.load(piece.ledger_id)
         while first < stop:
-            if ledger.header.is_rebuilding:
+            if ledger.lacks_entries:
                 raise ReadFailed("its index file is being built again", ledger_id=piece.ledger_id)
             count = min(stop - first, index.slots_per_page - first % index.slots_per_page)
             slots += (await index.slots(ledger, first, count)).ljust(count * SLOT_SIZE, b"\0")

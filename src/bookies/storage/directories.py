@@ -5,7 +5,9 @@ Source: storage 1.1, 1.2, 9.6.
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
+from collections.abc import Sequence
 
 from bookies.config import BookieConfig
 from bookies.runtime.ports import Disk, Lock
@@ -49,12 +51,16 @@ class Directories:
             self._disk.open(posixpath.join(directory, DIRTY), "w+").close()
             sync_directory(self._disk, directory)
 
-    def mark_clean(self) -> None:
-        """Everything is in the entry logs and in the index."""
-        for directory in self.ledgers:
-            if self._disk.exists(posixpath.join(directory, DIRTY)):
-                self._disk.unlink(posixpath.join(directory, DIRTY))
-                sync_directory(self._disk, directory)
+    def mark_clean(self, directories: Sequence[str]) -> None:
+        """Everything is in the entry logs and in the index. `directories`: of the ledgers, but for failed ones.
+
+        Where that fails the mark stays, and the next start only has more to look at.
+        """
+        for directory in directories:
+            with contextlib.suppress(OSError):
+                if self._disk.exists(posixpath.join(directory, DIRTY)):
+                    self._disk.unlink(posixpath.join(directory, DIRTY))
+                    sync_directory(self._disk, directory)
 
     def release(self) -> None:
         for lock in self._locks:

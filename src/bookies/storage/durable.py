@@ -17,7 +17,11 @@ from bookies.runtime.ports import Disk, File, Worker
 
 
 class SyncFailed(StorageError):
-    """Bytes that were written may or may not be on the device, and nobody will ever know."""
+    """Bytes that were written may or may not be on the device, and nobody will ever know. `path`: of what they are."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
+        self.path = path
 
 
 def sync_data(file: File) -> None:
@@ -25,7 +29,7 @@ def sync_data(file: File) -> None:
     try:
         file.fdatasync()
     except (OSError, DiskFull) as error:
-        raise SyncFailed(f"{file.path}: sync failed: {error}") from error
+        raise SyncFailed(file.path, f"sync failed: {error}") from error
 
 
 def sync_all(file: File) -> None:
@@ -33,7 +37,7 @@ def sync_all(file: File) -> None:
     try:
         file.fsync()
     except (OSError, DiskFull) as error:
-        raise SyncFailed(f"{file.path}: sync failed: {error}") from error
+        raise SyncFailed(file.path, f"sync failed: {error}") from error
 
 
 def sync_directory(disk: Disk, path: str) -> None:
@@ -41,7 +45,7 @@ def sync_directory(disk: Disk, path: str) -> None:
     try:
         disk.sync_directory(path)
     except (OSError, DiskFull) as error:
-        raise SyncFailed(f"{path}: sync of the directory failed: {error}") from error
+        raise SyncFailed(path, f"sync of the directory failed: {error}") from error
 
 
 def sync_many(disk: Disk, files: Sequence[File], directories: Sequence[str] = ()) -> None:
@@ -49,8 +53,8 @@ def sync_many(disk: Disk, files: Sequence[File], directories: Sequence[str] = ()
     try:
         disk.sync_many(files, directories)
     except (OSError, DiskFull) as error:
-        first = files[0].path if files else directories[0]
-        raise SyncFailed(f"{first} and others: sync failed: {error}") from error
+        first = getattr(error, "filename", None) or (files[0].path if files else directories[0])
+        raise SyncFailed(first, f"sync of this and others failed: {error}") from error
 
 
 def replace_bytes(disk: Disk, path: str, data: bytes) -> None:

@@ -5,6 +5,8 @@ Invariants
 - Writes go to the offset that was accounted for. After a failed write the log is sealed at its last good offset and
   another is opened (F-16). One that holds no entry is removed instead.
 - Nothing leaves the set of logs to be synced before its sync succeeded; the active log is synced first (R-16, R-17).
+- What was not synced yet is kept in memory as well. When a log's directory has failed, `sync` does not return before
+  `rescue` has written that again, elsewhere, so no checkpoint passes over it.
 - The id of a new log is above every id in file names and in `lastId`, and `lastId` is durable in every ledger
   directory before the log exists, so no stale index slot can ever name it (F-15, R-27). Its name is durable before
   anything in it is (F-17).
@@ -22,13 +24,14 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from bookies import kernels
 from bookies.config import BookieConfig
 from bookies.errors import CorruptRecord, DiskFull, ReadFailed, StorageError
 from bookies.runtime.ports import Buffer, Disk, File
 from bookies.storage import entry_log_format as layout
-from bookies.storage.durable import remove, replace_copies, sync_all, sync_data, sync_directory
+from bookies.storage.durable import SyncFailed, remove, replace_copies, sync_all, sync_data, sync_directory
 from bookies.storage.file_cache import FileCache
 from bookies.storage.health import DirectoryHealth
 from bookies.storage.record_scan import IDS, RECORD_SIZE_MAX, RECORD_SIZE_MIN, WORD
@@ -37,6 +40,20 @@ from bookies.storage.write_cache import Run
 SYNC_STEP = 8 << 20  # bytes after which the log is synced anyway, so that a checkpoint finds little to do
 READ_SIZE = 4096  # bytes of a first read when the size of an entry is not known
 LOG_FILES_MAX = 64  # open logs of one reader
+
+
+class LogLost(StorageError):
+    """The sync of a log has failed, in a directory that is given up: `rescue` what it had not synced."""
+
+
+@dataclass
+class _Sealed:
+    """A log to be synced. `runs`: (ledger id, run) that were not synced; they begin at `synced`."""
+
+    file: File
+    log_id: int
+    runs: list[tuple[int, Run]]
+    synced: int
 
 
 class NoWritableDirectory(DiskFull):
@@ -72,7 +89,10 @@ class EntryLogWriter:
         self._position = 0
         self._synced = 0
         self._sizes: dict[int, int] = {}  # ledger id -> bytes in the active log
-        self._unsynced: list[File] = []  # sealed logs
+        self._recent: list[tuple[int, Run]] = []  # in the active log, and not synced
+        self._unsynced: list[_Sealed] = []
+        self.lost_ends: dict[int, int] = {}  # lost log -> where its synced part ends
+        self._lost: list[tuple[int, int, Run]] = []  # (lost log, ledger id, run) that have to be written again
         self._unnamed: list[str] = []  # paths of logs that no durable index slot can name yet
         self._is_discarded = False
 
@@ -97,6 +117,7 @@ class EntryLogWriter:
             slots.append(kernels.pack_locations(self._log_id, position, run.records.starts))
             position += run.records.size
             self._sizes[ledger_id] = self._sizes.get(ledger_id, 0) + run.records.size
+        self._recent.extend(runs)
         if self._position - self._synced >= SYNC_STEP:
             self._sync_active()
         return slots
@@ -142,12 +163,14 @@ class EntryLogWriter:
                 continue
             try:
                 file.pwrite(layout.pack_header(), 0)
-            except (OSError, DiskFull) as error:
+                sync_directory(self._disk, directory)
+            except (OSError, DiskFull, SyncFailed) as error:
                 failure = error
                 file.close()
                 remove(self._disk, file.path)
+                if isinstance(error, SyncFailed) and not self._health.is_failed(directory):
+                    raise
                 continue
-            sync_directory(self._disk, directory)
             self._unnamed.append(file.path)
             self._file, self._log_id = file, log_id
             self._position = self._synced = layout.HEADER_SIZE
@@ -160,7 +183,7 @@ class EntryLogWriter:
         if self._file is not None:
             return self._log_id
         if self._last_id is None:
-            self._last_id = greatest_log_id(self._disk, self._directories)
+            self._last_id = greatest_log_id(self._disk, self._health.good(self._directories))
         return self._last_id + 1
 
     def extent(self) -> tuple[int, int]:
@@ -186,7 +209,7 @@ class EntryLogWriter:
     def _allocate_id(self) -> int:
         """The next id, durable in every directory that can be written, and in at least one."""
         if self._last_id is None:
-            self._last_id = greatest_log_id(self._disk, self._directories)
+            self._last_id = greatest_log_id(self._disk, self._health.good(self._directories))
         self._last_id = (self._last_id + 1) & layout.LOG_ID_MAX
         paths = [posixpath.join(directory, "lastId") for directory in self._directories]
         replace_copies(self._disk, paths, layout.pack_last_id(self._last_id))
@@ -197,14 +220,17 @@ class EntryLogWriter:
         assert self._file is not None
         file = self._file
         self._file = None
-        self._unsynced.append(file)
+        self._unsynced.append(_Sealed(file, self._log_id, self._recent, self._synced))
+        self._recent = []
         try:
             if ledgers_map := layout.pack_ledgers_map(self._sizes.items()):
                 file.pwrite(ledgers_map, self._position)
                 sync_data(file)
             file.pwrite(layout.pack_map_fields(self._position, len(self._sizes)), layout.MAP_FIELDS_OFFSET)
-        except (OSError, DiskFull):
-            pass  # A log without a map is scanned; its entries are where they are.
+        except (OSError, DiskFull, SyncFailed) as error:
+            if isinstance(error, SyncFailed) and not self._health.is_failed(file.path):
+                raise
+            # A log without a map is scanned; its entries are where they are.
 
     def _abandon(self) -> None:
         """Seal after a failed write: what is behind the last good offset goes, if that is still possible.
@@ -221,26 +247,62 @@ class EntryLogWriter:
         try:
             self._file.truncate(self._position)
         except (OSError, DiskFull):
-            self._unsynced.append(self._file)
-            self._file = None
+            self._unsynced.append(_Sealed(self._file, self._log_id, self._recent, self._synced))
+            self._file, self._recent = None, []
         else:
             self._seal()
 
     def sync(self) -> None:
         """Make every byte written so far durable.
 
-        Raises SyncFailed, which is final: the page cache cannot be trusted again.
+        Raises LogLost until `rescue` has nothing left to do; SyncFailed, which is final: the page cache cannot be
+        trusted again.
         """
         self._unnamed.clear()
         self._sync_active()
         while self._unsynced:
-            sync_all(self._unsynced[0])
-            self._unsynced.pop(0).close()
+            sealed = self._unsynced[0]
+            try:
+                sync_all(sealed.file)
+            except SyncFailed as error:
+                self._lose(sealed, error)
+            self._unsynced.pop(0).file.close()
+        if self._lost:
+            raise LogLost(f"entry log {self._lost[0][0]:x} is lost: what was new in it is written again elsewhere")
 
     def _sync_active(self) -> None:
-        if self._file is not None and self._position > self._synced:
+        if self._file is None or self._position == self._synced:
+            return
+        try:
             sync_data(self._file)
-            self._synced = self._position
+        except SyncFailed as error:
+            self._lose(_Sealed(self._file, self._log_id, self._recent, self._synced), error)
+            self._file.close()
+            self._file = None
+        self._recent = []
+        self._synced = self._position
+
+    def _lose(self, sealed: _Sealed, error: SyncFailed) -> None:
+        """Give up a log whose sync has failed. Raises the error unless its directory is given up."""
+        if not self._health.is_failed(sealed.file.path):
+            raise error
+        self.lost_ends = {**self.lost_ends, sealed.log_id: sealed.synced}  # whole, as another thread looks at it
+        self._lost += [(sealed.log_id, ledger_id, run) for ledger_id, run in sealed.runs]
+
+    def rescue(self) -> list[tuple[int, int, Run, bytes]]:
+        """Write some of what was lost again: (lost log, ledger id, run, new slots); nothing: there is nothing left.
+
+        Raises as `write` does; then what is left can be tried again.
+        """
+        size = count = 0
+        while count < len(self._lost) and size < SYNC_STEP // 8:
+            size += self._lost[count][2].records.size
+            count += 1
+        if not count:
+            return []
+        slots = self.write([(ledger_id, run) for _, ledger_id, run in self._lost[:count]])
+        some, self._lost = self._lost[:count], self._lost[count:]
+        return [(*each, data) for each, data in zip(some, slots, strict=True)]
 
     def close(self) -> None:
         """Seal the active log durably, so that nobody has to scan it."""
@@ -258,7 +320,7 @@ class EntryLogWriter:
 
     def abort(self) -> None:
         """Close the files as they are."""
-        for file in [*self._unsynced, *([self._file] if self._file else [])]:
+        for file in [*(sealed.file for sealed in self._unsynced), *([self._file] if self._file else [])]:
             file.close()
         self._unsynced.clear()
         self._file = None
@@ -315,11 +377,17 @@ class EntryLogReader:
         path = self._paths.get(log_id)
         if path is None:
             name = layout.file_name(log_id)
+            failure: OSError | None = None
             for directory in self._directories:
                 path = posixpath.join(directory, name)
-                if self._disk.exists(path):
-                    self._paths[log_id] = path
-                    return path
+                try:
+                    if self._disk.exists(path):
+                        self._paths[log_id] = path
+                        return path
+                except OSError as error:
+                    failure = error  # Of one directory: it may be in another.
+            if failure is not None:
+                raise failure
             raise FileNotFoundError(2, "no such entry log", name)
         return path
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+READ_FAILURES_MAX = 8  # places in one directory that cannot be read; fewer are damage of what lies there
+PLACE_SIZE = 1 << 20  # bytes of a file that count as one place, however often they are tried
+
 
 class DirectoryHealth:
     """`failed`: `current` directory to why nothing is written there any more; final until the process ends.
@@ -26,6 +29,7 @@ class DirectoryHealth:
         self._indexes = list(dict.fromkeys(indexes))
         self._keeps_going = keeps_going
         self._told: set[str] = set()
+        self._unreadable: dict[str, set[tuple[str, int]]] = {}  # by directory: (file, number of the place)
 
     def root_of(self, path: str) -> str | None:
         """The directory that a file belongs to."""
@@ -33,6 +37,10 @@ class DirectoryHealth:
             if path == root or path.startswith(root + "/"):
                 return root
         return None
+
+    def is_failed(self, path: str) -> bool:
+        """Whether a file belongs to a directory that has failed."""
+        return bool(self.failed) and self.root_of(path) in self.failed
 
     def good(self, directories: Sequence[str]) -> list[str]:
         """Those that have not failed."""
@@ -66,6 +74,15 @@ class DirectoryHealth:
                 return False
             self.failed[root] = reason
         return True
+
+    def read_failed(self, path: str, offset: int, reason: str) -> None:
+        """A read in a directory has failed; at too many places, and it is the directory that has."""
+        root = self.root_of(path)
+        if root is not None:
+            places = self._unreadable.setdefault(root, set())
+            places.add((path, offset // PLACE_SIZE))
+            if len(places) >= READ_FAILURES_MAX:
+                self.fail(path, reason)
 
     @property
     def has_news(self) -> bool:

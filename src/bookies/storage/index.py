@@ -21,8 +21,8 @@ Source: storage 4.4 to 4.6, 5.2, 5.5.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
+import errno
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -80,11 +80,13 @@ class LedgerIndex:
         self._files = IndexFiles(runtime.disk, config.index_page_size, config.open_files_max, "r+")
         self._write_files_max = min(WRITE_FILES_MAX, config.open_files_max)
         self.catalog = Catalog(config.index_page_size)
-        self.catalog_file = CatalogFile(runtime.disk, self._directories[0], config.index_page_size)
+        self.catalog_file = CatalogFile(runtime.disk, self._directories, config.index_page_size)
         self.rebuild_wanted = asyncio.Event()
         self._to_rebuild: dict[int, None] = {}
         self._events = Events("storage.index", runtime.clock)
         self._paths: dict[int, str] = {}
+        self._abandoned: dict[int, str] = {}  # files in failed directories of ledgers that are not built again yet
+        self._must_move_catalog = False
         self._ledgers: dict[int, Ledger] = {}
         self._loading: dict[int, asyncio.Future[LoadedIndex]] = {}
         self._loading_pages: dict[tuple[int, int], asyncio.Future[bytes]] = {}
@@ -110,20 +112,26 @@ class LedgerIndex:
 
     def read_checksums(self, pages: dict[int, list[int]]) -> dict[int, dict[int, int]]:
         """What the files have of these pages of ledgers. On the checkpoint's worker. Raises: OSError."""
-        found: dict[int, dict[int, int]] = {}
-        for ledger_id, numbers in pages.items():
-            path = self._paths[ledger_id]
-            with contextlib.suppress(FileNotFoundError):
-                found[ledger_id] = {
-                    number: catalog_format.checksum_of(self._files.read_page(path, number), self._page_size)
-                    for number in numbers
-                }
-        return found
+        found = {each: self._files.checksums(self._paths[each], numbers) for each, numbers in pages.items()}
+        return {ledger_id: checksums for ledger_id, checksums in found.items() if checksums is not None}
 
     def lost(self, ledger_id: int) -> None:
         """There was such a ledger, and its index file is gone."""
         self._paths.setdefault(ledger_id, posixpath.join(self._directories[0], layout.path_of(ledger_id)))
         self._want_rebuild(ledger_id)
+
+    def abandon(self, directory: str) -> int:
+        """A directory has failed: its index files are built again elsewhere; how many."""
+        self._must_move_catalog = self._must_move_catalog or self.catalog_file.path.startswith(directory + "/")
+        here = {ledger_id: path for ledger_id, path in self._paths.items() if path.startswith(directory + "/")}
+        self._abandoned |= here
+        for ledger_id in here:
+            ledger = self._ledgers.get(ledger_id)
+            if ledger is not None and ledger.path is not None:
+                self._condemn(ledger, "its directory has failed")
+            elif ledger is None or ledger.header.is_rebuilding:
+                self._want_rebuild(ledger_id)
+        return len(here)
 
     def may_be_lost(self, ledger_id: int) -> None:
         """The ledger has entries in the logs. If it has no index file, there are some of which only the logs tell.
@@ -204,7 +212,8 @@ class LedgerIndex:
             except FileNotFoundError:
                 pass  # `_loaded` knows what that means
             except OSError as error:
-                raise ReadFailed(f"index file: {error}", ledger_id=ledger_id) from error
+                if ledger_id not in self._abandoned:
+                    raise ReadFailed(f"index file: {error}", ledger_id=ledger_id) from error
             # Awaiting a future that is done yields to nobody, not even to its own callback.
             self._loaded(ledger_id, path, future)
             ledger = self._ledgers.get(ledger_id)
@@ -221,8 +230,12 @@ class LedgerIndex:
         if isinstance(error, FileNotFoundError):
             self._adopt(ledger_id, path, LoadedIndex(None, 0), "it is gone")
         elif error is None:
-            loaded = future.result()
-            self._adopt(ledger_id, path, loaded, self.catalog.damage_of(ledger_id, loaded))
+            loaded, damage = future.result(), self.catalog.damage_of(ledger_id, future.result())
+            if ledger_id in self._abandoned:
+                damage = damage or "its directory has failed"
+            self._adopt(ledger_id, path, loaded, damage)
+        elif ledger_id in self._abandoned:
+            self._adopt(ledger_id, path, LoadedIndex(None, 0), "its directory has failed")
 
     def _adopt(self, ledger_id: int, path: str, loaded: LoadedIndex, damage: str) -> None:
         header = self.catalog.agreed_header(ledger_id, loaded.header)
@@ -257,7 +270,7 @@ class LedgerIndex:
             self._change(ledger, number, page)
         for key in [key for key in self._loading_pages if key[0] == ledger_id]:
             del self._loading_pages[key]  # Pages of that file: nobody takes them over.
-        ledger.path, ledger.size, ledger.is_lac_known = None, 0, False
+        ledger.path, ledger.size, ledger.is_lac_known, ledger.is_built = None, 0, False, False
         self._readers.forget_index(ledger_id, self._paths[ledger_id])
         self.set_header(ledger, ledger.header.with_state(layout.STATE_REBUILDING))
         self._want_rebuild(ledger_id)
@@ -265,14 +278,17 @@ class LedgerIndex:
     def file_of(self, ledger_id: int) -> tuple[str, Known | None]:
         """Where the ledger's file is, or should be, and what it should hold, as a copy."""
         known = self.catalog.ledgers.get(ledger_id)
-        return self._paths[ledger_id], known.copy() if known is not None else None
+        path = self._abandoned.get(ledger_id, self._paths[ledger_id])
+        return path, known.copy() if known is not None else None
 
     async def rebuilt(self, ledger_id: int, entries: dict[int, int], *, is_complete: bool) -> int:
         """Set the slots (entry id to location) that are missing; how many.
 
-        `is_complete`: every log was read to its end, so what is missing now was never here. Raises: OSError.
+        `is_complete`: every log was read to its end, so what is missing now was never here. Otherwise the ledger stays
+        uncertain: for good or, while a directory has failed, until a start that finds it again. Raises: OSError.
         """
         ledger = self._ledgers[ledger_id]
+        self._abandoned.pop(ledger_id, None)
         entry_ids = sorted(entries)
         missing: list[int] = []
         for first, start, count in pieces(entry_ids, self._per_page):
@@ -284,6 +300,9 @@ class LedgerIndex:
         if missing:
             slots = b"".join(entries[entry_id].to_bytes(layout.SLOT_SIZE, "big", signed=True) for entry_id in missing)
             await self.install(ledger_id, missing, slots)
+        if not is_complete and self._health.failed:
+            ledger.is_built = True
+            return len(missing)
         header = ledger.header.without_state(layout.STATE_REBUILDING)
         self.set_header(ledger, header if is_complete else header.with_state(layout.STATE_LIMBO | layout.STATE_FENCED))
         return len(missing)
@@ -323,6 +342,7 @@ class LedgerIndex:
 
     async def forget_in_catalog(self, ledger_ids: Sequence[int], worker: Worker) -> None:
         """From now on it is no damage that these ledgers have no file. Raises: OSError, DiskFull; SyncFailed."""
+        await self._move_catalog(worker)
         for ledger_id in ledger_ids:
             self.catalog.delete(ledger_id)
         if not (notes := self.catalog.take()):
@@ -414,12 +434,12 @@ class LedgerIndex:
     async def look_through(self, ledger: Ledger, look: Callable[..., T], *arguments: object) -> T:
         """Have a reader go through the slots of a ledger. Raises: ReadFailed, also when some are missing by damage."""
         for attempt in range(LOOK_TRIES):
-            if ledger.header.is_rebuilding:
+            if ledger.lacks_entries:
                 break
             newer = {number: bytes(page.data) for number, page in ledger.pages.items() if page.is_dirty}
             known = self.catalog.ledgers.get(ledger.ledger_id)
             pages = sorted(known.pages) if known is not None and ledger.path is not None else []
-            is_right = partial(_is_right, known.copy() if known is not None else None, self._page_size)
+            is_right = catalog_format.checker(known, self._page_size)
             try:
                 return await self._readers.look_through(
                     ledger.ledger_id, look, ledger.path, newer, pages, is_right, *arguments
@@ -499,9 +519,11 @@ class LedgerIndex:
         del self._loading_pages[key]
         if future.cancelled() or ledger.path is None:
             return
-        if isinstance(future.exception(), FileNotFoundError):
+        if isinstance(error := future.exception(), FileNotFoundError):
             self._condemn(ledger, "it is gone")
-        elif future.exception() is None:
+        elif isinstance(error, OSError) and error.errno == errno.EIO:
+            self._condemn(ledger, f"page {number} cannot be read")  # trying again would hold up every flush
+        elif error is None:
             assert number not in ledger.pages
             if self.catalog.is_right(ledger.ledger_id, number, future.result()):
                 self._add_page(ledger, number, future.result())
@@ -567,6 +589,7 @@ class LedgerIndex:
 
         The entry logs that the slots name must be synced. Raises: DiskFull, OSError; SyncFailed, which is final.
         """
+        await self._move_catalog(worker)
         while frozen or self.catalog.has_pending:
             ledgers: list[Ledger] = []
             writes: list[IndexWrite] = []
@@ -591,6 +614,19 @@ class LedgerIndex:
                 self._written(ledger, change, file_size)
             self._evict()
 
+    async def _move_catalog(self, worker: Worker) -> None:
+        """Away from a directory that has failed. Raises: DiskFull, OSError."""
+        if not self._must_move_catalog:
+            return
+        directory = self._health.turn(self._directories, 0)
+        notes = self.catalog.take()  # which the whole has, too
+        try:  # What a crash leaves unwritten of what this says is there looks like damage, and is built again.
+            await worker.run(self.catalog_file.move, directory, list(catalog_format.pack(self.catalog.contents())))
+        except BaseException:
+            self.catalog.give_back(notes)
+            raise
+        self._must_move_catalog = False
+
     def _write(self, notes: bytes, writes: list[IndexWrite]) -> list[int]:
         """On the checkpoint's worker. What the catalog says is durable before the files change."""
         if notes:
@@ -599,6 +635,7 @@ class LedgerIndex:
 
     async def settle(self, marks: Sequence[LogMark], worker: Worker) -> None:
         """Everything is written: note that, and the marks that are about to be persisted. Raises: DiskFull, OSError."""
+        await self._move_catalog(worker)
         self.catalog.settle(marks)
         notes = self.catalog.take()
         try:
@@ -613,7 +650,7 @@ class LedgerIndex:
     def _write_of(self, ledger: Ledger) -> IndexWrite:
         assert ledger.frozen is not None
         path = ledger.path or self._paths.get(ledger.ledger_id)
-        if path is None:
+        if path is None or (ledger.path is None and self._health.is_failed(path)):
             path = posixpath.join(
                 self._random.choice(self._health.places(self._directories)), layout.path_of(ledger.ledger_id)
             )
@@ -661,8 +698,3 @@ class LedgerIndex:
         """On the checkpoint's worker."""
         self._files.close()
         self.catalog_file.close()
-
-
-def _is_right(known: Known | None, page_size: int, page: int, data: bytes) -> bool:
-    """On a reader's worker, with a copy of its own."""
-    return known is None or known.is_right(page, data, page_size)

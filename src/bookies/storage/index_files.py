@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from bookies.errors import CorruptRecord, DiskFull
 from bookies.runtime.ports import Buffer, Disk, File
 from bookies.storage import index_format as layout
+from bookies.storage.catalog_format import checksum_of
 from bookies.storage.durable import remove, sync_directory, sync_many
 from bookies.storage.file_cache import FileCache
 
@@ -134,6 +135,13 @@ class IndexFiles:
         file = self._files.get(path, self._mode)
         data = file.pread(self._page_size, layout.page_offset(page, self._page_size))
         return data[: len(data) - len(data) % layout.SLOT_SIZE]
+
+    def checksums(self, path: str, pages: Sequence[int]) -> dict[int, int] | None:
+        """What the file has of these pages: number to crc32, as in the catalog; None: no file. Raises: OSError."""
+        try:
+            return {page: checksum_of(self.read_page(path, page), self._page_size) for page in pages}
+        except FileNotFoundError:
+            return None
 
     def entry_runs(
         self, path: str | None, newer: dict[int, bytes], pages: Sequence[int], is_right: Callable[[int, bytes], bool]

@@ -39,10 +39,16 @@ class Ledger:
     is_header_dirty: bool = False
     is_key_logged: bool = False  # a LEDGER_KEY record of this process precedes whatever is queued from now on
     is_fence_pending: bool = False  # its FENCE record may not be durable yet
+    is_built: bool = False  # again, from all that can be read while a directory has failed; more may come back with it
     is_deleted: bool = False  # the index does not know it any more; whoever still holds this object has to let go
     users: int = 0  # coroutines that keep hold of this object while they wait
     pages: dict[int, Page] = field(default_factory=dict)
     frozen: dict[int, bytearray] | None = None
+
+    @property
+    def lacks_entries(self) -> bool:
+        """Whether entry logs that can be read may have entries that have no slot: it is being built again."""
+        return self.header.is_rebuilding and not self.is_built
 
 
 def is_vacant(key: bytes) -> bool:

@@ -19,7 +19,17 @@ from typing import Any
 from bookies.errors import CorruptRecord
 from bookies.model import ENTRY_HEADER_SIZE
 from bookies.runtime.ports import Disk
-from bookies.storage import cookie, entry_log_format, index_format, journal_format, mark_format, status_format
+from bookies.storage import (
+    catalog_format,
+    cookie,
+    entry_log_format,
+    index_format,
+    journal_format,
+    mark_format,
+    removal_format,
+    scrub_format,
+    status_format,
+)
 from bookies.storage.record_scan import RECORD_SIZE_MAX, RECORD_SIZE_MIN, Batch, EndKind, ScanEnd
 
 Row = dict[str, Any]
@@ -330,6 +340,16 @@ def _item(disk: Disk, path: str, name: str) -> Row:
         return {"kind": "guard", "size": size, "detail": "keeps Apache's bookie from making an empty database here"}
     if name == "CONVERSION":
         return {"kind": "conversion", "size": size, "detail": "it was interrupted: repeat bk bookie convert"}
+    if name == catalog_format.FILE_NAME:
+        return {"kind": "catalog", "size": size, "detail": "which index files there are, and their checksums"}
+    if name == removal_format.FILE_NAME:
+        _, removals = removal_format.parse(disk.read_bytes(path), path=path)
+        return {"kind": "removed ledgers", "size": size, "detail": f"{len(removals):,} in quarantine or deleted"}
+    if name == scrub_format.FILE_NAME:
+        _, progress = scrub_format.parse(disk.read_bytes(path), path=path)
+        damaged = sum(each.entry_count for each in progress.findings)
+        detail = f"pass {progress.number:,}, {damaged:,} damaged entries known"
+        return {"kind": "scrub", "size": size, "detail": detail}
     if name == status_format.FILE_NAME:
         held = ", held by an operator" if status_format.parse(first, path=path).is_held else ""
         return {"kind": "status", "size": size, "detail": f"{first.decode().strip()}{held}"}

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 
 from bookies.config import BookieConfig
 from bookies.errors import DiskFull
+from bookies.runtime.events import Events
 from bookies.runtime.ports import Buffer, Disk, File, Runtime
 from bookies.storage import journal_format, journal_spare
 from bookies.storage.durable import run_last, sync_directory
@@ -35,6 +36,8 @@ DROP_STEP = 1 << 20  # bytes after which the page cache is told again
 # Preparing costs as much bandwidth as the journal itself. It pays where a group is small and its sync is what somebody
 # waits for; large groups spread the price of an unprepared sync over many entries.
 SMALL_GROUP = 64 << 10  # bytes
+SLOW_S = 1.0  # a group that takes longer is worth a word
+SLOW_OVER_S = 60.0  # without another such group, and the device counts as quick again
 FIRST_PREPARED = 4 << 20  # bytes of zeros in the first file of a process, which has to be there at once
 
 
@@ -183,6 +186,46 @@ class JournalWriter:
             self._file = None
 
 
+class Slowness:
+    """Groups that took long to become durable: one event when that begins, one when it has ended; gauges.
+
+    `group_count`: of slow groups. `last_ms`, `max_ms`: of the last group, and of the slowest of the present or last
+    episode.
+    """
+
+    def __init__(self, runtime: Runtime, directory: str) -> None:
+        self.group_count = 0
+        self.last_ms = 0
+        self.max_ms = 0
+        self._directory = directory
+        self._clock = runtime.clock
+        self._events = Events("storage.journal", runtime.clock)
+        self._since_s: float | None = None  # the last slow group of the present episode
+        self._count = 0
+
+    def took(self, start_s: float) -> None:
+        """A group that began then is durable now."""
+        now = self._clock.monotonic()
+        seconds = now - start_s
+        self.last_ms = int(seconds * 1000)
+        if seconds >= SLOW_S:
+            if self._since_s is None:
+                self._count = self.max_ms = 0
+                self._events.warning(
+                    "journal.slow",
+                    path=self._directory,
+                    ms=self.last_ms,
+                    consequence="adds wait for the device; nothing fails",
+                )
+            self._since_s = now
+            self._count += 1
+            self.group_count += 1
+            self.max_ms = max(self.max_ms, self.last_ms)
+        elif self._since_s is not None and now - self._since_s >= SLOW_OVER_S:
+            self._since_s = None
+            self._events.info("journal.quick_again", path=self._directory, slow_groups=self._count, max_ms=self.max_ms)
+
+
 class Journal:
     """One journal: the queue and those who wait. Owned by the loop's thread; the writer by its worker.
 
@@ -204,6 +247,8 @@ class Journal:
         self.size = 0
         self.group_count = 0
         self.queued_size = 0
+        self.slowness = Slowness(runtime, directory)
+        self._clock = runtime.clock
         self._group_size_max = config.journal_group_size_max
         self._backups_max = config.journal_backups_max
         # An idle bookie prepares nothing: only a journal that is about to use up its first file does.
@@ -259,15 +304,19 @@ class Journal:
             self._answer(waiters)
             asyncio.get_running_loop().call_soon(self._commit)
             return
+        start_s = self._clock.monotonic()
         future = self._worker.run(self._writer.commit, buffers, size, self._spares.ready)
-        future.add_done_callback(lambda done_future: self._committed(done_future, size, waiters))
+        future.add_done_callback(lambda done_future: self._committed(done_future, size, waiters, start_s))
 
-    def _committed(self, future: asyncio.Future[tuple[LogMark, bool, bool]], size: int, waiters: list[Done]) -> None:
+    def _committed(
+        self, future: asyncio.Future[tuple[LogMark, bool, bool]], size: int, waiters: list[Done], start_s: float
+    ) -> None:
         error = None if future.cancelled() else future.exception()
         if error is not None or future.cancelled():
             self._fail(error or asyncio.CancelledError())
             return
         self.mark, took_spare, is_short = future.result()
+        self.slowness.took(start_s)
         if is_short:
             self.on_short()
         if took_spare:

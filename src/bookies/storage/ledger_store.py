@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from bookies.config import BookieConfig
 from bookies.errors import DataUnknown, DiskFull, ReadFailed, StorageError
@@ -99,7 +99,7 @@ class LedgerStore(StoreWrites, StoreReads):
         assert self.collector is None
         parts = self._open()
         parts.removals.on_deleted = lambda ledger_id: self._watchers.wake(ledger_id, None)
-        self.collector = Collector(self._runtime, self._config, parts, records, bookie, instance_id)
+        self.collector = Collector(parts.runtime, self._config, parts, records, bookie, instance_id)
         self._collecting = self._tasks.start(self.collector.run(), "garbage collection")
         self._running.append(self._collecting)
 
@@ -107,7 +107,7 @@ class LedgerStore(StoreWrites, StoreReads):
         """Verify what is stored, once per period, from now on. `records`: the metadata store."""
         assert self.scrubber is None
         parts = self._open()
-        self.scrubber = Scrubber(self._runtime, self._config, parts, records, self.collector, self._wait_calm)
+        self.scrubber = Scrubber(parts.runtime, self._config, parts, records, self.collector, self._wait_calm)
         self._scrubbing = self._tasks.start(self.scrubber.run(), "scrub")
         self._running.append(self._scrubbing)
 
@@ -134,7 +134,8 @@ class LedgerStore(StoreWrites, StoreReads):
                 await parts.checkpointer.seal()
                 for journal in parts.journals:
                     await journal.discard_spares()
-                await parts.checkpointer.worker.run(parts.directories.mark_clean)
+                good = parts.health.good(parts.directories.ledgers)
+                await parts.checkpointer.worker.run(parts.directories.mark_clean, good)
             await self._tasks.stop()
         finally:
             self.abort()
@@ -229,7 +230,10 @@ class LedgerStore(StoreWrites, StoreReads):
             await calm.wait()
 
     def _changed(self) -> None:
-        """Room was made, or the mode may have changed."""
+        """Room was made, a directory has failed, or the mode may have changed."""
+        if self._parts is not None and self._parts.health.has_news and not self._is_stopping:
+            reacting = self._parts.failover.react(self._parts.checkpointer.worker)
+            self._tasks.start(self._react(reacting), "giving up a directory")
         if self.collector is not None and self._parts is not None:
             self.collector.disks_changed()
         if not self.is_congested:
@@ -240,6 +244,13 @@ class LedgerStore(StoreWrites, StoreReads):
             self._was_writable = self.is_writable
             for callback in self._mode_callbacks:
                 callback()
+
+    async def _react(self, reacting: Awaitable[None]) -> None:
+        """What cannot be done now is done when it is needed: nothing is durable before."""
+        try:
+            await reacting
+        except (OSError, StorageError) as error:
+            self._events.error("storage.failover_failed", error=error)
 
     @property
     def has_unknown_ledgers(self) -> bool:
@@ -293,7 +304,7 @@ class LedgerStore(StoreWrites, StoreReads):
         }
         failed = {path: f"failed: {reason}" for path, reason in parts.health.failed.items()}
         return {
-            "mode": "read-write" if self.is_writable else "read-only",
+            "mode": "writable" if self.is_writable else "read-only",
             "reason": self.read_only_reason or None,
             "recoveries": "taken" if self.takes_priority else "refused",
             "directory": directories | failed,
@@ -316,6 +327,8 @@ class LedgerStore(StoreWrites, StoreReads):
             "entries_added": self._entry_count,
             "journal_groups": sum(journal.group_count for journal in parts.journals),
             "journal_size": sum(journal.size for journal in parts.journals),
+            "journal_slow_groups": sum(journal.slowness.group_count for journal in parts.journals),
+            "journal_last_ms": max(journal.slowness.last_ms for journal in parts.journals),
             "journal_queued_size": sum(journal.queued_size for journal in parts.journals),
             "write_cache_size": parts.cache.size,
             "index_dirty_size": parts.index.dirty_size,
@@ -326,6 +339,7 @@ class LedgerStore(StoreWrites, StoreReads):
             "disk_total": total,
             "disk_free": free,
             "disks_full": len(parts.disks.space.full),
+            "directories_failed": len(parts.health.failed),
         } | (self.scrubber.gauges() if self.scrubber is not None else {})
 
     def __repr__(self) -> str:

@@ -206,13 +206,13 @@ def check_places(
     following: int,
     stop: int,
     kinds: Kinds,
-    ledger_ids: Collection[int],
+    ledger_ids: Collection[int] | None,
     record_size_max: int,
 ) -> tuple[list[tuple[Place, str]], int]:
     """(those places, ascending, at which there is not the entry that should be, and what is wrong; bytes read).
 
     `following`: where the next entry after the last of them begins, `stop` if there is none. `ledger_ids`: of ledgers
-    that can be in the log. A place that cannot be read is one of them.
+    that can be in the log, deleted ones too; None: any. A place that cannot be read is one of them.
     """
     wrong: list[tuple[Place, str]] = []
     size = 0
@@ -257,12 +257,16 @@ def problem_of(data: bytes, place: Place, limit: int, kind: DigestType | None, r
     return ""
 
 
-def _problem_of_rest(head: bytes, start: int, stop: int, ledger_ids: Collection[int], record_size_max: int) -> str:
+def _problem_of_rest(
+    head: bytes, start: int, stop: int, ledger_ids: Collection[int] | None, record_size_max: int
+) -> str:
     """Whether a record without a digest has the right length: then another one begins behind it, or nothing."""
     if start >= stop or not head.strip(b"\0") or not head.strip(layout.DIRECT_PADDING):
         return ""
-    if len(head) == 20 and RECORD_SIZE_MIN <= WORD.unpack_from(head)[0] <= record_size_max:
+    if len(head) == 20 and RECORD_SIZE_MIN <= WORD.unpack_from(head)[0] <= min(record_size_max, stop - start - 4):
         ledger_id, entry_id = IDS.unpack_from(head, 4)
-        if ledger_id == layout.MAP_LEDGER_ID or (entry_id >= 0 and ledger_id in ledger_ids):
+        if ledger_id == layout.MAP_LEDGER_ID:
+            return ""
+        if ledger_id >= 0 and entry_id >= 0 and (ledger_ids is None or ledger_id in ledger_ids):
             return ""
     return "no record begins where it ends"

@@ -12,6 +12,7 @@ Source: storage 9.5, 2.10.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import posixpath
 from collections.abc import AsyncIterator, Callable, Sequence
 
@@ -25,6 +26,7 @@ from bookies.storage.checkpoint import Checkpointer
 from bookies.storage.conversion import refuse_unconverted
 from bookies.storage.directories import Directories
 from bookies.storage.disk_watch import DiskWatch
+from bookies.storage.failover import Failover, cut_lost, drop_stale, read_notes, remove_notes
 from bookies.storage.health import DirectoryHealth
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index_files import find_index_files
@@ -34,6 +36,7 @@ from bookies.storage.readers import Readers
 from bookies.storage.rebuild import Rebuilder, ledgers_in_logs
 from bookies.storage.removal import Removals
 from bookies.storage.replay import ReplayReport, Restorer, replay
+from bookies.storage.watched_disk import WatchedDisk
 from bookies.storage.write_cache import WriteCache
 
 ROOM_MIN = 1 << 20  # bytes asked for beyond the entries themselves: headers, pages, names
@@ -49,23 +52,35 @@ class Opened:
         on_change: Callable[[], None],
         on_fatal: Callable[[BaseException], None],
     ) -> None:
-        self.runtime = runtime
         self.config = config
         self.directories = directories = Directories(runtime.disk, config)
-        self.health = DirectoryHealth(directories.ledgers, directories.indexes, keeps_going=False)
+        self.health = DirectoryHealth(
+            directories.ledgers, directories.indexes, keeps_going=config.survive_failed_directory
+        )
+        self.journals = [
+            Journal(runtime, directory, f"journal-{number}", config, on_fatal)
+            for number, directory in enumerate(directories.journals)
+        ]
+        self.runtime = runtime = dataclasses.replace(runtime, disk=WatchedDisk(runtime.disk, self.health))
         self.disks = DiskWatch(runtime, config, directories, self.health, on_change)
         marks = tuple(LogMark() for _ in directories.journals)
         self.cache = WriteCache(config.write_cache_size, marks)
         self.readers = Readers(runtime, config, directories.ledgers)
         self.index = LedgerIndex(runtime, config, directories.indexes, self.readers, self.health)
+        stores = [*directories.ledgers, *directories.indexes]
+        self.failover = Failover(runtime, stores, self.health, self.index)
         self.checkpointer = Checkpointer(
-            runtime, config, self.cache, self.index, self.readers, directories.ledgers, self.health, on_change
+            runtime,
+            config,
+            self.cache,
+            self.index,
+            self.readers,
+            directories.ledgers,
+            self.health,
+            self.failover,
+            on_change,
         )
         self.removals = Removals(runtime.disk, directories.ledgers, self.index, self.checkpointer, self.cache)
-        self.journals = [
-            Journal(runtime, directory, f"journal-{number}", config, on_fatal)
-            for number, directory in enumerate(directories.journals)
-        ]
         self.rebuilder = Rebuilder(runtime, config, self.index, directories.ledgers)
         self.report = ReplayReport()
         self.is_covered = False  # the checkpoint of the start has succeeded
@@ -90,12 +105,20 @@ async def open_storage(parts: Opened, events: Events) -> None:
     worker = checkpointer.worker
     await worker.run(directories.acquire)
     await worker.run(refuse_unconverted, runtime.disk, directories.indexes)
-    paths = await worker.run(find_index_files, runtime.disk, directories.indexes)
+    stores = list(dict.fromkeys([*directories.ledgers, *directories.indexes]))
+    note = await worker.run(read_notes, runtime.disk, stores)
+    returned = [each for each in directories.indexes if each in note.failed]
+    await worker.run(cut_lost, runtime.disk, [each for each in directories.ledgers if each in note.failed], note.lost)
+    indexes = sorted(directories.indexes, key=lambda each: each in returned)  # what is elsewhere is younger
+    paths = await worker.run(find_index_files, runtime.disk, indexes)
     paths = await parts.removals.load(paths, worker)
     for error in parts.removals.files.damaged:
         events.error("storage.removals_damaged", path=error.path, error=error, consequence="what it names is kept")
     await worker.run(_check_journals, runtime.disk, directories)
-    catalog = await worker.run(parts.index.catalog_file.load)
+    catalog = await worker.run(parts.index.catalog_file.load, returned)
+    if returned:
+        count = await worker.run(drop_stale, runtime.disk, returned, paths, parts.index.catalog_file.path)
+        events.warning("storage.directory_back", paths=", ".join(returned), stale_files=count)
     parts.index.found(paths, catalog, parts.removals.is_deleted)
     unsettled = parts.index.catalog.unsettled()
     parts.index.catalog.resolve(await worker.run(parts.index.read_checksums, unsettled))
@@ -106,7 +129,6 @@ async def open_storage(parts: Opened, events: Events) -> None:
             marks[number] = await worker.run(credible_mark, runtime.disk, directory, marks[number], noted[number])
         checkpointer.mark_files.assume(marks)
     restorer = Restorer(parts.cache, parts.index, checkpointer, parts.readers, parts.removals.is_deleted)
-    stores = [*directories.ledgers, *directories.indexes]
     size = await worker.run(_size_to_replay, runtime.disk, directories.journals, marks)
     async with _explaining(parts, stores, size):
         if not parts.index.catalog.is_trusted:
@@ -133,6 +155,7 @@ async def open_storage(parts: Opened, events: Events) -> None:
             raise
     # Not before the mark is persisted: the torn end of a file that is not the newest any more would be damage.
     if parts.is_covered:
+        await worker.run(remove_notes, runtime.disk, stores)
         await open_journals(parts)
     async with _explaining(parts, stores, 0):
         await worker.run(directories.mark_dirty)

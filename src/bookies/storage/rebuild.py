@@ -13,14 +13,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from bookies.config import BookieConfig
 from bookies.errors import BookKeeperError, CorruptRecord
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Disk, Runtime
 from bookies.storage import entry_log_format as layout
-from bookies.storage.catalog_format import Known
+from bookies.storage.catalog_format import Known, checker
 from bookies.storage.durable import run_last
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index_files import IndexFiles
@@ -55,12 +54,14 @@ class Found:
     """Of one ledger: entry id to location. `entries`: in the logs.
 
     `kept`: slots of the old file. Where no log has the entry they lead nowhere, and say that it was here.
+    `is_whole`: the old file is exactly what was written, so nothing but `kept` is needed.
     `doubted`: slots of pages that are not what was written. They count like that only if their log cannot be read.
     """
 
     entries: dict[int, int] = field(default_factory=dict)
     kept: dict[int, int] = field(default_factory=dict)
     doubted: dict[int, int] = field(default_factory=dict)
+    is_whole: bool = False
 
 
 def entries_of(disk: Disk, log_id: int, path: str, ledger_ids: Sequence[int], size_max: int) -> Iterator[object]:
@@ -148,9 +149,12 @@ class Rebuilder:
         for ledger_id, found in wanted.items():
             path, known = self._index.file_of(ledger_id)
             await self._worker.run(self._read_old, path, known, found)
+        for ledger_id in [ledger_id for ledger_id, found in wanted.items() if found.is_whole]:
+            await self._finish(ledger_id, wanted.pop(ledger_id), set(), is_complete=True)
+        if not wanted:
+            return
         readable: set[int] = set()
-        is_complete = True
-        logs = await self._worker.run(find_logs, self._disk, self._directories)
+        logs, is_complete = await self._worker.run(self._find_logs)
         for log_id, path in logs.items():
             try:
                 is_whole = await self._read_log(log_id, path, wanted)
@@ -164,14 +168,32 @@ class Rebuilder:
         for ledger_id, found in wanted.items():
             await self._finish(ledger_id, found, readable, is_complete=is_complete)
 
+    def _find_logs(self) -> tuple[dict[int, str], bool]:
+        """On the worker: entry logs by id, and whether every directory could be looked at."""
+        found: dict[int, str] = {}
+        is_complete = True
+        for directory in self._directories:
+            try:
+                found |= find_logs(self._disk, [directory])
+            except OSError as error:
+                self._events.error("storage.directory_unreadable", path=directory, error=error)
+                is_complete = False
+        return {log_id: found[log_id] for log_id in sorted(found)}, is_complete
+
     def _read_old(self, path: str, known: Known | None, found: Found) -> None:
         """On the worker. What is left of the old file may name entries in logs that cannot be read now."""
+        right: set[int] = set()
         files = IndexFiles(self._disk, self._page_size, 1, "r")
         per_page = slots_per_page(self._page_size)
         try:
-            is_right = partial(_is_right, known, self._page_size)
+            is_right = checker(known, self._page_size)
             for page, data, was_right in files.slots(path, is_right):
                 (found.kept if was_right else found.doubted).update(iterate_slots(data, page * per_page))
+                if was_right:
+                    right.add(page)
+            found.is_whole = known is not None and known.is_exactly(right, self._page_size)
+        except OSError as error:
+            self._events.error("storage.index_unreadable", path=path, error=error)
         finally:
             files.close()
 
@@ -199,7 +221,3 @@ class Rebuilder:
     def close(self) -> None:
         """End the worker."""
         run_last(self._worker, lambda: None)
-
-
-def _is_right(known: Known | None, page_size: int, page: int, data: bytes) -> bool:
-    return known is None or known.is_right(page, data, page_size)

@@ -22,19 +22,19 @@ import asyncio
 import contextlib
 import posixpath
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from bookies.config import BookieConfig
 from bookies.errors import DiskFull
 from bookies.runtime.events import Events
-from bookies.runtime.ports import Disk, Runtime
+from bookies.runtime.ports import Runtime
 from bookies.storage import entry_log_format, scrub_format
 from bookies.storage.durable import SyncFailed, replace_copies, run_last
 from bookies.storage.garbage import LedgerRecords
-from bookies.storage.log_usage import find_logs
 from bookies.storage.opening import Opened
 from bookies.storage.scrub_files import IndexScrub, JournalScrub, Replaced
 from bookies.storage.scrub_format import Finding, Progress
+from bookies.storage.scrub_listing import Listing, measure, read_copies
 from bookies.storage.scrub_logs import DigestKinds, LogScrub
 from bookies.storage.scrub_plan import Plan
 from bookies.storage.throttle import Throttle
@@ -51,20 +51,7 @@ class LogHolder(Protocol):
 
     def put_aside(self, log_id: int, reason: str) -> None: ...
 
-    def take_back(self, log_id: int) -> None: ...
-
-
-class _Listing(NamedTuple):
-    """The entry logs that are there: paths and sizes by id; the one that is written to, and how much is synced.
-
-    `is_whole`: every ledger directory could be listed.
-    """
-
-    paths: dict[int, str]
-    sizes: dict[int, int]
-    active_id: int = -1
-    extent: int = 0
-    is_whole: bool = True
+    def take_back(self, log_id: int, reason: str) -> None: ...
 
 
 class Scrubber:
@@ -99,7 +86,7 @@ class Scrubber:
         self._index = IndexScrub(parts, self._pay, self._events)
         self._journals = JournalScrub(runtime.disk, parts, self._worker, self._pay, size_max)
         self._sequence = 0
-        self._listing = _Listing({}, {})
+        self._listing = Listing({}, {})
         self._listed = 0.0
         self._held: dict[int, str] = {}
         self._is_loaded = asyncio.Event()
@@ -122,7 +109,7 @@ class Scrubber:
         """Scrub for ever."""
         await self._load()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(START_DELAY_S):
+            async with asyncio.timeout(min(START_DELAY_S, self._config.scrub_period_ms / 1000)):
                 await self._wanted.wait()
         while True:
             self._wanted.clear()
@@ -191,8 +178,11 @@ class Scrubber:
         """Do a part of a pass; its failure is not that of the others. Whether it succeeded."""
         try:
             await work
-        except SyncFailed:
-            raise
+        except SyncFailed as error:
+            if not self._parts.failover.covers(error):
+                raise
+            self.failure_count += 1
+            return False
         except Replaced:
             return False
         except Exception as error:  # noqa: BLE001  (counted, named, and done again)
@@ -217,12 +207,12 @@ class Scrubber:
         known = {log_id: size for log_id, size in self._listing.sizes.items() if log_id != self._listing.active_id}
         directories = self._parts.directories.ledgers
         good = self._parts.health.good(directories)
-        paths, sizes, is_listed = await self._worker.run(_measure, self._disk, good, known)
+        paths, sizes, is_listed = await self._worker.run(measure, self._disk, good, known)
         if active_id in sizes:
             sizes[active_id] = min(sizes[active_id], extent)
         is_whole = is_listed and len(good) == len(directories)
         self._listed = asyncio.get_running_loop().time()
-        self._listing = _Listing(paths, sizes, active_id, extent, is_whole)
+        self._listing = Listing(paths, sizes, active_id, extent, is_whole)
         now_ms = self._clock.wall_ms()
         self._plan.see(paths, now_ms, is_new_pass=False, is_whole=is_whole)
         self._throttle.rate = self._plan.rate(now_ms, sizes)
@@ -326,10 +316,10 @@ class Scrubber:
         for log_id, reason in damaged.items():
             if log_id not in self._held:
                 self._holder.put_aside(log_id, reason)
-        for log_id in self._held:
+        for log_id, reason in self._held.items():
             if log_id not in damaged:
-                self._holder.take_back(log_id)
-        self._held = damaged
+                self._holder.take_back(log_id, reason)
+        self._held = {log_id: self._held.get(log_id, reason) for log_id, reason in damaged.items()}
 
     # -- what was found ------------------------------------------------------------------------------------------
     async def _recheck(self) -> None:
@@ -360,7 +350,7 @@ class Scrubber:
 
     # -- persistence ---------------------------------------------------------------------------------------------
     async def _load(self) -> None:
-        copies = await self._worker.run(_read_copies, self._disk, self._copies())
+        copies = await self._worker.run(read_copies, self._disk, self._copies())
         self._sequence, progress, damaged = scrub_format.newest(copies)
         for error in damaged:
             self._events.error("scrub.progress_damaged", path=error.path, error=error, consequence="it begins anew")
@@ -462,39 +452,3 @@ class Scrubber:
                 for each in progress.findings
             ],
         }
-
-
-def _measure(
-    disk: Disk, directories: Sequence[str], known: dict[int, int]
-) -> tuple[dict[int, str], dict[int, int], bool]:
-    """(paths, sizes, whether all could be listed) of entry logs; `known`: sizes that cannot change. On the worker."""
-    paths, sizes, is_whole = dict[int, str](), dict[int, int](), True
-    for directory in directories:
-        try:
-            found = find_logs(disk, [directory])
-        except OSError:
-            is_whole = False
-            continue
-        for log_id, path in found.items():
-            size = known.get(log_id)
-            if size is None:
-                try:
-                    file = disk.open(path, "r")
-                except FileNotFoundError:
-                    continue  # removed meanwhile
-                except OSError:
-                    size = 0  # Whoever reads it will say so.
-                else:
-                    size = file.size()
-                    file.close()
-            paths[log_id], sizes[log_id] = path, size
-    return paths, sizes, is_whole
-
-
-def _read_copies(disk: Disk, paths: Sequence[str]) -> list[tuple[str, bytes]]:
-    """On the worker; a copy that cannot be read is none."""
-    copies = []
-    for path in paths:
-        with contextlib.suppress(OSError):
-            copies.append((path, disk.read_bytes(path)))
-    return copies

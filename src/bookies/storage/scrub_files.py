@@ -19,6 +19,7 @@ from bookies.storage.index_files import IndexFiles
 from bookies.storage.index_format import HEADER_SIZE
 from bookies.storage.index_ledger import Ledger
 from bookies.storage.journal import journal_ids
+from bookies.storage.mark_format import LogMark
 from bookies.storage.opening import Opened
 from bookies.storage.record_scan import Batch, EndKind
 from bookies.storage.scrub_format import Counts
@@ -148,10 +149,15 @@ class JournalScrub:
         return damaged
 
     def _is_needed(self, number: int, journal_id: int) -> bool:
-        return journal_id >= self._parts.checkpointer.persisted[number].journal_id
+        return journal_id >= self._mark(number).journal_id
+
+    def _mark(self, number: int) -> LogMark:
+        """From where a replay would begin; of a bookie that could not persist any mark, at the first file."""
+        persisted = self._parts.checkpointer.persisted
+        return persisted[number] if persisted else LogMark()
 
     async def _check_file(self, number: int, journal_id: int, path: str, stop: int | None) -> str:
-        mark = self._parts.checkpointer.persisted[number]
+        mark = self._mark(number)
         start = mark.offset if journal_id == mark.journal_id else 0
         await self._worker.run(self.close_files)
         self._reading = _read(self._disk, path, journal_id, start, stop, self._record_size_max)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from bookies.errors import BookKeeperError, CorruptRecord, DataUnknown, LedgerNotFound, LedgerUnknownToBookie
@@ -301,7 +301,7 @@ class LogScrub:
         """Which of these are not what they should be. `follows`: where the next one begins."""
         kinds = await self._kinds.of(place.ledger_id for place in places)
         wrong, size = await self._worker.run(
-            check_places, log.file, places, follows, log.stop, kinds, frozenset(log.ledger_ids), self._size_max
+            check_places, log.file, places, follows, log.stop, kinds, log.ledgers_map, self._size_max
         )
         await self._pay(size)
         return [
@@ -356,9 +356,7 @@ class LogScrub:
             return "its entry log is gone" if len(good) == len(directories) else "its directory has failed"
         kinds = await self._kinds.of([place.ledger_id])
         await self._pay(CHUNK_SIZE >> 8)
-        return await self._worker.run(
-            _look_at, self._disk, paths[log_id], place, kinds, frozenset(self._index.ledger_ids()), self._size_max
-        )
+        return await self._worker.run(_look_at, self._disk, paths[log_id], place, kinds, self._size_max)
 
     async def is_live(self, log_id: int, place: Place) -> bool:
         """Whether readers are led to this place now: it may have moved, or have been written again."""
@@ -387,9 +385,7 @@ def _slices(places: Sequence[Place]) -> Iterator[tuple[int, Sequence[Place]]]:
         yield start, places[start : start + PLACES_MAX]
 
 
-def _look_at(
-    disk: Disk, path: str, place: Place, kinds: Kinds, ledger_ids: Collection[int], record_size_max: int
-) -> str:
+def _look_at(disk: Disk, path: str, place: Place, kinds: Kinds, record_size_max: int) -> str:
     """What is wrong at a place, if anything is. On the worker."""
     try:
         file = disk.open(path, "r")
@@ -397,7 +393,7 @@ def _look_at(
         return f"its entry log cannot be opened: {error.strerror or error}"
     try:
         size = file.size()
-        wrong, _ = check_places(file, [place], size, size, kinds, ledger_ids, record_size_max)
+        wrong, _ = check_places(file, [place], size, size, kinds, None, record_size_max)
         return wrong[0][1] if wrong else ""
     finally:
         file.close()

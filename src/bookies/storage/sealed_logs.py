@@ -41,7 +41,7 @@ class SealedLogs:
 
     async def examine(self) -> None:
         """Learn what is in logs that are not known yet."""
-        paths = await self._worker.run(find_logs, self._disk, self._parts.directories.ledgers)
+        paths = await self._worker.run(find_logs, self._disk, self._parts.health.good(self._parts.directories.ledgers))
         self.known = {log_id: usage for log_id, usage in self.known.items() if log_id in paths}
         unmapped: dict[int, str] = {}
         for log_id, path in paths.items():
@@ -62,7 +62,7 @@ class SealedLogs:
 
     async def look_at(self, log_id: int) -> LogUsage | None:
         """One log, by its map; None if there is no such log, or it has none. Raises: OSError, CorruptRecord."""
-        paths = await self._worker.run(find_logs, self._disk, self._parts.directories.ledgers)
+        paths = await self._worker.run(find_logs, self._disk, self._parts.health.good(self._parts.directories.ledgers))
         if log_id not in paths:
             return None
         sizes = await self._worker.run(read_map, self._disk, paths[log_id])
@@ -76,9 +76,10 @@ class SealedLogs:
         self.set_aside[log_id] = reason
         self._events.error("gc.log_set_aside", log=f"{log_id:x}", reason=reason)
 
-    def take_back(self, log_id: int) -> None:
-        """Nothing is wrong with a log any more: the next look at the logs finds it."""
-        if self.set_aside.pop(log_id, None) is not None:
+    def take_back(self, log_id: int, reason: str) -> None:
+        """What was the reason to put a log aside is no more: the next look at the logs finds it."""
+        if self.set_aside.get(log_id) == reason:
+            del self.set_aside[log_id]
             self._events.info("gc.log_taken_back", log=f"{log_id:x}")
 
     async def _complete(self, paths: dict[int, str]) -> None:

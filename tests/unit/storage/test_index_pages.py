@@ -64,7 +64,7 @@ class Bench:
         """The ledger as the next life sees it."""
         runtime = Runtime(cast(Clock, None), cast(Network, None), self.disk, self.workers, Random(0))
         index = LedgerIndex(runtime, self.config, ["/l"], Readers(runtime, self.config, ["/l"]))
-        index.found(find_index_files(self.disk, ["/l"]), CatalogFile(self.disk, "/l", PAGE_SIZE).load())
+        index.found(find_index_files(self.disk, ["/l"]), CatalogFile(self.disk, ["/l"], PAGE_SIZE).load())
         return await index.load(ledger_id)
 
     async def in_memory(self, count: int, ledger_id: int = 1) -> list[int]:

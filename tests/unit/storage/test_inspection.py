@@ -9,8 +9,17 @@ import pytest
 from bookies.errors import CorruptRecord
 from bookies.kernels import Records
 from bookies.sim.disk import SimDisk
-from bookies.storage import entry_log_format, index_format, inspection, journal_format, mark_format
+from bookies.storage import (
+    entry_log_format,
+    index_format,
+    inspection,
+    journal_format,
+    mark_format,
+    removal_format,
+    scrub_format,
+)
 from bookies.storage.cookie import Cookie
+from bookies.storage.removal_format import Removal, RemovalState
 
 KEY = bytes(range(20))
 LAC = (7).to_bytes(8, "big") + (3).to_bytes(8, "big") + b"dig!"
@@ -148,6 +157,21 @@ def test_directory_rows(disk: SimDisk) -> None:
     ]
     assert not any(map(inspection.is_damaged, rows))
     json.dumps(rows)
+
+
+def test_files_of_our_own(disk: SimDisk) -> None:
+    """Apache's bookie has none of these."""
+    removals = {7: Removal(RemovalState.QUARANTINED, 1)}
+    disk.put("d/current/index.catalog", b"BKIC")
+    disk.put("d/current/removedLedgers", removal_format.pack(1, removals))
+    disk.put("d/current/scrub.progress", scrub_format.pack(1, scrub_format.Progress(number=1_234)))
+    rows = {row["name"]: row for row in inspection.directory_rows(disk, "d")}
+    assert rows["index.catalog"]["kind"] == "catalog"
+    assert rows["removedLedgers"]["detail"] == "1 in quarantine or deleted"
+    assert rows["scrub.progress"]["detail"] == "pass 1,234, 0 damaged entries known"
+    disk.put("d/current/removedLedgers", b"torn")
+    [row] = [row for row in inspection.directory_rows(disk, "d") if row["name"] == "removedLedgers"]
+    assert inspection.is_damaged(row)
 
 
 def test_findings(disk: SimDisk) -> None:
