@@ -69,6 +69,7 @@ class LedgerIndex:
         self.clean_size = 0
         self.dirty_size = 0
         self.damaged_count = 0  # files that were not believed any more
+        self.has_proven = False  # slots that were built again have become durable since the last freeze
         self._random = runtime.random
         self._page_size = config.index_page_size
         self.slots_per_page = self._per_page = layout.slots_per_page(config.index_page_size)
@@ -270,6 +271,7 @@ class LedgerIndex:
         for key in [key for key in self._loading_pages if key[0] == ledger_id]:
             del self._loading_pages[key]  # Pages of that file: nobody takes them over.
         ledger.path, ledger.size, ledger.is_lac_known, ledger.is_built = None, 0, False, False
+        ledger.is_rebuilt = ledger.is_proving = False
         self._readers.forget_index(ledger_id, self._paths[ledger_id])
         self.set_header(ledger, ledger.header.with_state(layout.STATE_REBUILDING))
         self._want_rebuild(ledger_id)
@@ -299,9 +301,12 @@ class LedgerIndex:
         if missing:
             slots = b"".join(entries[entry_id].to_bytes(layout.SLOT_SIZE, "big", signed=True) for entry_id in missing)
             await self.install(ledger_id, missing, slots)
+            ledger.is_lac_known = False  # The last entry may be one of them.
         if not is_complete and self._health.failed:
             ledger.is_built = True
             return len(missing)
+        # The journal does not have them: until the slots are durable the file has to say that some are missing.
+        ledger.is_rebuilt = True
         header = ledger.header.without_state(layout.STATE_REBUILDING)
         self.set_header(ledger, header if is_complete else header.with_state(layout.STATE_LIMBO | layout.STATE_FENCED))
         return len(missing)
@@ -571,10 +576,12 @@ class LedgerIndex:
 
     def freeze(self) -> list[Ledger]:
         """Fix the dirty pages as they are now, for `write`; only one freeze at a time."""
+        self.has_proven = False
         dirty = list(self._dirty.values())
         for ledger in dirty:
             assert ledger.frozen is None
             ledger.frozen = {}
+            ledger.is_proving = ledger.is_rebuilt
             for number in sorted(number for number, page in ledger.pages.items() if page.is_dirty):
                 page = ledger.pages[number]
                 page.is_frozen = True
@@ -652,14 +659,15 @@ class LedgerIndex:
             path = posixpath.join(
                 self._random.choice(self._health.places(self._directories)), layout.path_of(ledger.ledger_id)
             )
-        header = layout.pack_header(ledger.header) if ledger.is_header_dirty or ledger.path is None else None
+        header = ledger.header.with_state(layout.STATE_REBUILDING) if ledger.is_rebuilt else ledger.header
+        packed = layout.pack_header(header) if ledger.is_header_dirty or ledger.path is None else None
         ledger.is_header_dirty = False
         pages: list[tuple[int, Buffer]] = [
             (number, data if len(data) == self._page_size else bytes(data).ljust(self._page_size, b"\0"))
             for number, data in ledger.frozen.items()
         ]
-        change = IndexWrite(path, ledger.path is None, header, pages)
-        self.catalog.stage(ledger.ledger_id, change, ledger.header)
+        change = IndexWrite(path, ledger.path is None, packed, pages)
+        self.catalog.stage(ledger.ledger_id, change, header)
         return change
 
     def _written(self, ledger: Ledger, change: IndexWrite, file_size: int) -> None:
@@ -682,6 +690,10 @@ class LedgerIndex:
                 self.dirty_size -= len(page.data) + PAGE_OVERHEAD
                 self._add_clean(ledger, number, page)
         ledger.frozen = None
+        if ledger.is_proving:
+            ledger.is_rebuilt = ledger.is_proving = False
+            self.has_proven = True
+            self.set_header(ledger, ledger.header)  # Now the file may say what is known.
         if not ledger.is_header_dirty and not any(page.is_dirty for page in ledger.pages.values()):
             self._dirty.pop(ledger.ledger_id, None)
 
