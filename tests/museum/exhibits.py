@@ -2,8 +2,9 @@
 
 An `Exhibit` tells what happened, patches one decision of ours so that it is wrong in the same way, and names where to
 look for the consequence: a profile of the simulator (`Hunt`), a schedule written line by line (`Schedule`), a script
-of storage calls with the power failing at each disk call (`CrashSweep`), or a bookie's storage that is stopped and
-started (`Lives`, in `restarts.py`). `rows.py` has those that are not made here, and says why.
+of storage calls with the power failing at each disk call (`CrashSweep`, and `Reclaim` where space is given back, in
+`space.py`), or a bookie's storage that is stopped and started (`Lives`, in `restarts.py`). `rows.py` has those that
+are not made here, and says why.
 """
 
 from __future__ import annotations
@@ -81,10 +82,23 @@ class CrashSweep:
 
 
 @dataclass(frozen=True)
+class Reclaim:
+    """The same while a bookie collects or compacts; afterwards the space is looked at as well.
+
+    `script` is called with the storage, its promises and the metadata store.
+    """
+
+    script: Callable[[LedgerStore, Any, Any], Any]
+    first: int
+    settings: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True)
 class Lives:
     """A fixed sequence of lives of a bookie's storage; `play` raises when a promise is broken."""
 
     play: Callable[[Any], None]
+    settings: tuple[tuple[str, object], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,7 +108,7 @@ class Schedule:
     name: str
 
 
-Where = Hunt | CrashSweep | Lives | Schedule
+Where = Hunt | CrashSweep | Reclaim | Lives | Schedule
 
 
 @dataclass(frozen=True)
@@ -568,3 +582,4 @@ def _(patch: Patch) -> None:
 
 
 load_neighbour("museum/restarts.py")
+load_neighbour("museum/space.py")

@@ -37,24 +37,6 @@ def issues(*numbers: int) -> tuple[str, ...]:
 
 NOT_MADE = [
     NotMade(
-        "Garbage collection deletes live ledgers",
-        (
-            "https://github.com/YahooArchive/bookkeeper/pull/15",
-            "https://github.com/YahooArchive/bookkeeper/pull/17",
-            *issues(870),
-        ),
-        "A listing of ledgers came back empty or short, and everything it did not name was deleted.",
-        "Not made as an exhibit yet. Nothing is deleted without a second proof: listings that leave out, break off or "
-        "come from another cluster, in `tests/sim/test_collection.py`; promise I-29 in the profile `collecting`.",
-    ),
-    NotMade(
-        "An entry log with live data deleted because its header is garbage",
-        issues(4607, 4658),
-        "The header of a new log was not initialised; a collector read it as a log without ledgers.",
-        "Not made as an exhibit yet. The index is asked before a log goes, and a log without a sound header is "
-        "scanned: `tests/sim/test_collection.py`.",
-    ),
-    NotMade(
         "A mark that went backwards",
         issues(4105, 4740, 3623),
         "Two checkpoints ran at once, and the older one wrote its mark over that of the newer, whose journals were "
@@ -64,19 +46,6 @@ NOT_MADE = [
         "Marks move only forward all the same.",
     ),
     NotMade(
-        "Ledgers that come back after their deletion",
-        (*issues(4462, 1757), f"{JIRA}174", f"{JIRA}198"),
-        "A late writer made a deleted ledger again, unfenced, and so did a flush that was under way; replay stumbled "
-        "over entries of ledgers that were gone.",
-        "No deletion at a bookie yet. With it: adds, recovery adds and flushes racing deletions.",
-    ),
-    NotMade(
-        "Compaction removes the old file before the new locations are durable",
-        issues(1534, 571, 3959),
-        "The source log was deleted before the index of the copies was flushed; or a flush put the old locations back.",
-        "Not made as an exhibit yet. A crash at each disk call of a compaction: `tests/sim/test_compaction.py`.",
-    ),
-    NotMade(
         "Applications that close a ledger after failed adds, or open it without recovery",
         ("https://github.com/diennea/herddb/issues/100", "https://github.com/pravega/pravega/pull/1907"),
         "Closing a handle meant sealing the ledger, so that an error handler decided the end of the log.",
@@ -84,10 +53,6 @@ NOT_MADE = [
         "I-24 of every run).",
     ),
 ]
-
-COLLECTION = "no exhibit yet; ours is held to it by `tests/sim/test_collection.py`"
-COMPACTION = "no exhibit yet; ours crashes at every disk call in `tests/sim/test_compaction.py`"
-DELETION = "no exhibit yet; ours is held to it by `tests/sim/test_collection.py`"
 
 STORAGE = [
     Row("R-1", "BOOKKEEPER-177", "journals dropped before all index pages were written", ("mark-before-index",)),
@@ -112,18 +77,33 @@ STORAGE = [
         "failed syncs and flushes forgotten",
         ("sealed-logs-forgotten", "failed-flush-forgotten"),
     ),
-    Row("R-18", "1534", "source log deleted before the copies' locations were durable", (), COMPACTION),
-    Row("R-19", "3959", "a flush put old locations over compacted ones", (), COMPACTION),
-    Row("R-20", "4607", "a log deleted on the word of a garbage header", (), COLLECTION),
-    Row("R-21", "1757", "a flush brought a deleted ledger back", (), DELETION),
-    Row("R-22", "BOOKKEEPER-174, BOOKKEEPER-198", "replay failed on entries of deleted ledgers", (), DELETION),
-    Row("R-23", "4462", "a late writer brought a deleted ledger back, unfenced", (), DELETION),
+    Row(
+        "R-18",
+        "1534",
+        "source log deleted before the copies' locations were durable",
+        ("copies-not-indexed", "copies-without-a-name"),
+    ),
+    Row(
+        "R-19",
+        "3959",
+        "a flush put old locations over compacted ones",
+        ("flush-over-moved", "moved-whatever-they-name"),
+    ),
+    Row("R-20", "4607", "a log deleted on the word of a garbage header", ("garbage-header",)),
+    Row("R-21", "1757", "a flush brought a deleted ledger back", ("flush-makes-it-again",)),
+    Row(
+        "R-22",
+        "BOOKKEEPER-174, BOOKKEEPER-198",
+        "replay failed on entries of deleted ledgers",
+        ("replay-of-the-deleted",),
+    ),
+    Row("R-23", "4462", "a late writer brought a deleted ledger back, unfenced", ("late-writer",)),
     Row("R-24", "1279", "the write cache overwrote entries", ("garbage-from-the-cache",)),
     Row("R-25", "1737", "the memtable kept a borrowed buffer", ("borrowed-buffer",)),
     Row("R-26", "2944", "hexadecimal names read as decimal", ("ids-in-decimal",)),
     Row("R-27", "4040, 4041", "ids of entry logs given out twice", ("log-ids-used-again",)),
-    Row("R-28", "2264, 3901, 4544", "one corrupt log stopped all collection", (), COLLECTION),
-    Row("R-29", "3965", "a log forgotten although its deletion had failed", (), COLLECTION),
+    Row("R-28", "2264, 3901, 4544", "one corrupt log stopped all collection", ("one-log-stops-all",)),
+    Row("R-29", "3965", "a log forgotten although its deletion had failed", ("forgotten-before-deleted",)),
     Row(
         "R-30",
         "544, BOOKKEEPER-619, 2305",
@@ -146,18 +126,24 @@ PAINS = [
     Row("A-1", "2614, 2616, 2654", "entries acknowledged during a recovery", ("recovery-reads-without-fence",)),
     Row("A-2", "4701", "fence and add raced inside a bookie", ("fence-and-add-race",)),
     Row("A-3", "4651", "records that list bookies without the entries", ("confirmed-while-changing",)),
-    Row("A-4", "870", "collection of live ledgers", (), COLLECTION),
-    Row("A-5", "4607, 4658", "a log with live data deleted for its header", (), COLLECTION),
+    Row("A-4", "870", "collection of live ledgers", ("one-proof", "errors-as-gone")),
+    Row(
+        "A-5",
+        "4607, 4658",
+        "a log with live data deleted for its header",
+        ("garbage-header", "copied-up-to-the-damage"),
+    ),
     Row("A-6", "2908", "a ledger cut off by an I/O error", ("errors-as-no-such-entry",)),
     Row(
         "A-7",
         "4462, 3329",
         "deletion and writing at once; several directories",
-        ("half-a-checkpoint",),
-        f"the directories; deletion {DELETION}",
+        ("late-writer", "flush-makes-it-again", "half-a-checkpoint"),
     ),
     Row("A-8", "4040", "two loggers numbered their files", ("log-ids-used-again",)),
-    Row("A-9", "1534, 571", "compaction removed the old file too early", (), COMPACTION),
+    Row(
+        "A-9", "1534, 571", "compaction removed the old file too early", ("copies-not-indexed", "copies-without-a-name")
+    ),
     Row(
         "A-10",
         "4740, 3623",

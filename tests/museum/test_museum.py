@@ -35,6 +35,8 @@ def test_exhibit(each: Any) -> None:
         without = museum.hunt(where.profile, again, duration_s=SHORT_S)
     elif isinstance(where, museum.exhibits.CrashSweep):
         without = museum.sweep(where, again)
+    elif isinstance(where, museum.exhibits.Reclaim):
+        without = museum.sweep_space(where, again)
     else:
         without = museum.look(where)
     assert without.number is None, without.failure

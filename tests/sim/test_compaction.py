@@ -7,73 +7,41 @@ from __future__ import annotations
 
 import asyncio
 import os
-import posixpath
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from tests.fakes.records import BOOKIE, FakeRecords, record
+from tests.sim.space_world import (
+    ALL,
+    GONE,
+    Body,
+    Script,
+    SpaceSweep,
+    collect,
+    compact,
+    compaction_script,
+    deletion_script,
+    fill,
+    forget,
+    logs_of,
+    small_machine,
+)
 
 from bookies.errors import BookieBusy, LedgerUnknownToBookie
-from bookies.sim.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES
-from bookies.storage.collection import Compaction
+from bookies.sim.disk import NOTHING_SURVIVES
 from bookies.storage.compaction import Piece, matching_parts
 from bookies.storage.ledger_store import LedgerStore
 
-Body = Callable[..., bytes]
-Script = Callable[[LedgerStore, Any, FakeRecords], Any]
-WAYS = (*LOSSES, PROCESS_DIES)
 KINDS = ["transactional", "plain"]
-ALL = range(1, 7)
-GONE = (1, 2, 3, 4)
 STEP = int(os.environ.get("BK_SWEEP_STEP", "11"))
 
 
 @pytest.fixture
 def small(machine: Any) -> Callable[..., Any]:
     """A machine with small entry logs, whose collection only runs when it is asked to."""
-
-    def make(seed: object = 0, **settings: object) -> Any:
-        chosen: dict[str, object] = {
-            "entry_log_size_max": 1 << 12,
-            "gc_interval_ms": 1 << 40,
-            "gc_quarantine_ms": 0,
-            "minor_compaction_interval_ms": 0,
-            "major_compaction_interval_ms": 0,
-        }
-        return machine(seed, **(chosen | settings))
-
-    return make
-
-
-async def fill(store: LedgerStore, promises: Any, body: Body, rounds: int = 3, size: int = 500) -> None:
-    """Logs that all ledgers share, each with two entries of everyone."""
-    for number in range(rounds):
-        ids = (2 * number, 2 * number + 1)
-        await asyncio.gather(
-            *(promises.add(store, each, {entry: body(each, entry, size=size) for entry in ids}) for each in ALL)
-        )
-        await store.checkpoint()
-
-
-async def collect(store: LedgerStore) -> None:
-    assert store.collector is not None
-    await store.collector.collect(is_forced=False, is_awaited=True)
-
-
-async def compact(store: LedgerStore, kind: Compaction = Compaction.MAJOR) -> None:
-    assert store.collector is not None
-    await store.collector.compact(kind, is_awaited=True)
-
-
-def logs_of(made: Any) -> dict[str, int]:
-    return {posixpath.basename(path): len(data) for path, data in made.disk.files().items() if ".log" in path}
-
-
-def forget(promises: Any, *ledger_ids: int) -> None:
-    for kept in (promises.acknowledged, promises.submitted):
-        for key in [key for key in kept if key[0] in ledger_ids]:
-            del kept[key]
+    return partial(small_machine, machine)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -304,107 +272,28 @@ def test_parts_of_a_run_that_match() -> None:
 
 
 def sweep(small: Any, body: Body, script: Script, **settings: Any) -> int:
-    """Crash at each disk call of a life with `script`; then nothing is lost, nothing is leaked."""
-
-    def fresh() -> tuple[Any, FakeRecords]:
-        made, records = small("sweep", **settings), FakeRecords.of(*ALL)
-
-        async def prepare(store: LedgerStore, promises: Any) -> None:
-            await fill(store, promises, body)
-
-        assert made.live(prepare, stops=False)
-        made.crash(PROCESS_DIES)
-        return made, records
-
-    async def check(store: LedgerStore, promises: Any, records: FakeRecords) -> None:
-        """Ledgers that exist have everything; the others have what was written, or are gone."""
-        for (ledger_id, entry_id), expected in promises.acknowledged.items():
-            try:
-                assert await store.read(ledger_id, entry_id) == expected
-            except LedgerUnknownToBookie:
-                assert ledger_id not in records.ledgers, f"ledger {ledger_id} is lost"
-
-    async def reclaim(store: LedgerStore, promises: Any, records: FakeRecords) -> None:
-        store.collect(records, BOOKIE)
-        assert store.collector is not None
-        for _ in range(2):
-            await compact(store)
-        assert store.collector.failure_count == 0
-        await check(store, promises, records)
-
-    async def reclaimed(store: LedgerStore, promises: Any, records: FakeRecords, made: Any) -> None:
-        await reclaim(store, promises, records)
-        for name in logs_of(made):
-            assert name.endswith(".log"), name
-        assert store.collector is not None
-        space: Any = store.collector.space()
-        assert space["logs_set_aside"] == {}
-        assert space["entry_logs"] == len(logs_of(made)), logs_of(made)
-        assert space["entry_log_bytes"] <= space["live_bytes"] / 0.8
-        assert sorted(store.ledger_ids()) == sorted(records.ledgers)
-        for key in [key for key in promises.acknowledged if key[0] not in records.ledgers]:
-            del promises.acknowledged[key]
-        await promises.check(store)
-
-    first, records = fresh()
-    before = first.disk.call_count
-    assert first.live(lambda store, promises: script(store, promises, records))
-    count = first.disk.call_count - before
+    """Crash at disk calls of a life with `script`; then nothing is lost, nothing is leaked."""
+    sweep = SpaceSweep(small, body, script, **settings)
+    count = sweep.count_calls()
     for number in range(1 + count % STEP, count + 1, STEP):
-        made, records = fresh()
-        way = WAYS[number % len(WAYS)]
-        assert not made.live(lambda store, promises, records=records: script(store, promises, records), crash_at=number)
-        made.crash(way)
-        if number % 3 == 0:  # and once more while it takes the compaction further
-            made.live(
-                lambda store, promises, records=records: reclaim(store, promises, records),
-                crash_at=20 + number * 7 % 90,
-            )
-            made.crash(WAYS[number // 3 % len(WAYS)])
         try:
-            assert made.live(lambda store, promises, records=records: check(store, promises, records))
-            assert made.live(lambda store, promises, records=records: reclaim(store, promises, records))
-            assert made.live(
-                lambda store, promises, records=records, made=made: reclaimed(store, promises, records, made)
-            )
-            assert not made.failures
-            assert not made.disk.open_files
+            assert not sweep.crash(number)
         except BaseException as error:
-            error.add_note(f"crash at disk call {number} of {count}, {way}")
+            error.add_note(f"crash at disk call {number} of {count}")
             raise
     print(f"{count} disk calls")
     return count
 
 
 def test_a_crash_in_collection(small: Any, body: Body) -> None:
-    """Ledgers go through quarantine and away, logs become empty; two ledger directories. [R-21, R-23, R-29]"""
-
-    async def script(store: LedgerStore, promises: Any, records: FakeRecords) -> None:
-        store.collect(records, BOOKIE)
-        records.delete(1, 2)
-        await collect(store)
-        await promises.fence(store, 5)
-        records.ledgers.clear()
-        records.ledgers[5] = record(5)
-        await collect(store)
-
-    assert sweep(small, body, script, ledgers=2) > 100
+    """Two ledger directories. [R-21, R-23, R-29]"""
+    assert sweep(small, body, deletion_script, ledgers=2) > 100
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_crash_in_compaction(small: Any, body: Body, kind: str) -> None:
     """[R-18, R-19, F-33, F-34]"""
-
-    async def script(store: LedgerStore, promises: Any, records: FakeRecords) -> None:
-        store.collect(records, BOOKIE)
-        records.delete(*GONE)
-        compacting = asyncio.ensure_future(compact(store))
-        await promises.fence(store, 6)
-        await promises.add(store, 5, {entry: body(5, entry, size=700) for entry in range(20, 24)})
-        await compacting
-        await store.checkpoint()
-
-    assert sweep(small, body, script, compaction=kind) > 150
+    assert sweep(small, body, compaction_script(body), compaction=kind) > 150
 
 
 def test_a_crash_while_a_ledger_is_brought_back(small: Any, body: Body) -> None:

@@ -286,7 +286,7 @@ class Checkpointer:
                     return
                 except LogLost:
                     self._has_lost = True
-                    await self._failover.react(self.worker)
+                    await self._failover.react(self.worker, self._log.lost_ends)
                 except (OSError, StorageError) as error:
                     if not await self._failover.survives(error, self.worker):
                         raise

@@ -5,6 +5,7 @@ Source: storage 1.1, 1.2, 9.6.
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 from collections.abc import Sequence
 
@@ -51,11 +52,15 @@ class Directories:
             sync_directory(self._disk, directory)
 
     def mark_clean(self, directories: Sequence[str]) -> None:
-        """Everything is in the entry logs and in the index. `directories`: of the ledgers, but for failed ones."""
+        """Everything is in the entry logs and in the index. `directories`: of the ledgers, but for failed ones.
+
+        Where that fails the mark stays, and the next start only has more to look at.
+        """
         for directory in directories:
-            if self._disk.exists(posixpath.join(directory, DIRTY)):
-                self._disk.unlink(posixpath.join(directory, DIRTY))
-                sync_directory(self._disk, directory)
+            with contextlib.suppress(OSError):
+                if self._disk.exists(posixpath.join(directory, DIRTY)):
+                    self._disk.unlink(posixpath.join(directory, DIRTY))
+                    sync_directory(self._disk, directory)
 
     def release(self) -> None:
         for lock in self._locks:

@@ -48,11 +48,12 @@ class LogLost(StorageError):
 
 @dataclass
 class _Sealed:
-    """A log to be synced. `runs`: (ledger id, run) that were not synced."""
+    """A log to be synced. `runs`: (ledger id, run) that were not synced; they begin at `synced`."""
 
     file: File
     log_id: int
     runs: list[tuple[int, Run]]
+    synced: int
 
 
 class NoWritableDirectory(DiskFull):
@@ -90,6 +91,7 @@ class EntryLogWriter:
         self._sizes: dict[int, int] = {}  # ledger id -> bytes in the active log
         self._recent: list[tuple[int, Run]] = []  # in the active log, and not synced
         self._unsynced: list[_Sealed] = []
+        self.lost_ends: dict[int, int] = {}  # lost log -> where its synced part ends
         self._lost: list[tuple[int, int, Run]] = []  # (lost log, ledger id, run) that have to be written again
         self._unnamed: list[str] = []  # paths of logs that no durable index slot can name yet
         self._is_discarded = False
@@ -218,7 +220,7 @@ class EntryLogWriter:
         assert self._file is not None
         file = self._file
         self._file = None
-        self._unsynced.append(_Sealed(file, self._log_id, self._recent))
+        self._unsynced.append(_Sealed(file, self._log_id, self._recent, self._synced))
         self._recent = []
         try:
             if ledgers_map := layout.pack_ledgers_map(self._sizes.items()):
@@ -245,7 +247,7 @@ class EntryLogWriter:
         try:
             self._file.truncate(self._position)
         except (OSError, DiskFull):
-            self._unsynced.append(_Sealed(self._file, self._log_id, self._recent))
+            self._unsynced.append(_Sealed(self._file, self._log_id, self._recent, self._synced))
             self._file, self._recent = None, []
         else:
             self._seal()
@@ -274,7 +276,7 @@ class EntryLogWriter:
         try:
             sync_data(self._file)
         except SyncFailed as error:
-            self._lose(_Sealed(self._file, self._log_id, self._recent), error)
+            self._lose(_Sealed(self._file, self._log_id, self._recent, self._synced), error)
             self._file.close()
             self._file = None
         self._recent = []
@@ -284,6 +286,7 @@ class EntryLogWriter:
         """Give up a log whose sync has failed. Raises the error unless its directory is given up."""
         if not self._health.is_failed(sealed.file.path):
             raise error
+        self.lost_ends = {**self.lost_ends, sealed.log_id: sealed.synced}  # whole, as another thread looks at it
         self._lost += [(sealed.log_id, ledger_id, run) for ledger_id, run in sealed.runs]
 
     def rescue(self) -> list[tuple[int, int, Run, bytes]]:

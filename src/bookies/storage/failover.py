@@ -15,13 +15,15 @@ import asyncio
 import json
 import posixpath
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from bookies.errors import DiskFull
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Disk, Runtime, Worker
 from bookies.storage.catalog_format import FILE_NAME as CATALOG
-from bookies.storage.durable import SyncFailed, replace_copies, unlink_all
+from bookies.storage.durable import SyncFailed, replace_copies, sync_all, unlink_all
+from bookies.storage.entry_log_format import HEADER_SIZE, file_name, pack_header
 from bookies.storage.health import DirectoryHealth
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index_files import find_index_files
@@ -29,28 +31,61 @@ from bookies.storage.index_files import find_index_files
 NOTE = "failed.directories"
 
 
-def pack_note(directories: Sequence[str]) -> bytes:
+@dataclass(frozen=True)
+class Note:
+    """`failed`: directories. `lost`: id of an entry log there to where its synced part ends; the rest is elsewhere."""
+
+    failed: Sequence[str] = ()
+    lost: Mapping[int, int] = field(default_factory=dict)
+
+
+def pack_note(note: Note) -> bytes:
     """A line of JSON, and the crc32 of that line in another."""
-    line = json.dumps({"failed": list(directories)}).encode() + b"\n"
+    facts = {"failed": list(note.failed), "lost": {f"{log_id:x}": end for log_id, end in note.lost.items()}}
+    line = json.dumps(facts).encode() + b"\n"
     return line + f"{zlib.crc32(line):08x}\n".encode()
 
 
-def parse_note(data: bytes) -> list[str]:
-    """The directories; none if that is not a note."""
+def parse_note(data: bytes) -> Note:
+    """An empty one if that is no note."""
     line = data[: data.find(b"\n") + 1]
     if not line or data[len(line) :] != f"{zlib.crc32(line):08x}\n".encode():
-        return []
-    return [str(each) for each in json.loads(line)["failed"]]
+        return Note()
+    facts = json.loads(line)
+    return Note(facts["failed"], {int(log_id, 16): end for log_id, end in facts["lost"].items()})
 
 
-def read_notes(disk: Disk, directories: Sequence[str]) -> list[str]:
-    """Directories that had failed, says any copy of the note; they may be all right now. Blocks. Raises: OSError."""
-    found: dict[str, None] = {}
+def read_notes(disk: Disk, directories: Sequence[str]) -> Note:
+    """What any copy of the note says; the directories may be all right now. Blocks. Raises: OSError."""
+    failed: dict[str, None] = {}
+    lost: dict[int, int] = {}
     for directory in directories:
         path = posixpath.join(directory, NOTE)
         if disk.exists(path):
-            found.update(dict.fromkeys(parse_note(disk.read_bytes(path))))
-    return list(found)
+            note = parse_note(disk.read_bytes(path))
+            failed.update(dict.fromkeys(note.failed))
+            lost.update(note.lost)
+    return Note(list(failed), lost)
+
+
+def cut_lost(disk: Disk, directories: Sequence[str], lost: Mapping[int, int]) -> None:
+    """Give lost logs the end of their synced part. No slot that is durable names more. Blocks. Raises: OSError."""
+    for log_id, end in lost.items():
+        for directory in directories:
+            path = posixpath.join(directory, file_name(log_id))
+            if not disk.exists(path):
+                continue
+            if end <= HEADER_SIZE:
+                unlink_all(disk, [path])
+                continue
+            file = disk.open(path, "r+")
+            try:
+                if file.size() > end:
+                    file.truncate(end)
+                file.pwrite(pack_header(), 0)  # without a map: that was behind
+                sync_all(file)
+            finally:
+                file.close()
 
 
 def drop_stale(disk: Disk, noted: Sequence[str], paths: dict[int, str], catalog: str) -> int:
@@ -87,11 +122,18 @@ class Failover:
         self._index = index
         self._events = Events("storage.disks", runtime.clock)
         self._lock = asyncio.Lock()
+        self._lost: dict[int, int] = {}
 
-    async def react(self, worker: Worker) -> None:
-        """Draw the conclusions from what has failed since the last call. Raises: StorageError, without any of them."""
+    async def react(self, worker: Worker, lost: Mapping[int, int] | None = None) -> None:
+        """Draw the conclusions from what has failed since the last call. Raises: StorageError, without any of them.
+
+        `lost`: logs whose sync has failed, with where their synced part ends; all of them so far.
+        """
         async with self._lock:
-            if not self._health.has_news:
+            is_new = lost is not None and lost != self._lost
+            if lost is not None:
+                self._lost = dict(lost)
+            if not (self._health.has_news or is_new):
                 return
             # First the note: from here on files elsewhere are newer than those there.
             await worker.run(self._write_note)
@@ -110,7 +152,7 @@ class Failover:
         """On the worker."""
         paths = [posixpath.join(each, NOTE) for each in self._health.good(self._directories)]
         try:
-            replace_copies(self._disk, paths, pack_note(list(self._health.failed)))
+            replace_copies(self._disk, paths, pack_note(Note(list(self._health.failed), self._lost)))
         except OSError as error:
             raise DiskFull(f"no directory takes {NOTE}: {error}") from error
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-READ_FAILURES_MAX = 5  # of one directory; fewer are bad places of a device, and damage of what lies there
+READ_FAILURES_MAX = 8  # places in one directory that cannot be read; fewer are damage of what lies there
+PLACE_SIZE = 1 << 20  # bytes of a file that count as one place, however often they are tried
 
 
 class DirectoryHealth:
@@ -28,7 +29,7 @@ class DirectoryHealth:
         self._indexes = list(dict.fromkeys(indexes))
         self._keeps_going = keeps_going
         self._told: set[str] = set()
-        self._read_failures: dict[str, int] = {}
+        self._unreadable: dict[str, set[tuple[str, int]]] = {}  # by directory: (file, number of the place)
 
     def root_of(self, path: str) -> str | None:
         """The directory that a file belongs to."""
@@ -74,12 +75,13 @@ class DirectoryHealth:
             self.failed[root] = reason
         return True
 
-    def read_failed(self, path: str, reason: str) -> None:
-        """A read in a directory has failed; too many of them, and it is the directory that has."""
+    def read_failed(self, path: str, offset: int, reason: str) -> None:
+        """A read in a directory has failed; at too many places, and it is the directory that has."""
         root = self.root_of(path)
         if root is not None:
-            count = self._read_failures[root] = self._read_failures.get(root, 0) + 1
-            if count >= READ_FAILURES_MAX:
+            places = self._unreadable.setdefault(root, set())
+            places.add((path, offset // PLACE_SIZE))
+            if len(places) >= READ_FAILURES_MAX:
                 self.fail(path, reason)
 
     @property

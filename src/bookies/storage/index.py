@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -123,9 +124,9 @@ class LedgerIndex:
     def abandon(self, directory: str) -> int:
         """A directory has failed: its index files are built again elsewhere; how many."""
         self._must_move_catalog = self._must_move_catalog or self.catalog_file.path.startswith(directory + "/")
-        here = [ledger_id for ledger_id, path in self._paths.items() if path.startswith(directory + "/")]
+        here = {ledger_id: path for ledger_id, path in self._paths.items() if path.startswith(directory + "/")}
+        self._abandoned |= here
         for ledger_id in here:
-            self._abandoned[ledger_id] = self._paths[ledger_id]
             ledger = self._ledgers.get(ledger_id)
             if ledger is not None and ledger.path is not None:
                 self._condemn(ledger, "its directory has failed")
@@ -523,9 +524,11 @@ class LedgerIndex:
         del self._loading_pages[key]
         if future.cancelled() or ledger.path is None:
             return
-        if isinstance(future.exception(), FileNotFoundError):
+        if isinstance(error := future.exception(), FileNotFoundError):
             self._condemn(ledger, "it is gone")
-        elif future.exception() is None:
+        elif isinstance(error, OSError) and error.errno == errno.EIO:
+            self._condemn(ledger, f"page {number} cannot be read")  # trying again would hold up every flush
+        elif error is None:
             assert number not in ledger.pages
             if self.catalog.is_right(ledger.ledger_id, number, future.result()):
                 self._add_page(ledger, number, future.result())
@@ -624,8 +627,7 @@ class LedgerIndex:
             return
         directory = self._health.turn(self._directories, 0)
         notes = self.catalog.take()  # which the whole has, too
-        try:
-            # What a crash leaves unwritten of what this says is there looks like damage, and is built again.
+        try:  # What a crash leaves unwritten of what this says is there looks like damage, and is built again.
             await worker.run(self.catalog_file.move, directory, list(catalog_format.pack(self.catalog.contents())))
         except BaseException:
             self.catalog.give_back(notes)

@@ -26,7 +26,7 @@ from bookies.storage.checkpoint import Checkpointer
 from bookies.storage.conversion import refuse_unconverted
 from bookies.storage.directories import Directories
 from bookies.storage.disk_watch import DiskWatch
-from bookies.storage.failover import Failover, drop_stale, read_notes, remove_notes
+from bookies.storage.failover import Failover, cut_lost, drop_stale, read_notes, remove_notes
 from bookies.storage.health import DirectoryHealth
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index_files import find_index_files
@@ -106,8 +106,9 @@ async def open_storage(parts: Opened, events: Events) -> None:
     await worker.run(directories.acquire)
     await worker.run(refuse_unconverted, runtime.disk, directories.indexes)
     stores = list(dict.fromkeys([*directories.ledgers, *directories.indexes]))
-    notes = await worker.run(read_notes, runtime.disk, stores)
-    returned = [each for each in directories.indexes if each in notes]
+    note = await worker.run(read_notes, runtime.disk, stores)
+    returned = [each for each in directories.indexes if each in note.failed]
+    await worker.run(cut_lost, runtime.disk, [each for each in directories.ledgers if each in note.failed], note.lost)
     indexes = sorted(directories.indexes, key=lambda each: each in returned)  # what is elsewhere is younger
     paths = await worker.run(find_index_files, runtime.disk, indexes)
     paths = await parts.removals.load(paths, worker)

@@ -47,7 +47,7 @@ class WatchedFile:
         try:
             return self.unwatched.pread(size, offset)
         except OSError as error:
-            _read_failed(self._health, self.path, error)
+            _read_failed(self._health, self.path, offset, error)
             raise
 
     def pwrite(self, data: Buffer, offset: int) -> None:
@@ -72,16 +72,23 @@ class WatchedFile:
         self._change(self.unwatched.allocate, offset, size)
 
     def size(self) -> int:
-        return self.unwatched.size()
+        return self._look(self.unwatched.size)
 
     def next_data(self, offset: int) -> int:
-        return self.unwatched.next_data(offset)
+        return self._look(self.unwatched.next_data, offset)
 
     def drop_cache(self, offset: int, size: int) -> None:
         self.unwatched.drop_cache(offset, size)
 
     def close(self) -> None:
         self.unwatched.close()
+
+    def _look(self, call: Callable[..., int], *arguments: object) -> int:
+        try:
+            return call(*arguments)
+        except OSError as error:
+            _read_failed(self._health, self.path, 0, error)
+            raise
 
     def _change(self, call: Callable[..., None], *arguments: object) -> None:
         if self.root in self._health.failed:
@@ -182,7 +189,7 @@ class WatchedDisk:
         try:
             return call(*arguments)
         except OSError as error:
-            _read_failed(self._health, path, error)
+            _read_failed(self._health, path, 0, error)
             raise
 
     def _change(self, path: str, call: Callable[..., T], *arguments: object) -> T:
@@ -204,6 +211,6 @@ def _write_failed(health: DirectoryHealth, path: str, error: OSError) -> None:
         health.fail(path, f"{path}: {error.strerror or error}")
 
 
-def _read_failed(health: DirectoryHealth, path: str, error: OSError) -> None:
+def _read_failed(health: DirectoryHealth, path: str, offset: int, error: OSError) -> None:
     if error.errno in BROKEN:
-        health.read_failed(path, f"{path}: reads fail: {error.strerror or error}")
+        health.read_failed(path, offset, f"{path}: reads fail: {error.strerror or error}")

@@ -65,6 +65,7 @@ def endpoint(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         (["why-not-deleted", "1f"], "why", {"log": "1f"}),
         (["why-not-deleted", "bk-data/b1/ledgers/current/1f.log"], "why", {"log": "bk-data/b1/ledgers/current/1f.log"}),
         (["space"], "space", {}),
+        (["disks"], "disks", {}),
         (["state"], "state", {}),
         (["read-only"], "hold", {"read_only": True}),
         (["read-write", "--bookie", "b1"], "hold", {"read_only": False}),

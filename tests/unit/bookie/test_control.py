@@ -119,3 +119,27 @@ def test_the_scrub_is_asked_also_where_nothing_is_collected(world: World) -> Non
         assert "no call named 'gc'" in (await caller.ask(request(token, "gc")))["error"]
 
     world.run(body)
+
+
+def test_full_disks_are_told_with_what_ends_it(world: World) -> None:
+    async def body(world: World) -> None:
+        server = await world.start(**SETTINGS, disk_check_interval_ms=100)
+        caller, token = await caller_of(world)
+        disks = (await caller.ask(request(token, "disks")))["result"]
+        assert (disks["mode"], disks["reason"], disks["recoveries"]) == ("read-write", None, "taken")
+        assert list(disks["directory"]) == ["/ledgers/current", "/journal/current"]
+        usage, world.disk.usage = world.disk.usage, lambda path: (1 << 40, 1 << 30)  # type: ignore[method-assign]
+        await asyncio.sleep(1)
+        disks = (await caller.ask(request(token, "disks")))["result"]
+        assert (disks["mode"], disks["recoveries"]) == ("read-only", "taken")
+        assert disks["directory"]["/ledgers/current"] == "1,073,741,824 of 1,099,511,627,776 bytes usable, full"
+        state = (await caller.ask(request(token, "state")))["result"]
+        assert disks["reason"] == state["read_only_because"]
+        assert "adds are taken again from 3,006,477,107 on" in disks["reason"]
+        assert state["registered_as"] == "read-only"
+        assert server.store.stats()["disks_full"] == 2
+        world.disk.usage = usage  # type: ignore[method-assign]
+        await asyncio.sleep(1)
+        assert (await caller.ask(request(token, "state")))["result"]["registered_as"] == "writable"
+
+    world.run(body)
