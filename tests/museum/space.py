@@ -54,8 +54,16 @@ compact_all = world.compaction_script(body)
 
 
 def writing_while_compacting(machine: Any) -> None:
-    """Many logs are compacted; meanwhile a recovery writes again what is being copied, and checkpoints come."""
-    records, rounds = FakeRecords.of(*world.ALL), 24
+    """Many logs are compacted; meanwhile a recovery writes again what is being copied, and checkpoints come.
+
+    On three machines: whether anything is written at the very moment is a matter of luck.
+    """
+    for each in (machine, *(exhibits.lives.Machine(seed, **dict(SMALL)) for seed in (1, 2))):
+        write_while_compacting(each)
+
+
+def write_while_compacting(machine: Any) -> None:
+    records, rounds = FakeRecords.of(*world.ALL), 80
 
     async def script(store: LedgerStore, promises: Any) -> None:
         store.collect(records, BOOKIE)

@@ -24,6 +24,7 @@ class Profile:
     stall_ms: float = 300.0
     lease_s: float = 2.0  # of a bookie's registration
     defers_syncs: bool = False
+    collects: bool = False  # in the end bookies have to give back all the space that they can
     bookie_settings: dict[str, object] = field(default_factory=dict)
     client_settings: dict[str, object] = field(
         default_factory=lambda: {"add_timeout_ms": 800, "read_timeout_ms": 800, "connect_timeout_ms": 1_000}
@@ -466,6 +467,7 @@ PROFILES = {
             delete_ms=150,
             ledgers_max=6,
         ),
+        collects=True,
         faults=FaultPlan(
             gap_ms=120,
             weights={

@@ -22,6 +22,7 @@ from bookies.sim.loop import Deadlock, Halted, Livelock, Overdue, SimLoop, curre
 from bookies.sim.moments import MomentPlan, Moments
 from bookies.sim.pending import Pending
 from bookies.sim.profiles import Profile, profile_of
+from bookies.sim.space import check_space
 from bookies.sim.tap import Tap
 from bookies.sim.terms import Terms
 from bookies.sim.trace import Trace
@@ -152,6 +153,8 @@ class Simulation:
         try:
             async with asyncio.timeout(HEALED_DEADLINE_S):
                 await self.workload.check()
+                if self.profile.collects:
+                    await check_space(self.cluster, self.history.violated)
         except TimeoutError:
             self.history.violated(
                 "I-19", f"not over {HEALED_DEADLINE_S:.0f} s after the healing:\n{self.loop.describe_tasks()}"

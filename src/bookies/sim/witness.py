@@ -10,7 +10,8 @@ the committed records, promises can be checked at the moment they are made, not 
     I-18   a bookie that replaces another in a finished fragment holds all that its position stores
     I-25   what a force confirmed, an ack quorum has synced
     I-28   no bookie acknowledges an ordinary add of a ledger that it has fenced
-    I-29   no bookie deletes a ledger that exists, unless it is closed and lists the bookie in no ensemble
+    I-29   no bookie deletes a ledger that exists, unless it is closed and lists the bookie in no ensemble; of one that
+           it has deleted because there is no such ledger it acknowledges nothing more
 
 Source: client-protocol 8.2.
 """
@@ -39,6 +40,7 @@ class Witness:
         self._promised: dict[tuple[str, int], set[int]] = {}  # the same, only those confirmed to the writer
         self._unsynced: dict[tuple[str, int], set[int]] = {}  # acknowledged with deferred sync, and not forced
         self._fenced: dict[tuple[str, int], None] = {}
+        self._deleted: dict[tuple[str, int], None] = {}  # by this bookie, because its record was gone
         # What a bookie was asked to tell readers (explicit LACs), from the last acknowledged on; the latest counts.
         self._told: dict[tuple[str, int], list[bytes]] = {}
         self._kept: dict[tuple[str, int], None] = {}  # those of which one was acknowledged
@@ -53,6 +55,7 @@ class Witness:
             ledger_id: int, master_key: bytes, entry_ids: Sequence[int], *rest: Any, done: Done, **flags: Any
         ) -> None:
             was_fenced = (bookie, ledger_id) in self._fenced
+            was_deleted = (bookie, ledger_id) in self._deleted
 
             def watched_done(error: BaseException | None) -> None:
                 if error is None:
@@ -62,6 +65,8 @@ class Witness:
                         self._promised.setdefault((bookie, ledger_id), set()).update(entry_ids)
                     if was_fenced and not flags["is_recovery"]:
                         self.report("I-28", f"{bookie} fenced ledger {ledger_id}, then acknowledged {entry_ids}")
+                    if was_deleted:
+                        self.report("I-29", f"{bookie} deleted ledger {ledger_id}, then acknowledged {entry_ids}")
                 done(error)
 
             add(ledger_id, master_key, entry_ids, *rest, done=watched_done, **flags)
@@ -153,6 +158,8 @@ class Witness:
         """I-29: a bookie is about to delete a ledger."""
         if self._is_wanted(bookie, ledger_id):
             self.report("I-29", f"{bookie} deletes ledger {ledger_id}: {self._store.record(ledger_id)!r}")
+        if self._store.record(ledger_id) is None:
+            self._deleted[bookie, ledger_id] = None
         self._forget(bookie, ledger_id)
 
     def _is_wanted(self, bookie: str, ledger_id: int) -> bool:

@@ -1,0 +1,69 @@
+"""The checks of deletion and of space can fail: a log that stays, an entry of a ledger that was deleted."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bookies.sim.run import simulate
+from bookies.sim.witness import Witness
+from bookies.storage import sealed_logs
+from bookies.storage.sealed_logs import SealedLogs
+
+
+def test_a_log_that_is_forgotten_and_not_removed_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten: dict[str, None] = {}
+    find = sealed_logs.find_logs
+
+    async def delete(self: SealedLogs, usage: Any) -> None:
+        forgotten[usage.path] = None
+        del self.known[usage.log_id]
+
+    def find_others(disk: Any, directories: Any) -> dict[int, str]:
+        return {log_id: path for log_id, path in find(disk, directories).items() if path not in forgotten}
+
+    monkeypatch.setattr(SealedLogs, "delete", delete)
+    monkeypatch.setattr(sealed_logs, "find_logs", find_others)
+    result = simulate(1, "collecting", duration_s=0.3, stops_at_first=True)
+    assert result.violations
+    assert "nobody knows of it" in result.violations[0]
+
+
+def test_an_entry_of_a_ledger_that_was_deleted_is_noticed() -> None:
+    told: list[tuple[str, str]] = []
+
+    def add(*arguments: Any, done: Any, **flags: Any) -> None:
+        done(None)
+
+    async def drop_ledgers(ledger_ids: Any) -> None:
+        pass
+
+    def nothing(*arguments: Any) -> None:
+        pass
+
+    checkpointer = SimpleNamespace(drop_ledgers=drop_ledgers)
+    storage: Any = SimpleNamespace(
+        add=add,
+        fence=nothing,
+        force=nothing,
+        write_lac=nothing,
+        collect=nothing,
+        _open=lambda: SimpleNamespace(checkpointer=checkpointer),
+    )
+    store: Any = SimpleNamespace(record=lambda ledger_id: None)
+    witness = Witness(store, lambda promise, text: told.append((promise, text)))
+    witness.watch("b1", storage)
+    storage.collect()
+
+    def write(ledger_id: int) -> None:
+        storage.add(ledger_id, b"", [3], is_recovery=False, is_deferred_sync=False, done=nothing)
+
+    write(7)
+    asyncio.run(checkpointer.drop_ledgers([7]))
+    write(8)
+    assert told == []
+    write(7)
+    assert told == [("I-29", "b1 deleted ledger 7, then acknowledged [3]")]
