@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import pytest
+from tests.fakes.zookeeper import FakeZooKeeper, Server, end_session
 
 from bookies.errors import (
     ClientClosed,
@@ -37,6 +38,8 @@ from bookies.metadata.driver import (
 from bookies.metadata.embedded import EmbeddedDriver
 from bookies.metadata.leased import LeasedDriver
 from bookies.metadata.memory import MemoryDriver, MemoryStore
+from bookies.metadata.zk_layout import Manager
+from bookies.metadata.zookeeper import ZooKeeperDriver
 from bookies.model import BookieId, BookieInfo, BookieMode, Endpoint, LedgerMetadata, LedgerState
 from bookies.runtime import aio
 
@@ -45,17 +48,18 @@ A, B = BookieId("bk-a:3181"), BookieId("bk-b:3181")
 INFO_A = BookieInfo((Endpoint("bookie", "127.0.0.1", 3181, "bookie-rpc"),))
 INFO_B = BookieInfo((Endpoint("bookie", "127.0.0.1", 4000, "bookie-rpc"),), {"rack": "/r1"})
 WRITABLE, READ_ONLY = BookieMode.WRITABLE, BookieMode.READ_ONLY
+Driver = LeasedDriver | ZooKeeperDriver
 PATIENCE_S = 20.0  # before a test that waits for something gives up
 
 
 class Cluster:
     """A store, and any number of open drivers of it."""
 
-    def __init__(self, make: Callable[[], LeasedDriver]) -> None:
+    def __init__(self, make: Callable[[], Driver]) -> None:
         self._make = make
-        self._drivers: list[LeasedDriver] = []
+        self._drivers: list[Driver] = []
 
-    async def driver(self) -> LeasedDriver:
+    async def driver(self) -> Driver:
         driver = self._make()
         await driver.open()
         self._drivers.append(driver)
@@ -83,11 +87,16 @@ class Kind:
         self.name = name
         self._directory = directory
 
-    def _maker(self, lease_ms: int) -> Callable[[], LeasedDriver]:
+    def _maker(self, lease_ms: int) -> Callable[[], Driver]:
         runtime = dataclasses.replace(aio.runtime(seed=1), clock=StoppedClock())
         if self.name == "memory":
             store = MemoryStore()
             return lambda: MemoryDriver(store, runtime)
+        if self.name.startswith("zookeeper"):
+            server, manager = Server("/ledgers"), Manager(self.name.partition("-")[2])
+            return lambda: ZooKeeperDriver(
+                "zk://fake/ledgers", FakeZooKeeper(server), runtime, "/ledgers", manager=manager, lease_ms=lease_ms
+            )
         return lambda: EmbeddedDriver(str(self._directory), runtime, lease_ms=lease_ms)
 
     def run(self, body: Callable[[Cluster], Coroutine[Any, Any, T]], *, lease_ms: int = 10_000) -> T:
@@ -102,7 +111,7 @@ class Kind:
         return asyncio.run(main())
 
 
-@pytest.fixture(params=["memory", "embedded"])
+@pytest.fixture(params=["memory", "embedded", "zookeeper-hierarchical", "zookeeper-longhierarchical", "zookeeper-flat"])
 def kind(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Kind:
     return Kind(request.param, tmp_path)
 
@@ -249,7 +258,7 @@ def test_no_increment_is_lost(kind: Kind) -> None:
         drivers = [await cluster.driver() for _ in range(4)]
         await drivers[0].create_ledger(ledger(7, custom_metadata={"n": b"0"}))
 
-        async def increment(driver: LeasedDriver) -> None:
+        async def increment(driver: Driver) -> None:
             for _ in range(10):
                 while True:
                     found = await driver.read_ledger(7)
@@ -351,7 +360,7 @@ def test_generated_ids_are_never_repeated(kind: Kind) -> None:
     async def body(cluster: Cluster) -> None:
         drivers = [await cluster.driver() for _ in range(4)]
 
-        async def take(driver: LeasedDriver) -> list[int]:
+        async def take(driver: Driver) -> list[int]:
             return [await driver.next_ledger_id() for _ in range(10)]
 
         taken = [each for some in await asyncio.gather(*map(take, drivers)) for each in some]
@@ -655,9 +664,12 @@ def test_waiting_for_a_predecessor_can_be_cancelled(kind: Kind) -> None:
     kind.run(body)
 
 
-async def expire(driver: LeasedDriver) -> None:
+async def expire(driver: Driver) -> None:
     """End the session behind the driver's back, as after a long pause."""
     assert driver.session_id is not None
+    if isinstance(driver, ZooKeeperDriver):
+        await end_session(driver.zookeeper)
+        return
     await driver._call("expire", driver._store.end_session, driver.session_id)
 
 

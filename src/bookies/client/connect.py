@@ -38,8 +38,9 @@ def connect(
 ) -> Opening[Client]:
     """Connect to the cluster whose metadata store is at `uri`: `async with connect(uri) as store`, or await it.
 
-    URIs: `file:DIRECTORY` (embedded, for one machine), `memory:NAME` (this process). The other keywords are the
-    fields of `ClientConfig`; what is neither given here nor in `config` comes from BK_... environment variables.
+    URIs: `file:DIRECTORY` (embedded, for one machine), `memory:NAME` (this process), `zk://HOST:2181/ledgers`
+    (ZooKeeper, Apache's layout; needs the extra `zookeeper`). The other keywords are the fields of `ClientConfig`;
+    what is neither given here nor in `config` comes from BK_... environment variables.
     `timeout`: seconds. Raises `ConfigError`, `InvalidArgument`, and `MetadataError` when there is no such store, or no
     cluster in it: a client never makes one.
     """

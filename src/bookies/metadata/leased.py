@@ -17,7 +17,7 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from bookies.errors import (
     BookKeeperError,
@@ -46,10 +46,10 @@ from bookies.metadata.driver import (
     check_steps,
 )
 from bookies.metadata.serde import is_bookie_id, pack_bookie_info, pack_ledger, parse_bookie_info, parse_ledger
+from bookies.metadata.watches import MISSING, NEVER_SEEN, Subscription
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
 from bookies.runtime.tasks import Tasks
 
-K = TypeVar("K")
 T = TypeVar("T")
 
 PAGE_COUNT = 10_000  # ledger ids in one range of an iteration
@@ -164,6 +164,13 @@ def check_version(found: int, expected: int, *, ledger_id: int | None = None, bo
         raise VersionConflict(message, ledger_id=ledger_id, bookie=bookie)
 
 
+def taken(ledger_id: int) -> LedgerExists:
+    """Why an id cannot be had that is a ledger's."""
+    return LedgerExists(
+        "the ledger id is taken: choose another one, or leave the choice to the metadata store", ledger_id=ledger_id
+    )
+
+
 def deleted_before(ledger_id: int) -> LedgerExists:
     """Why an id cannot be had that was a ledger's once."""
     return LedgerExists(
@@ -189,34 +196,7 @@ def instance_id_of(number: int) -> str:
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
-# -- watches ---------------------------------------------------------------------------------------------------------
-
-
-class _Watch(Watch, Generic[K, T]):
-    """`known`: the version that was delivered last."""
-
-    def __init__(self, watches: dict[_Watch[K, T], None], key: K, callback: Callable[[T], None], known: int) -> None:
-        self.key = key
-        self.known = known
-        self.callback = callback
-        self._watches = watches
-        watches[self] = None
-
-    def cancel(self) -> None:
-        self._watches.pop(self, None)
-
-    def deliver(self, value: T) -> None:
-        """Call back from the loop, so that a callback that raises harms no other."""
-        asyncio.get_running_loop().call_soon(self._run, value)
-
-    def _run(self, value: T) -> None:
-        if self in self._watches:  # otherwise cancelled meanwhile
-            self.callback(value)
-
-
-_NEVER_SEEN = -1  # differs from every version, so the first observation is delivered
-_MISSING = 0  # "version" of a ledger or record that does not exist
-_NO_SET = BookieSet((), _NEVER_SEEN)
+_NO_SET = BookieSet((), NEVER_SEEN)
 
 
 # -- the driver ------------------------------------------------------------------------------------------------------
@@ -236,10 +216,10 @@ class LeasedDriver(MetadataDriver):
         self._tasks: Tasks | None = None  # None: not open
         self._failure: BaseException | None = None
         self._versions: dict[int, int] = {}  # ledger -> version last returned to our caller, oldest first
-        self._ledger_watches: dict[_Watch[int, LedgerEvent], None] = {}
-        self._set_watches: dict[_Watch[BookieMode, BookieSet], None] = {}
-        self._record_watches: dict[_Watch[str, None], None] = {}
-        self._expiry_watches: dict[_Watch[None, None], None] = {}
+        self._ledger_watches: dict[Subscription[int, LedgerEvent], None] = {}
+        self._set_watches: dict[Subscription[BookieMode, BookieSet], None] = {}
+        self._record_watches: dict[Subscription[str, None], None] = {}
+        self._expiry_watches: dict[Subscription[None, None], None] = {}
         self._sets: dict[BookieMode, BookieSet] = {}
         self._observer: asyncio.Task[None] | None = None
         self._has_news = asyncio.Event()
@@ -342,14 +322,12 @@ class LeasedDriver(MetadataDriver):
         # Our own earlier attempt, whose answer was lost. Formats before 3 have no token, and then nobody can tell.
         if is_new or (metadata.creator_token and found.metadata.creator_token == metadata.creator_token):
             return found
-        raise LedgerExists(
-            "the ledger id is taken: choose another one, or leave the choice to the metadata store", ledger_id=ledger_id
-        )
+        raise taken(ledger_id)
 
     async def read_ledger(self, ledger_id: int) -> Versioned:
         record = await self._run("read_ledger", self._store.read_ledger, ledger_id)
         if record is None:
-            self._remember(ledger_id, _MISSING)
+            self._remember(ledger_id, MISSING)
             raise LedgerNotFound("no such ledger in the metadata store", ledger_id=ledger_id)
         return self._versioned(ledger_id, record)
 
@@ -458,24 +436,24 @@ class LeasedDriver(MetadataDriver):
     def watch_ledger(self, ledger_id: int, callback: Callable[[LedgerEvent], None]) -> Watch:
         # What our caller has read is the state it starts from; of a ledger it has not read, it hears once at least.
         self._require_open()
-        watch = _Watch(self._ledger_watches, ledger_id, callback, self._versions.get(ledger_id, _NEVER_SEEN))
+        watch = Subscription(self._ledger_watches, ledger_id, callback, self._versions.get(ledger_id, NEVER_SEEN))
         self._observe_soon()
         return watch
 
     def watch_bookies(self, mode: BookieMode, callback: Callable[[BookieSet], None]) -> Watch:
         self._require_open()
-        watch = _Watch(self._set_watches, mode, callback, _NEVER_SEEN)
+        watch = Subscription(self._set_watches, mode, callback, NEVER_SEEN)
         self._observe_soon()
         return watch
 
     def watch_record(self, name: str, version: int, callback: Callable[[], None]) -> Watch:
         self._require_open()
-        watch = _Watch(self._record_watches, name, lambda _: callback(), version)
+        watch = Subscription(self._record_watches, name, lambda _: callback(), version)
         self._observe_soon()
         return watch
 
     def on_session_expired(self, callback: Callable[[], None]) -> Watch:
-        return _Watch(self._expiry_watches, None, lambda _: callback(), _NEVER_SEEN)
+        return Subscription(self._expiry_watches, None, lambda _: callback(), NEVER_SEEN)
 
     def _observe_soon(self) -> None:
         self._has_new_watch = True
@@ -515,12 +493,12 @@ class LeasedDriver(MetadataDriver):
         for ledger_watch in self._ledger_watches:
             if ledger_watch.key not in ledger_ids:
                 continue  # Newer than this observation.
-            version = seen.ledgers.get(ledger_watch.key, _MISSING)
+            version = seen.ledgers.get(ledger_watch.key, MISSING)
             if version != ledger_watch.known:
                 ledger_watch.known = version
-                ledger_watch.deliver(LedgerEvent.DELETED if version == _MISSING else LedgerEvent.CHANGED)
+                ledger_watch.deliver(LedgerEvent.DELETED if version == MISSING else LedgerEvent.CHANGED)
         for record_watch in self._record_watches:
-            version = seen.records.get(record_watch.key, _MISSING)
+            version = seen.records.get(record_watch.key, MISSING)
             if record_watch.key in names and version != record_watch.known:
                 record_watch.known = version
                 record_watch.deliver(None)

@@ -1,7 +1,8 @@
 """Metadata URIs: which store a cluster lives in, as text.
 
 `memory:` is a store of its own, `memory:NAME` one that everybody in this process shares under that name, `file:DIR`
-the embedded store in a directory. Source: metadata 1, whose `zk` and `etcd` schemes are recognised.
+the embedded store in a directory, `zk+hierarchical://HOST:2181;HOST:2181/ledgers` a cluster in ZooKeeper, in Apache's
+layout. Source: metadata 1, whose `etcd` scheme is recognised.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from bookies.metadata.driver import MetadataDriver
 from bookies.metadata.memory import MemoryDriver, MemoryStore, shared_store
 from bookies.runtime.ports import Runtime
 
-FORMS = "file:DIR, memory: or memory:NAME"
+FORMS = "file:DIR, memory:, memory:NAME or zk://HOST:2181/ledgers"
 LEASE_MS = 10_000  # a registration that is not renewed for so long is gone
 
 
@@ -27,10 +28,9 @@ def connect(uri: str, runtime: Runtime, *, lease_ms: int = LEASE_MS, may_create:
     """
     scheme, colon, rest = uri.strip().partition(":")
     kind = scheme.lower().split("+")[0]
-    if colon and kind in ("zk", "etcd"):
-        name = {"zk": "ZooKeeper", "etcd": "etcd"}[kind]
-        raise NotSupported(f"{uri!r}: this version has no {name} driver; use {FORMS}")
-    connector = _CONNECTORS.get(scheme.lower())
+    if colon and kind == "etcd":
+        raise NotSupported(f"{uri!r}: this version has no etcd driver; use {FORMS}")
+    connector = _connect_zookeeper if kind == "zk" else _CONNECTORS.get(scheme.lower())
     if not colon or connector is None:
         raise ConfigError(f"{uri!r} is not a metadata URI: expected {FORMS}")
     return connector(uri, rest, runtime, lease_ms, may_create)
@@ -53,6 +53,27 @@ def _connect_file(uri: str, path: str, runtime: Runtime, lease_ms: int, may_crea
     if not path or "\0" in path:
         raise ConfigError(f"{uri!r} names no directory: write file:DIR")
     return EmbeddedDriver(path, runtime, lease_ms=lease_ms, may_create=may_create)
+
+
+def _connect_zookeeper(uri: str, rest: str, runtime: Runtime, lease_ms: int, may_create: bool) -> MetadataDriver:
+    from bookies.metadata.zk_layout import parse_uri
+    from bookies.metadata.zk_options import read_options
+    from bookies.metadata.zookeeper import ZooKeeperDriver
+    from bookies.runtime.kazoo_client import KazooZooKeeper, check_available
+
+    place = parse_uri(uri)
+    credentials = read_options(runtime.disk, place.options)
+    check_available(uri, credentials)
+    return ZooKeeperDriver(
+        uri.strip(),
+        KazooZooKeeper(place.hosts, lease_ms, credentials),
+        runtime,
+        place.root,
+        manager=place.manager,
+        lease_ms=lease_ms,
+        may_create=may_create,
+        is_secure=credentials.is_secure,
+    )
 
 
 _CONNECTORS: dict[str, Callable[[str, str, Runtime, int, bool], MetadataDriver]] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import pathlib
 import subprocess
 import sys
 
@@ -11,6 +13,7 @@ from bookies.errors import ConfigError, NotSupported
 from bookies.metadata.embedded import EmbeddedDriver
 from bookies.metadata.memory import MemoryDriver
 from bookies.metadata.uri import connect
+from bookies.metadata.zookeeper import ZooKeeperDriver
 from bookies.runtime import aio
 
 RUNTIME = aio.runtime(seed=1)
@@ -58,16 +61,46 @@ def test_what_is_no_metadata_uri(uri: str) -> None:
 
 
 def test_the_error_names_the_forms() -> None:
-    with pytest.raises(ConfigError, match=r"expected file:DIR, memory: or memory:NAME"):
+    with pytest.raises(ConfigError, match=r"expected file:DIR, memory:, memory:NAME or zk://HOST:2181/ledgers"):
         connect("data", RUNTIME)
 
 
-@pytest.mark.parametrize(
-    "uri", ["zk://zk1:2181/ledgers", "zk+hierarchical://a;b/ledgers", "etcd://e:2379/x", "ZK://a/b"]
-)
+def test_zookeeper(tmp_path: pathlib.Path) -> None:
+    driver = connect(" zk+flat://a:1;b:2/x ", RUNTIME, lease_ms=4000)
+    assert isinstance(driver, ZooKeeperDriver)
+    assert driver.uri == "zk+flat://a:1;b:2/x"
+    assert driver.lease_ms == 4000
+    assert driver.zookeeper.hosts == "a:1,b:2"
+    with pytest.raises(ConfigError, match="no ledger manager is called 'x'"):
+        connect("zk+x://a/b", RUNTIME)
+    with pytest.raises(ConfigError, match=r"cannot be read from /none/z.toml"):
+        connect("zk://a/b?options=/none/z.toml", RUNTIME)
+
+
+def test_what_has_to_be_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    options = tmp_path / "z.toml"
+    options.write_text('[sasl]\nmechanism = "DIGEST-MD5"\n')
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "puresasl" else found(name))
+    with pytest.raises(ConfigError, match="wants SASL; to use it: pip install pure-sasl"):
+        connect(f"zk://a/b?options={options}", RUNTIME)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "kazoo" else found(name))
+    with pytest.raises(ConfigError, match=r"zk://a/b is in ZooKeeper; .* pip install 'bookies\[zookeeper\]'"):
+        connect("zk://a/b", RUNTIME)
+
+
+@pytest.mark.parametrize("uri", ["etcd://e:2379/x", "ETCD+hierarchical://e/x"])
 def test_stores_that_are_not_there_yet(uri: str) -> None:
-    with pytest.raises(NotSupported, match=r"has no (ZooKeeper|etcd) driver; use file:DIR"):
+    with pytest.raises(NotSupported, match=r"has no etcd driver; use file:DIR"):
         connect(uri, RUNTIME)
+
+
+def test_kazoo_is_imported_only_when_zookeeper_is_used() -> None:
+    program = (
+        "import sys\nfrom bookies.metadata.uri import connect\nfrom bookies.runtime import aio\n"
+        "connect('zk://a/b', aio.runtime(seed=1))\nsys.exit('kazoo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_sqlite_is_imported_only_for_a_file() -> None:

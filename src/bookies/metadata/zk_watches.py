@@ -1,0 +1,114 @@
+"""Watches of znodes: one task for each thing that is watched, however many callbacks watch it.
+
+A task looks at what is watched and leaves a watch behind in one step, tells those who have not heard of what it sees,
+and waits for ZooKeeper, or a lost connection, to say that it should look again. So nothing is missed, several changes
+may become one call, and an older state never follows a newer. Source: metadata 5.3 and 6.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from bookies.errors import MetadataError
+from bookies.metadata.driver import BookieSet, LedgerEvent, Watch
+from bookies.metadata.leased import RETRY_INTERVAL_S
+from bookies.metadata.watches import MISSING, NEVER_SEEN, Subscription
+from bookies.metadata.zk_bookies import Bookies
+from bookies.metadata.zk_nodes import Nodes
+from bookies.model import BookieMode
+from bookies.runtime.tasks import Tasks
+
+_Key = str | BookieMode
+_Look = Callable[[Callable[[], None]], Awaitable[None]]  # at what is watched, leaving the watch behind
+
+
+class Observers:
+    """The watches of one driver."""
+
+    def __init__(self, nodes: Nodes, bookies: Bookies, tasks: Tasks) -> None:
+        self._nodes = nodes
+        self._bookies = bookies
+        self._tasks = tasks
+        self._ledgers: dict[Subscription[str, LedgerEvent], None] = {}
+        self._records: dict[Subscription[str, None], None] = {}
+        self._sets: dict[Subscription[BookieMode, BookieSet], None] = {}
+        self._running: dict[_Key, tuple[asyncio.Task[None], asyncio.Event]] = {}
+
+    def clear(self) -> None:
+        """Nobody is called any more."""
+        self._ledgers.clear()
+        self._records.clear()
+        self._sets.clear()
+
+    def ledger(self, path: str | None, callback: Callable[[LedgerEvent], None]) -> Watch:
+        """What our caller has read is the state it starts from; of a ledger it has not read, it hears once at least.
+
+        Without a path: of an id that can have none, which there is nothing to say of.
+        """
+        if path is None:
+            return Subscription(self._ledgers, "", callback, NEVER_SEEN)
+        seen = self._nodes.last_seen(path)
+        known = NEVER_SEEN if seen is None else seen
+        watch = Subscription(self._ledgers, path, callback, known, self._cancelled)
+        self._look_soon(path, lambda news: self._look_at_node(path, news))
+        return watch
+
+    def record(self, path: str, version: int, callback: Callable[[], None]) -> Watch:
+        watch = Subscription(self._records, path, lambda _: callback(), version, self._cancelled)
+        self._look_soon(path, lambda news: self._look_at_node(path, news))
+        return watch
+
+    def bookies(self, mode: BookieMode, callback: Callable[[BookieSet], None]) -> Watch:
+        watch = Subscription(self._sets, mode, callback, NEVER_SEEN, self._cancelled)
+        self._look_soon(mode, lambda news: self._look_at_set(mode, news))
+        return watch
+
+    # -- looking -------------------------------------------------------------------------------------------------
+    async def _look_at_node(self, path: str, news: Callable[[], None]) -> None:
+        stat = await self._nodes.stat(path, news)
+        version = MISSING if stat is None else stat.mzxid
+        event = LedgerEvent.DELETED if stat is None else LedgerEvent.CHANGED
+        for ledger in self._ledgers:
+            if ledger.key == path and ledger.known != version:
+                ledger.known = version
+                ledger.deliver(event)
+        for record in self._records:
+            if record.key == path and record.known != version:
+                record.known = version
+                record.deliver(None)
+
+    async def _look_at_set(self, mode: BookieMode, news: Callable[[], None]) -> None:
+        found = await self._bookies.present(mode, news)
+        for each in self._sets:
+            if each.key is mode and found.version > each.known:
+                each.known = found.version
+                each.deliver(found)
+
+    def _look_soon(self, key: _Key, look: _Look) -> None:
+        if key in self._running:
+            self._running[key][1].set()
+            return
+        news = asyncio.Event()
+        self._running[key] = (self._tasks.start(self._observe(look, news), f"watch of {key}"), news)
+
+    async def _observe(self, look: _Look, news: asyncio.Event) -> None:
+        told = news.set  # the same object each time, by which it is known
+        try:
+            while True:
+                news.clear()
+                try:
+                    await look(told)
+                except MetadataError:
+                    await asyncio.sleep(RETRY_INTERVAL_S)
+                    continue
+                await news.wait()
+        finally:
+            self._nodes.zookeeper.unwatch(told)
+
+    def _cancelled(self, key: _Key) -> None:
+        """The last watch of something ends its task."""
+        watched = [each.key for watches in (self._ledgers, self._records, self._sets) for each in watches]
+        if key not in watched:
+            task, _ = self._running.pop(key)
+            task.cancel()

@@ -1,0 +1,318 @@
+"""A ZooKeeper in memory, behind the port: versions, ephemerals, sequence numbers, watches, transactions, sessions.
+
+`Server` is the ensemble, `FakeZooKeeper` one client. A client hears of the end of its session at once if it watches
+something, otherwise at its next request, which is what a driver that only now and then asks sees of a real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from kazoo.client import KazooClient
+
+from bookies.errors import ClientClosed, SessionExpired
+from bookies.runtime.kazoo_client import KazooZooKeeper
+from bookies.runtime.zookeeper import (
+    ANY_VERSION,
+    Acl,
+    Check,
+    Create,
+    Delete,
+    NodeExists,
+    NodeMissing,
+    NotEmpty,
+    Operation,
+    OutcomeUnknown,
+    Refusal,
+    SetData,
+    Stat,
+    WrongVersion,
+    ZooKeeper,
+)
+
+Watch = Callable[[], None]
+
+
+@dataclasses.dataclass
+class Node:
+    data: bytes
+    acl: Acl
+    czxid: int
+    mzxid: int
+    pzxid: int
+    ctime_ms: int
+    owner: int = 0
+    version: int = 0
+    cversion: int = 0
+    sequence: int = 0  # of children ever made
+    children: dict[str, None] = dataclasses.field(default_factory=dict)
+
+    def stat(self) -> Stat:
+        return Stat(
+            self.czxid,
+            self.mzxid,
+            self.pzxid,
+            self.ctime_ms,
+            self.version,
+            self.cversion,
+            self.owner,
+            len(self.children),
+        )
+
+
+def _split(path: str) -> tuple[str, str]:
+    parent, _, name = path.rpartition("/")
+    return parent or "/", name
+
+
+class Server:
+    """`nodes`: every znode by path. `lost_requests`, `lost_replies`: of the next changes, how many."""
+
+    def __init__(self, *paths: str) -> None:
+        self.zxid = 0
+        self.nodes = {"/": Node(b"", Acl.OPEN, 0, 0, 0, 0)}
+        self.sessions: dict[int, FakeZooKeeper] = {}
+        self.session_count = 0
+        self.lost_requests = 0
+        self.lost_replies = 0
+        self._watches: dict[tuple[str, bool], dict[tuple[FakeZooKeeper, Watch], None]] = {}
+        for path in paths:
+            self.apply([Create(path, b"", Acl.OPEN)], 0)
+
+    # -- changes -------------------------------------------------------------------------------------------------
+    def apply(self, operations: Sequence[Operation], session: int) -> list[Stat | None]:
+        """All or nothing. Raises the first `Refusal`."""
+        before = {path: dataclasses.replace(node, children=dict(node.children)) for path, node in self.nodes.items()}
+        self.zxid += 1
+        fired: list[tuple[str, bool]] = []
+        results: list[Stat | None] = []
+        for index, operation in enumerate(operations):
+            try:
+                results.append(self._apply(operation, session, fired))
+            except Refusal as refusal:
+                refusal.index = index
+                self.nodes = before
+                raise
+        self._fire(fired)
+        return results
+
+    def _apply(self, operation: Operation, session: int, fired: list[tuple[str, bool]]) -> Stat | None:
+        path = operation.path
+        if isinstance(operation, Create):
+            self._create(operation, session, fired)
+            return None
+        node = self.nodes.get(path)
+        if node is None:
+            raise NodeMissing(path)
+        if operation.version not in (ANY_VERSION, node.version):
+            raise WrongVersion(path)
+        if isinstance(operation, Check):
+            return None
+        if isinstance(operation, SetData):
+            node.data, node.mzxid, node.version = operation.data, self.zxid, node.version + 1
+            fired.append((path, False))
+            return node.stat()
+        if node.children:
+            raise NotEmpty(path)
+        del self.nodes[path]
+        parent, name = _split(path)
+        del self.nodes[parent].children[name]
+        self._touch(parent)
+        fired += [(path, False), (path, True), (parent, True)]
+        return None
+
+    def _create(self, operation: Create, session: int, fired: list[tuple[str, bool]]) -> None:
+        assert not operation.path.endswith("/")
+        parent, name = _split(operation.path)
+        if parent not in self.nodes:
+            raise NodeMissing(operation.path)
+        if operation.path in self.nodes:
+            raise NodeExists(operation.path)
+        owner = session if operation.is_ephemeral else 0
+        ctime_ms = 1_700_000_000_000 + self.zxid
+        made = Node(operation.data, operation.acl, self.zxid, self.zxid, self.zxid, ctime_ms, owner)
+        self.nodes[operation.path] = made
+        self.nodes[parent].children[name] = None
+        self.nodes[parent].sequence += 1
+        self._touch(parent)
+        fired += [(operation.path, False), (parent, True)]
+
+    def _touch(self, parent: str) -> None:
+        self.nodes[parent].cversion += 1
+        self.nodes[parent].pzxid = self.zxid
+
+    def next_sequential(self, prefix: str) -> str:
+        """As the server does: a signed number of 32 bits, the count of children ever made."""
+        parent = self.nodes.get(_split(prefix)[0])
+        number = parent.sequence if parent is not None else 0
+        number = (number + (1 << 31)) % (1 << 32) - (1 << 31)
+        return f"{prefix}{number:010d}"
+
+    # -- watches and sessions ------------------------------------------------------------------------------------
+    def watch(self, path: str, is_of_children: bool, client: FakeZooKeeper, watch: Watch) -> None:
+        self._watches.setdefault((path, is_of_children), {})[(client, watch)] = None
+
+    def unwatch(self, client: FakeZooKeeper, watch: Watch | None) -> list[Watch]:
+        """Forget one watch of a client, or all; those that were forgotten."""
+        found = []
+        for watches in self._watches.values():
+            for each in [key for key in watches if key[0] is client and watch in (None, key[1])]:
+                del watches[each]
+                found.append(each[1])
+        return found
+
+    def _fire(self, fired: list[tuple[str, bool]]) -> None:
+        for key in dict.fromkeys(fired):
+            for _, watch in self._watches.pop(key, {}):
+                asyncio.get_running_loop().call_soon(watch)
+
+    def end_session(self, session: int) -> None:
+        """Its ephemeral znodes go, in one transaction each."""
+        client = self.sessions.pop(session, None)
+        for path in [path for path, node in self.nodes.items() if node.owner == session]:
+            self.apply([Delete(path)], session)
+        if client is not None and client.session_id == session:
+            client.session_ended()
+
+
+class FakeZooKeeper:
+    """See `bookies.runtime.zookeeper.ZooKeeper`."""
+
+    def __init__(self, server: Server) -> None:
+        self.hosts = "fake:2181"
+        self.server = server
+        self.session_id: int | None = None
+        self._is_closed = False
+        self._is_lost = False  # the session is gone, and we have not heard of it
+        self._session_lost: Watch = lambda: None
+
+    async def open(self) -> None:
+        await asyncio.sleep(0)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.server.session_count += 1
+        self.session_id = self.server.session_count
+        self.server.sessions[self.session_id] = self
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        self._is_closed = True
+        session, self.session_id = self.session_id, None
+        self.server.unwatch(self, None)
+        if session is not None:
+            self.server.end_session(session)
+
+    def on_session_lost(self, callback: Watch) -> None:
+        self._session_lost = callback
+
+    def expire(self) -> None:
+        """End the session behind the client's back, as after a long pause."""
+        assert self.session_id is not None
+        self.server.end_session(self.session_id)
+
+    def session_ended(self) -> None:
+        watches = self.server.unwatch(self, None)
+        self._is_lost = True
+        if watches:
+            asyncio.get_running_loop().call_soon(self._hear, watches)
+
+    def _hear(self, watches: Sequence[Watch]) -> None:
+        if not self._is_lost or self._is_closed:
+            return
+        self._is_lost = False
+        self._begin()
+        self._session_lost()
+        for watch in watches:
+            watch()
+
+    async def _ready(self) -> int:
+        await asyncio.sleep(0)
+        if self._is_closed:
+            raise ClientClosed("the session with fake:2181 is closed")
+        if self._is_lost:
+            self._hear([])
+            raise SessionExpired("the session with ZooKeeper at fake:2181 was lost")
+        assert self.session_id is not None
+        return self.session_id
+
+    async def _change(self, operations: Callable[[], Sequence[Operation]]) -> tuple[int, list[Stat | None]]:
+        """The transaction's number, and its results."""
+        session = await self._ready()
+        if self.server.lost_requests:
+            self.server.lost_requests -= 1
+            raise OutcomeUnknown("the connection was lost before the request came")
+        results = self.server.apply(operations(), session)
+        zxid = self.server.zxid
+        if self.server.lost_replies:
+            self.server.lost_replies -= 1
+            raise OutcomeUnknown("the connection was lost before the answer came")
+        await asyncio.sleep(0)
+        return zxid, results
+
+    async def create(
+        self, path: str, data: bytes, acl: Acl, *, is_ephemeral: bool = False, is_sequential: bool = False
+    ) -> tuple[str, Stat]:
+        made: list[str] = []
+
+        def operations() -> list[Operation]:
+            made.append(self.server.next_sequential(path) if is_sequential else path)
+            return [Create(made[0], data, acl, is_ephemeral)]
+
+        zxid, _ = await self._change(operations)
+        return made[0], Stat(zxid, zxid, zxid, 1_700_000_000_000 + zxid, 0, 0, 0, 0)
+
+    async def get(self, path: str, *, sync: bool = False) -> tuple[bytes, Stat]:
+        await self._ready()
+        node = self.server.nodes.get(path)
+        if node is None:
+            raise NodeMissing(path)
+        return node.data, node.stat()
+
+    async def exists(self, path: str, *, sync: bool = False, watch: Watch | None = None) -> Stat | None:
+        await self._ready()
+        if watch is not None:
+            self.server.watch(path, False, self, watch)
+        node = self.server.nodes.get(path)
+        return None if node is None else node.stat()
+
+    async def children(self, path: str, *, sync: bool = False, watch: Watch | None = None) -> tuple[list[str], Stat]:
+        await self._ready()
+        node = self.server.nodes.get(path)
+        if node is None:
+            raise NodeMissing(path)
+        if watch is not None:
+            self.server.watch(path, True, self, watch)
+        return sorted(node.children), node.stat()
+
+    async def set(self, path: str, data: bytes, version: int = ANY_VERSION) -> Stat:
+        stat = (await self.multi([SetData(path, data, version)]))[0]
+        assert stat is not None
+        return stat
+
+    async def delete(self, path: str, version: int = ANY_VERSION) -> None:
+        await self.multi([Delete(path, version)])
+
+    async def multi(self, operations: Sequence[Operation]) -> list[Stat | None]:
+        return (await self._change(lambda: operations))[1]
+
+    def unwatch(self, watch: Watch) -> None:
+        self.server.unwatch(self, watch)
+
+
+async def end_session(zookeeper: ZooKeeper) -> None:
+    """End a client's session behind its back, as after a long pause: by another client that knows its password."""
+    if isinstance(zookeeper, FakeZooKeeper):
+        zookeeper.expire()
+        return
+    assert isinstance(zookeeper, KazooZooKeeper)
+    other = KazooClient(hosts=zookeeper.hosts, client_id=zookeeper._client.client_id)
+
+    def end() -> None:
+        other.start()
+        other.stop()
+        other.close()
+
+    await asyncio.to_thread(end)
