@@ -118,7 +118,12 @@ class Catalog:
         self._pending: list[bytes] = []
 
     def found(self, contents: Contents | None) -> None:
-        """What the file said at the start. Where its end was lost, index files may be younger: they are believed."""
+        """What the file said at the start.
+
+        Its end may be lost: any crash can tear the last thing that was appended, which no index file has followed yet.
+        So what was said before goes on to count. If damage has taken more, index files are younger, look damaged, and
+        are built again.
+        """
         if contents is None:
             return
         self.is_trusted = not contents.problem
@@ -127,8 +132,10 @@ class Catalog:
         self.marks = contents.marks
         if not self.is_trusted:
             for known in self.ledgers.values():
-                known.pages, known.older = {}, {}
-                known.is_partial = known.is_doubted = True
+                known.is_doubted = True
+                if contents.has_other_pages:
+                    known.pages, known.older = {}, {}
+                    known.is_partial = True
 
     def contents(self) -> Contents:
         return Contents(self._page_size, self.ledgers, self.marks, self.holes)

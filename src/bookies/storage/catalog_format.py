@@ -48,7 +48,7 @@ class Known:
     `pages`: number to crc32 of what is, or is about to be, in the file; 0 pages are absent. `older`: what may be there
     instead if a crash came in between. `is_partial`: pages that are not named are believed as they are. `is_fresh`: the
     file was about to be made when the catalog ended, so the journal has all that would be in it. `is_doubted`: the rest
-    of the catalog is lost, so the file may be younger.
+    of the catalog is lost, so the file may be younger: then its header counts too, and its pages are built again.
     """
 
     header: bytes = b""
@@ -106,13 +106,17 @@ def checker(known: Known | None, page_size: int) -> Callable[[int, bytes], bool]
 
 @dataclass
 class Contents:
-    """What a catalog says. `marks`: of the last checkpoint. `problem`: why the rest of the file was not believed."""
+    """What a catalog says. `marks`: of the last checkpoint. `problem`: why the rest of the file was not believed.
+
+    `has_other_pages`: pages had another size then, so nothing can be compared with their checksums.
+    """
 
     page_size: int
     ledgers: dict[int, Known] = field(default_factory=dict)
     marks: tuple[LogMark, ...] = ()
     holes: list[str] = field(default_factory=list)
     problem: str = ""
+    has_other_pages: bool = False
 
 
 def checksum_of(data: Buffer, page_size: int) -> int:
@@ -184,6 +188,7 @@ def parse(data: bytes, page_size: int) -> Contents:
         return contents
     if size_then != page_size:
         contents.problem, page_size = f"pages had {size_then:,} bytes then", size_then
+        contents.has_other_pages = True
     absent = checksum_of(b"", page_size)
     unsettled: dict[int, Known] = {}
     at = _FILE.size

@@ -292,14 +292,17 @@ class Checkpointer:
                         raise
 
     async def _write_index(self, marks: Marks | None) -> None:
-        frozen = self._index.freeze()
-        try:
-            await self._log_worker.run(self._log.sync)
-            await self._index.write(frozen, self.worker)
-            if marks is not None:
-                await self._index.settle(marks, self.worker)
-        finally:
-            self._index.unfreeze(frozen)
+        while True:
+            frozen = self._index.freeze()
+            try:
+                await self._log_worker.run(self._log.sync)
+                await self._index.write(frozen, self.worker)
+            finally:
+                self._index.unfreeze(frozen)
+            if not self._index.has_proven:
+                break
+        if marks is not None:
+            await self._index.settle(marks, self.worker)
 
     async def _rescue(self) -> None:
         """Write again what lost logs had not synced, and let the slots name the new places. Raises as a flush does."""

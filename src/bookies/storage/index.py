@@ -38,14 +38,14 @@ from bookies.storage.catalog import Catalog, CatalogFile
 from bookies.storage.catalog_format import Contents, Known
 from bookies.storage.health import DirectoryHealth
 from bookies.storage.index_files import IndexFiles, IndexWrite, LoadedIndex, WrongPage
-from bookies.storage.index_ledger import Ledger, Page, lac_of
+from bookies.storage.index_ledger import Ledger, lac_of
+from bookies.storage.index_pages import PageCache
 from bookies.storage.mark_format import LogMark
 from bookies.storage.readers import Readers
 from bookies.storage.slots import pieces, replaced
 
 T = TypeVar("T")
 
-PAGE_OVERHEAD = 300  # bytes of Python objects for each page
 LEDGERS_MAX = 50_000  # ledgers kept in memory although nobody uses them
 WRITE_FILES_MAX = 256  # index files written by one call of the worker, and synced together
 WRITE_SIZE_MAX = 8 << 20  # bytes, likewise
@@ -56,7 +56,7 @@ LOOK_TRIES = 5  # a page that is written while it is read looks damaged
 class LedgerIndex:
     """All ledgers of a bookie. Owned by the loop's thread.
 
-    `writer` runs on the checkpoint's worker. `clean_size`, `dirty_size`: bytes of pages in memory.
+    `writer` runs on the checkpoint's worker. `cache`: pages in memory.
     """
 
     def __init__(
@@ -67,13 +67,12 @@ class LedgerIndex:
         readers: Readers,
         health: DirectoryHealth | None = None,
     ) -> None:
-        self.clean_size = 0
-        self.dirty_size = 0
+        self.cache = PageCache(config.index_cache_size)
         self.damaged_count = 0  # files that were not believed any more
+        self.has_proven = False  # slots that were built again have become durable since the last freeze
         self._random = runtime.random
         self._page_size = config.index_page_size
         self.slots_per_page = self._per_page = layout.slots_per_page(config.index_page_size)
-        self._cache_size = config.index_cache_size
         self._directories = list(directories)
         self._health = health or DirectoryHealth(directories, directories, keeps_going=False)
         self._readers = readers
@@ -90,7 +89,6 @@ class LedgerIndex:
         self._ledgers: dict[int, Ledger] = {}
         self._loading: dict[int, asyncio.Future[LoadedIndex]] = {}
         self._loading_pages: dict[tuple[int, int], asyncio.Future[bytes]] = {}
-        self._clean: dict[tuple[int, int], Page] = {}  # the least recently used first
         self._dirty: dict[int, Ledger] = {}
 
     # -- ledgers -------------------------------------------------------------------------------------------------
@@ -266,11 +264,12 @@ class LedgerIndex:
         self._events.error(
             "storage.index_damaged", path=self._paths.get(ledger_id, ""), ledger=ledger_id, problem=damage
         )
-        for number, page in ledger.pages.items():
-            self._change(ledger, number, page)
+        for number in ledger.pages:
+            self._change(ledger, number)
         for key in [key for key in self._loading_pages if key[0] == ledger_id]:
             del self._loading_pages[key]  # Pages of that file: nobody takes them over.
         ledger.path, ledger.size, ledger.is_lac_known, ledger.is_built = None, 0, False, False
+        ledger.is_rebuilt = ledger.is_proving = False
         self._readers.forget_index(ledger_id, self._paths[ledger_id])
         self.set_header(ledger, ledger.header.with_state(layout.STATE_REBUILDING))
         self._want_rebuild(ledger_id)
@@ -300,9 +299,12 @@ class LedgerIndex:
         if missing:
             slots = b"".join(entries[entry_id].to_bytes(layout.SLOT_SIZE, "big", signed=True) for entry_id in missing)
             await self.install(ledger_id, missing, slots)
+            ledger.is_lac_known = False  # The last entry may be one of them.
         if not is_complete and self._health.failed:
             ledger.is_built = True
             return len(missing)
+        # The journal does not have them: until the slots are durable the file has to say that some are missing.
+        ledger.is_rebuilt = True
         header = ledger.header.without_state(layout.STATE_REBUILDING)
         self.set_header(ledger, header if is_complete else header.with_state(layout.STATE_LIMBO | layout.STATE_FENCED))
         return len(missing)
@@ -329,14 +331,7 @@ class LedgerIndex:
         if ledger is not None:
             assert ledger.frozen is None
             ledger.is_deleted = True
-            for number, page in ledger.pages.items():
-                size = len(page.data) + PAGE_OVERHEAD
-                if page.is_dirty:
-                    self.dirty_size -= size
-                else:
-                    del self._clean[ledger_id, number]
-                    self.clean_size -= size
-            ledger.pages.clear()
+            self.cache.forget(ledger)
             for key in [key for key in self._loading_pages if key[0] == ledger_id]:
                 del self._loading_pages[key]
 
@@ -381,9 +376,7 @@ class LedgerIndex:
         if page is None:
             return None if self._is_in_file(ledger, number) else b""
         if not page.is_dirty:
-            key = (ledger.ledger_id, number)
-            if (clean := self._clean.pop(key, None)) is not None:
-                self._clean[key] = clean
+            self.cache.touch(ledger, number)
         count = min(count, self._per_page - index)
         return bytes(page.data[index * layout.SLOT_SIZE : (index + count) * layout.SLOT_SIZE])
 
@@ -415,14 +408,10 @@ class LedgerIndex:
                 if self._is_in_file(ledger, number):
                     await self._load_page(ledger, number)
                 else:
-                    self._add_page(ledger, number, b"")
-            self._change(ledger, number, page)
-            data = page.data
-            end = (index + count) * layout.SLOT_SIZE
-            if len(data) < end:
-                self.dirty_size += end - len(data)
-                data.extend(bytes(end - len(data)))
-            data[index * layout.SLOT_SIZE : end] = slots[start * layout.SLOT_SIZE : (start + count) * layout.SLOT_SIZE]
+                    self.cache.add(ledger, number, b"")
+            self._change(ledger, number)
+            part = slots[start * layout.SLOT_SIZE : (start + count) * layout.SLOT_SIZE]
+            self.cache.set_slots(page, index, part)
         ledger.last_entry_id = max(ledger.last_entry_id, entry_ids[-1])
 
     async def entry_runs(self, ledger: Ledger) -> list[range]:
@@ -449,7 +438,7 @@ class LedgerIndex:
                 if attempt and page is not None and not page.is_dirty:
                     self.damaged_count += 1
                     self._events.error("storage.index_page_restored", path=ledger.path, page=error.page)
-                    self._change(ledger, error.page, page)  # What is in memory is written again.
+                    self._change(ledger, error.page)  # What is in memory is written again.
                 await self.slots(ledger, error.page * self._per_page, 1)  # which says whether it is
             except OSError as error:
                 raise ReadFailed(f"index file: {error}", ledger_id=ledger.ledger_id) from error
@@ -476,8 +465,8 @@ class LedgerIndex:
                 old = bytes(page.data[at : at + size])
                 merged = replaced(old, new[: len(old)], prefix)
                 if merged != old:
-                    self._change(ledger, number, page)
-                    page.data[at : at + len(old)] = merged
+                    self._change(ledger, number)
+                    self.cache.set_slots(page, index, merged)
         except LedgerUnknownToBookie:
             return
         finally:
@@ -526,47 +515,20 @@ class LedgerIndex:
         elif error is None:
             assert number not in ledger.pages
             if self.catalog.is_right(ledger.ledger_id, number, future.result()):
-                self._add_page(ledger, number, future.result())
+                self.cache.add(ledger, number, future.result())
             else:
                 self._condemn(ledger, f"page {number} is not what was written")
 
-    def _add_page(self, ledger: Ledger, number: int, data: bytes) -> None:
-        """Add a clean page, at the expense of older ones."""
-        page = ledger.pages[number] = Page(data)
-        self._add_clean(ledger, number, page)
-        self._evict()
-
-    def _evict(self) -> None:
-        """Drop the least recently used clean pages above the budget, but never the youngest."""
-        while self.clean_size > max(0, self._cache_size - self.dirty_size) and len(self._clean) > 1:
-            (ledger_id, oldest), dropped = next(iter(self._clean.items()))
-            del self._clean[ledger_id, oldest]
-            del self._ledgers[ledger_id].pages[oldest]
-            self.clean_size -= len(dropped.data) + PAGE_OVERHEAD
-
-    def _add_clean(self, ledger: Ledger, number: int, page: Page) -> None:
-        page.is_dirty = page.is_frozen = False
-        self._clean[ledger.ledger_id, number] = page
-        self.clean_size += len(page.data) + PAGE_OVERHEAD
-
-    def _change(self, ledger: Ledger, number: int, page: Page) -> None:
+    def _change(self, ledger: Ledger, number: int) -> None:
         """The page is about to change."""
-        if page.is_frozen:
-            page.data = bytearray(page.data)
-            page.is_frozen = False
-        if not page.is_dirty:
-            page.is_dirty = True
-            del self._clean[ledger.ledger_id, number]
-            size = len(page.data) + PAGE_OVERHEAD
-            self.clean_size -= size
-            self.dirty_size += size
+        if self.cache.change(ledger, number):
             self._dirty[ledger.ledger_id] = ledger
 
     # -- writing -------------------------------------------------------------------------------------------------
     @property
     def is_pressed(self) -> bool:
-        """Dirty pages take more than half of the budget."""
-        return self.dirty_size > self._cache_size // 2
+        """There is so much to write that it should not wait for a checkpoint."""
+        return self.cache.is_pressed
 
     @property
     def is_dirty(self) -> bool:
@@ -574,10 +536,12 @@ class LedgerIndex:
 
     def freeze(self) -> list[Ledger]:
         """Fix the dirty pages as they are now, for `write`; only one freeze at a time."""
+        self.has_proven = False
         dirty = list(self._dirty.values())
         for ledger in dirty:
             assert ledger.frozen is None
             ledger.frozen = {}
+            ledger.is_proving = ledger.is_rebuilt
             for number in sorted(number for number, page in ledger.pages.items() if page.is_dirty):
                 page = ledger.pages[number]
                 page.is_frozen = True
@@ -612,7 +576,7 @@ class LedgerIndex:
                 raise
             for ledger, change, file_size in zip(ledgers, writes, sizes, strict=True):
                 self._written(ledger, change, file_size)
-            self._evict()
+            self.cache.evict()
 
     async def _move_catalog(self, worker: Worker) -> None:
         """Away from a directory that has failed. Raises: DiskFull, OSError."""
@@ -654,14 +618,15 @@ class LedgerIndex:
             path = posixpath.join(
                 self._random.choice(self._health.places(self._directories)), layout.path_of(ledger.ledger_id)
             )
-        header = layout.pack_header(ledger.header) if ledger.is_header_dirty or ledger.path is None else None
+        header = ledger.header.with_state(layout.STATE_REBUILDING) if ledger.is_rebuilt else ledger.header
+        packed = layout.pack_header(header) if ledger.is_header_dirty or ledger.path is None else None
         ledger.is_header_dirty = False
         pages: list[tuple[int, Buffer]] = [
             (number, data if len(data) == self._page_size else bytes(data).ljust(self._page_size, b"\0"))
             for number, data in ledger.frozen.items()
         ]
-        change = IndexWrite(path, ledger.path is None, header, pages)
-        self.catalog.stage(ledger.ledger_id, change, ledger.header)
+        change = IndexWrite(path, ledger.path is None, packed, pages)
+        self.catalog.stage(ledger.ledger_id, change, header)
         return change
 
     def _written(self, ledger: Ledger, change: IndexWrite, file_size: int) -> None:
@@ -679,11 +644,12 @@ class LedgerIndex:
         ledger.path = self._paths[ledger.ledger_id] = change.path
         ledger.size = max(ledger.size, file_size)
         for number in ledger.frozen:
-            page = ledger.pages[number]
-            if page.is_frozen:
-                self.dirty_size -= len(page.data) + PAGE_OVERHEAD
-                self._add_clean(ledger, number, page)
+            self.cache.written(ledger, number)
         ledger.frozen = None
+        if ledger.is_proving:
+            ledger.is_rebuilt = ledger.is_proving = False
+            self.has_proven = True
+            self.set_header(ledger, ledger.header)  # Now the file may say what is known.
         if not ledger.is_header_dirty and not any(page.is_dirty for page in ledger.pages.values()):
             self._dirty.pop(ledger.ledger_id, None)
 

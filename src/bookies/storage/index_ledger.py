@@ -40,6 +40,8 @@ class Ledger:
     is_key_logged: bool = False  # a LEDGER_KEY record of this process precedes whatever is queued from now on
     is_fence_pending: bool = False  # its FENCE record may not be durable yet
     is_built: bool = False  # again, from all that can be read while a directory has failed; more may come back with it
+    is_rebuilt: bool = False  # its slots were built again, and are not durable yet: the file goes on saying so
+    is_proving: bool = False  # they are being written
     is_deleted: bool = False  # the index does not know it any more; whoever still holds this object has to let go
     users: int = 0  # coroutines that keep hold of this object while they wait
     pages: dict[int, Page] = field(default_factory=dict)

@@ -147,7 +147,9 @@ async def open_storage(parts: Opened, events: Events) -> None:
         journal.mark = mark
     has_changes = restorer.report.entry_count > 0 or parts.index.is_dirty
     try:
-        async with _explaining(parts, stores, restorer.report.size + parts.index.dirty_size, discards=has_changes):
+        async with _explaining(
+            parts, stores, restorer.report.size + parts.index.cache.dirty_size, discards=has_changes
+        ):
             await checkpointer.checkpoint(tuple(marks))
             parts.is_covered = True
     except DiskFull:

@@ -126,7 +126,7 @@ def test_full_disks_are_told_with_what_ends_it(world: World) -> None:
         server = await world.start(**SETTINGS, disk_check_interval_ms=100)
         caller, token = await caller_of(world)
         disks = (await caller.ask(request(token, "disks")))["result"]
-        assert (disks["mode"], disks["reason"], disks["recoveries"]) == ("read-write", None, "taken")
+        assert (disks["mode"], disks["reason"], disks["recoveries"]) == ("writable", None, "taken")
         assert list(disks["directory"]) == ["/ledgers/current", "/journal/current"]
         usage, world.disk.usage = world.disk.usage, lambda path: (1 << 40, 1 << 30)  # type: ignore[method-assign]
         await asyncio.sleep(1)

@@ -103,7 +103,7 @@ def test_what_changes_while_it_is_written_is_written_again() -> None:
         await bench.flush()
         assert bench.in_file() == [5] * 2 + [7] * 9 + [5] * 5
         assert not bench.index.is_dirty
-        assert bench.index.dirty_size == 0
+        assert bench.index.cache.dirty_size == 0
         assert (await bench.load_anew(1)).header.is_fenced
 
     run(script)
@@ -136,7 +136,7 @@ def test_clean_pages_are_dropped_and_read_again() -> None:
         ledger = bench.index.get(1)
         assert ledger is not None
         assert len(ledger.pages) < 20
-        assert bench.index.clean_size <= 4096
+        assert bench.index.cache.clean_size <= 4096
         assert await bench.in_memory(100 * SLOTS) == [3] * 100 * SLOTS
         await bench.install(range(5, 7), 4)
         assert await bench.in_memory(8) == [3] * 5 + [4] * 2 + [3]
