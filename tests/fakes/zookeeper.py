@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from kazoo.client import KazooClient
 
-from bookies.errors import ClientClosed, SessionExpired
+from bookies.errors import ClientClosed, MetadataError, SessionExpired
 from bookies.runtime.kazoo_client import KazooZooKeeper
 from bookies.runtime.zookeeper import (
     ANY_VERSION,
@@ -68,7 +68,10 @@ def _split(path: str) -> tuple[str, str]:
 
 
 class Server:
-    """`nodes`: every znode by path. `lost_requests`, `lost_replies`: of the next changes, how many."""
+    """`nodes`: every znode by path. `lost_requests`, `lost_replies`: of the next changes, how many.
+
+    `is_silent`: nobody gets an answer.
+    """
 
     def __init__(self, *paths: str) -> None:
         self.zxid = 0
@@ -77,6 +80,7 @@ class Server:
         self.session_count = 0
         self.lost_requests = 0
         self.lost_replies = 0
+        self.is_silent = False
         self._watches: dict[tuple[str, bool], dict[tuple[FakeZooKeeper, Watch], None]] = {}
         for path in paths:
             self.apply([Create(path, b"", Acl.OPEN)], 0)
@@ -232,6 +236,8 @@ class FakeZooKeeper:
         await asyncio.sleep(0)
         if self._is_closed:
             raise ClientClosed("the session with fake:2181 is closed")
+        if self.server.is_silent:
+            raise MetadataError("no ZooKeeper server at fake:2181 has answered")
         if self._is_lost:
             self._hear([])
             raise SessionExpired("the session with ZooKeeper at fake:2181 was lost")

@@ -6,7 +6,7 @@ Source: metadata 6.1 and 6.3.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from bookies.errors import MetadataError, SessionExpired
 from bookies.metadata.driver import BookieSet
@@ -16,6 +16,7 @@ from bookies.metadata.zk_nodes import Nodes
 from bookies.model import BookieId, BookieInfo, BookieMode
 from bookies.runtime.zookeeper import Create, Delete, NodeMissing, Operation, OutcomeUnknown, Refusal, Stat
 
+STALE_AFTER_S = 1.0  # without an answer what a bookie published when it was last read has to do
 PATIENCE = 1.2  # session timeouts that a predecessor's registration may outlive it, because servers look now and then
 _WRITABLE, _READ_ONLY = BookieMode.WRITABLE, BookieMode.READ_ONLY
 _LOOKS = (_WRITABLE, _READ_ONLY, _WRITABLE)  # so that a bookie that becomes writable meanwhile is found
@@ -29,6 +30,7 @@ class Bookies:
         self._zookeeper = nodes.zookeeper
         self._lease_s = lease_ms / 1000
         self._session = session
+        self._infos: dict[BookieId, BookieInfo] = {}  # as last read
 
     # -- registration --------------------------------------------------------------------------------------------
     async def register(self, bookie: BookieId, mode: BookieMode, info: BookieInfo) -> None:
@@ -128,7 +130,9 @@ class Bookies:
 
     # -- discovery -----------------------------------------------------------------------------------------------
     async def present(self, mode: BookieMode, watch: Callable[[], None] | None = None) -> BookieSet:
-        return await self._set_at(self._nodes.paths.registrations(mode), watch)
+        found = await self._set_at(self._nodes.paths.registrations(mode), watch)
+        await self._learn(bookie for bookie in found.bookies if bookie not in self._infos)
+        return found
 
     async def known(self) -> BookieSet:
         """With a cookie."""
@@ -143,8 +147,25 @@ class Bookies:
         return BookieSet(bookies_among(names), stat.pzxid if stat.cversion else 0)
 
     async def info(self, bookie: BookieId) -> BookieInfo | None:
+        """As it is now; while ZooKeeper does not answer, as it was last: a writer must not lose its bookies with it."""
+        known = self._infos.get(bookie)
+        if known is None:
+            return await self._read_info(bookie)
+        try:
+            async with asyncio.timeout(STALE_AFTER_S):
+                return await self._read_info(bookie)
+        except (TimeoutError, MetadataError):
+            return known
+
+    async def _read_info(self, bookie: BookieId) -> BookieInfo | None:
         for mode in _LOOKS:
             found = await self._nodes.read(self._nodes.paths.registration(bookie, mode))
             if found is not None:
-                return parse_bookie_info(bookie, found[0])
+                self._infos[bookie] = parse_bookie_info(bookie, found[0])
+                return self._infos[bookie]
+        self._infos.pop(bookie, None)
         return None
+
+    async def _learn(self, bookies: Iterable[BookieId]) -> None:
+        """Where these are, for the time when nobody can be asked; a failure is one when somebody wants to know."""
+        await asyncio.gather(*(self._read_info(bookie) for bookie in bookies), return_exceptions=True)

@@ -35,7 +35,7 @@ from bookies.runtime.zookeeper import (
     WrongVersion,
 )
 
-RECONNECT_S_MAX = 2.0  # between two attempts to reach a server
+RECONNECT_S_MAX = 2.0  # between two attempts to reach a server, and at most a fifth of a session timeout
 _Watch = Callable[[], None]
 
 
@@ -98,7 +98,9 @@ class KazooZooKeeper:
         self._client = client = kazoo.KazooClient(
             hosts=self.hosts,
             timeout=self._timeout_s,
-            connection_retry=retry.KazooRetry(max_tries=-1, delay=0.1, max_delay=RECONNECT_S_MAX),
+            connection_retry=retry.KazooRetry(
+                max_tries=-1, delay=0.1, max_delay=min(RECONNECT_S_MAX, self._timeout_s / 5)
+            ),
             auth_data=[("digest", given.digest)] if given.digest is not None else None,
             sasl_options=dict(given.sasl) or None,
             use_ssl=given.is_tls,

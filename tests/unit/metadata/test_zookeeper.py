@@ -443,6 +443,30 @@ def test_two_processes_in_different_modes_at_once() -> None:
     play(body, lease_ms=200)
 
 
+def test_where_bookies_are_is_known_while_nothing_answers() -> None:
+    """Of those in a list that was read; else a writer that has to connect again would lose them all."""
+
+    async def body(server: Server, driver: ZooKeeperDriver) -> None:
+        client = driver_of(server)
+        await client.open()
+        await driver.register(A, WRITABLE, INFO)
+        await client.bookies(WRITABLE)
+        server.is_silent = True
+        assert await client.bookie_info(A) == INFO
+        with pytest.raises(MetadataError, match="has answered"):
+            await client.bookie_info(B)
+        server.is_silent = False
+        await driver.unregister(A)
+        assert await client.bookie_info(A) is None
+        server.is_silent = True
+        with pytest.raises(MetadataError, match="has answered"):
+            await client.bookie_info(A)
+        server.is_silent = False
+        await client.close()
+
+    play(body)
+
+
 def test_strange_names_among_the_bookies_are_skipped() -> None:
     async def body(server: Server, driver: ZooKeeperDriver) -> None:
         await driver.initialize_cluster()
