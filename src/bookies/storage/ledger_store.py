@@ -19,7 +19,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from bookies.config import BookieConfig
-from bookies.errors import DataUnknown, DiskFull, ReadFailed, StorageError
+from bookies.errors import DataUnknown, DiskFull, LedgerUnknownToBookie, ReadFailed, StorageError
 from bookies.runtime.ports import Runtime
 from bookies.storage.collector import Collector
 from bookies.storage.garbage import LedgerRecords
@@ -279,11 +279,12 @@ class LedgerStore(StoreWrites, StoreReads):
         parts = self._open()
         uncertain, ledger_ids = 0, sorted(parts.index.ledger_ids())
         for ledger_id in ledger_ids:
-            with contextlib.suppress(DataUnknown, ReadFailed):
+            with contextlib.suppress(DataUnknown, ReadFailed, LedgerUnknownToBookie):
                 await self.list_entries(ledger_id)
         await parts.rebuilder.wait_idle()
         for ledger_id in ledger_ids:
-            uncertain += (await parts.index.load(ledger_id)).header.is_uncertain
+            with contextlib.suppress(LedgerUnknownToBookie):  # It was deleted meanwhile.
+                uncertain += (await parts.index.load(ledger_id)).header.is_uncertain
         return {"ledgers": len(ledger_ids), "uncertain": uncertain, "rebuilt": parts.rebuilder.count}
 
     def ledger_ids(self) -> Iterator[int]:
