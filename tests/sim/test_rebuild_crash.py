@@ -131,7 +131,7 @@ def test_ledgers_and_logs_go_while_index_files_are_built_again(machine: Any, bod
 
         async def later() -> None:
             assert store.collector is not None
-            while not store.collector.space()["is_running"]:
+            while not store.collector.space()["is_running"]:  # noqa: ASYNC110  (nothing tells)
                 await asyncio.sleep(0.001)
             await asyncio.sleep(seed * 0.001)
             await store.repair()
