@@ -7,8 +7,6 @@ import pathlib
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
-from kazoo.client import KazooClient
-from kazoo.security import make_digest_acl
 from tests.apache.zookeeper import ZooKeeperServer, zookeeper_server
 
 import bookies
@@ -201,26 +199,3 @@ def test_while_nothing_answers_calls_say_so(server: ZooKeeperServer) -> None:
         await driver.close()
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
-
-
-def test_secure_znodes_are_nobody_elses(server: ZooKeeperServer, tmp_path: pathlib.Path) -> None:
-    options = tmp_path / "zookeeper.toml"
-    options.write_text('secure = true\ndigest = "bookies:secret"\n')
-
-    async def main() -> None:
-        ours = await driver_of(f"zk://{server.address}/ledgers?options={options}")
-        await ours.initialize_cluster()
-        await ours.register(A, BookieMode.WRITABLE, INFO)
-        with pytest.raises(MetadataError, match=r"does not let us at /ledgers/LAYOUT: authenticate"):
-            await driver_of(f"zk://{server.address}/ledgers")
-        await ours.close()
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
-    client = KazooClient(hosts=server.address)
-    client.start()
-    client.add_auth("digest", "bookies:secret")
-    for path in ("/ledgers", "/ledgers/LAYOUT", "/ledgers/available/readonly", "/ledgers/INSTANCEID"):
-        acls, _ = client.get_acls(path)
-        assert acls == [make_digest_acl("bookies", "secret", all=True)]
-    client.stop()
-    client.close()
