@@ -152,10 +152,10 @@ def _others(path: pathlib.Path) -> list[pathlib.Path]:
     """The same file in the other ledger directories, as far as the cookie can be read."""
     from bookies.errors import BookKeeperError
     from bookies.runtime.files import OsDisk
-    from bookies.storage.verification import directories_of
+    from bookies.storage.offline import bookie_at
 
     try:
-        _, ledgers, _ = directories_of(OsDisk(), str(path.parent))
+        ledgers = bookie_at(OsDisk(), str(path.parent)).ledgers
     except (BookKeeperError, OSError):
         return []
     return [other for each in ledgers if (other := pathlib.Path(each) / path.name) != path]
