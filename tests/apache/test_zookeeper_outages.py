@@ -51,7 +51,10 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def bounce(server: ZooKeeperServer, how: str) -> None:
-    """Out for longer than a session, twice: killed and started again, or stopped and continued."""
+    """Out for longer than a session, twice: killed and started again, or stopped and continued.
+
+    A server that was started again gives the sessions it knew another term, so whether they are lost is a race.
+    """
     for _ in range(2):
         if how == "kill":
             server.kill()
@@ -153,8 +156,6 @@ def test_appends_go_on_and_bookies_come_back(server: ZooKeeperServer, tmp_path: 
             await bookie.start()
             drivers.append(driver)
             servers.append(bookie)
-        lost = [0]
-        drivers[0].on_session_expired(lambda: lost.__setitem__(0, lost[0] + 1))
         async with bookies.connect(uri) as client:
             writer = await client.create()
             outage = asyncio.create_task(bounce(server, how))
@@ -173,7 +174,6 @@ def test_appends_go_on_and_bookies_come_back(server: ZooKeeperServer, tmp_path: 
             await writer.close()
             reader = await client.recover(writer.ledger_id)
             assert reader.last_add_confirmed == count - 1
-        assert lost[0] >= 1
         for bookie, driver in zip(servers, drivers, strict=True):
             await bookie.stop()
             await driver.close()
