@@ -1,7 +1,7 @@
 """The control endpoint of a running bookie: a table of calls, one JSON object a line, for `bk bookie gc` and the like.
 
-It listens on a free loopback port. `control.json` in every ledger directory, beside `current`, says where, with a random
-token that every request has to name; only the bookie's user can read the file. A request is
+It listens on a free loopback port. `control.json` in every ledger directory, beside `current`, says where, with a
+random token that every request has to name; only the bookie's user can read the file. A request is
 `{"token": .., "call": .., "arguments": {..}}`, its answer `{"result": ..}` or `{"error": ..}`.
 """
 
