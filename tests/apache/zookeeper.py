@@ -17,14 +17,16 @@ _JAVA = ["java", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dz
 
 
 class ZooKeeperServer:
-    """`address`: host:port."""
+    """`address`, `secure_address`: host:port. `settings`: more lines of zoo.cfg, in which PORT is the secure port."""
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    def __init__(self, folder: pathlib.Path, settings: str = "") -> None:
         self._folder = folder
-        with socket.socket() as probe:
+        with socket.socket() as probe, socket.socket() as other:
             probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
-        self.address = f"127.0.0.1:{self._port}"
+            other.bind(("127.0.0.1", 0))
+            self._port, secure_port = probe.getsockname()[1], other.getsockname()[1]
+        self.address, self.secure_address = f"127.0.0.1:{self._port}", f"127.0.0.1:{secure_port}"
+        self._settings = settings.replace("PORT", str(secure_port))
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -33,6 +35,7 @@ class ZooKeeperServer:
         settings.write_text(
             f"tickTime={TICK_MS}\ndataDir={self._folder}/data\nclientPort={self._port}\nclientPortAddress=127.0.0.1\n"
             "admin.enableServer=false\n4lw.commands.whitelist=srvr\nmaxClientCnxns=0\nmaxSessionTimeout=60000\n"
+            + self._settings
         )
         log_settings = pathlib.Path(__file__).parent / "log4j2.properties"
         command = [*_JAVA, f"-Dlog4j2.configurationFile={log_settings}", "-cp", f"{jars()}/*"]
@@ -70,9 +73,9 @@ class ZooKeeperServer:
 
 
 @contextlib.contextmanager
-def zookeeper_server(folder: pathlib.Path) -> Iterator[ZooKeeperServer]:
+def zookeeper_server(folder: pathlib.Path, settings: str = "") -> Iterator[ZooKeeperServer]:
     """A server that answers; killed at the end."""
-    server = ZooKeeperServer(folder)
+    server = ZooKeeperServer(folder, settings)
     server.start()
     try:
         yield server

@@ -1,4 +1,4 @@
-"""A crash while index files are built again from the entry logs: at each disk call of the life that does it.
+"""Index files are built again from the entry logs: a crash at each disk call of that life; ledgers and logs that go.
 
 The sweep takes every `BK_SWEEP_STEP`-th disk call, counted from another one each time; 1 is all of them.
 """
@@ -12,9 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.fakes.records import BOOKIE, FakeRecords
 
 from bookies.errors import DataUnknown
 from bookies.sim.disk import LOSSES, PROCESS_DIES
+from bookies.storage.collection import Compaction
 from bookies.storage.ledger_store import LedgerStore
 
 Body = Callable[..., bytes]
@@ -101,3 +103,48 @@ def test_a_crash_while_index_files_are_built_again(machine: Any, body: Body, how
             raise
     assert sum(settled) > 0.9 * len(settled)
     print(f"{count} disk calls")
+
+
+@pytest.mark.parametrize("kind", ["transactional", "plain"])
+@pytest.mark.parametrize("seed", range(0, 24, 4))
+def test_ledgers_and_logs_go_while_index_files_are_built_again(machine: Any, body: Body, kind: str, seed: int) -> None:
+    """Of those that stay nothing becomes uncertain, and the bookie goes on."""
+    made = machine(
+        f"gone {seed}", entry_log_size_max=1 << 12, gc_interval_ms=1 << 40, gc_quarantine_ms=0, compaction=kind
+    )
+    records = FakeRecords.of(*range(1, 13))
+
+    async def before(store: LedgerStore, promises: Any) -> None:
+        for some in (range(1, 7), range(7, 13)):  # in logs of their own
+            for first in range(0, 40, 4):
+                for ledger_id in some:
+                    entries = {entry: body(ledger_id, entry) for entry in range(first, first + 4)}
+                    await promises.add(store, ledger_id, entries)
+                await store.checkpoint()
+
+    async def during(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        records.delete(3, 7, 8, 10, 11)
+        assert store.collector is not None
+        for path in [path for path in made.disk.files() if path.endswith(".idx")][:6]:
+            made.disk.unlink(path)
+
+        async def later() -> None:
+            assert store.collector is not None
+            while not store.collector.space()["is_running"]:  # noqa: ASYNC110  (nothing tells)
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(seed * 0.001)
+            await store.repair()
+
+        await asyncio.gather(store.collector.compact(Compaction.MAJOR, is_awaited=True), later())
+        await store.collector.compact(Compaction.MAJOR, is_awaited=True)
+        for kept in (promises.acknowledged, promises.submitted):
+            for key in [key for key in kept if key[0] not in records.ledgers]:
+                del kept[key]
+        assert (await store.repair())["uncertain"] == 0
+        await promises.check(store)
+
+    assert made.live(before)
+    assert made.live(during)
+    assert not made.failures
+    made.check()

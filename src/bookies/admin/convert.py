@@ -7,21 +7,21 @@ is left for the next start of the bookie: journals are the same.
 from __future__ import annotations
 
 import argparse
-import os
+import dataclasses
 
 from bookies.admin.common import Progress, print_json
 from bookies.admin.repair import replay_and_repair
 from bookies.admin.usage import UsageError
-from bookies.config import BookieConfig, from_environment
-from bookies.errors import CorruptRecord, StorageError
+from bookies.config import BookieConfig
 from bookies.runtime import aio
 from bookies.runtime.files import OsDisk
 from bookies.runtime.rocksdb import RocksDatabases
-from bookies.storage import inspection
 from bookies.storage.conversion import INDEX_FILES, ROCKSDB, Conversion
 from bookies.storage.conversion_check import Survey
 from bookies.storage.conversion_to_index_files import ToIndexFiles
 from bookies.storage.conversion_to_rocksdb import ToRocks
+from bookies.storage.directories import current
+from bookies.storage.offline import bookie_at, kept_page_size
 
 TARGETS: dict[str, type[Conversion]] = {INDEX_FILES: ToIndexFiles, ROCKSDB: ToRocks}
 
@@ -46,33 +46,10 @@ def convert(arguments: argparse.Namespace) -> int:
 
 def config_of(disk: OsDisk, path: str) -> BookieConfig:
     """The directories of the bookie that `path` is one of. Raises StorageError if one of them is missing."""
-    try:
-        row = inspection.cookie_row(disk, path)
-    except (CorruptRecord, FileNotFoundError) as error:
-        raise StorageError(f"{path} has no cookie that tells which directories belong together: {error}") from error
-    journals, ledgers, indexes = (
-        row[name] or [] for name in ("journal_directories", "ledger_directories", "index_directories")
-    )
-    base = _base_of(path, [*journals, *ledgers, *indexes])
-    journals, ledgers, indexes = ([os.path.join(base, each) for each in some] for some in (journals, ledgers, indexes))
-    for directory in [*journals, *ledgers, *indexes]:
-        if not disk.is_directory(directory):
-            raise StorageError(f"{directory}, which the cookie in {path} names, is not there")
-    return from_environment(
-        BookieConfig,
-        journal_directories=tuple(journals),
-        ledger_directories=tuple(ledgers),
-        index_directories=() if indexes == ledgers else tuple(indexes),
-    )
-
-
-def _base_of(path: str, names: list[str]) -> str:
-    """From where the cookie's relative names count: `path` is one of them. Else from here."""
-    given = os.path.normpath(path)
-    for name in names:
-        if not os.path.isabs(name) and f"{os.sep}{given}".endswith(f"{os.sep}{os.path.normpath(name)}"):
-            return given[: len(given) - len(os.path.normpath(name))]
-    return ""
+    config = bookie_at(disk, path).config()
+    indexes = [current(each) for each in config.index_directories or config.ledger_directories]
+    page_size = kept_page_size(disk, indexes)
+    return config if page_size is None else dataclasses.replace(config, index_page_size=page_size)
 
 
 def _tidy(conversion: Conversion, arguments: argparse.Namespace) -> int:

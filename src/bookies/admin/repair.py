@@ -19,7 +19,8 @@ from bookies.runtime.files import OsDisk
 from bookies.storage.cookie import EMPTYING
 from bookies.storage.inspection import current_of
 from bookies.storage.ledger_store import LedgerStore
-from bookies.storage.verification import describe, directories_of, verify_rows
+from bookies.storage.offline import bookie_at
+from bookies.storage.verification import describe, verify_rows
 
 
 def repair(arguments: argparse.Namespace) -> int:
@@ -29,14 +30,8 @@ def repair(arguments: argparse.Namespace) -> int:
         raise UsageError(f"{arguments.path} is not a directory")
     if disk.exists(posixpath.join(current_of(disk, arguments.path), EMPTYING)):
         raise UsageError(f"{arguments.path} is being emptied by bk bookie format: repeat that, nothing can be repaired")
-    journals, ledgers, indexes = directories_of(disk, arguments.path)
     if not arguments.dry_run:
-        config = BookieConfig(
-            journal_directories=tuple(journals),
-            ledger_directories=tuple(ledgers),
-            index_directories=() if indexes == ledgers else tuple(indexes),
-        )
-        done = aio.run(replay_and_repair(config))
+        done = aio.run(replay_and_repair(bookie_at(disk, arguments.path).config()))
     findings = [row for row in verify_rows(disk, arguments.path) if row["row"] == "finding"]
     if arguments.json:
         print_json({"done": None if arguments.dry_run else done, "findings": findings})

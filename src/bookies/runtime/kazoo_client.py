@@ -13,6 +13,8 @@ import contextlib
 import importlib
 import importlib.util
 import logging
+import ssl
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,6 +38,7 @@ from bookies.runtime.zookeeper import (
 )
 
 RECONNECT_S_MAX = 2.0  # between two attempts to reach a server, and at most a fifth of a session timeout
+STOP_S = 1.0  # beyond a session timeout, for kazoo to end its threads
 _Watch = Callable[[], None]
 
 
@@ -67,6 +70,7 @@ class KazooZooKeeper:
         self._session_lost: Callable[[], None] = lambda: None
         self._sessions_lost = 0
         self._had_session = False
+        self._replaced: asyncio.Task[None] | None = None  # ends a client that gave up
         # (is of children, path) -> (what kazoo calls, whom we call): one kazoo watch per znode however often it is read
         self._watches: dict[tuple[bool, str], tuple[Callable[[Any], None], dict[_Watch, None]]] = {}
 
@@ -98,6 +102,7 @@ class KazooZooKeeper:
         self._client = client = kazoo.KazooClient(
             hosts=self.hosts,
             timeout=self._timeout_s,
+            handler=_handler(),
             connection_retry=retry.KazooRetry(
                 max_tries=-1, delay=0.1, max_delay=min(RECONNECT_S_MAX, self._timeout_s / 5)
             ),
@@ -119,13 +124,27 @@ class KazooZooKeeper:
         self._connected.set()  # Whoever waits for a connection looks, and goes.
         client, self._client = self._client, None
         if client is not None:
-            await asyncio.to_thread(self._stop, client)
+            await self._stop(client)
 
-    @staticmethod
-    def _stop(client: Any) -> None:
-        """On a thread of its own: ends the session, and waits for kazoo's threads."""
-        client.stop()
-        client.close()
+    async def _stop(self, client: Any) -> None:
+        """End the session, on a thread of its own, because kazoo waits for its threads; but not for ever.
+
+        A session that cannot be ended ends by itself.
+        """
+        assert self._loop is not None
+        ended = asyncio.Event()
+
+        def stop() -> None:
+            try:
+                client.stop()
+                client.close()
+            finally:
+                self._post(ended.set)
+
+        threading.Thread(target=stop, name="end of a ZooKeeper session", daemon=True).start()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout_s + STOP_S):
+                await ended.wait()
 
     def _post(self, function: Callable[..., None], *arguments: object) -> None:
         """Called on kazoo's threads."""
@@ -152,7 +171,7 @@ class KazooZooKeeper:
             self._was_refused = True
             self._connected.set()
         elif detail == "CLOSED":  # Kazoo gave up, which it should not: an error of its own on its thread.
-            asyncio.get_running_loop().run_in_executor(None, self._stop, client)
+            self._replaced = asyncio.get_running_loop().create_task(self._stop(client))
             self._start()
 
     async def _wait_connected(self) -> Any:
@@ -161,9 +180,10 @@ class KazooZooKeeper:
             async with asyncio.timeout(self._timeout_s):
                 await self._connected.wait()
         except TimeoutError:
+            doubtful = "hosts, ports and certificates" if self._credentials.is_tls else "hosts and ports"
             raise MetadataError(
                 f"no ZooKeeper server at {self.hosts} has answered for {self._timeout_s:g} s; check that it runs, and "
-                "that the hosts and ports are right"
+                f"that the {doubtful} are right"
             ) from None
         if self._is_closed:
             raise ClientClosed(f"the session with {self.hosts} is closed")
@@ -299,6 +319,23 @@ class KazooZooKeeper:
     def unwatch(self, watch: _Watch) -> None:
         for _, callbacks in self._watches.values():
             callbacks.pop(watch, None)
+
+
+def _handler() -> Any:
+    """Kazoo's threads. What TLS has decrypted already counts as readable.
+
+    Kazoo waits for the socket alone, and so leaves the second of two answers that come together until something else
+    arrives.
+    """
+    handler = importlib.import_module("kazoo.handlers.threading").SequentialThreadingHandler()
+    plain = handler.select
+
+    def select(readable: Any, writable: Any, exceptional: Any, timeout: float | None = None) -> Any:
+        decrypted = [each for each in readable if isinstance(each, ssl.SSLSocket) and each.pending()]
+        return (decrypted, [], []) if decrypted else plain(readable, writable, exceptional, timeout)
+
+    handler.select = select
+    return handler
 
 
 def _resolve(future: asyncio.Future[Any], result: Any) -> None:

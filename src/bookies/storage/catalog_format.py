@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bookies.runtime.ports import Buffer
-from bookies.storage.index_format import HEADER_SIZE, IndexHeader, pack_header, parse_header
+from bookies.storage.index_format import HEADER_SIZE, SLOT_SIZE, IndexHeader, pack_header, parse_header
 from bookies.storage.mark_format import LogMark
 
 FILE_NAME = "index.catalog"
@@ -33,6 +33,7 @@ RESET = 1  # flag: the index file is written anew, earlier pages are gone
 PARTIAL = 2  # flag: the file has pages of which no checksum is known
 
 _FILE = struct.Struct(">4sII")
+FILE_HEADER_SIZE = _FILE.size
 _RECORD = struct.Struct(">II")
 _LEDGER = struct.Struct(">BqBHI")
 _DELETED = struct.Struct(">Bq")
@@ -123,6 +124,15 @@ def checksum_of(data: Buffer, page_size: int) -> int:
     """The crc32 of a page; what is missing of it counts as zeros."""
     checksum = zlib.crc32(data)
     return zlib.crc32(bytes(page_size - len(data)), checksum) if len(data) < page_size else checksum
+
+
+def page_size_of(header: bytes) -> int | None:
+    """What the first bytes of the file say of the page size; None if they cannot be right."""
+    if len(header) < FILE_HEADER_SIZE:
+        return None
+    magic, version, page_size = _FILE.unpack_from(header)
+    is_right = (magic, version) == (MAGIC, VERSION) and 0 < page_size <= PAGE_SIZE_MAX and not page_size % SLOT_SIZE
+    return page_size if is_right else None
 
 
 def pack_file_header(page_size: int) -> bytes:

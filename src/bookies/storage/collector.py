@@ -11,7 +11,8 @@ On the loop's thread, with a worker of its own for files. Source: storage 7.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from bookies.config import BookieConfig
@@ -31,6 +32,7 @@ from bookies.storage.throttle import Throttle
 START_DELAY_S = 5.0  # from the start of the bookie to the first look at its entry logs
 RECHECK_S = 1.0  # between two looks at the records of quarantined ledgers that somebody wants to write
 COPY_ROOM = 1 << 20  # bytes that a copy takes beyond its entries: headers, maps, index pages
+LOGS_WAIT_S = 60.0  # for a rebuild of index files, which needs the logs that are there, before that counts as progress
 STALL_S = 900.0  # a run without any progress for so long is begun anew
 
 
@@ -119,7 +121,7 @@ class Collector:
     async def _run_once(self, *, is_forced: bool) -> None:
         if is_forced:
             self._logs.set_aside.clear()
-        is_recovered = await self._guard("interrupted compactions", self._compactor.recover())
+        is_recovered = await self._guard("interrupted compactions", self._removing(self._compactor.recover))
         await self._guard("ledgers", self._ledgers.collect(is_forced=is_forced))
         if self._due() is Compaction.MAJOR:
             threshold = self._config.major_compaction_threshold
@@ -127,7 +129,7 @@ class Collector:
         await self._guard("entry logs", self._logs.examine())
         is_judged = await self._guard("usage", self._logs.drop_ledgers(self._ledgers.is_unwanted))
         await self._guard("lost ledgers", self._ledgers.look_for(self._logs.doubtful))
-        await self._guard("deletion", self._logs.delete_empty())
+        await self._guard("deletion", self._removing(self._logs.delete_empty))
         if is_recovered and is_judged:
             await self._compact()
 
@@ -157,8 +159,8 @@ class Collector:
                 self._waiting_logs += 1
                 continue
             is_transactional = self._config.compaction == "transactional"
-            compacting = self._compactor.compact(usage, is_transactional=is_transactional)
-            await self._guard(f"compaction of log {usage.log_id:x}", compacting)
+            compact = partial(self._compactor.compact, usage, is_transactional=is_transactional)
+            await self._guard(f"compaction of log {usage.log_id:x}", self._removing(compact))
 
     def _has_room(self, usage: LogUsage) -> bool:
         """Whether a full disk has room for the copy of a log. It comes back, with what is not wanted, at once."""
@@ -175,6 +177,21 @@ class Collector:
     @property
     def _is_full(self) -> bool:
         return self._parts.disks.is_full
+
+    async def _removing(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do what removes entry logs while nobody builds an index file from them."""
+        lock = self._parts.logs_lock
+        while True:
+            try:
+                async with asyncio.timeout(LOGS_WAIT_S):
+                    await lock.acquire()
+                break
+            except TimeoutError:
+                self._progressed()  # Waiting is no standstill.
+        try:
+            await work()
+        finally:
+            lock.release()
 
     async def _guard(self, job: str, work: Awaitable[None]) -> bool:
         """Do a part of a run; its failure is not that of the others. Whether it succeeded."""

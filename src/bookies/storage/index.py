@@ -290,9 +290,10 @@ class LedgerIndex:
         """Set the slots (entry id to location) that are missing; how many.
 
         `is_complete`: every log was read to its end, so what is missing now was never here. Otherwise the ledger stays
-        uncertain: for good or, while a directory has failed, until a start that finds it again. Raises: OSError.
+        uncertain: for good or, while a directory has failed, until a start that finds it again. Raises: OSError;
+        LedgerUnknownToBookie.
         """
-        ledger = self._ledgers[ledger_id]
+        ledger = await self.load(ledger_id)
         self._abandoned.pop(ledger_id, None)
         entry_ids = sorted(entries)
         missing: list[int] = []
@@ -405,12 +406,16 @@ class LedgerIndex:
     async def install(self, ledger_id: int, entry_ids: Sequence[int], slots: bytes) -> None:
         """Set the slots of entries (ascending ids); those that were set before now name the new place.
 
-        Raises: OSError when a page cannot be read.
+        Raises: OSError when a page cannot be read; LedgerUnknownToBookie.
         """
-        ledger = self._ledgers[ledger_id]
+        ledger = self._ledgers.get(ledger_id)
         for first, start, count in pieces(entry_ids, self._per_page):
             number, index = divmod(first, self._per_page)
-            while (page := ledger.pages.get(number)) is None:
+            while True:
+                if ledger is None or ledger.is_deleted:
+                    raise LedgerUnknownToBookie("the ledger was deleted meanwhile", ledger_id=ledger_id)
+                if (page := ledger.pages.get(number)) is not None:
+                    break
                 if self._is_in_file(ledger, number):
                     await self._load_page(ledger, number)
                 else:
@@ -418,6 +423,7 @@ class LedgerIndex:
             self._change(ledger, number)
             part = slots[start * layout.SLOT_SIZE : (start + count) * layout.SLOT_SIZE]
             self.cache.set_slots(page, index, part)
+        assert ledger is not None
         ledger.last_entry_id = max(ledger.last_entry_id, entry_ids[-1])
 
     async def entry_runs(self, ledger: Ledger) -> list[range]:

@@ -16,14 +16,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from bookies.config import BookieConfig
-from bookies.errors import DataUnknown, DiskFull, ReadFailed, StorageError
+from bookies.errors import DataUnknown, DiskFull, LedgerUnknownToBookie, ReadFailed, StorageError
 from bookies.runtime.ports import Runtime
 from bookies.storage.collector import Collector
+from bookies.storage.directories import Directories
 from bookies.storage.garbage import LedgerRecords
 from bookies.storage.index_format import IndexHeader
+from bookies.storage.offline import kept_page_size
 from bookies.storage.opening import Opened, open_journals, open_storage
 from bookies.storage.scrub import Scrubber
 from bookies.storage.store_reads import StoreReads
@@ -60,6 +63,7 @@ class LedgerStore(StoreWrites, StoreReads):
         """
         assert self._parts is None
         try:
+            await self._keep_page_size()
             self._parts = parts = Opened(self._runtime, self._config, self._changed, self._fail)
             self._running.append(parts.checkpointer.start(self._tasks))
             await open_storage(parts, self._events)
@@ -77,6 +81,18 @@ class LedgerStore(StoreWrites, StoreReads):
             self.abort()
             raise
         self._was_writable = self.is_writable
+
+    async def _keep_page_size(self) -> None:
+        """Checksums are of pages as they were when the first was written; another setting is for new bookies."""
+        worker = self._runtime.workers.start("look")
+        try:
+            indexes = Directories(self._runtime.disk, self._config).indexes
+            found = await worker.run(kept_page_size, self._runtime.disk, indexes)
+        finally:
+            worker.close()
+        if found is not None and found != self._config.index_page_size:
+            self._events.info("storage.page_size_kept", found=found, setting=self._config.index_page_size)
+            self._config = dataclasses.replace(self._config, index_page_size=found)
 
     async def _open_journals(self, parts: Opened) -> None:
         """Until there was room for the checkpoint of the start, and for the first file of each journal."""
@@ -279,11 +295,12 @@ class LedgerStore(StoreWrites, StoreReads):
         parts = self._open()
         uncertain, ledger_ids = 0, sorted(parts.index.ledger_ids())
         for ledger_id in ledger_ids:
-            with contextlib.suppress(DataUnknown, ReadFailed):
+            with contextlib.suppress(DataUnknown, ReadFailed, LedgerUnknownToBookie):
                 await self.list_entries(ledger_id)
         await parts.rebuilder.wait_idle()
         for ledger_id in ledger_ids:
-            uncertain += (await parts.index.load(ledger_id)).header.is_uncertain
+            with contextlib.suppress(LedgerUnknownToBookie):  # It was deleted meanwhile.
+                uncertain += (await parts.index.load(ledger_id)).header.is_uncertain
         return {"ledgers": len(ledger_ids), "uncertain": uncertain, "rebuilt": parts.rebuilder.count}
 
     def ledger_ids(self) -> Iterator[int]:

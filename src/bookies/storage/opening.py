@@ -11,6 +11,7 @@ Source: storage 9.5, 2.10.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import posixpath
@@ -81,7 +82,8 @@ class Opened:
             on_change,
         )
         self.removals = Removals(runtime.disk, directories.ledgers, self.index, self.checkpointer, self.cache)
-        self.rebuilder = Rebuilder(runtime, config, self.index, directories.ledgers)
+        self.logs_lock = asyncio.Lock()  # held by whoever removes entry logs, and by whoever needs them to stay
+        self.rebuilder = Rebuilder(runtime, config, self.index, directories.ledgers, self.logs_lock)
         self.report = ReplayReport()
         self.is_covered = False  # the checkpoint of the start has succeeded
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bookies.config import BookieConfig
-from bookies.errors import BookKeeperError, CorruptRecord
+from bookies.errors import BookKeeperError, CorruptRecord, LedgerUnknownToBookie
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Disk, Runtime
 from bookies.storage import entry_log_format as layout
@@ -99,9 +99,20 @@ def _is_whole(first: bytes, size: int) -> bool:
 
 
 class Rebuilder:
-    """Owned by the loop's thread; reading is done by a worker of its own."""
+    """Owned by the loop's thread; reading is done by a worker of its own.
 
-    def __init__(self, runtime: Runtime, config: BookieConfig, index: LedgerIndex, directories: Sequence[str]) -> None:
+    `logs_lock`: held while entry logs must not go, because slots that are found in them are about to be set.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: BookieConfig,
+        index: LedgerIndex,
+        directories: Sequence[str],
+        logs_lock: asyncio.Lock,
+    ) -> None:
+        self._logs_lock = logs_lock
         self._disk = runtime.disk
         self._index = index
         self._directories = list(directories)
@@ -126,7 +137,7 @@ class Rebuilder:
             self._is_busy = True
             try:
                 await self._rebuild()
-            except OSError as error:
+            except (OSError, BookKeeperError) as error:
                 # Those ledgers stay uncertain; the next start tries again.
                 self._events.error("storage.rebuild_failed", error=error)
             finally:
@@ -138,6 +149,8 @@ class Rebuilder:
         for ledger_id in self._index.take_rebuilds():
             try:
                 await self._index.load(ledger_id)
+            except LedgerUnknownToBookie:
+                continue  # It was deleted meanwhile.
             except BookKeeperError as error:
                 self._events.error("storage.rebuild_failed", ledger=ledger_id, error=error)
             else:
@@ -146,9 +159,16 @@ class Rebuilder:
         if not wanted:
             return
         self._events.info("storage.rebuild_begins", ledgers=len(wanted))
-        for ledger_id, found in wanted.items():
+        async with self._logs_lock:
+            await self._rebuild_of(wanted)
+
+    async def _rebuild_of(self, wanted: dict[int, Found]) -> None:
+        for ledger_id in list(wanted):
+            if not self._index.is_known(ledger_id):
+                del wanted[ledger_id]
+                continue
             path, known = self._index.file_of(ledger_id)
-            await self._worker.run(self._read_old, path, known, found)
+            await self._worker.run(self._read_old, path, known, wanted[ledger_id])
         for ledger_id in [ledger_id for ledger_id, found in wanted.items() if found.is_whole]:
             await self._finish(ledger_id, wanted.pop(ledger_id), set(), is_complete=True)
         if not wanted:
@@ -214,7 +234,10 @@ class Rebuilder:
             if layout.split_location(location)[0] not in readable
         }
         entries = doubted | found.kept | found.entries
-        count = await self._index.rebuilt(ledger_id, entries, is_complete=is_complete)
+        try:
+            count = await self._index.rebuilt(ledger_id, entries, is_complete=is_complete)
+        except LedgerUnknownToBookie:
+            return  # It was deleted meanwhile.
         self.count += 1
         self._events.info("storage.index_rebuilt", ledger=ledger_id, entries=count, is_complete=is_complete)
 

@@ -17,6 +17,7 @@ from bookies.errors import CorruptRecord
 from bookies.runtime.ports import Disk
 from bookies.storage import catalog_format, entry_log_format, index_format, inspection
 from bookies.storage.inspection import Row
+from bookies.storage.offline import bookie_at
 from bookies.storage.record_scan import Batch, EndKind
 from bookies.storage.replay import looks_intact
 
@@ -33,22 +34,6 @@ class _Records:
     doubtful: list[int] = field(default_factory=list)  # entries without such a checksum
 
 
-def directories_of(disk: Disk, path: str) -> tuple[list[str], list[str], list[str]]:
-    """(journal, ledger, index) directories of the bookie that `path` is one of, as its cookie names them.
-
-    Those that do not exist are left out; without a cookie, or if none exists, `path` stands for all three.
-    """
-    try:
-        row = inspection.cookie_row(disk, path)
-    except (CorruptRecord, OSError):
-        return [path], [path], [path]
-    found = [
-        [each for each in (row[name] or row["ledger_directories"]) if disk.is_directory(each)]
-        for name in ("journal_directories", "ledger_directories", "index_directories")
-    ]
-    return (found[0] or [path], found[1] or [path], found[2] or [path])
-
-
 def describe(finding: Row) -> str:
     """A row "finding" as a sentence."""
     where = finding.get("path") or f"ledger {finding['ledger']}"
@@ -57,10 +42,13 @@ def describe(finding: Row) -> str:
 
 def verify_rows(disk: Disk, path: str) -> Iterator[Row]:
     """Everything about the bookie that `path` is a directory of."""
-    journals, ledgers, indexes = directories_of(disk, path)
+    bookie = bookie_at(disk, path)
     total: Row = {"row": "total", "journals": 0, "logs": 0, "ledgers": 0, "entries": 0, "unchecked_digests": 0}
     findings = 0
-    for row in _all_rows(disk, (journals, ledgers, indexes), total):
+    for place, problem in bookie.problems.items():
+        findings += 1
+        yield {"row": "finding", "path": place, "problem": problem, "remedy": "put it back, or mount the disk"}
+    for row in _all_rows(disk, (bookie.journals, bookie.ledgers, bookie.indexes), total):
         findings += row["row"] == "finding"
         yield row
     yield total | {"findings": findings}

@@ -148,10 +148,10 @@ def test_used_wrongly(capsys: pytest.CaptureFixture[str]) -> None:
     pathlib.Path("journal/current").rmdir()
     pathlib.Path("journal").rmdir()
     assert convert("--to", "index-files") == 1
-    assert "journal, which the cookie in ledgers names, is not there" in capsys.readouterr().err
+    assert "journal: it is not there, and the cookie in ledgers names it" in capsys.readouterr().err
     (LEDGERS / "VERSION").unlink()
     assert convert("--to", "index-files") == 1
-    assert "has no cookie" in capsys.readouterr().err
+    assert "it has no VERSION" in capsys.readouterr().err
 
 
 def test_inspection(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from bookies.config import BookieConfig
 from bookies.runtime.files import OsDisk
 from bookies.sim import damage
 from bookies.storage.cookie import master_cookie
+from bookies.storage.offline import kept_page_size
 
 
 def files_below(path: pathlib.Path) -> dict[str, bytes]:
@@ -71,3 +72,43 @@ def test_a_bookie_that_is_being_given_up_is_left_alone(
     assert main(["inspect", "directory", str(bookie / "ledgers")]) == 1
     assert "is being emptied: repeat bk bookie format" in capsys.readouterr().out
     assert files_below(bookie) == before
+
+
+@pytest.mark.parametrize("state", ["absent", "empty"])
+@pytest.mark.parametrize("missing", ["journal", "ledgers2"])
+def test_nothing_is_built_while_a_disk_is_not_there(
+    bookie: pathlib.Path, state: str, missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is on it would be missing in the new index, and what is written would be hidden under it."""
+    config = BookieConfig(
+        journal_directories=(str(bookie / "journal"),),
+        ledger_directories=(str(bookie / "ledgers"), str(bookie / "ledgers2")),
+    )
+    (bookie / "ledgers2" / "current").mkdir(parents=True)
+    for directory in ("journal", "ledgers", "ledgers2"):
+        (bookie / directory / "current" / "VERSION").write_bytes(master_cookie(config, "b1", "cluster").pack())
+    (bookie / missing).rename(bookie / "away")
+    if state == "empty":
+        (bookie / missing).mkdir()
+    before = files_below(bookie)
+    path = str(bookie / "ledgers")
+    assert main(["bookie", "repair", path]) == 1
+    assert "mount the disk" in capsys.readouterr().err
+    assert main(["bookie", "convert", path, "--to", "rocksdb"]) == 1
+    assert "mount the disk" in capsys.readouterr().err
+    assert main(["inspect", "directory", path, "--verify"]) == 1
+    assert f"finding: {bookie / missing}: it " in capsys.readouterr().out
+    assert files_below(bookie) == before
+
+
+def test_pages_keep_the_size_they_have(bookie: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their checksums are of that size: with another one damage would go unnoticed."""
+    [page_size] = {BookieConfig().index_page_size * 2}
+    monkeypatch.setenv("BK_INDEX_PAGE_SIZE", str(page_size))
+    catalog = bookie / "ledgers" / "current" / "index.catalog"
+    before = kept_page_size(OsDisk(), [str(catalog.parent)])
+    index = bookie / "ledgers" / "current" / "0" / "1" / "1.idx"
+    index.write_bytes(index.read_bytes()[:1040])
+    assert main(["bookie", "repair", str(bookie / "ledgers"), "--json"]) == 0
+    assert kept_page_size(OsDisk(), [str(catalog.parent)]) == before != page_size
+    assert index.stat().st_size > 1040

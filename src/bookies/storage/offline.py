@@ -1,0 +1,115 @@
+"""A stopped bookie as its files tell of it: which directories it has, and whether all of them are there.
+
+Tools that change a bookie's files go by this. Where a disk is not mounted its place is missing or empty, and whoever
+took that for all there is would build indexes without what is on the disk, or write where the disk will be mounted.
+
+Source: storage 1.2, 9.1.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bookies.config import BookieConfig, from_environment
+from bookies.errors import CorruptRecord, StorageError
+from bookies.runtime.ports import Disk
+from bookies.storage import catalog_format, cookie
+from bookies.storage.cookie import Cookie
+from bookies.storage.inspection import current_of
+
+
+@dataclass
+class Offline:
+    """`journals`, `ledgers`, `indexes`: directories that are there. `problems`: path to what is wrong with others."""
+
+    journals: list[str]
+    ledgers: list[str]
+    indexes: list[str]
+    problems: dict[str, str] = field(default_factory=dict)
+
+    def config(self) -> BookieConfig:
+        """Settings of the environment, and these directories. Raises StorageError for problems."""
+        for path, problem in self.problems.items():
+            raise StorageError(f"{path}: {problem}. Nothing was changed. Put it back, or mount the disk, first")
+        return from_environment(
+            BookieConfig,
+            journal_directories=tuple(self.journals),
+            ledger_directories=tuple(self.ledgers),
+            index_directories=() if self.indexes == self.ledgers else tuple(self.indexes),
+        )
+
+
+def bookie_at(disk: Disk, path: str) -> Offline:
+    """The bookie that `path` is one of the directories of. Reads only. Raises: OSError."""
+    own, problem = _cookie_in(disk, path)
+    if own is None:
+        return Offline([path], [path], [path], {path: problem})
+    names = [own.journal_directories.split(","), [*own.ledger_directories], [*own.directories_of_index]]
+    base = _base_of(path, [name for some in names for name in some])
+    found = Offline([], [], [])
+    for some, there in zip(names, (found.journals, found.ledgers, found.indexes), strict=True):
+        for name in some:
+            place = posixpath.join(base, name)
+            if problem := _problem_of(disk, place, own, path):
+                found.problems[place] = problem
+            if disk.is_directory(place):
+                there.append(place)
+    return found
+
+
+def _problem_of(disk: Disk, path: str, own: Cookie, named_in: str) -> str:
+    if not disk.is_directory(path):
+        return f"it is not there, and the cookie in {named_in} names it: bookie {own.bookie} has files in it"
+    found, problem = _cookie_in(disk, path)
+    if found is None:
+        return problem
+    if (found.bookie, found.instance_id) != (own.bookie, own.instance_id):
+        return f"it belongs to bookie {found.bookie} of cluster {found.instance_id}, not to {own.bookie}"
+    return ""
+
+
+def _cookie_in(disk: Disk, path: str) -> tuple[Cookie | None, str]:
+    """The cookie of a directory, or why there is none."""
+    file = posixpath.join(current_of(disk, path), cookie.FILE_NAME)
+    try:
+        return cookie.parse(disk.read_bytes(file), path=file), ""
+    except FileNotFoundError:
+        return (
+            None,
+            f"it has no {cookie.FILE_NAME}: its disk is not mounted, it was wiped, or it is no bookie's",
+        )
+    except CorruptRecord as error:
+        return None, f"its {cookie.FILE_NAME} is damaged: {error}"
+
+
+def _base_of(path: str, names: Sequence[str]) -> str:
+    """From where the cookie's relative names count: `path` is one of them. Else from here."""
+    given = os.path.normpath(path)
+    if os.path.basename(given) == cookie.CURRENT:
+        given = os.path.dirname(given)
+    absolute = os.path.abspath(given)
+    for name in names:
+        relative = os.path.normpath(name)
+        if os.path.isabs(name):
+            continue
+        if f"{os.sep}{given}".endswith(f"{os.sep}{relative}"):
+            return given[: len(given) - len(relative)]
+        if absolute.endswith(f"{os.sep}{relative}"):
+            return absolute[: len(absolute) - len(relative)]
+    return ""
+
+
+def kept_page_size(disk: Disk, directories: Sequence[str]) -> int | None:
+    """The page size that the catalog was written with. `directories`: index directories' `current`. Raises: OSError."""
+    for directory in directories:
+        path = posixpath.join(directory, catalog_format.FILE_NAME)
+        if disk.exists(path):
+            file = disk.open(path, "r")
+            try:
+                return catalog_format.page_size_of(file.pread(catalog_format.FILE_HEADER_SIZE, 0))
+            finally:
+                file.close()
+    return None
