@@ -63,7 +63,9 @@ class Collector:
         self._ledgers.instance_id = instance_id
         throttle = Throttle(config.compaction_rate_size)
         self._logs = SealedLogs(runtime, parts, self._worker, throttle, self._events)
-        self._compactor = Compactor(runtime, parts, self._worker, self._logs, throttle, self._events)
+        self._compactor = Compactor(
+            runtime, parts, self._worker, self._logs, throttle, self._events, self._ledgers.is_unwanted
+        )
         self._logs.on_progress = self._progressed
         self._progress_count = 0
         self._is_running = False
@@ -125,9 +127,10 @@ class Collector:
             threshold = self._config.major_compaction_threshold
             await self._guard("active entry log", self._parts.checkpointer.roll_log(threshold))
         await self._guard("entry logs", self._logs.examine())
-        await self._guard("usage", self._logs.drop_ledgers(self._ledgers.is_unwanted))
+        is_judged = await self._guard("usage", self._logs.drop_ledgers(self._ledgers.is_unwanted))
+        await self._guard("lost ledgers", self._ledgers.look_for(self._logs.doubtful))
         await self._guard("deletion", self._removing(self._logs.delete_empty))
-        if is_recovered:
+        if is_recovered and is_judged:
             await self._compact()
 
     async def _compact(self) -> None:
@@ -148,6 +151,9 @@ class Collector:
         for usage in chosen:
             if self._is_suspended:
                 return
+            if self._logs.is_doubtful(usage):
+                self._events.warning("gc.log_kept", log=f"{usage.log_id:x}", reason="the index lacks a ledger of it")
+                continue
             await self._guard("disks", self._parts.disks.measure(self._worker))
             if self._is_full and not self._has_room(usage):
                 self._waiting_logs += 1

@@ -21,6 +21,7 @@ Invariants
   sets a slot to a sealed log, so that is as exact as comparing offsets.
 - The source goes only if it was read to a clean end, and then no slot of a ledger in its map names it (F-14).
 - Only logs that a checkpoint has covered are sources.
+- A ledger that the index does not know is dropped only if it was deleted here, or the metadata wants nothing of it.
 
 On the loop's thread; files are read and written by the collector's worker. Source: storage 7.5, 7.6.
 """
@@ -28,18 +29,18 @@ On the loop's thread; files are read and written by the collector's worker. Sour
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from bookies import kernels
-from bookies.errors import BookKeeperError, CorruptRecord, LedgerUnknownToBookie, ReadFailed
+from bookies.errors import BookKeeperError, CorruptRecord, LedgerUnknownToBookie, ReadFailed, StorageError
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Buffer, Disk, Runtime, Worker
 from bookies.storage import entry_log_format as layout
 from bookies.storage.durable import remove, sync_all, sync_data, sync_directory, unlink_all
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index_format import SLOT_SIZE
-from bookies.storage.log_usage import LogUsage
+from bookies.storage.log_usage import LogUsage, read_map
 from bookies.storage.opening import Opened
 from bookies.storage.record_scan import Batch, EndKind, ScanEnd
 from bookies.storage.sealed_logs import SealedLogs
@@ -193,6 +194,7 @@ class Compactor:
         logs: SealedLogs,
         throttle: Throttle,
         events: Events,
+        is_unwanted: Callable[[int], Awaitable[bool]],
     ) -> None:
         self.compacted_count = 0
         self.copied_size = 0
@@ -203,6 +205,8 @@ class Compactor:
         self._logs = logs
         self._throttle = throttle
         self._events = events
+        self._is_unwanted = is_unwanted
+        self._unwanted: dict[int, None] = {}  # ledgers of the source of which nothing is wanted for certain
         self._reading: LogReading | None = None
         self._output: OutputLog | None = None
 
@@ -233,6 +237,9 @@ class Compactor:
 
     async def compact(self, usage: LogUsage, *, is_transactional: bool) -> None:
         """Copy what lives in a log, and remove it. Raises: BookKeeperError, OSError; then the log is still there."""
+        sizes = await self._worker.run(read_map, self._disk, usage.path) or {}
+        # Of ledgers of the map that have left the books it was proven (`SealedLogs.drop_ledgers`).
+        self._unwanted = {each: None for each in sizes if not usage.size_of(each)}
         copy = self._copy_out if is_transactional else self._copy_on
         copied = await copy(usage)
         if await self._remove_source(usage.log_id):
@@ -299,14 +306,27 @@ class Compactor:
             raise CorruptRecord(end.problem, path=usage.path, offset=end.offset)
 
     async def _live(self, log_id: int, batch: Batch) -> list[Piece]:
-        """The parts of a batch that the index names. Raises: ReadFailed when it cannot say."""
+        """The parts of a batch that the index names. Raises: ReadFailed when it cannot say; StorageError."""
         live: list[Piece] = []
         for piece in pieces_of(batch):
             if self._parts.index.is_known(piece.ledger_id):
                 live += matching_parts(
                     piece, slots_of(log_id, batch, piece), await current_slots(self._parts.index, piece)
                 )
+            elif piece.ledger_id not in self._unwanted:
+                await self._check_unwanted(log_id, piece.ledger_id)
         return live
+
+    async def _check_unwanted(self, log_id: int, ledger_id: int) -> None:
+        """Raises StorageError, after the log was set aside, if the metadata may want a ledger that only the log has.
+
+        Other such ledgers keep their logs from being chosen; this one is not in the ledgers map, or was lost just now.
+        """
+        if not self._parts.removals.is_deleted(ledger_id) and not await self._is_unwanted(ledger_id):
+            text = f"the index has nothing of ledger {ledger_id}, of which it has entries that the metadata may want"
+            self._logs.put_aside(log_id, text)
+            raise StorageError(text, ledger_id=ledger_id)
+        self._unwanted[ledger_id] = None
 
     async def _pay(self, size: int) -> None:
         await self._throttle.take(size)

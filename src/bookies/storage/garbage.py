@@ -144,6 +144,23 @@ class LedgerCollection:
     def _is_unlisted(self, metadata: LedgerMetadata) -> bool:
         return is_given_up(metadata) or is_surplus(metadata, self._bookie)
 
+    async def look_for(self, ledger_ids: Iterable[int]) -> None:
+        """Of ledgers that the index does not know: have the logs read for those that the metadata wants here.
+
+        What was promised about them is forgotten, and parts may be gone, so they stay uncertain. Raises: StorageError.
+        """
+        for ledger_id in ledger_ids:
+            try:
+                metadata = await self.read(ledger_id)
+            except (BookKeeperError, TimeoutError):
+                continue
+            if metadata is None or is_given_up(metadata) or not metadata.names(self._bookie):
+                continue
+            if self._index.is_known(ledger_id) or self._removals.get(ledger_id) is not None:
+                continue
+            self._events.error("gc.ledger_lost", ledger=ledger_id, consequence="its index is built from the entry logs")
+            await self._index.look_for(ledger_id)
+
     async def _find_surplus(self, local: Sequence[int], *, is_forced: bool) -> list[int]:
         """Closed ledgers without this bookie for long enough, and those whose entries are kept elsewhere.
 

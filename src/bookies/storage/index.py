@@ -118,6 +118,12 @@ class LedgerIndex:
         self._paths.setdefault(ledger_id, posixpath.join(self._directories[0], layout.path_of(ledger_id)))
         self._want_rebuild(ledger_id)
 
+    async def look_for(self, ledger_id: int) -> None:
+        """`lost`, and what the logs do not have may have been here all the same. Raises: ReadFailed."""
+        self.lost(ledger_id)
+        ledger = await self.load(ledger_id)
+        self.set_header(ledger, ledger.header.with_state(layout.STATE_FENCED | layout.STATE_LIMBO))
+
     def abandon(self, directory: str) -> int:
         """A directory has failed: its index files are built again elsewhere; how many."""
         self._must_move_catalog = self._must_move_catalog or self.catalog_file.path.startswith(directory + "/")

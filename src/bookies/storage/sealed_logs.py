@@ -2,7 +2,8 @@
 
 Invariants
 - A log is looked at only when a checkpoint has covered it, so every slot that will ever name it is set.
-- A ledger of which a log has bytes, but the index nothing, is not taken for garbage on the index's word alone.
+- A ledger of which a log has bytes, but the index nothing, is not taken for garbage on the index's word alone: neither
+  does such a log go, nor is it compacted (`doubtful`).
 - A log leaves the books only after its file is gone (R-29), and only for itself: what is wrong with one stops no other.
 
 On the loop's thread; files are read and removed by the collector's worker. Source: storage 7.1, 7.4.
@@ -24,11 +25,15 @@ from bookies.storage.throttle import Throttle
 
 
 class SealedLogs:
-    """The sealed entry logs. `set_aside`: reason by log id; those are not touched until a forced run."""
+    """The sealed entry logs. `set_aside`: reason by log id; those are not touched until a forced run.
+
+    `doubtful`: ledgers with bytes in them of which the index has nothing, although the metadata may want them.
+    """
 
     def __init__(self, runtime: Runtime, parts: Opened, worker: Worker, throttle: Throttle, events: Events) -> None:
         self.known: dict[int, LogUsage] = {}
         self.set_aside: dict[int, str] = {}
+        self.doubtful: dict[int, None] = {}
         self.deleted_count = 0
         self.deleted_size = 0
         self.on_progress: Callable[[], None] = lambda: None
@@ -139,6 +144,11 @@ class SealedLogs:
             usage.keep(lambda ledger_id: ledger_id in here or not gone[ledger_id])
             self.on_progress()
             await asyncio.sleep(0)
+        self.doubtful = {ledger_id: None for ledger_id, is_gone in gone.items() if not is_gone}
+
+    def is_doubtful(self, usage: LogUsage) -> bool:
+        """Whether a log holds anything that only the log knows of, and that somebody may want."""
+        return any(usage.size_of(ledger_id) for ledger_id in self.doubtful)
 
     async def delete_empty(self) -> None:
         """Remove logs that hold nothing of any ledger.

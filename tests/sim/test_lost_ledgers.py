@@ -1,0 +1,116 @@
+"""Ledgers whose entries are in the logs although the index has nothing of them: kept, found again, not compacted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from tests.fakes.records import BOOKIE, FakeRecords, record
+from tests.sim.space_world import Body, collect, compact, fill, logs_of, small_machine
+
+from bookies.errors import DataUnknown, LedgerUnknownToBookie
+from bookies.storage.ledger_store import LedgerStore
+from bookies.storage.removal_format import RemovalState
+
+LIST = "/ledgers0/current/removedLedgers"
+LOST = 5
+KINDS = ["transactional", "plain"]
+
+
+@pytest.fixture
+def small(machine: Any) -> Callable[..., Any]:
+    return partial(small_machine, machine)
+
+
+def lose_index(made: Any, body: Body) -> None:
+    """Fill the logs; then one ledger is deleted, and that it was is forgotten."""
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        await fill(store, promises, body, 6)
+        removals = store._open().removals
+        await removals.quarantine([LOST], RemovalState.QUARANTINED, 0)
+        assert await removals.delete([LOST], 0) == [LOST]
+
+    assert made.live(script)
+    made.disk.unlink(LIST)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_metadata_may_want_is_not_compacted_away(small: Any, body: Body, kind: str) -> None:
+    """Two thirds of each log are garbage; of the rest one ledger is known to nobody but the logs and the metadata."""
+    made, records = small(compaction=kind), FakeRecords.of(LOST, 6)
+    lose_index(made, body)
+    records.unreadable.add(LOST)
+
+    async def doubtful(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        before = set(logs_of(made))
+        await collect(store)
+        await compact(store)
+        await compact(store)
+        assert store.collector is not None
+        assert store.collector.failure_count == 0
+        assert before <= set(logs_of(made))
+        assert any("the index has nothing" in line for line in store.collector.why(0))
+        with pytest.raises(LedgerUnknownToBookie):
+            await store.read(LOST, 0)
+
+        records.unreadable.clear()
+        await compact(store)
+        await store._open().rebuilder.wait_idle()
+        for entry in range(12):
+            assert await store.read(LOST, entry) == body(LOST, entry, size=500)
+        with pytest.raises(DataUnknown):
+            await store.read(LOST, 12)
+        await store.checkpoint()
+        await compact(store)
+        assert store.collector.failure_count == 0
+        assert not before & set(logs_of(made))
+        for ledger in (LOST, 6):
+            for entry in range(12):
+                assert await store.read(ledger, entry) == body(ledger, entry, size=500)
+
+    assert made.live(doubtful)
+
+
+def test_what_the_metadata_wants_nothing_of_goes(small: Any, body: Body) -> None:
+    """Deleted long ago, or closed and listed elsewhere; but one that is open elsewhere may be about to come."""
+    for wanted, is_gone in ((None, True), (record(LOST, "b2", is_closed=True), True), (record(LOST, "b2"), False)):
+        made, records = small(str(wanted)), FakeRecords.of(6)
+        lose_index(made, body)
+        if wanted is not None:
+            records.ledgers[LOST] = wanted
+
+        async def script(
+            store: LedgerStore, promises: Any, made: Any = made, records: Any = records, is_gone: bool = is_gone
+        ) -> None:
+            store.collect(records, BOOKIE)
+            before = set(logs_of(made))
+            await compact(store)
+            assert bool(before & set(logs_of(made))) is not is_gone
+            assert not store._open().index.is_known(LOST)
+
+        assert made.live(script)
+
+
+def test_a_ledger_that_the_map_leaves_out_stops_the_compaction(small: Any, body: Body) -> None:
+    """The map has no checksum: one bit of a ledger's id, and only the records say whose they are."""
+    made, records = small(), FakeRecords.of(LOST, 6)
+    lose_index(made, body)
+    path = "/ledgers0/current/0.log"
+    data = made.disk.files()[path]
+    at = data.rindex(LOST.to_bytes(8, "big"))
+    made.disk.flip_bit(path, at + 6, bit=5)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        records.unreadable.add(LOST)
+        assert store.collector is not None
+        store.collector._logs.is_doubtful = lambda usage: False  # type: ignore[method-assign]
+        await compact(store)
+        assert "0.log" in logs_of(made)
+        assert f"ledger {LOST}" in store.collector.why(0)[0]
+
+    assert made.live(script)
