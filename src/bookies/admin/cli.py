@@ -24,7 +24,10 @@ COMMANDS = {
         "bookies.admin.commands.log",
         "logs without an end: create, append, read, tail, truncate, cursors, reap, show, list, delete",
     ),
-    "bookie": ("bookies.admin.commands.bookie", "run, list, show, recover, space, gc, undelete, why-not-deleted"),
+    "bookie": (
+        "bookies.admin.commands.bookie",
+        "run, list, state, disks, space, gc, compact, scrub, recover, repair, convert, format",
+    ),
     "inspect": ("bookies.admin.commands.inspect", "look into a bookie's files, offline, also Apache's"),
     "bench": ("bookies.admin.commands.bench", "measure appends and reads"),
     "chaos": ("bookies.admin.commands.chaos", "run a real cluster and break it: kills, stops, cut connections"),

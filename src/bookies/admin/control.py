@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 VERBS = ("state", "disks", "read-only", "read-write", "space", "gc", "compact", "undelete", "why-not-deleted")
 _ONE_AT_A_TIME = ("read-only", "read-write")
 CONNECT_S = 5.0
+_ANOTHER = "name another of its ledger directories with --ledger-dir"
 
 
 def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -64,7 +65,7 @@ def verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser], name: str, 
     parser: argparse.ArgumentParser = verbs.add_parser(name, help=text)
     add_common(parser, metadata=False)
     parser.add_argument("--bookie", metavar="ID", help="of the local cluster (default: all of them)")
-    parser.add_argument("--ledger-dir", metavar="DIR", help="the bookie whose first ledger directory this is")
+    parser.add_argument("--ledger-dir", metavar="DIR", help="the bookie that has this ledger directory")
     return parser
 
 
@@ -114,9 +115,11 @@ def control_files(arguments: argparse.Namespace) -> Iterator[pathlib.Path]:
         yield pathlib.Path(path).resolve().parent.parent / CONTROL_FILE
         return
     directory = find_data_directory()
-    found = (
-        sorted(pathlib.Path(directory).glob(f"{arguments.bookie or '*'}/ledgers/{CONTROL_FILE}")) if directory else []
-    )
+    there = sorted(pathlib.Path(directory).glob(f"*/ledgers/{CONTROL_FILE}")) if directory else []
+    found = [each for each in there if arguments.bookie in (None, each.parent.parent.name)]
+    if there and not found:
+        names = ", ".join(each.parent.parent.name for each in there)
+        raise UsageError(f"{directory} has no bookie {arguments.bookie} that runs; it has {names}")
     if len(found) > 1 and arguments.verb in _ONE_AT_A_TIME:
         names = ", ".join(each.parent.parent.name for each in found)
         raise UsageError(f"name the bookie that is meant, of {names}: bk bookie {arguments.verb} --bookie ID")
@@ -125,29 +128,73 @@ def control_files(arguments: argparse.Namespace) -> Iterator[pathlib.Path]:
     yield from found
 
 
+class _Unreachable(UsageError):
+    """This file leads to no bookie; that of another directory may."""
+
+
 def ask(path: pathlib.Path, call: str, arguments: Mapping[str, object]) -> tuple[str, Any]:
-    """(name of the bookie, its answer). Raises `UsageError` when it does not run, or refuses."""
+    """(name of the bookie, its answer). Raises `UsageError` when it does not run, or refuses.
+
+    `path`: of the file in one of its ledger directories; if it does not lead there, those in the others are tried.
+    """
+    try:
+        return _ask_by(path, call, arguments)
+    except _Unreachable:
+        for other in _others(path):
+            try:
+                return _ask_by(other, call, arguments)
+            except _Unreachable:
+                continue
+        raise
+
+
+def _others(path: pathlib.Path) -> list[pathlib.Path]:
+    """The same file in the other ledger directories, as far as the cookie can be read."""
+    from bookies.errors import BookKeeperError
+    from bookies.runtime.files import OsDisk
+    from bookies.storage.offline import bookie_at
+
+    try:
+        ledgers = bookie_at(OsDisk(), str(path.parent)).ledgers
+    except (BookKeeperError, OSError):
+        return []
+    return [other for each in ledgers if (other := pathlib.Path(each) / path.name) != path]
+
+
+def _ask_by(path: pathlib.Path, call: str, arguments: Mapping[str, object]) -> tuple[str, Any]:
     try:
         facts = json.loads(path.read_bytes())
+        bookie, address, token = facts["bookie"], (facts["host"], facts["port"]), facts["token"]
     except FileNotFoundError:
-        raise UsageError(f"{path} is missing: no bookie has run there with its control endpoint on") from None
+        raise _Unreachable(f"{path} is missing: no bookie has run there with its control endpoint on") from None
     except PermissionError:
-        raise UsageError(f"{path} can only be read by the user that runs the bookie") from None
-    request = {"token": facts["token"], "call": call, "arguments": dict(arguments)}
+        raise _Unreachable(f"{path} can only be read by the user that runs the bookie") from None
+    except OSError as error:
+        raise _Unreachable(f"{path} cannot be read, {error.strerror}: {_ANOTHER}") from error
+    except (ValueError, KeyError, TypeError):
+        raise _Unreachable(
+            f"{path}, which says how to reach the running bookie, is damaged: start the bookie again, or {_ANOTHER}"
+        ) from None
+    request = {"token": token, "call": call, "arguments": dict(arguments)}
     try:
-        with socket.create_connection((facts["host"], facts["port"]), timeout=CONNECT_S) as connection:
+        with socket.create_connection(address, timeout=CONNECT_S) as connection:
             connection.settimeout(None)
             connection.sendall(json.dumps(request).encode() + b"\n")
             with connection.makefile("rb") as lines:
                 line = lines.readline()
     except OSError as error:
-        raise UsageError(f"bookie {facts['bookie']} does not run: {error.strerror or error} ({path})") from error
+        raise _Unreachable(f"bookie {bookie} does not run: {error.strerror or error} ({path})") from error
     if not line:
-        raise UsageError(f"bookie {facts['bookie']} stopped before it answered")
-    answer = json.loads(line)
-    if "error" in answer:
-        raise UsageError(f"bookie {facts['bookie']}: {answer['error']}")
-    return facts["bookie"], answer["result"]
+        raise UsageError(f"bookie {bookie} stopped before it answered")
+    try:
+        answer = json.loads(line)
+        problem = answer.get("error")
+    except (ValueError, AttributeError):
+        raise _Unreachable(f"bookie {bookie} does not run: another process has its port ({path})") from None
+    if problem is not None:
+        kind = _Unreachable if problem.startswith("wrong token") else UsageError
+        raise kind(f"bookie {bookie}: {problem}")
+    return bookie, answer["result"]
 
 
 def _lines(answer: Any) -> list[str]:

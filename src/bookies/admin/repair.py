@@ -3,17 +3,19 @@
 A start of the storage without a port: the journal is replayed (a torn end is left behind the mark, holes are noted),
 damaged or missing index files are built again from the entry logs, headers are restored, marks and catalog are written.
 Nothing is deleted: what is replaced stays beside it as `*.damaged`. A running bookie holds the directories' locks, so
-this refuses; with `--dry-run` nothing is written at all.
+this refuses, also with `--dry-run`, which writes nothing at all.
 """
 
 from __future__ import annotations
 
 import argparse
 import posixpath
+from collections.abc import Iterable
 
 from bookies.admin.common import print_json
 from bookies.admin.usage import UsageError
 from bookies.config import BookieConfig
+from bookies.errors import DirectoryInUse, StorageError
 from bookies.runtime import aio
 from bookies.runtime.files import OsDisk
 from bookies.storage.cookie import EMPTYING
@@ -30,8 +32,11 @@ def repair(arguments: argparse.Namespace) -> int:
         raise UsageError(f"{arguments.path} is not a directory")
     if disk.exists(posixpath.join(current_of(disk, arguments.path), EMPTYING)):
         raise UsageError(f"{arguments.path} is being emptied by bk bookie format: repeat that, nothing can be repaired")
-    if not arguments.dry_run:
-        done = aio.run(replay_and_repair(bookie_at(disk, arguments.path).config()))
+    there = bookie_at(disk, arguments.path)
+    if arguments.dry_run:
+        _refuse_running(disk, dict.fromkeys([*there.journals, *there.ledgers, *there.indexes]))
+    else:
+        done = aio.run(replay_and_repair(there.config()))
     findings = [row for row in verify_rows(disk, arguments.path) if row["row"] == "finding"]
     if arguments.json:
         print_json({"done": None if arguments.dry_run else done, "findings": findings})
@@ -40,7 +45,22 @@ def repair(arguments: argparse.Namespace) -> int:
             print(f"{done['ledgers']:,} ledgers, {done['rebuilt']:,} index files built again, {_rest(done)}")
         for row in findings:
             print(describe(row))
+        if arguments.dry_run and not findings:
+            print("nothing is damaged; what the journal has beyond the last checkpoint is replayed by the next start")
     return 1 if findings else 0
+
+
+def _refuse_running(disk: OsDisk, directories: Iterable[str]) -> None:
+    """Raises DirectoryInUse: the files of a running bookie change while they are read."""
+    for each in directories:
+        try:
+            disk.lock_directory(current_of(disk, each)).release()
+        except DirectoryInUse as error:
+            raise DirectoryInUse(
+                f"{error.message}: stop the bookie first, its files change while they are read"
+            ) from None
+        except (OSError, StorageError):
+            continue  # What is wrong with it, the check says.
 
 
 def _rest(done: dict[str, int]) -> str:

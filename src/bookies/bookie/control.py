@@ -1,6 +1,6 @@
 """The control endpoint of a running bookie: a table of calls, one JSON object a line, for `bk bookie gc` and the like.
 
-It listens on a free loopback port. `control.json` in the first ledger directory, beside `current`, says where, with a
+It listens on a free loopback port. `control.json` in every ledger directory, beside `current`, says where, with a
 random token that every request has to name; only the bookie's user can read the file. A request is
 `{"token": .., "call": .., "arguments": {..}}`, its answer `{"result": ..}` or `{"error": ..}`.
 """
@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 import posixpath
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
-from bookies.errors import BookKeeperError, InvalidArgument
+from bookies.errors import BookKeeperError, InvalidArgument, StorageError
 from bookies.runtime.ports import Listener, Runtime
 from bookies.storage.collection import Compaction
 from bookies.storage.collector import Collector
+from bookies.storage.cookie import CURRENT
 from bookies.storage.directories import CONTROL_FILE
 from bookies.storage.entry_log_format import parse_file_name
 from bookies.storage.ledger_store import LedgerStore
@@ -24,6 +25,8 @@ from bookies.storage.scrub import Scrubber
 
 LINE_SIZE_MAX = 64 * 1024
 TOKEN_BITS = 128
+COLLECTION_CALLS = ("gc", "compact", "suspend", "undelete", "space", "why")
+SCRUB_CALLS = ("scrub", "suspend_scrub")
 
 Call = Callable[..., Awaitable[object]]
 
@@ -98,6 +101,15 @@ def scrub_calls(scrubber: Scrubber) -> Mapping[str, Call]:
     return {"scrub": scrub, "suspend_scrub": suspend_scrub}
 
 
+def refused_calls(names: Sequence[str], what: str, setting: str) -> Mapping[str, Call]:
+    """Calls of a part that is switched off, which say so."""
+
+    async def refuse(**arguments: object) -> object:
+        raise InvalidArgument(f"{what} is switched off ({setting} = 0): start the bookie with another value")
+
+    return dict.fromkeys(names, refuse)
+
+
 class ControlServer:
     """Serves the calls until `stop`."""
 
@@ -109,13 +121,21 @@ class ControlServer:
         self._listener: Listener | None = None
         self._connections: dict[_Connection, None] = {}
 
-    async def start(self, directory: str) -> None:
-        """Listen, and write the file. Raises: OSError."""
+    async def start(self, directories: Sequence[str]) -> Mapping[str, Exception]:
+        """Listen, and write the file beside each `current` there is; errors by directory. Raises: OSError."""
         self._listener = await self._runtime.network.listen("127.0.0.1", 0, self._accept)
         host, port = self._listener.address
         facts = {"bookie": self._bookie, "host": host, "port": port, "token": self._token}
         text = json.dumps(facts).encode() + b"\n"
-        self._runtime.disk.replace_bytes(posixpath.join(directory, CONTROL_FILE), text, is_private=True)
+        disk = self._runtime.disk
+        failed: dict[str, Exception] = {}
+        for directory in directories:
+            try:
+                if disk.is_directory(posixpath.join(directory, CURRENT)):  # otherwise the disk is not mounted
+                    disk.replace_bytes(posixpath.join(directory, CONTROL_FILE), text, is_private=True)
+            except (OSError, StorageError) as error:
+                failed[directory] = error
+        return failed
 
     def stop(self) -> None:
         """Answer nobody any more. The file stays; whoever reads it finds nobody there."""

@@ -17,7 +17,16 @@ import asyncio
 import contextlib
 
 from bookies.bookie.connection import Connection, RejectedConnection
-from bookies.bookie.control import ControlServer, control_calls, mode_calls, scrub_calls, storage_calls
+from bookies.bookie.control import (
+    COLLECTION_CALLS,
+    SCRUB_CALLS,
+    ControlServer,
+    control_calls,
+    mode_calls,
+    refused_calls,
+    scrub_calls,
+    storage_calls,
+)
 from bookies.bookie.handlers import Handlers
 from bookies.bookie.identity import admit, check_identity, identity
 from bookies.bookie.kept_mode import KeptMode
@@ -179,16 +188,24 @@ class BookieServer:
 
     async def _start_control(self) -> None:
         """Take calls of operators, about what there is; without them the bookie serves all the same."""
-        calls = {**mode_calls(self.describe, self.hold_read_only), **storage_calls(self.store)}
+        calls = {
+            **mode_calls(self.describe, self.hold_read_only),
+            **storage_calls(self.store),
+            **refused_calls(COLLECTION_CALLS, "collection", "gc_interval_ms"),
+            **refused_calls(SCRUB_CALLS, "the scrub", "scrub_period_ms"),
+        }
         if self.store.collector is not None:
             calls |= control_calls(self.store.collector)
         if self.store.scrubber is not None:
             calls |= scrub_calls(self.store.scrubber)
         self._control = ControlServer(self._runtime, calls, self.bookie_id)
         try:
-            await self._control.start(self.config.ledger_directories[0])
+            failed = await self._control.start(self.config.ledger_directories)
         except (OSError, StorageError) as error:
             self._events.warning("control.failed", bookie=self.bookie_id, error=error)
+            return
+        for directory, problem in failed.items():
+            self._events.warning("control.failed", bookie=self.bookie_id, directory=directory, error=problem)
 
     def _accept(self) -> asyncio.BaseProtocol:
         if not self.state.may_serve():

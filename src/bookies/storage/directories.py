@@ -13,7 +13,7 @@ from bookies.config import BookieConfig
 from bookies.runtime.ports import Disk, Lock
 from bookies.storage.durable import sync_directory
 
-CONTROL_FILE = "control.json"  # beside the first ledger directory's `current`: how to talk to the running bookie
+CONTROL_FILE = "control.json"  # beside every ledger directory's `current`: how to talk to the running bookie
 DIRTY = "DIRTY"  # an empty file in every ledger directory from the start until an orderly stop
 
 

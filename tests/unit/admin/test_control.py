@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bookies.admin.cli import main
+from bookies.storage.cookie import FILE_NAME, Cookie
 
 
 class Endpoint(socketserver.ThreadingTCPServer):
@@ -106,9 +107,36 @@ def test_what_goes_wrong_is_one_sentence(endpoint: Endpoint, capsys: pytest.Capt
     assert main(["bookie", "gc"]) == 2
     assert "stopped before it answered" in capsys.readouterr().err
     assert main(["bookie", "gc", "--bookie", "b7"]) == 2
-    assert "no running bookie here" in capsys.readouterr().err
+    assert "has no bookie b7 that runs; it has b1" in capsys.readouterr().err
     assert main(["bookie", "gc", "--ledger-dir", "elsewhere"]) == 2
     assert "no bookie has run there" in capsys.readouterr().err
     endpoint.server_close()
     assert main(["bookie", "space"]) == 2
     assert "bookie b1 does not run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"bookie": "b1"}'])
+def test_a_damaged_file_says_what_it_is(endpoint: Endpoint, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    pathlib.Path("bk-data/b1/ledgers/control.json").write_text(text)
+    assert main(["bookie", "space"]) == 2
+    error = capsys.readouterr().err
+    assert "control.json, which says how to reach the running bookie, is damaged: start the bookie again" in error
+
+
+def test_a_file_that_leads_nowhere_gives_way_to_that_of_another_directory(
+    endpoint: Endpoint, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    first, second = tmp_path / "bk-data" / "b1" / "ledgers", tmp_path / "second"
+    (second / "current").mkdir(parents=True)
+    cookie = Cookie("b1", str(tmp_path / "journal"), (str(first), str(second)), instance_id="i")
+    (first / "current" / FILE_NAME).write_bytes(cookie.pack())
+    endpoint.answer = {"result": {"runs": 7}}
+    good = (first / "control.json").read_bytes()
+    (second / "control.json").write_bytes(good)
+    with socketserver.TCPServer(("127.0.0.1", 0), Handler) as gone:
+        port = gone.server_address[1]
+    stale = {"bookie": "b1", "host": "127.0.0.1", "port": port, "token": "old"}
+    for text in ("{", json.dumps(stale)):
+        (first / "control.json").write_text(text)
+        assert main(["bookie", "space"]) == 0
+        assert "runs                   7" in capsys.readouterr().out

@@ -47,6 +47,9 @@ def test_what_is_missing_is_built_again(bookie: pathlib.Path, capsys: pytest.Cap
     assert answer == {"done": {"ledgers": 8, "uncertain": 0, "rebuilt": 1}, "findings": []}
     assert main(["inspect", "directory", str(bookie / "journal"), "--verify"]) == 0
     assert (bookie / "ledgers" / "current" / "0" / "3" / "3.idx").exists()
+    capsys.readouterr()
+    assert main(["bookie", "repair", path, "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith("nothing is damaged")
 
 
 def test_a_running_bookie_is_left_alone(bookie: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,9 +57,11 @@ def test_a_running_bookie_is_left_alone(bookie: pathlib.Path, capsys: pytest.Cap
     lock = OsDisk().lock_directory(str(bookie / "ledgers" / "current"))
     try:
         assert main(["bookie", "repair", str(bookie / "ledgers")]) == 1
+        assert capsys.readouterr().err
+        assert main(["bookie", "repair", str(bookie / "ledgers"), "--dry-run"]) == 1
+        assert "stop the bookie first" in capsys.readouterr().err
     finally:
         lock.release()
-    assert capsys.readouterr().err
     assert files_below(bookie) == before
 
 

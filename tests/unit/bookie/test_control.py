@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from typing import Any
 
@@ -116,7 +117,7 @@ def test_the_scrub_is_asked_also_where_nothing_is_collected(world: World) -> Non
         await asyncio.sleep(5)
         status = (await caller.ask(request(token, "scrub")))["result"]
         assert (status["is_running"], status["pass"], status["damage"]) == (False, 1, [])
-        assert "no call named 'gc'" in (await caller.ask(request(token, "gc")))["error"]
+        assert "collection is switched off (gc_interval_ms = 0)" in (await caller.ask(request(token, "gc")))["error"]
 
     world.run(body)
 
@@ -141,5 +142,29 @@ def test_full_disks_are_told_with_what_ends_it(world: World) -> None:
         world.disk.usage = usage  # type: ignore[method-assign]
         await asyncio.sleep(1)
         assert (await caller.ask(request(token, "state")))["result"]["registered_as"] == "writable"
+
+    world.run(body)
+
+
+def test_every_ledger_directory_says_where_and_one_that_cannot_stops_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = world.disk.replace_bytes
+
+    def refuse_first(path: str, data: bytes, **options: Any) -> None:
+        if path == "/ledgers/control.json":
+            raise OSError(errno.EROFS, "read-only file system")
+        replace(path, data, **options)
+
+    async def body(world: World) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(world.disk, "replace_bytes", refuse_first)
+            server = await world.start(**SETTINGS, ledger_directories=("/ledgers", "/second"))
+        assert "/ledgers/control.json" not in world.disk.files()
+        assert json.loads(world.disk.files()["/second/control.json"])["bookie"] == "b1"
+        await world.on_bookie(server.stop())
+        await world.start(**SETTINGS, ledger_directories=("/ledgers", "/second"))
+        files = world.disk.files()
+        assert files["/ledgers/control.json"] == files["/second/control.json"]
 
     world.run(body)
