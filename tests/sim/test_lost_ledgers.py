@@ -10,9 +10,10 @@ import pytest
 from tests.fakes.records import BOOKIE, FakeRecords, record
 from tests.sim.space_world import Body, collect, compact, fill, logs_of, small_machine
 
-from bookies.errors import DataUnknown, LedgerUnknownToBookie
+from bookies.errors import DataUnknown, EntryNotFound, LedgerUnknownToBookie
+from bookies.storage.cookie import Cookie
 from bookies.storage.ledger_store import LedgerStore
-from bookies.storage.removal_format import RemovalState
+from bookies.storage.removal_format import Removal, RemovalState, identity_of, pack
 
 LIST = "/ledgers0/current/removedLedgers"
 LOST = 5
@@ -114,3 +115,37 @@ def test_a_ledger_that_the_map_leaves_out_stops_the_compaction(small: Any, body:
         assert f"ledger {LOST}" in store.collector.why(0)[0]
 
     assert made.live(script)
+
+
+@pytest.mark.parametrize("owner", ["b1", "b2", None])
+def test_a_list_is_believed_only_of_this_bookie(small: Any, body: Body, owner: str | None) -> None:
+    """Of this bookie, or of nobody: the metadata brings the ledger back, and the logs tell what was in it."""
+    made, records = small(owner), FakeRecords.of(LOST, 6)
+    told: list[int] = []
+
+    async def write(store: LedgerStore, promises: Any) -> None:
+        await fill(store, promises, body, 6)
+
+    async def again(store: LedgerStore, promises: Any) -> None:
+        removals = store._open().removals
+        told.extend(removals.leftovers)
+        assert bool(removals.files.damaged) is (owner == "b2")
+        store.collect(records, BOOKIE)
+        await collect(store)
+        await store._open().rebuilder.wait_idle()
+        await store.checkpoint()
+        await compact(store)
+        assert store.collector is not None
+        assert store.collector.space()["logs_set_aside"] == {}
+        assert store.collector.failure_count == 0
+        for entry in range(12):
+            assert await store.read(LOST, entry) == body(LOST, entry, size=500)
+        with pytest.raises(EntryNotFound if owner == "b2" else DataUnknown):
+            await store.read(LOST, 12)
+
+    made.disk.put("/ledgers0/current/VERSION", Cookie("b1", "/journal", ("/ledgers0",), "cluster").pack())
+    assert made.live(write)
+    identity = identity_of(owner, "cluster") if owner else b""
+    made.disk.put(LIST, pack(7, {LOST: Removal(RemovalState.DELETED, 0)}, identity))
+    assert made.live(again)
+    assert told == ([] if owner == "b2" else [LOST])

@@ -67,6 +67,7 @@ class Collector:
             runtime, parts, self._worker, self._logs, throttle, self._events, self._ledgers.is_unwanted
         )
         self._logs.on_progress = self._progressed
+        self._ledgers.on_returned = self._logs.known.clear
         self._progress_count = 0
         self._is_running = False
         self._wanted = asyncio.Event()

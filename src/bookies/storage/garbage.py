@@ -11,7 +11,7 @@ On the loop's thread. Source: storage 7.2, 7.3.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Protocol
 
 from bookies.config import BookieConfig
@@ -48,7 +48,10 @@ class LedgerRecords(Protocol):
 
 
 class LedgerCollection:
-    """Which ledgers are garbage, and their way out. `alarm`: why nothing is removed at present, if so."""
+    """Which ledgers are garbage, and their way out. `alarm`: why nothing is removed at present, if so.
+
+    `on_returned`: ledgers that were deleted here are wanted again, and what the logs hold has to be counted anew.
+    """
 
     def __init__(
         self, runtime: Runtime, config: BookieConfig, parts: Opened, records: LedgerRecords, bookie: str, events: Events
@@ -56,6 +59,7 @@ class LedgerCollection:
         self.instance_id: str | None = None
         self.alarm: str | None = None
         self.deleted_count = 0
+        self.on_returned: Callable[[], None] = lambda: None
         self._clock = runtime.clock
         self._config = config
         self._index = parts.index
@@ -199,7 +203,10 @@ class LedgerCollection:
                 continue
             self._events.warning("gc.ledger_reappeared", ledger=ledger_id)
             if self._removals.is_deleted(ledger_id):
+                # Something of it may still be in the logs: they have to be looked at, and are counted anew.
                 await self._removals.forget([ledger_id])
+                self.on_returned()
+                await self.look_for([ledger_id])
             else:
                 await self._removals.lift([ledger_id])
 

@@ -116,6 +116,9 @@ async def open_storage(parts: Opened, events: Events) -> None:
     paths = await parts.removals.load(paths, worker)
     for error in parts.removals.files.damaged:
         events.error("storage.removals_damaged", path=error.path, error=error, consequence="what it names is kept")
+    if leftovers := parts.removals.leftovers:
+        names = ", ".join(map(str, leftovers[:20])) + ", ..." * (len(leftovers) > 20)
+        events.warning("storage.deleted_ledgers_removed", count=len(leftovers), ledgers=names)
     await worker.run(_check_journals, runtime.disk, directories)
     catalog = await worker.run(parts.index.catalog_file.load, returned)
     if returned:

@@ -34,6 +34,7 @@ from bookies.errors import (
     StorageError,
 )
 from bookies.runtime.ports import Disk, Worker
+from bookies.storage import cookie
 from bookies.storage import removal_format as layout
 from bookies.storage.checkpoint import Checkpointer
 from bookies.storage.durable import replace_copies, unlink_all
@@ -48,17 +49,19 @@ class RemovalFiles:
     def __init__(self, disk: Disk, directories: Sequence[str]) -> None:
         self.damaged: list[CorruptRecord] = []
         self._disk = disk
+        self._identity = b""  # of this bookie, as its cookie has it
         self._paths = [posixpath.join(directory, layout.FILE_NAME) for directory in directories]
         self._sequence = 0
 
     def read(self) -> dict[int, Removal]:
         """What the newest copy says. Without a good one nothing is on its way out, which keeps everything."""
         found: dict[int, Removal] = {}
+        self._identity = self._read_identity()
         for path in self._paths:
             if not self._disk.exists(path):
                 continue
             try:
-                sequence, removals = layout.parse(self._disk.read_bytes(path), path=path)
+                sequence, removals = layout.parse(self._disk.read_bytes(path), path=path, identity=self._identity)
             except CorruptRecord as error:
                 self.damaged.append(error)
                 continue
@@ -66,10 +69,22 @@ class RemovalFiles:
                 self._sequence, found = sequence, removals
         return found
 
+    def _read_identity(self) -> bytes:
+        """Whose directories these are; empty without a cookie."""
+        for path in self._paths:
+            stamp = posixpath.join(posixpath.dirname(path), cookie.FILE_NAME)
+            if self._disk.exists(stamp):
+                try:
+                    owner = cookie.parse(self._disk.read_bytes(stamp), path=stamp)
+                except CorruptRecord:
+                    continue  # Who starts a bookie has compared all of them, and decides about that.
+                return layout.identity_of(owner.bookie, owner.instance_id)
+        return b""
+
     def write(self, removals: Mapping[int, Removal]) -> None:
         """Replace every copy. Raises DiskFull when no directory takes one; SyncFailed."""
         self._sequence += 1
-        data = layout.pack(self._sequence, removals)
+        data = layout.pack(self._sequence, removals, self._identity)
         try:
             replace_copies(self._disk, self._paths, data)
         except (OSError, DiskFull) as error:
@@ -88,6 +103,7 @@ class Removals:
         self.on_refused: Callable[[int], None] | None = None
         self.on_deleted: Callable[[int], None] | None = None
         self.files = RemovalFiles(disk, directories)
+        self.leftovers: list[int] = []  # deleted ledgers that still had an index file at the start
         self._disk = disk
         self._index = index
         self._checkpointer = checkpointer
@@ -99,6 +115,7 @@ class Removals:
         """Read the states at the start; index files by ledger without those of deleted ones, which go."""
         self._states = await worker.run(self.files.read)
         leftovers = {ledger_id: path for ledger_id, path in paths.items() if self.is_deleted(ledger_id)}
+        self.leftovers = list(leftovers)
         if leftovers:
             await worker.run(unlink_all, self._disk, list(leftovers.values()))
         return {ledger_id: path for ledger_id, path in paths.items() if ledger_id not in leftovers}

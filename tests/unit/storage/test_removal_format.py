@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookies.errors import CorruptRecord
-from bookies.storage.removal_format import Removal, RemovalState, pack, parse
+from bookies.storage.removal_format import Removal, RemovalState, identity_of, pack, parse
 
 REMOVALS = st.dictionaries(
     st.integers(0, (1 << 63) - 1), st.builds(Removal, st.sampled_from(RemovalState), st.integers(0, 1 << 50))
@@ -32,3 +32,14 @@ def test_a_part_is_not_taken_for_the_whole(removals: dict[int, Removal], data: s
     packed = pack(7, removals)
     with pytest.raises(CorruptRecord):
         parse(packed[: data.draw(st.integers(0, len(packed) - 1))])
+
+
+@given(st.integers(0, 1 << 60), REMOVALS)
+def test_one_of_another_bookie_is_refused(sequence: int, removals: dict[int, Removal]) -> None:
+    own = identity_of("b1", "cluster")
+    packed = pack(sequence, removals, own)
+    assert parse(packed) == parse(packed, identity=own) == (sequence, removals)
+    assert parse(pack(sequence, removals), identity=own) == (sequence, removals)  # as older releases wrote it
+    for other in (identity_of("b2", "cluster"), identity_of("b1", "other"), identity_of("b1", None)):
+        with pytest.raises(CorruptRecord, match="another bookie"):
+            parse(packed, identity=other)
