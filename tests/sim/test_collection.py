@@ -19,6 +19,7 @@ from bookies.errors import (
     StorageError,
 )
 from bookies.kernels import Records
+from bookies.sim.cluster import SimClock
 from bookies.sim.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES
 from bookies.storage.ledger_store import LedgerStore
 
@@ -128,6 +129,33 @@ def test_a_deleted_ledger_goes_after_its_quarantine(small: Any, body: Body) -> N
     made.crash(NOTHING_SURVIVES)
     assert made.live(later)
     made.check()
+
+
+def test_a_wall_clock_that_is_set_forward_ends_no_quarantine(
+    small: Any, body: Body, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, records, true_ms, ahead_ms = small(), FakeRecords.of(1, 2), SimClock.wall_ms, [0]
+    monkeypatch.setattr(SimClock, "wall_ms", lambda clock: true_ms(clock) + ahead_ms[0])
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        await put(store, promises, body, [1, 2])
+        records.delete(1)
+        await collect(store)
+        ahead_ms[0] = 10 * QUARANTINE_MS
+        await collect(store)
+        assert list(store.ledger_ids()) == [1, 2]
+
+    async def later(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        await collect(store)
+        assert list(store.ledger_ids()) == [1, 2]
+        await asyncio.sleep(min(QUARANTINE_MS, 3_600_000) / 1000)
+        await collect(store)
+        assert list(store.ledger_ids()) == [2]
+
+    assert made.live(script)
+    assert made.live(later)
 
 
 def test_nothing_goes_on_one_proof(small: Any, body: Body) -> None:

@@ -335,5 +335,5 @@ class Collector:
             return "" if is_known else ", of which the index has nothing, and the metadata may want it"
         if removal.state is RemovalState.PINNED:
             return ", kept by `bk bookie undelete`"
-        left_s = (removal.since_ms + self._config.gc_quarantine_ms - self._clock.wall_ms()) // 1000
-        return f", in quarantine for another {max(0, left_s):,} s"
+        left_s = self._ledgers.quarantine_left_ms(ledger_id, removal) // 1000
+        return f", in quarantine for another {left_s:,} s"

@@ -21,11 +21,12 @@ from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
 from bookies.storage.collection import Comparison, is_given_up, is_implausible, is_surplus
 from bookies.storage.opening import Opened
-from bookies.storage.removal_format import RemovalState
+from bookies.storage.removal_format import Removal, RemovalState
 from bookies.storage.throttle import Throttle
 
 METADATA_S = 30.0  # for one operation of the metadata store
 REMEMBERED_MS = 7 * 86_400_000  # that a ledger was deleted
+START_MS_MAX = 3_600_000  # that a quarantine lasts after a start whatever the wall clock says
 BATCH = 1000  # ledgers deleted at once
 RECORDS_S = 3600.0  # between two looks at every ledger's record
 
@@ -69,6 +70,10 @@ class LedgerCollection:
         self._events = events
         self._throttle = Throttle(config.gc_metadata_rate)
         self._surplus_since: dict[int, float] = {}
+        self._started_ms = runtime.clock.wall_ms()
+        self._noted: dict[
+            tuple[int, int], float
+        ] = {}  # (ledger, since) -> monotonic clock when first seen in quarantine
         self._records_due = runtime.clock.monotonic() + RECORDS_S
 
     async def collect(self, *, is_forced: bool) -> None:
@@ -210,12 +215,27 @@ class LedgerCollection:
             else:
                 await self._removals.lift([ledger_id])
 
+    def quarantine_left_ms(self, ledger_id: int, removal: Removal) -> int:
+        """How long a ledger stays in quarantine yet; 0: it may go.
+
+        The wall clock counts only for the time before this process began: afterwards a change of it ends nothing.
+        """
+        now = self._clock.monotonic()
+        seen_ms = int((now - self._noted.get((ledger_id, removal.since_ms), now)) * 1000)
+        before_ms = max(0, self._started_ms - removal.since_ms)
+        length_ms = self._config.gc_quarantine_ms
+        return max(0, length_ms - before_ms - seen_ms, min(length_ms, START_MS_MAX) - seen_ms)
+
     async def _delete_expired(self, missing: set[int], now_ms: int) -> None:
         """Delete what was in quarantine long enough, and is proven gone once more; forget what was deleted long ago."""
         due: list[int] = []
-        for ledger_id, removal in self._removals.in_state(RemovalState.QUARANTINED, RemovalState.SURPLUS).items():
+        now = self._clock.monotonic()
+        quarantined = self._removals.in_state(RemovalState.QUARANTINED, RemovalState.SURPLUS)
+        keys = [(ledger_id, removal.since_ms) for ledger_id, removal in quarantined.items()]
+        self._noted = {each: self._noted.get(each, now) for each in keys}
+        for ledger_id, removal in quarantined.items():
             is_listed = removal.state is RemovalState.QUARANTINED and ledger_id not in missing
-            if is_listed or now_ms - removal.since_ms < self._config.gc_quarantine_ms:
+            if is_listed or self.quarantine_left_ms(ledger_id, removal) > 0:
                 continue
             if removal.state is RemovalState.QUARANTINED and await self._is_gone(ledger_id):
                 due.append(ledger_id)
