@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 VERBS = ("state", "disks", "read-only", "read-write", "space", "gc", "compact", "undelete", "why-not-deleted")
 _ONE_AT_A_TIME = ("read-only", "read-write")
 CONNECT_S = 5.0
+_LEARNED = ("entry_logs", "entry_log_bytes", "live_bytes")  # None until the bookie has looked at its logs
 _ANOTHER = "name another of its ledger directories with --ledger-dir"
 
 
@@ -211,6 +212,8 @@ def _lines(answer: Any) -> list[str]:
     for name, value in answer.items():
         if isinstance(value, dict):
             lines += [f"{name} {key}: {text}" for key, text in value.items()]
+        elif value is None and name in _LEARNED:
+            lines.append(f"{name:22} not known yet: the entry logs are looked at after a start")
         elif value is not None:
             lines.append(f"{name:22} {size_text(value) if name.endswith(('bytes', 'back')) else value}")
     return lines

@@ -48,6 +48,7 @@ REGISTER_RETRY_S_MAX = 10.0
 UNREGISTER_S = 2.0  # of a stop; then the lease has to run out
 ANSWER_S = 5.0  # of a stop; then accepted adds go unanswered
 PARTIAL_FRAMES = 4  # of the largest size, that may arrive at the same time whatever the settings are
+WAITING_S = 1.0  # of a start, for the registration; then it says what it waits for
 SETTLE_S = 5.0  # that an operator waits for the registration to follow
 FETCH_S = 1.0  # of a stop, after the last checkpoint; then peers that have not fetched their answers lose them
 
@@ -118,7 +119,11 @@ class BookieServer:
             self.state.storage_is(self.store.is_writable)
             self.state.started()
             self._driver.on_session_expired(self._session_lost)
-            await self._register(self.state.mode)
+            waiting = asyncio.get_running_loop().call_later(WAITING_S, self._tell_waiting)
+            try:
+                await self._register(self.state.mode)
+            finally:
+                waiting.cancel()
             self._tasks.start(self._keep_registered(), f"registration of {self.bookie_id}")
             if self.store.has_unknown_ledgers:
                 settling = settle_unknown_ledgers(self.store, self._driver, self.bookie_id, self._events)
@@ -184,6 +189,14 @@ class BookieServer:
             bookie=self.bookie_id,
             replayed=self.store.stats()["replayed_entries"],
             consequence="it did not stop in an orderly way; what it had acknowledged came back from the journal",
+        )
+
+    def _tell_waiting(self) -> None:
+        self._events.warning(
+            "registration.waiting",
+            bookie=self.bookie_id,
+            lease_ms=self.config.lease_ms,
+            reason="perhaps the registration of the process that ran before is still there: it ends with its lease",
         )
 
     async def _start_control(self) -> None:

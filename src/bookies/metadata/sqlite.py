@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+CLOCK_SLACK_MS = 1000  # that a lease may end later than its length from now: the clock was set back a little
 BUSY_TIMEOUT_S = 10.0  # how long a transaction waits for another process's
 SCHEMA_VERSION = 1
 PARAMETERS_MAX = 500  # of one statement
@@ -294,9 +295,18 @@ class SqliteStore:
             self._changed(*modes)
 
     def _end_expired(self) -> None:
-        """End every session whose lease has run out, in a transaction of its own if there is any."""
+        """End every session whose lease has run out, in a transaction of its own if there is any.
+
+        A lease that ends later than its length from now is of a clock that was ahead, and gets its length from now.
+        """
         assert self._connection is not None
         now_ms = self._now_ms()
+        ahead = "expires_at_ms > ? + lease_ms"
+        latest_ms = now_ms + CLOCK_SLACK_MS
+        if self._connection.execute(f"SELECT 1 FROM sessions WHERE {ahead} LIMIT 1", (latest_ms,)).fetchone():
+            with self._writing() as connection:
+                change = f"UPDATE sessions SET expires_at_ms = ? + lease_ms WHERE {ahead}"
+                connection.execute(change, (now_ms, latest_ms))
         query = "SELECT id FROM sessions WHERE expires_at_ms <= ? ORDER BY id"
         if not self._connection.execute(query, (now_ms,)).fetchall():
             return

@@ -132,14 +132,14 @@ class Collector:
         is_judged = await self._guard("usage", self._logs.drop_ledgers(self._ledgers.is_unwanted))
         await self._guard("lost ledgers", self._ledgers.look_for(self._logs.doubtful))
         await self._guard("deletion", self._removing(self._logs.delete_empty))
-        if is_recovered and is_judged:
-            await self._compact()
+        if is_recovered and is_judged and await self._compact():
+            await self._guard("entry logs", self._logs.examine())
 
-    async def _compact(self) -> None:
-        """Compact, the emptiest logs first, if somebody asked for it or it is due."""
+    async def _compact(self) -> bool:
+        """Compact, the emptiest logs first, if somebody asked for it or it is due; whether there was anything to do."""
         kind = self._due()
         if kind is None:
-            return
+            return False
         self._compaction_wanted = None
         if not self._is_full:
             self._schedule.started(kind, self._clock.monotonic())
@@ -152,7 +152,7 @@ class Collector:
         self._events.info("gc.compaction", kind=kind.value, logs=len(chosen), is_full=self._is_full)
         for usage in chosen:
             if self._is_suspended:
-                return
+                break
             if self._logs.is_doubtful(usage):
                 self._events.warning("gc.log_kept", log=f"{usage.log_id:x}", reason="the index lacks a ledger of it")
                 continue
@@ -163,6 +163,7 @@ class Collector:
             is_transactional = self._config.compaction == "transactional"
             compact = partial(self._compactor.compact, usage, is_transactional=is_transactional)
             await self._guard(f"compaction of log {usage.log_id:x}", self._removing(compact))
+        return bool(chosen)
 
     def _has_room(self, usage: LogUsage) -> bool:
         """Whether a full disk has room for the copy of a log. It comes back, with what is not wanted, at once."""
@@ -300,8 +301,8 @@ class Collector:
         await self._parts.removals.pin(ledger_id, self._clock.wall_ms())
 
     def space(self) -> dict[str, object]:
-        """Where the bytes are, and what stands in the way of giving them back."""
-        logs = self._logs.known.values()
+        """Where the bytes are, and what stands in the way of giving them back. None: not known yet, after a start."""
+        logs, is_known = self._logs.known.values(), self._logs.was_examined
         removals = self._parts.removals
         quarantined = removals.in_state(RemovalState.QUARANTINED, RemovalState.SURPLUS)
         return {
@@ -309,9 +310,9 @@ class Collector:
             "ledgers_in_quarantine": len(quarantined),
             "ledgers_pinned": len(removals.in_state(RemovalState.PINNED)),
             "ledgers_deleted": self._ledgers.deleted_count,
-            "entry_logs": len(logs),
-            "entry_log_bytes": sum(each.total for each in logs),
-            "live_bytes": sum(each.remaining for each in logs),
+            "entry_logs": len(logs) if is_known else None,
+            "entry_log_bytes": sum(each.total for each in logs) if is_known else None,
+            "live_bytes": sum(each.remaining for each in logs) if is_known else None,
             "logs_deleted": self._logs.deleted_count,
             "logs_compacted": self._compactor.compacted_count,
             "compaction_read_bytes": self._compactor.read_size,

@@ -33,6 +33,7 @@ class SealedLogs:
     def __init__(self, runtime: Runtime, parts: Opened, worker: Worker, throttle: Throttle, events: Events) -> None:
         self.known: dict[int, LogUsage] = {}
         self.set_aside: dict[int, str] = {}
+        self.was_examined = False
         self.doubtful: dict[int, None] = {}
         self.deleted_count = 0
         self.deleted_size = 0
@@ -64,6 +65,7 @@ class SealedLogs:
                 self.known[log_id] = LogUsage.of(log_id, path, sizes)
             self.on_progress()
         await self._complete(unmapped)
+        self.was_examined = True
 
     async def look_at(self, log_id: int) -> LogUsage | None:
         """One log, by its map; None if there is no such log, or it has none. Raises: OSError, CorruptRecord."""

@@ -58,8 +58,10 @@ def test_calls_are_answered(world: World) -> None:
     async def body(world: World) -> None:
         await world.start(**SETTINGS)
         caller, token = await caller_of(world)
+        assert (await caller.ask(request(token, "space")))["result"]["live_bytes"] is None  # nobody has looked yet
         assert (await caller.ask(request(token, "gc", wait=True)))["result"]["runs"] == 1
-        assert (await caller.ask(request(token, "space")))["result"]["runs"] == 1
+        space = (await caller.ask(request(token, "space")))["result"]
+        assert (space["runs"], space["live_bytes"]) == (1, 0)
         assert (await caller.ask(request(token, "compact", kind="major", wait=True)))["result"]["runs"] == 2
         assert (await caller.ask(request(token, "suspend", suspended=True)))["result"] is None
         assert "--resume" in (await caller.ask(request(token, "compact", kind="minor")))["error"]

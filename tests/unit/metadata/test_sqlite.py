@@ -101,6 +101,20 @@ def test_a_successor_waits_for_the_lease_and_takes_over(desk: Desk) -> None:
     assert successor.bookies(READ_ONLY).bookies == (A,)
 
 
+def test_a_lease_of_a_clock_that_was_ahead_ends_after_its_length(desk: Desk) -> None:
+    dead, client, successor = desk.store(), desk.store(), desk.store()
+    desk.wall.ms += 2 * 86_400_000
+    dead.register(dead.begin_session(1000), A, WRITABLE, b"old")
+    desk.wall.ms -= 2 * 86_400_000
+    assert client.bookies(WRITABLE).bookies == (A,)
+    desk.wall.ms += 300
+    session = successor.begin_session(1000)
+    assert successor.register(session, A, WRITABLE, b"new") == 700
+    desk.wall.ms += 700
+    assert successor.register(session, A, WRITABLE, b"new") is None
+    assert client.registration(A) == b"new"
+
+
 def test_a_session_number_is_never_used_again(desk: Desk) -> None:
     store = desk.store()
     first = store.begin_session(1000)
