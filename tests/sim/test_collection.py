@@ -236,6 +236,8 @@ def test_a_ledger_comes_back_from_quarantine(small: Any, body: Body) -> None:
         for ledger_id in (4, 77):
             with pytest.raises(InvalidArgument):
                 await store.collector.undelete(ledger_id)
+        with pytest.raises(InvalidArgument, match="not in quarantine"):
+            await store.collector.undelete(3)
         forget(promises, 4)
 
     assert made.live(script, stops=False)

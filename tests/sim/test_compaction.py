@@ -208,6 +208,29 @@ def test_minor_and_major_come_when_they_are_due_and_wait_when_they_must(small: A
     made.check()
 
 
+def test_a_suspension_outlives_the_bookie(small: Any, body: Body) -> None:
+    made, records = small(), FakeRecords.of(*ALL)
+
+    def life(expected: bool, then: bool) -> None:
+        async def script(store: LedgerStore, promises: Any) -> None:
+            store.collect(records, BOOKIE)
+            assert store.collector is not None
+            await asyncio.sleep(10)
+            assert store.collector.space()["is_compaction_held"] is expected
+            await store.collector.hold_up(is_suspended=then)
+
+        assert made.live(script, stops=False)
+        made.crash(NOTHING_SURVIVES)
+
+    life(expected=False, then=True)
+    life(expected=True, then=True)
+    life(expected=True, then=False)
+    life(expected=False, then=False)
+    made.disk.fail("open", "COMPACTION_HELD", lambda: OSError(5, "Input/output error"))
+    life(expected=False, then=True)
+    life(expected=False, then=False)
+
+
 def test_a_log_that_cannot_be_read_to_its_end_stays(small: Any, body: Body) -> None:
     """[F-14] Damage inside, and a slot that names a place where no such entry is."""
     for offset, said in ((1024 + 4 * 540, "no record"), (1024 + 8 * 540 + 4 + 15, "no such entry")):

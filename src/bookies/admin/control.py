@@ -45,8 +45,11 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "--force", action="store_true", help="also when implausibly many ledgers are gone, and logs that were set aside"
     )
     collect.add_argument("--wait", action="store_true", help="until it is done")
-    collect.add_argument("--suspend", action="store_true", help="compact nothing until --resume; collects nothing now")
-    collect.add_argument("--resume", action="store_true", help="compact again; collects nothing now")
+    holding = collect.add_mutually_exclusive_group()
+    holding.add_argument(
+        "--suspend", action="store_true", help="compact nothing until --resume, over restarts too; collects nothing now"
+    )
+    holding.add_argument("--resume", action="store_true", help="compact again; collects nothing now")
     compact = verb(verbs, "compact", "copy what lives in entry logs that are mostly garbage, and remove them, now")
     compact.epilog = "example:  bk bookie compact --major --wait"
     kinds = compact.add_mutually_exclusive_group()
@@ -72,6 +75,8 @@ def verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser], name: str, 
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask each bookie that is meant, and print its answer."""
+    if arguments.verb == "gc" and (arguments.suspend or arguments.resume) and (arguments.wait or arguments.force):
+        raise UsageError("--suspend and --resume collect nothing: say --wait or --force in a call of its own")
     call, given = _call_of(arguments)
     answers: dict[str, Any] = {}
     for path in control_files(arguments):

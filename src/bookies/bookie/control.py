@@ -43,7 +43,7 @@ def control_calls(collector: Collector) -> Mapping[str, Call]:
         return collector.space()
 
     async def suspend(*, suspended: bool) -> object:
-        collector.suspend(is_suspended=suspended)
+        await collector.hold_up(is_suspended=suspended)
         return None
 
     async def undelete(*, ledger: int) -> object:
@@ -58,6 +58,8 @@ def control_calls(collector: Collector) -> Mapping[str, Call]:
         log_id = parse_file_name(name if name.endswith(".log") else f"{name}.log")
         if log_id is None:
             raise InvalidArgument(f"{log}: not an entry log; name a file like 1f.log, or its hexadecimal id")
+        if not await collector.has_log(log_id):
+            raise InvalidArgument(f"{log}: this bookie has no such entry log; it may have been removed or compacted")
         return collector.why(log_id)
 
     return {"gc": gc, "compact": compact, "suspend": suspend, "undelete": undelete, "space": space, "why": why}

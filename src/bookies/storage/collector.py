@@ -16,14 +16,14 @@ from functools import partial
 from typing import Any
 
 from bookies.config import BookieConfig
-from bookies.errors import BookieBusy
+from bookies.errors import BookieBusy, StorageError
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
 from bookies.storage.collection import Compaction, Schedule, choose_logs
 from bookies.storage.compaction import Compactor
 from bookies.storage.durable import SyncFailed, run_last
 from bookies.storage.garbage import LedgerCollection, LedgerRecords
-from bookies.storage.log_usage import LogUsage
+from bookies.storage.log_usage import LogUsage, find_logs
 from bookies.storage.opening import Opened
 from bookies.storage.removal_format import RemovalState
 from bookies.storage.sealed_logs import SealedLogs
@@ -96,6 +96,7 @@ class Collector:
     async def run(self) -> None:
         """Collect for ever."""
         interval_s = self._config.gc_interval_ms / 1000
+        await self._guard("suspension", self._load_held())
         await asyncio.sleep(min(START_DELAY_S, interval_s))
         await self._guard("entry logs", self._logs.examine())
         while True:
@@ -263,6 +264,23 @@ class Collector:
         self._is_suspended = is_suspended
         self._events.warning("gc.compaction_held", by="operator", held=is_suspended)
 
+    async def hold_up(self, *, is_suspended: bool) -> None:
+        """`suspend`, durably."""
+        self.suspend(is_suspended=is_suspended)
+        try:
+            await self._worker.run(
+                partial(self._parts.directories.hold, self._good_directories(), is_held=is_suspended)
+            )
+        except (OSError, StorageError) as error:
+            self._events.warning("gc.hold_not_kept", error=error, consequence="the next start knows nothing of it")
+
+    async def _load_held(self) -> None:
+        if await self._worker.run(self._parts.directories.is_held, self._good_directories()):
+            self.suspend(is_suspended=True)
+
+    def _good_directories(self) -> list[str]:
+        return self._parts.health.good(self._parts.directories.ledgers)
+
     def disks_changed(self) -> None:
         """Disks that have become full are a reason to look for space at once. Source: 7.7."""
         if self._is_full and not self._was_full:
@@ -309,6 +327,10 @@ class Collector:
             "runs_restarted": self.restart_count,
             "alarm": self._ledgers.alarm,
         }
+
+    async def has_log(self, log_id: int) -> bool:
+        """Whether there is a file of that entry log. Raises: OSError."""
+        return log_id in await self._worker.run(find_logs, self._parts.runtime.disk, self._good_directories())
 
     def why(self, log_id: int) -> list[str]:
         """Why an entry log is still there, one reason a line."""

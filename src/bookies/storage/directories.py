@@ -14,6 +14,7 @@ from bookies.runtime.ports import Disk, Lock
 from bookies.storage.durable import sync_directory
 
 CONTROL_FILE = "control.json"  # beside every ledger directory's `current`: how to talk to the running bookie
+HELD = "COMPACTION_HELD"  # an empty file in every ledger directory while an operator has suspended compaction
 DIRTY = "DIRTY"  # an empty file in every ledger directory from the start until an orderly stop
 
 
@@ -61,6 +62,20 @@ class Directories:
                 if self._disk.exists(posixpath.join(directory, DIRTY)):
                     self._disk.unlink(posixpath.join(directory, DIRTY))
                     sync_directory(self._disk, directory)
+
+    def is_held(self, directories: Sequence[str]) -> bool:
+        """Whether any of these says that compaction is suspended. Raises: OSError."""
+        return any(self._disk.exists(posixpath.join(each, HELD)) for each in directories)
+
+    def hold(self, directories: Sequence[str], *, is_held: bool) -> None:
+        """Keep over restarts whether compaction is suspended. Raises: OSError, DiskFull, SyncFailed."""
+        for directory in directories:
+            path = posixpath.join(directory, HELD)
+            if is_held:
+                self._disk.open(path, "w+").close()
+            elif self._disk.exists(path):
+                self._disk.unlink(path)
+            sync_directory(self._disk, directory)
 
     def release(self) -> None:
         for lock in self._locks:

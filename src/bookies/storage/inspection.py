@@ -30,6 +30,7 @@ from bookies.storage import (
     scrub_format,
     status_format,
 )
+from bookies.storage.directories import HELD
 from bookies.storage.record_scan import RECORD_SIZE_MAX, RECORD_SIZE_MIN, Batch, EndKind, ScanEnd
 
 Row = dict[str, Any]
@@ -338,6 +339,8 @@ def _item(disk: Disk, path: str, name: str) -> Row:
         return {"kind": "dirty", "size": size, "detail": "running, or not stopped in an orderly way"}
     if name in _ROCKSDB:
         return {"kind": "guard", "size": size, "detail": "keeps Apache's bookie from making an empty database here"}
+    if name == HELD:
+        return {"kind": "flag", "size": size, "detail": "compaction is suspended: bk bookie gc --resume"}
     if name == "CONVERSION":
         return {"kind": "conversion", "size": size, "detail": "it was interrupted: repeat bk bookie convert"}
     if name == catalog_format.FILE_NAME:

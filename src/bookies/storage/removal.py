@@ -186,6 +186,8 @@ class Removals:
                 raise InvalidArgument("it was deleted here, and cannot be brought back", ledger_id=ledger_id)
             if not self._index.is_known(ledger_id):
                 raise InvalidArgument("this bookie has nothing of it", ledger_id=ledger_id)
+            if ledger_id not in self._states:
+                raise InvalidArgument("it is not in quarantine; nothing was changed", ledger_id=ledger_id)
             await self._change({ledger_id: Removal(RemovalState.PINNED, now_ms)})
 
     async def delete(self, ledger_ids: Iterable[int], now_ms: int) -> list[int]:

@@ -88,6 +88,15 @@ def test_each_verb_is_a_call(
     assert json.loads(capsys.readouterr().out) == {"b1": endpoint.answer["result"]}
 
 
+def test_a_suspension_says_one_thing_only(endpoint: Endpoint, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--suspend", "--wait"], ["--resume", "--force"]):
+        assert main(["bookie", "gc", *words]) == 2
+        assert "in a call of its own" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["bookie", "gc", "--suspend", "--resume"])
+    assert not endpoint.asked
+
+
 def test_one_bookie_at_a_time_is_made_read_only(endpoint: Endpoint, capsys: pytest.CaptureFixture[str]) -> None:
     other = pathlib.Path("bk-data/b2/ledgers")
     other.mkdir(parents=True)

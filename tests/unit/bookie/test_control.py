@@ -65,7 +65,7 @@ def test_calls_are_answered(world: World) -> None:
         assert (await caller.ask(request(token, "compact", kind="major", wait=True)))["result"]["runs"] == 2
         assert (await caller.ask(request(token, "suspend", suspended=True)))["result"] is None
         assert "--resume" in (await caller.ask(request(token, "compact", kind="minor")))["error"]
-        assert "it is being written" in (await caller.ask(request(token, "why", log="/any/where/77.log")))["result"][0]
+        assert "no such entry log" in (await caller.ask(request(token, "why", log="/any/where/77.log")))["error"]
 
     world.run(body)
 
