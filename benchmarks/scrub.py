@@ -96,7 +96,7 @@ def _forget(disk: OsDisk, directory: str, ledger_ids: set[int]) -> None:
     for ledger_id, path in index_files_of(disk, directory):
         if ledger_id in ledger_ids:
             os.unlink(path)
-    catalog = CatalogFile(disk, os.path.join(directory, "current"), BookieConfig().index_page_size)
+    catalog = CatalogFile(disk, [os.path.join(directory, "current")], BookieConfig().index_page_size)
     contents = catalog.load()
     assert contents is not None
     for ledger_id in ledger_ids:

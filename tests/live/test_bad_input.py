@@ -240,7 +240,6 @@ def test_what_cannot_be_done_is_one_sentence(uri: str, words: tuple[object, ...]
     [
         ("foo:bar", 2, "'foo:bar' is not a metadata URI: expected file:DIR"),
         ("nonsense", 2, "is not a metadata URI"),
-        ("zk://localhost/ledgers", 1, "no ZooKeeper driver"),
         ("file:", 2, "names no directory"),
         ("file:/nowhere/at/all", 1, "no metadata store at /nowhere/at/all: `bk up` makes a cluster"),
         ("file:/dev/null", 1, "no metadata store at /dev/null"),
@@ -251,6 +250,12 @@ def test_a_metadata_store_that_is_none(metadata_uri: str, status: int, expected:
         done = command.bk(*words, metadata=metadata_uri)
         assert done.status == status
         assert expected in done.sentence
+
+
+def test_a_zookeeper_that_is_not_there_is_named() -> None:
+    done = command.bk("status", metadata="zk://localhost:1/ledgers")
+    assert done.status == 1
+    assert "no ZooKeeper server at localhost:1 has answered" in done.sentence
 
 
 def test_a_damaged_metadata_store_is_named(tmp_path: pathlib.Path) -> None:

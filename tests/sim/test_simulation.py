@@ -133,7 +133,7 @@ def test_power_failure_of_all_bookies_loses_nothing_acknowledged() -> None:
     async def scenario(simulation: Simulation) -> None:
         cluster = simulation.cluster
         await cluster.start()
-        client = await _connect(cluster, "writer")
+        client, other = await _connect(cluster, "writer"), await _connect(cluster, "recoverer")
 
         async def write() -> int:
             ledger = await client.client.create(ensemble=4, write_quorum=3, ack_quorum=2)
@@ -147,12 +147,12 @@ def test_power_failure_of_all_bookies_loses_nothing_acknowledged() -> None:
         await cluster.heal()
 
         async def check() -> None:
-            ledger = await client.client.recover(ledger_id)
+            ledger = await other.client.recover(ledger_id)
             assert ledger.last_add_confirmed == 49
             assert [entry.payload async for entry in ledger.read()] == _payloads(ledger_id, 50)
             await ledger.close()
 
-        await client.participant.create_task(check())
+        await other.participant.create_task(check())
         await cluster.stop()
 
     run(scenario)
