@@ -17,8 +17,8 @@ from bookies.runtime.ports import Disk, File
 from bookies.storage import index_format
 from bookies.storage.entry_log_format import split_location
 from bookies.storage.file_cache import FileCache
-from bookies.storage.index_files import extend_runs
 from bookies.storage.index_format import HEADER_SIZE, SLOT_SIZE, IndexHeader
+from bookies.storage.index_looks import extend_runs
 from bookies.storage.record_scan import IDS, RECORD_SIZE_MIN
 from bookies.storage.rocks import Run
 

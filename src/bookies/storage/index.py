@@ -32,7 +32,7 @@ from bookies.config import BookieConfig
 from bookies.errors import DataUnknown, LedgerUnknownToBookie, ReadFailed
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Buffer, Runtime, Worker
-from bookies.storage import catalog_format
+from bookies.storage import catalog_format, index_looks
 from bookies.storage import index_format as layout
 from bookies.storage.catalog import Catalog, CatalogFile
 from bookies.storage.catalog_format import Contents, Known
@@ -430,7 +430,7 @@ class LedgerIndex:
         """Maximal runs of entries with a slot. Raises: ReadFailed; DataUnknown when others may be missing."""
         if ledger.header.is_uncertain:
             raise DataUnknown("it is not known what this bookie has of the ledger", ledger_id=ledger.ledger_id)
-        return await self.look_through(ledger, IndexFiles.entry_runs)
+        return await self.look_through(ledger, index_looks.entry_runs)
 
     async def look_through(self, ledger: Ledger, look: Callable[..., T], *arguments: object) -> T:
         """Have a reader go through the slots of a ledger. Raises: ReadFailed, also when some are missing by damage."""
@@ -443,7 +443,7 @@ class LedgerIndex:
             is_right = catalog_format.checker(known, self._page_size)
             try:
                 return await self._readers.look_through(
-                    ledger.ledger_id, look, ledger.path, newer, pages, is_right, *arguments
+                    ledger.ledger_id, ledger.path, newer, pages, is_right, look, *arguments
                 )
             except WrongPage as error:
                 page = ledger.pages.get(error.page)
@@ -493,7 +493,7 @@ class LedgerIndex:
         for ledger_id in sorted(self.ledger_ids()) if ledger_ids is None else ledger_ids:
             try:
                 ledger = await self.load(ledger_id)
-                offsets = await self.look_through(ledger, IndexFiles.greatest_offsets, log_ids)
+                offsets = await self.look_through(ledger, index_looks.greatest_offsets, log_ids)
             except LedgerUnknownToBookie:
                 continue  # It was deleted meanwhile.
             for log_id, offset in offsets.items():

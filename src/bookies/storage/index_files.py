@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import posixpath
 import sys
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from bookies.errors import CorruptRecord, DiskFull
 from bookies.runtime.ports import Buffer, Disk, File
@@ -26,6 +26,8 @@ from bookies.storage import index_format as layout
 from bookies.storage.catalog_format import checksum_of
 from bookies.storage.durable import remove, sync_directory, sync_many
 from bookies.storage.file_cache import FileCache
+
+T = TypeVar("T")
 
 NEW_SUFFIX = ".new"  # of a file that is not complete; no reader of the format looks at it
 DAMAGED_SUFFIX = ".damaged"  # of a file that was built again
@@ -143,89 +145,23 @@ class IndexFiles:
         except FileNotFoundError:
             return None
 
-    def entry_runs(
-        self, path: str | None, newer: dict[int, bytes], pages: Sequence[int], is_right: Callable[[int, bytes], bool]
-    ) -> list[range]:
-        """Maximal runs of entries with a slot. `newer`: pages that replace those of the file.
+    def look_through(
+        self,
+        path: str | None,
+        newer: dict[int, bytes],
+        pages: Sequence[int],
+        is_right: Callable[[int, bytes], bool],
+        look: Callable[..., T],
+        *arguments: object,
+    ) -> T:
+        """Have `look` (see `index_looks`) go through the pages of a ledger.
 
-        `pages`: that are known to be in the file, ascending; it may have others. Raises: OSError; `WrongPage`.
+        `newer`: pages that replace those of the file. `pages`: that are known to be in the file, ascending; it may have
+        others. Raises: OSError; `WrongPage`.
         """
-        runs: list[range] = []
         per_page = layout.slots_per_page(self._page_size)
-        for page, data in self._pages(path, newer, pages, is_right):
-            extend_runs(runs, data, page * per_page)
-        return runs
-
-    def greatest_offsets(
-        self,
-        path: str | None,
-        newer: dict[int, bytes],
-        pages: Sequence[int],
-        is_right: Callable[[int, bytes], bool],
-        log_ids: Sequence[int],
-    ) -> dict[int, int]:
-        """The greatest offset in each of these entry logs that a slot names. The other arguments are as above."""
-        found: dict[int, int] = {}
-        for _, data in self._pages(path, newer, pages, is_right):
-            for log_id in log_ids:
-                for _, offset in _offsets_in(data, log_id):
-                    found[log_id] = max(found.get(log_id, 0), offset)
-        return found
-
-    def verify(
-        self, path: str | None, newer: dict[int, bytes], pages: Sequence[int], is_right: Callable[[int, bytes], bool]
-    ) -> tuple[int, list[int]]:
-        """Read every page: (bytes, the entry logs that the slots name). Arguments and errors are as above."""
-        size, log_ids = 0, dict[int, None]()
-        for _, data in self._pages(path, newer, pages, is_right):
-            size += len(data)
-            words = memoryview(data).cast("I")
-            for word in dict.fromkeys(words[::2]):
-                log_id = int.from_bytes(word.to_bytes(4, sys.byteorder), "big")
-                # Log 0 begins as a missing slot does.
-                if log_id or any(low and not high for high, low in zip(words[::2], words[1::2], strict=True)):
-                    log_ids[log_id] = None
-        return size, sorted(log_ids)
-
-    def slots_in(
-        self,
-        path: str | None,
-        newer: dict[int, bytes],
-        pages: Sequence[int],
-        is_right: Callable[[int, bytes], bool],
-        log_id: int,
-        spans: Sequence[tuple[int, int]],
-    ) -> list[tuple[int, int]]:
-        """(offset of the body, entry id) of the slots that name a place in these spans of a log; as above otherwise.
-
-        `spans`: (start, stop), ascending and apart from each other.
-        """
-        found: list[tuple[int, int]] = []
-        starts = [start for start, _ in spans]
-        per_page = layout.slots_per_page(self._page_size)
-        for page, data in self._pages(path, newer, pages, is_right):
-            for index, offset in _offsets_in(data, log_id):
-                at = bisect_right(starts, offset) - 1
-                if at >= 0 and offset < spans[at][1]:
-                    found.append((offset, page * per_page + index))
-        return found
-
-    def least_offset(
-        self,
-        path: str | None,
-        newer: dict[int, bytes],
-        pages: Sequence[int],
-        is_right: Callable[[int, bytes], bool],
-        log_id: int,
-        behind: int,
-    ) -> int | None:
-        """The least offset behind this one that a slot names in a log. The other arguments are as above."""
-        least: int | None = None
-        for _, data in self._pages(path, newer, pages, is_right):
-            for _, offset in _offsets_in(data, log_id):
-                if offset > behind and (least is None or offset < least):
-                    least = offset
-        return least
+        found = self._pages(path, newer, pages, is_right)
+        return look(((page * per_page, data) for page, data in found), *arguments)
 
     def _pages(
         self, path: str | None, newer: dict[int, bytes], pages: Sequence[int], is_right: Callable[[int, bytes], bool]
@@ -335,19 +271,6 @@ def _write(file: File, change: IndexWrite) -> None:
         file.pwritev(buffers, layout.page_offset(first, len(buffers[0])))
 
 
-def _offsets_in(data: bytes, log_id: int) -> Iterator[tuple[int, int]]:
-    """(index of the slot, offset of the body) for the slots of a page that name this log."""
-    prefix = log_id.to_bytes(4, "big")
-    at = data.find(prefix)
-    while at >= 0:
-        slot = at - at % layout.SLOT_SIZE
-        if slot == at:
-            offset = int.from_bytes(data[slot + 4 : slot + 8], "big")
-            if offset:  # a missing entry's slot has an offset of 0
-                yield slot // layout.SLOT_SIZE, offset
-        at = data.find(prefix, slot + layout.SLOT_SIZE)
-
-
 def _consecutive(pages: Sequence[tuple[int, Buffer]]) -> list[tuple[int, list[Buffer]]]:
     """Pages that follow each other, together: (number of the first, their data)."""
     groups: list[tuple[int, list[Buffer]]] = []
@@ -357,29 +280,3 @@ def _consecutive(pages: Sequence[tuple[int, Buffer]]) -> list[tuple[int, list[Bu
         else:
             groups.append((number, [data]))
     return groups
-
-
-def extend_runs(runs: list[range], data: bytes, first_entry_id: int) -> None:
-    """Append the entries whose slots are set to the runs, joining them to the last one where they follow it."""
-    count = len(data) // layout.SLOT_SIZE
-    slots = memoryview(data)[: count * layout.SLOT_SIZE].cast("q")  # byte order does not matter for being zero
-    at = 0
-    if 0 not in slots:
-        _append_run(runs, first_entry_id, first_entry_id + count)
-        return
-    while at < count:
-        if slots[at] == 0:
-            at += 1
-            continue
-        start = at
-        while at < count and slots[at] != 0:
-            at += 1
-        _append_run(runs, first_entry_id + start, first_entry_id + at)
-
-
-def _append_run(runs: list[range], start: int, stop: int) -> None:
-    if start == stop:
-        return
-    if runs and runs[-1].stop == start:
-        start = runs.pop().start
-    runs.append(range(start, stop))

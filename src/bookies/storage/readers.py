@@ -52,10 +52,19 @@ class Readers:
         reader = self._of(ledger_id)
         return reader.worker.run(reader.index.read_page, path, page)
 
-    def look_through(self, ledger_id: int, look: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
-        """`look`: a method of `IndexFiles`, with its arguments."""
+    def look_through(
+        self,
+        ledger_id: int,
+        path: str | None,
+        newer: dict[int, bytes],
+        pages: Sequence[int],
+        is_right: Callable[[int, bytes], bool],
+        look: Callable[..., T],
+        *arguments: object,
+    ) -> asyncio.Future[T]:
+        """See `IndexFiles.look_through`."""
         reader = self._of(ledger_id)
-        return reader.worker.run(look, reader.index, *arguments)
+        return reader.worker.run(reader.index.look_through, path, newer, pages, is_right, look, *arguments)
 
     def forget_index(self, ledger_id: int, path: str) -> None:
         """The path names another file from now on, or none."""

@@ -13,9 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from bookies.errors import BookKeeperError, CorruptRecord, DataUnknown, LedgerUnknownToBookie, ReadFailed
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Disk, Worker
-from bookies.storage import journal_format
+from bookies.storage import index_looks, journal_format
 from bookies.storage.catalog_format import trimmed
-from bookies.storage.index_files import IndexFiles
 from bookies.storage.index_format import HEADER_SIZE
 from bookies.storage.index_ledger import Ledger
 from bookies.storage.journal import journal_ids
@@ -62,7 +61,7 @@ class IndexScrub:
             try:
                 ledger = await self._index.load(ledger_id)
                 if ledger.path is not None:
-                    size, log_ids = await self._index.look_through(ledger, IndexFiles.verify)
+                    size, log_ids = await self._index.look_through(ledger, index_looks.read_all)
                     await self._check_header(ledger)
                     self.counts.index_read += size + HEADER_SIZE
                     await self._pay(size + HEADER_SIZE)

@@ -21,9 +21,9 @@ from bookies.errors import BookKeeperError, CorruptRecord, DataUnknown, LedgerNo
 from bookies.model import DigestType
 from bookies.runtime.ports import Disk, Runtime, Worker
 from bookies.storage import entry_log_format as layout
+from bookies.storage import index_looks
 from bookies.storage.compaction import Piece, current_slots, matching_parts
 from bookies.storage.garbage import LedgerRecords
-from bookies.storage.index_files import IndexFiles
 from bookies.storage.log_check import Kinds, Part, Place, Proof, check, check_places, read_part
 from bookies.storage.log_usage import find_logs
 from bookies.storage.opening import Opened
@@ -262,7 +262,7 @@ class LogScrub:
     async def _least(self, log: _Log, behind: int) -> int | None:
         """The least offset of a body behind this one that the index names in the log."""
         offsets = [
-            await self._look(ledger_id, IndexFiles.least_offset, log.log_id, behind) for ledger_id in log.ledger_ids
+            await self._look(ledger_id, index_looks.least_offset, log.log_id, behind) for ledger_id in log.ledger_ids
         ]
         return min((offset for offset in offsets if offset is not None), default=None)
 
@@ -280,7 +280,7 @@ class LogScrub:
         found: list[Place] = []
         of_bodies = [(start + 4, stop + 4) for start, stop in spans]
         for ledger_id in ledger_ids:
-            for offset, entry_id in await self._look(ledger_id, IndexFiles.slots_in, log_id, of_bodies) or ():
+            for offset, entry_id in await self._look(ledger_id, index_looks.slots_in, log_id, of_bodies) or ():
                 found.append(Place(offset - 4, ledger_id, entry_id))
         return sorted(found)
 

@@ -14,6 +14,7 @@ from bookies.storage import index_format as layout
 from bookies.storage.durable import SyncFailed
 from bookies.storage.index_files import IndexFiles, IndexWrite, WrongPage, find_index_files
 from bookies.storage.index_format import IndexHeader
+from bookies.storage.index_looks import entry_runs
 
 PAGE = 64
 HEADER = layout.pack_header(IndexHeader(b"key"))
@@ -145,11 +146,16 @@ def test_runs_of_entries_from_file_and_memory(disk: SimDisk) -> None:
     path = "/i0/0/7/7.idx"
     disk.put(path, HEADER + slots(*[1] * 8) + slots(*[1] * 8) + slots(0, 1, 0, 0, 1, 1))
     index = files(disk, "r")
-    assert index.entry_runs(path, {}, [], is_right) == [range(16), range(17, 18), range(20, 22)]
+    assert index.look_through(path, {}, [], is_right, entry_runs) == [range(16), range(17, 18), range(20, 22)]
     newer = {1: slots(1, 0)[:16], 4: slots(1)[:8]}
-    assert index.entry_runs(path, newer, [], is_right) == [range(9), range(17, 18), range(20, 22), range(32, 33)]
-    assert index.entry_runs(None, {0: slots(0, 1)}, [], is_right) == [range(1, 2)]
-    assert index.entry_runs(None, {}, [], is_right) == []
+    assert index.look_through(path, newer, [], is_right, entry_runs) == [
+        range(9),
+        range(17, 18),
+        range(20, 22),
+        range(32, 33),
+    ]
+    assert index.look_through(None, {0: slots(0, 1)}, [], is_right, entry_runs) == [range(1, 2)]
+    assert index.look_through(None, {}, [], is_right, entry_runs) == []
 
 
 def test_runs_of_entries_skip_holes_of_terabytes(tmp_path: pathlib.Path) -> None:
@@ -162,10 +168,13 @@ def test_runs_of_entries_skip_holes_of_terabytes(tmp_path: pathlib.Path) -> None
         file.write(slots(1, 1)[:16])
     index = IndexFiles(OsDisk(), page_size, 8, "r")
     expected = [range(2), range(3, 4), range(far, far + 2)]
-    assert index.entry_runs(path, {}, [], is_right) == expected
+    assert index.look_through(path, {}, [], is_right, entry_runs) == expected
     farther = (1 << 30) * page_size // 8
-    assert index.entry_runs(path, {1 << 30: slots(1)[:8]}, [], is_right) == [*expected, range(farther, farther + 1)]
-    assert index.entry_runs(None, {1 << 30: slots(1)[:8]}, [], is_right) == [range(farther, farther + 1)]
+    assert index.look_through(path, {1 << 30: slots(1)[:8]}, [], is_right, entry_runs) == [
+        *expected,
+        range(farther, farther + 1),
+    ]
+    assert index.look_through(None, {1 << 30: slots(1)[:8]}, [], is_right, entry_runs) == [range(farther, farther + 1)]
     index.close()
 
 
@@ -174,9 +183,9 @@ def test_a_page_that_is_wrong_or_gone_ends_the_list(disk: SimDisk) -> None:
     disk.put(path, HEADER + slots(*[1] * 8) + slots(*[2] * 8))
     index = files(disk, "r")
     with pytest.raises(WrongPage) as caught:
-        index.entry_runs(path, {}, [], lambda page, data: page != 1)
+        index.look_through(path, {}, [], lambda page, data: page != 1, entry_runs)
     assert caught.value.page == 1
-    assert index.entry_runs(path, {1: b""}, [], lambda page, data: page != 1) == [range(8)]
+    assert index.look_through(path, {1: b""}, [], lambda page, data: page != 1, entry_runs) == [range(8)]
     with pytest.raises(WrongPage) as caught:
-        index.entry_runs(path, {}, [0, 5], lambda page, data: bool(data))
+        index.look_through(path, {}, [0, 5], lambda page, data: bool(data), entry_runs)
     assert caught.value.page == 5
