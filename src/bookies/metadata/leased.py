@@ -187,17 +187,19 @@ def deleted_before(ledger_id: int) -> LedgerExists:
     )
 
 
-def half_a_cluster(uri: str) -> MetadataError:
+def half_a_cluster() -> MetadataError:
     """Why no cluster is begun where there are cookies: a new instance id would keep their bookies from starting."""
     return MetadataError(
-        f"{uri} has no instance id, but cookies of bookies: either `bk metadata migrate` was interrupted, and is "
-        "finished by saying it again, or the instance id was lost, which every bookie's VERSION file has"
+        "the metadata store has no instance id, but cookies of bookies: either `bk metadata migrate` was interrupted, "
+        "and is finished by saying it again, or the instance id was lost, which every bookie's VERSION file has"
     )
 
 
-def other_cluster(uri: str, found: str, wanted: str) -> MetadataError:
+def other_cluster(found: str, wanted: str) -> MetadataError:
     """Why a store cannot become a cluster."""
-    return MetadataError(f"{uri} is cluster {found} already, and cannot become {wanted}: name an empty store")
+    return MetadataError(
+        f"the metadata store is that of cluster {found}, and cannot become {wanted}: name an empty one"
+    )
 
 
 def check_record_version(found: int, step: RecordAt | RecordWrite) -> None:

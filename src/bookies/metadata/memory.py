@@ -104,7 +104,7 @@ class MemoryStore:
     def initialize(self, candidate: str) -> str:
         if self._instance_id is None:
             if self._cookies:
-                raise half_a_cluster(f"memory:{self.name}")
+                raise half_a_cluster()
             self._instance_id = candidate
         return self._instance_id
 
@@ -122,7 +122,7 @@ class MemoryStore:
 
     def restore_instance_id(self, instance_id: str) -> None:
         if self._instance_id not in (None, instance_id):
-            raise other_cluster(f"memory:{self.name}", str(self._instance_id), instance_id)
+            raise other_cluster(str(self._instance_id), instance_id)
         self._instance_id = instance_id
 
     # -- ledgers -------------------------------------------------------------------------------------------------

@@ -185,7 +185,7 @@ class SqliteStore:
             return found
         with self._writing() as connection:
             if self._instance_id() is None and self._number("SELECT count(*) FROM cookies"):
-                raise half_a_cluster(self.path)
+                raise half_a_cluster()
             connection.execute("INSERT INTO cluster SELECT ? WHERE NOT EXISTS (SELECT * FROM cluster)", (candidate,))
             return self._instance_id() or candidate
 
@@ -216,7 +216,7 @@ class SqliteStore:
             if found is None:
                 connection.execute("INSERT INTO cluster VALUES (?)", (instance_id,))
             elif found != instance_id:
-                raise other_cluster(self.path, found, instance_id)
+                raise other_cluster(found, instance_id)
 
     # -- ledgers -------------------------------------------------------------------------------------------------
     def next_ledger_id(self) -> int:

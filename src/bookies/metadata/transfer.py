@@ -161,7 +161,7 @@ class Filling:
         """Whether the store is that cluster already. Raises `MetadataError` if it is another one."""
         found = await self._driver.instance_id()
         if found not in (None, self._instance_id):
-            raise other_cluster(self._driver.uri, str(found), self._instance_id)
+            raise other_cluster(str(found), self._instance_id)
         return found is not None
 
     async def begin(self, ids: GivenIds) -> None:

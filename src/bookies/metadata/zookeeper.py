@@ -191,7 +191,7 @@ class ZooKeeperDriver(MetadataDriver):
             if found is not None:
                 return found
             if (await self._bookies.known()).bookies:
-                raise leased.half_a_cluster(self._paths.instance_id)
+                raise leased.half_a_cluster()
             number = leased.instance_id_of(self._runtime.random.getrandbits(128))
             try:
                 await self._initialize(number.encode("ascii"))
@@ -241,7 +241,7 @@ class ZooKeeperDriver(MetadataDriver):
             if found == instance_id:
                 return
             if found is not None:
-                raise leased.other_cluster(self.uri, found, instance_id)
+                raise leased.other_cluster(found, instance_id)
             try:
                 await self._initialize(instance_id.encode("utf-8"))
             except (Refusal, OutcomeUnknown, SessionExpired):
