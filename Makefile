@@ -7,7 +7,7 @@ MINUTES ?= 1
 JOBS ?= 2
 AGAINST ?=
 
-.PHONY: run test check coverage sim mutants museum chaos chaos-storage apache spark-chaos bench bench-spark example spark-cluster docs clean
+.PHONY: run test check coverage sim mutants museum chaos chaos-storage apache etcd spark-chaos bench bench-spark example spark-cluster docs clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -47,6 +47,10 @@ chaos-storage: $(VENV)/.dev
 apache: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache
 apache: $(VENV)/.dev
 	@$(BIN)/python -m pytest -q -n 0 -m apache tests/apache $(ARGS)
+
+# A real etcd server, from PATH or where BOOKIES_ETCD says (Debian: etcd-server).
+etcd: $(VENV)/.dev
+	@$(BIN)/python -m pytest -q -n 0 -m etcd tests/etcd $(ARGS)
 
 spark-chaos: $(VENV)/.dev $(VENV)/.demo
 	@$(BIN)/python tests/chaos/spark_chaos.py $(ARGS)

@@ -15,18 +15,16 @@ from bookies.errors import InvalidArgument, LedgerNotFound, MetadataError, Sessi
 from bookies.metadata.driver import Versioned
 from bookies.metadata.leased import check_version, deleted_before, taken
 from bookies.metadata.serde import pack_ledger, parse_ledger
+from bookies.metadata.spent import SPENT_SIZE, pack_spent, parse_spent
 from bookies.metadata.zk_layout import (
     HIGH_DIRECTORIES_KEPT,
     HIGH_UNIT,
-    SPENT_SIZE,
     Manager,
     branches_among,
     generated_number,
     high_numbers,
     ledger_path,
     ledgers_among,
-    pack_spent,
-    parse_spent,
     tops_among,
 )
 from bookies.metadata.zk_nodes import ATTEMPTS_MAX, Nodes
