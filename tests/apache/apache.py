@@ -49,7 +49,7 @@ STORAGES = {
 }
 
 
-def jars() -> pathlib.Path:
+def jars(version: str = VERSION) -> pathlib.Path:
     """The folder with the jars. Skips the test if there is no cache to keep them in; fails if they cannot be had."""
     name = os.environ.get("BOOKIES_APACHE_CACHE")
     if not name:
@@ -58,15 +58,23 @@ def jars() -> pathlib.Path:
     cache.mkdir(parents=True, exist_ok=True)
     with open(cache / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for found in sorted(cache.glob(f"*/bookkeeper-server-{VERSION}.jar")):
+        for found in sorted(cache.glob(f"*/bookkeeper-server-{version}.jar")):
             if not found.parent.name.endswith(".part"):
                 return found.parent
-        target, part = cache / f"lib-{VERSION}", cache / f"lib-{VERSION}.part"
+        target, part = cache / f"lib-{version}", cache / f"lib-{version}.part"
         shutil.rmtree(part, ignore_errors=True)
-        command = ["mvn", "-q", "-B", "-f", str(HERE / "pom.xml"), "dependency:copy-dependencies"]
-        subprocess.run([*command, f"-DoutputDirectory={part}"], check=True)
+        command = ["mvn", "-q", "-B", "-f", str(HERE / "pom.xml"), f"-Dbookkeeper.version={version}"]
+        subprocess.run([*command, "dependency:copy-dependencies", f"-DoutputDirectory={part}"], check=True)
         part.rename(target)
         return target
+
+
+def java_command(version: str = VERSION) -> list[str]:
+    """`java` with its options and the jars; what to run is to follow."""
+    opened = [word for name in OPENED for word in ("--add-opens", f"{name}=ALL-UNNAMED")]
+    properties = ["-Dio.netty.tryReflectionSetAccessible=true", "-Dzookeeper.admin.enableServer=false"]
+    properties += ["-Dzookeeper.forceSync=no", f"-Dlog4j2.configurationFile={HERE / 'log4j2.properties'}"]
+    return ["java", *JAVA_OPTIONS, *opened, *properties, "-cp", f"{jars(version)}/*"]
 
 
 class NotServing(Exception):
@@ -129,11 +137,13 @@ def apache_bookie(folder: pathlib.Path, storage: str, **settings: Any) -> Iterat
 
     ZooKeeper's data is in the folder too, so the bookie knows its cookie when it is started again. Raises NotServing.
     """
-    opened = [word for name in OPENED for word in ("--add-opens", f"{name}=ALL-UNNAMED")]
-    properties = ["-Dio.netty.tryReflectionSetAccessible=true", "-Dzookeeper.admin.enableServer=false"]
-    properties += ["-Dzookeeper.forceSync=no", f"-Dlog4j2.configurationFile={HERE / 'log4j2.properties'}"]
-    command = ["java", *JAVA_OPTIONS, *opened, *properties, "-cp", f"{jars()}/*", str(HERE / "Bookie.java")]
-    command += [".", STORAGES[storage], *(f"{name}={value}" for name, value in settings.items())]
+    command = [
+        *java_command(),
+        str(HERE / "Bookie.java"),
+        ".",
+        STORAGES[storage],
+        *(f"{name}={value}" for name, value in settings.items()),
+    ]
     log = folder / "apache.log"
     with open(log, "ab") as errors:
         process = subprocess.Popen(

@@ -21,6 +21,7 @@ from bookies.errors import (
     LedgerNotFound,
     MetadataCorrupt,
     MetadataError,
+    NotSupported,
     RecordExists,
     RecordNotFound,
     SessionExpired,
@@ -29,6 +30,7 @@ from bookies.errors import (
 from bookies.metadata.driver import (
     RECORD_SIZE_MAX,
     BookieSet,
+    GivenIds,
     LedgerAt,
     LedgerDeletion,
     LedgerEvent,
@@ -206,7 +208,9 @@ def test_create_is_exclusive(kind: Kind) -> None:
         one, two = await cluster.driver(), await cluster.driver()
         created = await one.create_ledger(ledger(7, custom_metadata={"k": b"v"}))
         assert created.metadata.ctime_ms is not None
-        assert created.metadata == ledger(7, custom_metadata={"k": b"v"}, ctime_ms=created.metadata.ctime_ms)
+        in_record = kind.name == "etcd"  # which keeps no times of its own
+        asked = ledger(7, custom_metadata={"k": b"v"}, ctime_ms=created.metadata.ctime_ms, stores_ctime=in_record)
+        assert created.metadata == asked
         with pytest.raises(LedgerExists):
             await two.create_ledger(ledger(7))
         assert await two.read_ledger(7) == created
@@ -1002,5 +1006,70 @@ def test_watches_of_records_end_with_the_driver(kind: Kind) -> None:
             one.watch_record("r", 0, Seen())
         with pytest.raises(ClientClosed):
             await one.read_record("r")
+
+    kind.run(body)
+
+
+# -- moving a cluster --------------------------------------------------------------------------------------------------
+
+
+def test_given_ids_are_told_without_giving_any(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        driver = await cluster.driver()
+        await driver.initialize_cluster()
+        first = await driver.next_ledger_id()
+        for ledger_id in (first, await driver.next_ledger_id(), 70_000, 70_001, 70_003):
+            await driver.create_ledger(ledger(ledger_id))
+        for ledger_id in (70_001, 70_000, first):
+            await driver.delete_ledger(ledger_id)
+        given = await driver.given_ids()
+        assert given == await driver.given_ids()
+        assert given.next_id <= await driver.next_ledger_id()
+        assert given.next_id > first + 1
+        assert given.spent == ((first, first), (70_000, 70_001))
+
+    kind.run(body)
+
+
+def test_restored_ids_stay_given(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        driver = await cluster.driver()
+        spent = ((2, 4), (65_530, 65_540), (1 << 30, (1 << 30) + 200_000))
+        await driver.restore_ids(GivenIds(5_003, spent))
+        await driver.restore_ids(GivenIds(7, ((4, 6), (8, 8))))
+        await driver.create_cookie(A, b"cookie")
+        with pytest.raises(MetadataError, match="interrupted"):
+            await driver.initialize_cluster()
+        await driver.restore_instance_id("the instance")
+        await driver.restore_instance_id("the instance")
+        assert await driver.initialize_cluster() == await driver.instance_id() == "the instance"
+        with pytest.raises(MetadataError, match="that of cluster the instance"):
+            await driver.restore_instance_id("another")
+        other = await cluster.driver()
+        assert await other.next_ledger_id() >= 5_003
+        for ledger_id in (2, 6, 8, 65_535, 65_536, (1 << 30) + 100_000):
+            with pytest.raises(LedgerExists):
+                await other.create_ledger(ledger(ledger_id))
+        for ledger_id in (1, 7, 65_541):
+            await other.create_ledger(ledger(ledger_id))
+        assert (await other.given_ids()).spent == ((2, 6), (8, 8), *spent[1:])
+        await other.delete_ledger(7)
+        await other.delete_ledger(1)
+        assert (await other.given_ids()).spent == ((1, 8), *spent[1:])
+
+    kind.run(body)
+
+
+def test_counters_go_on_above_what_cannot_be_counted_up_to(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        driver = await cluster.driver()
+        if kind.name == "zookeeper-flat":
+            with pytest.raises(NotSupported, match="choose zk"):
+                await driver.restore_ids(GivenIds(3_000_000_000))
+            return
+        for bound in (3_000_000, (5 << 32) + 1_500, (5 << 32) + 2_000_000, 127 << 56):
+            await driver.restore_ids(GivenIds(bound))
+            assert (await driver.given_ids()).next_id >= bound
+            assert await driver.next_ledger_id() >= bound
 
     kind.run(body)

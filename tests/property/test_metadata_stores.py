@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bookies.errors import BookKeeperError
+from bookies.metadata.driver import GivenIds
 from bookies.metadata.memory import MemoryStore
 from bookies.metadata.sqlite import SqliteStore
 from bookies.model import BookieId, BookieMode
@@ -21,10 +22,15 @@ sessions = st.integers(1, 3)
 modes = st.sampled_from(BookieMode)
 data = st.binary(max_size=3)
 
+runs = st.sampled_from([(), ((1, 4),), ((0, 0), (2, 2)), ((3, 3), (5, 9)), ((4, (1 << 63) - 1),)])
+
 operations = st.one_of(
     st.tuples(st.just("initialize"), st.sampled_from(["x", "y"])),
     st.tuples(st.just("instance_id")),
     st.tuples(st.just("next_ledger_id")),
+    st.tuples(st.just("given_ids")),
+    st.tuples(st.just("restore_ids"), st.builds(GivenIds, st.integers(0, 5), runs)),
+    st.tuples(st.just("restore_instance_id"), st.sampled_from(["x", "y"])),
     st.tuples(st.just("create_ledger"), ledger_ids, data, st.integers(0, 9)),
     st.tuples(st.just("read_ledger"), ledger_ids),
     st.tuples(st.just("write_ledger"), ledger_ids, data, versions),

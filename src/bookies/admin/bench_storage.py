@@ -2,8 +2,9 @@
 
 One bookie of its own, with small entry logs. First ledgers are written side by side, nine of ten are deleted at
 random, and one collection and one major compaction run: bytes in logs, live bytes, bytes read and written. Then the
-same again, while entries are added at half of the rate that the bookie takes: latencies without and with a compaction,
-and then with a scrub that reads as fast as it may.
+same again, and entries are added at half of the rate that a bookie takes: latencies while it does one checkpoint after
+the other, collects, compacts, and scrubs as fast as it may; each time beside those of a second bookie that does nothing
+of all this.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import random
 import shutil
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bookies.admin.common import print_json, print_table, run_async
@@ -24,17 +27,18 @@ from bookies.admin.histogram import Histogram
 from bookies.storage.directories import CONTROL_FILE
 
 if TYPE_CHECKING:
+    from bookies.admin.local_cluster import LocalCluster
     from bookies.client.client import Client
     from bookies.client.writer import LedgerWriter
 
 DELETED_SHARE = 0.9
 TICK_S = 0.005  # between two bursts of paced adds
 POLL_S = 0.2  # between two looks whether the scrub is done
-CHECKPOINT_MS = 200
+CHECKPOINT_MS, NEVER_MS = 200, 86_400_000
 SETTINGS: dict[str, object] = {
     "gc_quarantine_ms": 0,
     "gc_share_max": 100,
-    "gc_interval_ms": 86_400_000,
+    "gc_interval_ms": NEVER_MS,
     "minor_compaction_interval_ms": 0,
     "major_compaction_interval_ms": 0,
     "checkpoint_interval_ms": CHECKPOINT_MS,
@@ -74,13 +78,17 @@ def run(arguments: argparse.Namespace) -> int:
         "entry_log_size_max": 4 * scale << 20,
     }
     directory = tempfile.mkdtemp(prefix="bk-bench-", dir=os.environ.get("BK_BENCH_DIRECTORY"))
-    cluster = LocalCluster(os.path.join(directory, "bk-data"), bookies=1, settings=settings)
+    quiet = LocalCluster(
+        os.path.join(directory, "quiet"), bookies=1, settings=settings | {"checkpoint_interval_ms": NEVER_MS}
+    )
+    busy = LocalCluster(os.path.join(directory, "busy"), bookies=1, settings=settings)
     try:
-        cluster.start()
-        bench = _Bench(cluster.metadata_uri, cluster.bookies[0].directory / "ledgers", scale)
-        result = run_async(bench.run)
+        quiet.start()
+        busy.start()
+        result = run_async(partial(_measure, quiet, busy, scale))
     finally:
-        cluster.stop()
+        quiet.stop()
+        busy.stop()
         shutil.rmtree(directory, ignore_errors=True)
     if arguments.json:
         print_json(result)
@@ -90,20 +98,31 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+async def _measure(quiet: LocalCluster, busy: LocalCluster, scale: int) -> dict[str, Any]:
+    from bookies.client.connect import connect
+
+    async with connect(quiet.metadata_uri) as other, connect(busy.metadata_uri) as client:
+        bench = _Bench(client, busy.bookies[0].directory / "ledgers", scale)
+        still = _Bench(other, quiet.bookies[0].directory / "ledgers", scale)
+        for each in (bench, still):
+            await each.suspend_scrub(suspended=True)  # until its turn comes
+        result = await bench.space()
+        await bench.fill()
+        async with await other.create(ensemble=1) as reference, await client.create(ensemble=1) as ledger:
+            return result | await bench.latencies(reference, ledger)
+
+
 class _Bench:
-    def __init__(self, uri: str, ledgers: pathlib.Path, scale: int) -> None:
-        self._uri = uri
+    """One bookie. `ledgers`: its directory."""
+
+    def __init__(self, client: Client, ledgers: pathlib.Path, scale: int) -> None:
+        self._client = client
         self._ledgers = ledgers
         self._scale = scale
         self._random = random.Random(1)
 
-    async def run(self) -> dict[str, Any]:
-        from bookies.client.connect import connect
-
-        await self._call("suspend_scrub", suspended=True)  # until its turn comes
-        async with connect(self._uri) as client:
-            space = await self._space(client)
-            return space | await self._latencies(client)
+    async def suspend_scrub(self, *, suspended: bool) -> None:
+        await self._call("suspend_scrub", suspended=suspended)
 
     async def _call(self, call: str, **given: object) -> Any:
         return (await asyncio.to_thread(ask, self._ledgers / CONTROL_FILE, call, given))[1]
@@ -111,8 +130,9 @@ class _Bench:
     def _disk_size(self) -> int:
         return sum(path.stat().st_size for path in (self._ledgers / "current").glob("*.log*"))
 
-    async def _fill(self, client: Client, size: int) -> None:
-        """Ledgers side by side, about so many bytes in all; then nine of ten are deleted."""
+    async def fill(self) -> None:
+        """Ledgers side by side; then nine of ten are deleted."""
+        client, size = self._client, self._scale * 40_000_000
         count, payload = 200, os.urandom(1000)
         ledgers = [await client.create(ensemble=1) for _ in range(count)]
         for _ in range(max(1, size // (count * 10 * len(payload)))):
@@ -123,8 +143,9 @@ class _Bench:
         for ledger in self._random.sample(ledgers, int(count * DELETED_SHARE)):
             await client.delete(ledger.ledger_id)
 
-    async def _space(self, client: Client) -> dict[str, Any]:
-        await self._fill(client, self._scale * 40_000_000)
+    async def space(self) -> dict[str, Any]:
+        """What a collection and a compaction leave, read and write."""
+        await self.fill()
         before = self._disk_size()
         await self._call("gc", wait=True)
         collected = self._disk_size()
@@ -144,37 +165,47 @@ class _Bench:
             "compaction seconds": seconds,
         }
 
-    async def _latencies(self, client: Client) -> dict[str, Any]:
-        await self._fill(client, self._scale * 40_000_000)
-        ledger = await client.create(ensemble=1)
-        rate = await _rate(ledger) / 2
-        idle = await _paced(ledger, rate, time.perf_counter() + 2 + self._scale / 2)
-        busy_from = time.perf_counter()
-        compaction = asyncio.ensure_future(self._call("compact", kind="major", wait=True))
-        busy = await _paced(ledger, rate, busy_from + 600, compaction)
-        await compaction
-        scrub_from = time.perf_counter()
-        scrub = asyncio.ensure_future(self._scrub())
-        scrubbed = await _paced(ledger, rate, scrub_from + 600, scrub)
-        scrub_seconds, scrub_size = time.perf_counter() - scrub_from, await scrub
-        await ledger.seal()
-        result: dict[str, Any] = {"adds per second": rate, "seconds of compaction": time.perf_counter() - busy_from}
-        result |= {"seconds of scrub": scrub_seconds, "scrub read bytes": scrub_size}
-        for name, histogram in (("without compaction", idle), ("with compaction", busy), ("with scrub", scrubbed)):
-            figures = histogram.summary()
-            result |= {f"{figure} {name}": figures[figure] for figure in ("p50_us", "p99_us", "max_us")}
-        result["p99 with / without"] = result["p99_us with compaction"] / max(1, result["p99_us without compaction"])
-        result["p99 with scrub / without"] = result["p99_us with scrub"] / max(1, result["p99_us without compaction"])
+    async def latencies(self, quiet: LedgerWriter, busy: LedgerWriter) -> dict[str, Any]:
+        """Of adds to `busy`, of this bookie, while it does each of its tasks, and right before and after to `quiet`."""
+        rate = min(await _rate(quiet), await _rate(busy)) / 2
+        result: dict[str, Any] = {"adds per second": rate}
+        seconds = 2.0 + self._scale
+        tasks: dict[str, Callable[[], Awaitable[None]]] = {
+            "checkpoints": partial(asyncio.sleep, seconds),  # they come all the time
+            "collection": partial(self._collect_until, seconds),
+            "compaction": self._compact,
+            "scrub": partial(self._scrub, seconds),
+        }
+        for name, task in tasks.items():
+            idle = await _paced(quiet, rate, asyncio.ensure_future(asyncio.sleep(seconds / 2)))
+            latencies = await _paced(busy, rate, asyncio.ensure_future(task()))
+            idle.merge(await _paced(quiet, rate, asyncio.ensure_future(asyncio.sleep(seconds / 2))))
+            for kind, histogram in (("without", idle), ("with", latencies)):
+                figures = histogram.summary()
+                result |= {f"{figure} {kind} {name}": figures[figure] for figure in ("p50_us", "p99_us", "max_us")}
+            result[f"p99 with / without {name}"] = result[f"p99_us with {name}"] / max(
+                1, result[f"p99_us without {name}"]
+            )
         return result
 
-    async def _scrub(self) -> int:
-        """A whole pass, at the greatest rate that is allowed; the bytes it has read."""
-        await self._call("suspend_scrub", suspended=False)
+    async def _collect_until(self, seconds: float) -> None:
+        """Collections, one after the other."""
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            await self._call("gc", wait=True)
+
+    async def _compact(self) -> None:
+        await self._call("compact", kind="major", wait=True)
+
+    async def _scrub(self, seconds: float) -> None:
+        """A pass at the greatest rate that is allowed, so long or until it is done."""
+        end = time.perf_counter() + seconds
+        await self.suspend_scrub(suspended=False)
         status = await self._call("scrub", now=True)
-        while status["is_running"]:
+        while status["is_running"] and time.perf_counter() < end:
             await asyncio.sleep(POLL_S)
             status = await self._call("scrub")
-        return int(status["read_bytes"])
+        await self.suspend_scrub(suspended=True)
 
 
 async def _rate(ledger: LedgerWriter) -> float:
@@ -187,8 +218,8 @@ async def _rate(ledger: LedgerWriter) -> float:
     return count / (time.perf_counter() - begin)
 
 
-async def _paced(ledger: LedgerWriter, rate: float, end: float, until: asyncio.Future[Any] | None = None) -> Histogram:
-    """Latencies of adds that are sent at this rate, a burst a tick, until the end or that something is done."""
+async def _paced(ledger: LedgerWriter, rate: float, until: asyncio.Future[None]) -> Histogram:
+    """Latencies of adds that are sent at this rate, a burst a tick, until something is done."""
     clock, payload, latencies = time.perf_counter, os.urandom(1000), Histogram()
     pending: dict[asyncio.Task[None], None] = {}
 
@@ -197,7 +228,7 @@ async def _paced(ledger: LedgerWriter, rate: float, end: float, until: asyncio.F
         latencies.record(clock() - start, count)
 
     due, last = 0.0, clock()
-    while clock() < end and not (until is not None and until.done()):
+    while not until.done():
         now = clock()
         due, last = due + (now - last) * rate, now
         if count := int(due):
@@ -206,5 +237,5 @@ async def _paced(ledger: LedgerWriter, rate: float, end: float, until: asyncio.F
             pending[task] = None
             task.add_done_callback(lambda done: pending.pop(done, None))
         await asyncio.sleep(TICK_S)
-    await asyncio.gather(*pending)
+    await asyncio.gather(*pending, until)
     return latencies

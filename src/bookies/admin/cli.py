@@ -28,6 +28,10 @@ COMMANDS = {
         "bookies.admin.commands.bookie",
         "run, list, state, disks, space, gc, compact, scrub, recover, repair, convert, format",
     ),
+    "metadata": (
+        "bookies.admin.commands.metadata",
+        "the cluster's metadata: init, show, dump, load, check, migrate",
+    ),
     "inspect": ("bookies.admin.commands.inspect", "look into a bookie's files, offline, also Apache's"),
     "bench": ("bookies.admin.commands.bench", "measure appends and reads"),
     "chaos": ("bookies.admin.commands.chaos", "run a real cluster and break it: kills, stops, cut connections"),

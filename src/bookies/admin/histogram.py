@@ -22,6 +22,11 @@ class Histogram:
         if value > self._largest:
             self._largest = value
 
+    def merge(self, other: Histogram) -> None:
+        """Take over what the other one has counted."""
+        self._counts.update(other._counts)
+        self._largest = max(self._largest, other._largest)
+
     def __len__(self) -> int:
         return self._counts.total()
 

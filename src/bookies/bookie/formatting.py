@@ -76,11 +76,16 @@ def find(disk: Disk, path: str) -> Findings | None:
     cookie = _cookie_in(disk, path)
     if cookie is None:
         return None
-    base = _base(path, cookie)
+    base = cookie.base_of(path)
+    if base is None:
+        raise CookieMismatch(
+            f"{path} is not what its cookie names ({', '.join(cookie.directories)}): it is a copy, or mounted "
+            f"elsewhere. {UNCHANGED} Name the directory as the bookie does; a copy can be removed like any other files"
+        )
     found = Findings(cookie, [])
     waiting, seen = [*cookie.directories], dict.fromkeys(cookie.directories)
     for each in waiting:  # grows: a bookie that died while directories were added has two kinds of cookies
-        place = posixpath.normpath(posixpath.join(base, each))
+        place = posixpath.normpath(posixpath.join(base or "/", each))
         if not disk.is_directory(place):
             found.missing.append(place)
             continue
@@ -127,23 +132,6 @@ def _cookie_in(disk: Disk, directory: str) -> Cookie | None:
             "no use to anybody, remove them by hand"
         )
     return None
-
-
-def _base(path: str, cookie: Cookie) -> str:
-    """What relative names in the cookie are relative to. Raises CookieMismatch when `path` is not one of them.
-
-    It is a copy, perhaps, and what the cookie names is in use.
-    """
-    for each in cookie.directories:
-        name = posixpath.normpath(each)
-        if path == name:
-            return "/"
-        if not posixpath.isabs(name) and path.endswith(f"/{name}"):
-            return path[: -len(name)]
-    raise CookieMismatch(
-        f"{path} is not what its cookie names ({', '.join(cookie.directories)}): it is a copy, or mounted elsewhere. "
-        f"{UNCHANGED} Name the directory as the bookie does; a copy can be removed like any other files"
-    )
 
 
 def lock(disk: Disk, found: Findings) -> list[Lock]:

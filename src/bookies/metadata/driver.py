@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
-from bookies.errors import InvalidArgument
+from bookies.errors import InvalidArgument, NotSupported
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
 
 RECORD_SIZE_MAX = (1 << 20) - (1 << 14)  # bytes; ZooKeeper refuses requests of 1 MiB and more, names included
@@ -76,6 +76,20 @@ class RecordWrite:
 
 
 Step = LedgerAt | RecordAt | LedgerDeletion | RecordWrite
+
+
+@dataclass(frozen=True, slots=True)
+class GivenIds:
+    """The ids that a store will not give to a new ledger: what moves with a cluster besides what can be seen.
+
+    `next_id`: larger than every id handed out so far. `spent`: ids of deleted ledgers, as runs (first, last), ascending
+    and not touching.
+    """
+
+    next_id: int
+    spent: tuple[tuple[int, int], ...] = ()
+
+
 TRANSACTION_STEPS_MAX = 4096
 
 
@@ -112,6 +126,26 @@ class MetadataDriver(ABC):
     async def instance_id(self) -> str | None:
         """The cluster's instance id, None when there is no cluster."""
 
+    @property
+    def layout(self) -> str:
+        """How the store arranges its ledgers, in the words of its URIs; empty where there is one way only."""
+        return ""
+
+    # -- moving a cluster from store to store: `transfer.py` says in which order -----------------------------------
+    async def given_ids(self) -> GivenIds:
+        """Which ids no new ledger gets. Changes nothing."""
+        raise NotSupported(f"{self.uri}: clusters cannot be moved out of stores of this kind yet")
+
+    async def restore_ids(self, ids: GivenIds) -> None:
+        """Give none of these away, besides those of before. The first step of filling an empty store: makes, too,
+        what has to be there before ledgers. Can be repeated. Raises `NotSupported` for ids that do not fit.
+        """
+        raise NotSupported(f"{self.uri}: clusters cannot be moved into stores of this kind yet")
+
+    async def restore_instance_id(self, instance_id: str) -> None:
+        """The last step: from now on this is that cluster. Raises `MetadataError` if it is another one already."""
+        raise NotSupported(f"{self.uri}: clusters cannot be moved into stores of this kind yet")
+
     # -- ledgers -------------------------------------------------------------------------------------------------
     @abstractmethod
     async def next_ledger_id(self) -> int:
@@ -121,6 +155,7 @@ class MetadataDriver(ABC):
     async def create_ledger(self, metadata: LedgerMetadata) -> Versioned:
         """Exclusive create. A stored record with the same non-zero creator token is our own earlier attempt: success.
 
+        A store that keeps no times puts the time of creation into the record (`stores_ctime`).
         Raises `LedgerExists`, also for every id that a deleted ledger had, chosen or handed out. Such an id can never
         be used again: bookies may hold the old entries for any length of time, also those that cannot be asked now and
         come back later, and the old writer, if nobody fenced it, goes on sending entries under this id with the same

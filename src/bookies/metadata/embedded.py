@@ -24,7 +24,17 @@ POLL_INTERVAL_S = 0.15
 _RETRY_INTERVAL_S = 0.05
 # Operations that change nothing of what is watched.
 _READS = frozenset(
-    {"read_ledger", "ledger_ids", "bookies", "bookie_info", "read_record", "record_names", "watch", "heartbeat"}
+    {
+        "read_ledger",
+        "ledger_ids",
+        "bookies",
+        "bookie_info",
+        "read_record",
+        "record_names",
+        "watch",
+        "heartbeat",
+        "given_ids",
+    }
 )
 
 

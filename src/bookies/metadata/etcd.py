@@ -23,6 +23,7 @@ from bookies.errors import (
 from bookies.metadata import leased
 from bookies.metadata.driver import (
     BookieSet,
+    GivenIds,
     LedgerEvent,
     MetadataDriver,
     Step,
@@ -32,7 +33,7 @@ from bookies.metadata.driver import (
     check_steps,
 )
 from bookies.metadata.etcd_bookies import Bookies
-from bookies.metadata.etcd_layout import BUCKETS_COUNT, Keys, check_layout
+from bookies.metadata.etcd_layout import Keys, check_layout
 from bookies.metadata.etcd_ledgers import LedgerIds, Ledgers, SpentIds
 from bookies.metadata.etcd_records import KeyExists, KeyMissing, Records, Transactions
 from bookies.metadata.etcd_session import Session
@@ -61,7 +62,7 @@ class EtcdDriver(MetadataDriver):
         self._values = Values(etcd, self._keys)
         self._spent = SpentIds(self._values)
         self._ledgers = Ledgers(self._values, self._spent, runtime.clock.wall_ms)
-        self._ids = LedgerIds(self._values, runtime.random.randrange(BUCKETS_COUNT))
+        self._ids = LedgerIds(self._values)
         self._records = Records(self._values)
         self._transactions = Transactions(self._values, self._spent)
         self._session = Session(etcd, lease_ms, self._session_lost)
@@ -139,20 +140,16 @@ class EtcdDriver(MetadataDriver):
             found = await self.instance_id()
             if found is not None:
                 return found
+            if (await self._bookies.known()).bookies:
+                raise leased.half_a_cluster()
             try:
-                await self._initialize(leased.instance_id_of(self._runtime.random.getrandbits(128)))
+                await self._make(self._keys.fixed(leased.instance_id_of(self._runtime.random.getrandbits(128))))
             except OutcomeUnknown:
                 continue  # It may have happened: look.
         raise MetadataError(f"the cluster at {self.uri} could not be made: others keep changing what is there")
 
-    async def _initialize(self, instance_id: str) -> None:
-        """As Apache does, in one transaction; and where its keys are there in part, the rest."""
-        if (await self._bookies.known()).bookies:
-            raise MetadataError(
-                f"{self._keys.instance_id} is missing, but there are bookies of this cluster: writing a new one would "
-                "stop them from starting again. Restore it; every bookie's VERSION file has it"
-            )
-        wanted = self._keys.fixed(instance_id)
+    async def _make(self, wanted: Sequence[tuple[str, bytes]]) -> None:
+        """Those keys that are missing, in one transaction, as Apache does with all."""
         found = await self._values.read(*(key for key, _ in wanted))
         missing = [each for each, there in zip(wanted, found, strict=True) if there is None]
         await self.etcd.transact([MadeAt(key, 0) for key, _ in missing], [Put(key, data) for key, data in missing])
@@ -161,6 +158,32 @@ class EtcdDriver(MetadataDriver):
         self._require_open()
         found = (await self._values.read(self._keys.instance_id))[0]
         return None if found is None else found.value.decode("utf-8")
+
+    # -- moving a cluster ----------------------------------------------------------------------------------------
+    async def given_ids(self) -> GivenIds:
+        self._require_open()
+        return GivenIds(await self._ids.bound(), await self._spent.runs())
+
+    async def restore_ids(self, ids: GivenIds) -> None:
+        self._require_open()
+        fixed = self._keys.fixed("")
+        await self._values.repeat(lambda: self._make([each for each in fixed if each[0] != self._keys.instance_id]))
+        await self._ids.raise_to(ids.next_id)
+        await self._spent.restore(ids.spent)
+
+    async def restore_instance_id(self, instance_id: str) -> None:
+        self._require_open()
+        for _ in range(ATTEMPTS_MAX):
+            found = await self.instance_id()
+            if found == instance_id:
+                return
+            if found is not None:
+                raise leased.other_cluster(found, instance_id)
+            try:
+                await self._make(self._keys.fixed(instance_id))
+            except OutcomeUnknown:
+                continue  # As above.
+        raise MetadataError(f"the instance id could not be written to {self.uri}: others keep changing what is there")
 
     # -- ledgers -------------------------------------------------------------------------------------------------
     async def next_ledger_id(self) -> int:

@@ -15,11 +15,12 @@ from bookies.metadata.spent import SPENT_SIZE
 from bookies.model import BookieId, BookieMode
 
 LEDGER_ID_MAX = (1 << 63) - 1
-BUCKETS_COUNT = 128  # counters that ids are taken from, by turns
+BUCKETS_COUNT = 128  # counters that ids are taken from
 BUCKET_SIZE = 1 << 56  # ids of one bucket
 _LAYOUT = b"2\norg.apache.bookkeeper.metadata.etcd.EtcdLedgerManagerFactory:0"
 _MODES = {BookieMode.WRITABLE: "writable", BookieMode.READ_ONLY: "readonly"}
 # The number of a ledger is the low half of a UUID whose high half is 0.
+_BUCKET = re.compile(r"[0-9]{3}")
 _LEDGER = re.compile(r"00000000-0000-0000-([0-7][0-9a-f]{3})-([0-9a-f]{12})")
 
 
@@ -56,9 +57,18 @@ class Keys:
     def registration(self, bookie: BookieId, mode: BookieMode) -> str:
         return self.registrations(mode) + bookie
 
+    @property
+    def buckets(self) -> str:
+        return f"{self.scope}/buckets/"
+
     def bucket(self, number: int) -> str:
         """A counter of ids: the number of times that it was written."""
-        return f"{self.scope}/buckets/{number:03d}"
+        return f"{self.buckets}{number:03d}"
+
+    def bucket_number(self, key: str) -> int | None:
+        """The other way; None for a key that is no counter's."""
+        name = key.removeprefix(self.buckets)
+        return int(name) if _BUCKET.fullmatch(name) and int(name) < BUCKETS_COUNT else None
 
     @property
     def ledgers(self) -> str:
@@ -94,9 +104,13 @@ class Keys:
     def record(self, name: str) -> str:
         return self.records + name
 
+    @property
+    def spent(self) -> str:
+        return f"{self.scope}/spent/"
+
     def spent_list(self, ledger_id: int) -> str:
         """The list with the ids of deleted ledgers around this one."""
-        return f"{self.scope}/spent/{ledger_id // SPENT_SIZE:012x}"
+        return f"{self.spent}{ledger_id // SPENT_SIZE:012x}"
 
 
 def check_layout(data: bytes) -> None:

@@ -8,19 +8,21 @@ Source: metadata 3.3, 4, 5.1 and 10.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
-from bookies.errors import LedgerNotFound, MetadataError
+from bookies.errors import LedgerNotFound, MetadataError, NotSupported
 from bookies.metadata.driver import Versioned
 from bookies.metadata.etcd_layout import BUCKET_SIZE, BUCKETS_COUNT, stop_of
 from bookies.metadata.etcd_values import ATTEMPTS_MAX, Values, there_at
 from bookies.metadata.leased import check_version, deleted_before, taken
 from bookies.metadata.serde import pack_ledger, parse_ledger
-from bookies.metadata.spent import SPENT_SIZE, pack_spent, parse_spent
+from bookies.metadata.spent import SPENT_SIZE, divided, joined, pack_spent, parse_spent
 from bookies.model import LedgerMetadata
 from bookies.protocol.intervals import IdSet
 from bookies.runtime.etcd import Delete, Get, KeyValue, MadeAt, OutcomeUnknown, Put, WrittenAt
 
+COUNTED_IDS_MAX = 100_000  # that a counter is raised by, a request for each
+COUNTED_AT_ONCE = 64
 _LISTS_COUNT_MAX = 64  # lists of spent ids that this driver remembers
 
 
@@ -55,6 +57,31 @@ class SpentIds:
         conditions = [WrittenAt(key, version) for key, (_, version) in changed.items()]
         return conditions, [Put(key, pack_spent(ids)) for key, (ids, _) in changed.items()]
 
+    async def runs(self) -> tuple[tuple[int, int], ...]:
+        """All of them, see `GivenIds`."""
+        prefix = self._values.keys.spent
+        found, _ = await self._values.below(prefix, keys_only=False)
+        return joined({int(each.key.removeprefix(prefix), 16): parse_spent(each.key, each.value) for each in found})
+
+    async def restore(self, runs: Sequence[tuple[int, int]]) -> None:
+        """Add runs of ids (first, last)."""
+        for number, added in divided(runs).items():
+            while not await self._restore(number * SPENT_SIZE, added):
+                continue  # Somebody else changed the list, or we had not seen it.
+
+    async def _restore(self, base: int, added: list[tuple[int, int]]) -> bool:
+        key, ids, version = self.around(base)
+        for first, last in added:
+            ids.add(first, last + 1)
+        puts = [Put(key, pack_spent(ids))]
+        condition = WrittenAt(key, version)
+        answer = await self._values.repeat(lambda: self._values.etcd.transact([condition], puts, [Get(key)]))
+        if answer.is_met:
+            self.wrote(puts, answer.revision)
+        else:
+            self.saw(key, answer.found[0][0] if answer.found[0] else None)
+        return answer.is_met
+
     def wrote(self, puts: list[Put], revision: int) -> None:
         """A transaction with these additions was carried out."""
         for put in puts:
@@ -88,8 +115,7 @@ class Ledgers:
         self._values.remember(key, 0 if found is None else found.mod_revision)
         if found is None:
             raise not_found(ledger_id)
-        # Whether the time was asked for, or is there because etcd keeps none, cannot be told; it stays in any case.
-        return Versioned(parse_ledger(ledger_id, found.value).replace(stores_ctime=False), found.mod_revision)
+        return Versioned(parse_ledger(ledger_id, found.value), found.mod_revision)
 
     def _written(self, key: str, ledger_id: int, data: bytes, revision: int) -> Versioned:
         return self._versioned(key, ledger_id, KeyValue(key, data, revision, revision, 1, 0))
@@ -218,19 +244,59 @@ def not_found(ledger_id: int) -> LedgerNotFound:
 
 
 class LedgerIds:
-    """The generation of ids: 128 counters, by turns. Source: metadata 10."""
+    """The generation of ids: counters, each with its own part of the ids. Source: metadata 10.
 
-    def __init__(self, values: Values, start: int) -> None:
+    Apache's clients use all counters by turns. Ours use the last one that was used, so that ids ascend; each
+    counter can be used by everybody at once.
+    """
+
+    def __init__(self, values: Values) -> None:
         self._values = values
-        self._turn = start
+        self._etcd = values.etcd
+        self._bucket: int | None = None  # None: not looked yet
 
     async def next(self) -> int:
         """Never the same twice: a key's version counts how often it was written."""
-        bucket = self._turn % BUCKETS_COUNT
-        self._turn += 1
-        key = self._values.keys.bucket(bucket)
-        answer = await self._values.repeat(lambda: self._values.etcd.transact((), [Put(key, b""), Get(key)]))
-        number = answer.found[0][0].version
+        if self._bucket is None:
+            self._bucket, _ = await self._last()
+        number = await self._count(self._bucket)
         if number >= BUCKET_SIZE:
-            raise MetadataError(f"the ids of {key} are used up")
-        return bucket * BUCKET_SIZE + number
+            raise MetadataError(f"the ids of {self._values.keys.bucket(self._bucket)} are used up")
+        return self._bucket * BUCKET_SIZE + number
+
+    async def _count(self, bucket: int) -> int:
+        key = self._values.keys.bucket(bucket)
+        answer = await self._values.repeat(lambda: self._etcd.transact((), [Put(key, b""), Get(key, keys_only=True)]))
+        return answer.found[0][0].version
+
+    async def _last(self) -> tuple[int, int]:
+        """The last bucket that was used, and how often."""
+        found, _ = await self._values.below(self._values.keys.buckets)
+        used = {self._values.keys.bucket_number(each.key): each.version for each in found}
+        last = max((number for number in used if number is not None), default=0)
+        return last, used.get(last, 0)
+
+    async def bound(self) -> int:
+        """Larger than every id handed out so far. Changes nothing."""
+        bucket, count = await self._last()
+        return bucket * BUCKET_SIZE + count + 1 if count else 0
+
+    async def raise_to(self, bound: int) -> None:
+        """Hand out no id below `bound`. What would take too long to count up to begins with the next bucket instead."""
+        if await self.bound() >= bound:
+            return
+        bucket, low = divmod(bound, BUCKET_SIZE)
+        if low > COUNTED_IDS_MAX:
+            bucket, low = bucket + 1, 1
+        if bucket >= BUCKETS_COUNT:
+            raise NotSupported(f"in etcd, no ids can be made that come after {bound - 1:,}")
+        self._bucket = bucket
+        key = self._values.keys.bucket(bucket)
+        found = (await self._values.read(key))[0]
+        missing = max(low, 1) - 1 - (0 if found is None else found.version)
+        while missing > 0:
+            at_once = min(missing, COUNTED_AT_ONCE)
+            await asyncio.gather(*(self._count(bucket) for _ in range(at_once)))
+            missing -= at_once
+        if not bound % BUCKET_SIZE or low == 1:
+            await self._count(bucket)  # so that it is the last one that was used

@@ -35,6 +35,7 @@ from bookies.errors import (
 )
 from bookies.metadata.driver import (
     BookieSet,
+    GivenIds,
     LedgerEvent,
     MetadataDriver,
     RecordAt,
@@ -90,9 +91,15 @@ class Store(Protocol):
     """
 
     def initialize(self, candidate: str) -> str:
-        """Make `candidate` the instance id unless there is one; return the one there is."""
+        """Make `candidate` the instance id unless there is one; return the one there is. Raises `half_a_cluster`."""
 
     def instance_id(self) -> str | None: ...
+
+    def given_ids(self) -> GivenIds: ...
+
+    def restore_ids(self, ids: GivenIds) -> None: ...
+
+    def restore_instance_id(self, instance_id: str) -> None: ...
 
     def next_ledger_id(self) -> int: ...
 
@@ -177,6 +184,21 @@ def deleted_before(ledger_id: int) -> LedgerExists:
         "a ledger of this id was deleted, and bookies may still hold its entries, so the id can never be used again: "
         "choose another one, or leave the choice to the metadata store",
         ledger_id=ledger_id,
+    )
+
+
+def half_a_cluster() -> MetadataError:
+    """Why no cluster is begun where there are cookies: a new instance id would keep their bookies from starting."""
+    return MetadataError(
+        "the metadata store has no instance id, but cookies of bookies: either `bk metadata migrate` was interrupted, "
+        "and is finished by saying it again, or the instance id was lost, which every bookie's VERSION file has"
+    )
+
+
+def other_cluster(found: str, wanted: str) -> MetadataError:
+    """Why a store cannot become a cluster."""
+    return MetadataError(
+        f"the metadata store is that of cluster {found}, and cannot become {wanted}: name an empty one"
     )
 
 
@@ -310,6 +332,15 @@ class LeasedDriver(MetadataDriver):
 
     async def instance_id(self) -> str | None:
         return await self._run("instance_id", self._store.instance_id)
+
+    async def given_ids(self) -> GivenIds:
+        return await self._run("given_ids", self._store.given_ids)
+
+    async def restore_ids(self, ids: GivenIds) -> None:
+        await self._run("restore_ids", self._store.restore_ids, ids)
+
+    async def restore_instance_id(self, instance_id: str) -> None:
+        await self._run("restore_instance_id", self._store.restore_instance_id, instance_id)
 
     # -- ledgers -------------------------------------------------------------------------------------------------
     async def next_ledger_id(self) -> int:

@@ -22,7 +22,7 @@ from bookies.errors import (
     SessionExpired,
     VersionConflict,
 )
-from bookies.metadata.driver import BookieSet, LedgerAt, LedgerDeletion, RecordWrite, Step
+from bookies.metadata.driver import BookieSet, GivenIds, LedgerAt, LedgerDeletion, RecordWrite, Step
 from bookies.metadata.leased import (
     LeasedDriver,
     Observation,
@@ -30,7 +30,9 @@ from bookies.metadata.leased import (
     check_record_version,
     check_version,
     deleted_before,
+    half_a_cluster,
     instance_id_of,
+    other_cluster,
 )
 from bookies.model import BookieId, BookieMode
 from bookies.protocol.intervals import IdSet
@@ -101,11 +103,27 @@ class MemoryStore:
     # -- the cluster ---------------------------------------------------------------------------------------------
     def initialize(self, candidate: str) -> str:
         if self._instance_id is None:
+            if self._cookies:
+                raise half_a_cluster()
             self._instance_id = candidate
         return self._instance_id
 
     def instance_id(self) -> str | None:
         return self._instance_id
+
+    def given_ids(self) -> GivenIds:
+        runs = ([(0, self._deleted.bound)] if self._deleted.bound > 0 else []) + self._deleted.runs
+        return GivenIds(self._next_ledger_id, tuple((start, stop - 1) for start, stop in runs))
+
+    def restore_ids(self, ids: GivenIds) -> None:
+        self._next_ledger_id = max(self._next_ledger_id, ids.next_id)
+        for first, last in ids.spent:
+            self._deleted.add(first, last + 1)
+
+    def restore_instance_id(self, instance_id: str) -> None:
+        if self._instance_id not in (None, instance_id):
+            raise other_cluster(str(self._instance_id), instance_id)
+        self._instance_id = instance_id
 
     # -- ledgers -------------------------------------------------------------------------------------------------
     def next_ledger_id(self) -> int:

@@ -32,8 +32,16 @@ from bookies.errors import (
     RecordNotFound,
     SessionExpired,
 )
-from bookies.metadata.driver import BookieSet, LedgerAt, LedgerDeletion, RecordWrite, Step
-from bookies.metadata.leased import Observation, Record, check_record_version, check_version, deleted_before
+from bookies.metadata.driver import BookieSet, GivenIds, LedgerAt, LedgerDeletion, RecordWrite, Step
+from bookies.metadata.leased import (
+    Observation,
+    Record,
+    check_record_version,
+    check_version,
+    deleted_before,
+    half_a_cluster,
+    other_cluster,
+)
 from bookies.model import BookieId, BookieMode
 
 if TYPE_CHECKING:
@@ -45,6 +53,7 @@ CLOCK_SLACK_MS = 1000  # that a lease may end later than its length from now: th
 BUSY_TIMEOUT_S = 10.0  # how long a transaction waits for another process's
 SCHEMA_VERSION = 1
 PARAMETERS_MAX = 500  # of one statement
+LEDGER_ID_MAX = (1 << 63) - 1
 _APPLICATION_ID = 0x626B6D64  # "bkmd": what kind of database this is
 
 _SCHEMA = """
@@ -175,15 +184,39 @@ class SqliteStore:
         if found is not None:
             return found
         with self._writing() as connection:
+            if self._instance_id() is None and self._number("SELECT count(*) FROM cookies"):
+                raise half_a_cluster()
             connection.execute("INSERT INTO cluster SELECT ? WHERE NOT EXISTS (SELECT * FROM cluster)", (candidate,))
-        found = self.instance_id()
-        assert found is not None
-        return found
+            return self._instance_id() or candidate
 
     def instance_id(self) -> str | None:
-        with self._reading() as connection:
-            row = connection.execute("SELECT instance_id FROM cluster").fetchone()
+        with self._reading():
+            return self._instance_id()
+
+    def _instance_id(self) -> str | None:
+        assert self._connection is not None
+        row = self._connection.execute("SELECT instance_id FROM cluster").fetchone()
         return None if row is None else str(row[0])
+
+    def given_ids(self) -> GivenIds:
+        with self._reading() as connection:
+            spent = connection.execute("SELECT first, last FROM deleted_ledgers ORDER BY first").fetchall()
+            return GivenIds(self._counter("next ledger id"), tuple(spent))
+
+    def restore_ids(self, ids: GivenIds) -> None:
+        with self._writing() as connection:
+            query = "UPDATE counters SET value = max(value, ?) WHERE name = 'next ledger id'"
+            connection.execute(query, (ids.next_id,))
+            for first, last in ids.spent:
+                self._note_deleted(first, last)
+
+    def restore_instance_id(self, instance_id: str) -> None:
+        with self._writing() as connection:
+            found = self._instance_id()
+            if found is None:
+                connection.execute("INSERT INTO cluster VALUES (?)", (instance_id,))
+            elif found != instance_id:
+                raise other_cluster(found, instance_id)
 
     # -- ledgers -------------------------------------------------------------------------------------------------
     def next_ledger_id(self) -> int:
@@ -236,7 +269,7 @@ class SqliteStore:
             if expected_version is not None:
                 check_version(found.version, expected_version, ledger_id=ledger_id)
             connection.execute("DELETE FROM ledgers WHERE id = ?", (ledger_id,))
-            self._note_deleted(ledger_id)
+            self._note_deleted(ledger_id, ledger_id)
             self._changed()
 
     def _deleted_run(self, ledger_id: int) -> tuple[int, int]:
@@ -246,18 +279,17 @@ class SqliteStore:
         row: tuple[int, int] | None = self._connection.execute(query, (ledger_id,)).fetchone()
         return row or (-2, -2)
 
-    def _note_deleted(self, ledger_id: int) -> None:
-        """Add an id to the runs of deleted ones, joining what touches."""
+    def _note_deleted(self, first: int, last: int) -> None:
+        """Add a run of ids to those of deleted ones, joining what touches."""
         assert self._connection is not None
-        before, first, last = self._deleted_run(ledger_id), ledger_id, ledger_id
-        if before[1] == ledger_id - 1:
-            first = before[0]
-        query = "SELECT first, last FROM deleted_ledgers WHERE first > ? ORDER BY first LIMIT 1"
-        after = self._connection.execute(query, (ledger_id,)).fetchone()
-        if after is not None and after[0] == ledger_id + 1:
-            last = after[1]
-            self._connection.execute("DELETE FROM deleted_ledgers WHERE first = ?", (after[0],))
-        self._connection.execute("INSERT OR REPLACE INTO deleted_ledgers (first, last) VALUES (?, ?)", (first, last))
+        before = self._deleted_run(first)
+        if before[1] >= first - 1:
+            first, last = before[0], max(last, before[1])
+        query = "SELECT max(last) FROM deleted_ledgers WHERE first BETWEEN ? AND ?"
+        after = self._connection.execute(query, (first, min(last + 1, LEDGER_ID_MAX))).fetchone()[0]
+        last = max(last, -1 if after is None else after)
+        self._connection.execute("DELETE FROM deleted_ledgers WHERE first BETWEEN ? AND ?", (first, last))
+        self._connection.execute("INSERT INTO deleted_ledgers (first, last) VALUES (?, ?)", (first, last))
 
     def ledger_ids(self, above: int, count: int) -> Sequence[int]:
         with self._reading() as connection:
@@ -467,7 +499,7 @@ class SqliteStore:
             for step in changes:
                 if isinstance(step, LedgerDeletion):
                     connection.execute("DELETE FROM ledgers WHERE id = ?", (step.ledger_id,))
-                    self._note_deleted(step.ledger_id)
+                    self._note_deleted(step.ledger_id, step.ledger_id)
                 else:
                     connection.execute(
                         "INSERT OR REPLACE INTO records (name, version, data) VALUES (?, ?, ?)",

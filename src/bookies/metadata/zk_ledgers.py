@@ -8,23 +8,25 @@ Source: metadata 3, 4 and 5.1.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
-from bookies.errors import InvalidArgument, LedgerNotFound, MetadataError, SessionExpired
+from bookies.errors import InvalidArgument, LedgerNotFound, MetadataError, NotSupported, SessionExpired
 from bookies.metadata.driver import Versioned
 from bookies.metadata.leased import check_version, deleted_before, taken
 from bookies.metadata.serde import pack_ledger, parse_ledger
-from bookies.metadata.spent import SPENT_SIZE, pack_spent, parse_spent
+from bookies.metadata.spent import SPENT_SIZE, divided, joined, pack_spent, parse_spent
 from bookies.metadata.zk_layout import (
     HIGH_DIRECTORIES_KEPT,
     HIGH_UNIT,
+    LEDGER_ID_MAX,
     Manager,
     branches_among,
     generated_number,
     high_numbers,
     ledger_path,
     ledgers_among,
+    parent_of,
     tops_among,
 )
 from bookies.metadata.zk_nodes import ATTEMPTS_MAX, Nodes
@@ -39,6 +41,7 @@ from bookies.runtime.zookeeper import (
     NodeExists,
     NodeMissing,
     NotEmpty,
+    Operation,
     OutcomeUnknown,
     Refusal,
     SetData,
@@ -46,6 +49,8 @@ from bookies.runtime.zookeeper import (
     WrongVersion,
 )
 
+COUNTED_IDS_MAX = 1_000_000  # that a counter of ZooKeeper's is raised by, a child made and deleted for each
+COUNTED_AT_ONCE = 2000  # in one transaction
 _LISTS_COUNT_MAX = 64  # lists of spent ids that this driver remembers
 
 
@@ -82,6 +87,36 @@ class SpentIds:
             ids, version = changed.setdefault(path, (ids, version))
             ids.add(ledger_id % SPENT_SIZE, ledger_id % SPENT_SIZE + 1)
         return [SetData(path, pack_spent(ids), version) for path, (ids, version) in changed.items()]
+
+    async def runs(self) -> tuple[tuple[int, int], ...]:
+        """All of them, see `GivenIds`."""
+        found = await self._nodes.children(self._nodes.paths.spent)
+        lists: dict[int, IdSet] = {}
+        for name in found[0] if found is not None else []:
+            path = f"{self._nodes.paths.spent}/{name}"
+            data = await self._nodes.read(path)
+            lists[int(name, 16)] = parse_spent(path, b"" if data is None else data[0])
+        return joined(lists)
+
+    async def restore(self, runs: Sequence[tuple[int, int]]) -> None:
+        """Add runs of ids (first, last)."""
+        for number, added in divided(runs).items():
+            while not await self._restore(number * SPENT_SIZE, added):
+                continue  # Somebody else changed the list.
+
+    async def _restore(self, base: int, added: list[tuple[int, int]]) -> bool:
+        path, ids, version = await self.around(base)
+        before = pack_spent(ids)
+        for first, last in added:
+            ids.add(first, last + 1)
+        data = pack_spent(ids)
+        self.forget(path)
+        try:
+            if data != before:
+                await self._nodes.zookeeper.set(path, data, version)
+        except (Refusal, OutcomeUnknown, SessionExpired):
+            return False
+        return True
 
 
 class Ledgers:
@@ -310,6 +345,46 @@ class LedgerIds:
             await self._make(self._nodes.paths.high_ids)
             self._has_high = True
         return await self._next_high()
+
+    async def bound(self, manager: Manager) -> int:
+        """Larger than every id handed out so far. Changes nothing: a parent counts the children ever made."""
+        if manager.has_long_ids:
+            found = await self._nodes.children(self._nodes.paths.high_ids)
+            numbers = high_numbers(found[0] if found is not None else [])
+            if numbers:
+                return numbers[-1] * HIGH_UNIT + await self._made(self._nodes.paths.high_directory(numbers[-1]))
+        return await self._made(parent_of(self._nodes.paths.id_prefix(manager)))
+
+    async def _made(self, parent: str) -> int:
+        stat = await self._nodes.stat(parent)
+        return 0 if stat is None else (stat.cversion + stat.children_count) // 2
+
+    async def raise_to(self, manager: Manager, bound: int) -> None:
+        """Hand out no id below `bound`. What would take too long to count up to begins with the next directory of
+        long ids instead, so ids between may be left out.
+        """
+        if await self.bound(manager) >= bound:
+            return
+        high, low = divmod(bound, HIGH_UNIT)
+        if low > COUNTED_IDS_MAX:
+            high, low = high + 1, 0
+        if high and (not manager.has_long_ids or high > LEDGER_ID_MAX // HIGH_UNIT):
+            raise NotSupported(
+                f"in the layout {manager.value}, ZooKeeper cannot make the ids that come after {bound - 1:,}"
+                + ("" if manager.has_long_ids else ": choose zk+hierarchical")
+            )
+        if high:
+            await self._make(self._nodes.paths.high_directory(high))
+            self._has_high, self._high = True, []
+        prefix = self._nodes.paths.high_id_prefix(high) if high else self._nodes.paths.id_prefix(manager)
+        parent = parent_of(prefix)
+        await self._nodes.ensure(parent)
+        while (made := await self._made(parent)) < low:
+            pair: list[Operation] = [Create(f"{prefix}restored", b"", Acl.OPEN), Delete(f"{prefix}restored")]
+            try:
+                await self._nodes.zookeeper.multi(pair * min(low - made, COUNTED_AT_ONCE))
+            except (Refusal, OutcomeUnknown, SessionExpired):
+                continue  # The count tells how far it came.
 
     async def _next_high(self) -> int:
         while True:

@@ -25,6 +25,7 @@ from bookies.errors import (
 from bookies.metadata import leased
 from bookies.metadata.driver import (
     BookieSet,
+    GivenIds,
     LedgerEvent,
     MetadataDriver,
     Step,
@@ -190,6 +191,8 @@ class ZooKeeperDriver(MetadataDriver):
             found = await self.instance_id()
             if found is not None:
                 return found
+            if (await self._bookies.known()).bookies:
+                raise leased.half_a_cluster()
             number = leased.instance_id_of(self._runtime.random.getrandbits(128))
             try:
                 await self._initialize(number.encode("ascii"))
@@ -202,11 +205,6 @@ class ZooKeeperDriver(MetadataDriver):
         paths, acl = self._paths, self._nodes.acl
         missing = [paths.root, paths.registrations(BookieMode.WRITABLE), paths.registrations(BookieMode.READ_ONLY)]
         missing = [path for path in missing if await self._nodes.stat(path) is None]
-        if paths.root not in missing and (await self._bookies.known()).bookies:
-            raise MetadataError(
-                f"{paths.instance_id} is missing, but there are bookies of this cluster: writing a new one would stop "
-                "them from starting again. Restore it; every bookie's VERSION file has it"
-            )
         await self._nodes.ensure(parent_of(paths.root))
         nodes = [Create(path, b"", acl) for path in missing]
         await self.zookeeper.multi([*nodes, Create(paths.instance_id, instance_id, acl)])
@@ -217,6 +215,39 @@ class ZooKeeperDriver(MetadataDriver):
         self._require_open()
         found = await self._nodes.read(self._paths.instance_id)
         return None if found is None else found[0].decode("utf-8")
+
+    @property
+    def layout(self) -> str:
+        return self._ledgers.manager.value
+
+    # -- moving a cluster ----------------------------------------------------------------------------------------
+    async def given_ids(self) -> GivenIds:
+        self._require_open()
+        assert self._ids is not None
+        return GivenIds(await self._ids.bound(self._ledgers.manager), await self._spent.runs())
+
+    async def restore_ids(self, ids: GivenIds) -> None:
+        self._require_open()
+        assert self._ids is not None
+        await self._nodes.ensure(self._paths.root)
+        if await self._nodes.read(self._paths.layout) is None:
+            await self._store_layout(self._ledgers.manager)
+        await self._ids.raise_to(self._ledgers.manager, ids.next_id)
+        await self._spent.restore(ids.spent)
+
+    async def restore_instance_id(self, instance_id: str) -> None:
+        self._require_open()
+        for _ in range(ATTEMPTS_MAX):
+            found = await self.instance_id()
+            if found == instance_id:
+                return
+            if found is not None:
+                raise leased.other_cluster(found, instance_id)
+            try:
+                await self._initialize(instance_id.encode("utf-8"))
+            except (Refusal, OutcomeUnknown, SessionExpired):
+                continue  # As above.
+        raise MetadataError(f"the instance id could not be written to {self.uri}: others keep changing what is there")
 
     # -- ledgers -------------------------------------------------------------------------------------------------
     async def next_ledger_id(self) -> int:

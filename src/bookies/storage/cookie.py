@@ -10,6 +10,7 @@ Source: storage 9.1, 9.2, F-36.
 from __future__ import annotations
 
 import os
+import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,6 +55,19 @@ class Cookie:
     @property
     def directories_of_index(self) -> tuple[str, ...]:
         return self.ledger_directories if self.index_directories is None else self.index_directories
+
+    def base_of(self, path: str) -> str | None:
+        """What its relative names are relative to, when `path` is one of its directories; None: it is none of them.
+
+        Then it is a copy, or mounted elsewhere, and what the cookie names can be in use.
+        """
+        for each in self.directories:
+            name = posixpath.normpath(each)
+            if path == name:
+                return ""
+            if not posixpath.isabs(name) and f"/{path}".endswith(f"/{name}"):
+                return path[: -len(name)]
+        return None
 
     def pack(self) -> bytes:
         """The file's bytes, which are the stored cookie's too; always layout 5 (Q-16)."""

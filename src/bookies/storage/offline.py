@@ -47,9 +47,11 @@ def bookie_at(disk: Disk, path: str) -> Offline:
     own, problem = _cookie_in(disk, path)
     if own is None:
         return Offline([path], [path], [path], {path: problem})
-    names = [own.journal_directories.split(","), [*own.ledger_directories], [*own.directories_of_index]]
-    base = _base_of(path, [name for some in names for name in some])
+    base = _base_of(path, own)
+    if base is None:
+        return _elsewhere(path, own)
     found = Offline([], [], [])
+    names = (own.journals, own.ledger_directories, own.directories_of_index)
     for some, there in zip(names, (found.journals, found.ledgers, found.indexes), strict=True):
         for name in some:
             place = posixpath.join(base, name)
@@ -58,6 +60,26 @@ def bookie_at(disk: Disk, path: str) -> Offline:
             if disk.is_directory(place):
                 there.append(place)
     return found
+
+
+def _base_of(path: str, own: Cookie) -> str | None:
+    """As the cookie says, of the path as it was given, from the root, or where its links lead to; None: elsewhere."""
+    given = os.path.normpath(path)
+    if os.path.basename(given) == cookie.CURRENT:
+        given = os.path.dirname(given)
+    for each in (given, os.path.abspath(given)):
+        if (base := own.base_of(each)) is not None:
+            return base
+    real = os.path.realpath(given)
+    return "" if any(os.path.isabs(name) and os.path.realpath(name) == real for name in own.directories) else None
+
+
+def _elsewhere(path: str, own: Cookie) -> Offline:
+    """A copy, or another mount point: never what the cookie names, a bookie may work there."""
+    if len(own.directories) == 1:
+        return Offline([path], [path], [path])
+    problem = f"it is not what its cookie names ({', '.join(own.directories)}): a copy, or mounted elsewhere"
+    return Offline([path], [path], [path], {path: problem})
 
 
 def _problem_of(disk: Disk, path: str, own: Cookie, named_in: str) -> str:
@@ -83,23 +105,6 @@ def _cookie_in(disk: Disk, path: str) -> tuple[Cookie | None, str]:
         )
     except CorruptRecord as error:
         return None, f"its {cookie.FILE_NAME} is damaged: {error}"
-
-
-def _base_of(path: str, names: Sequence[str]) -> str:
-    """From where the cookie's relative names count: `path` is one of them. Else from here."""
-    given = os.path.normpath(path)
-    if os.path.basename(given) == cookie.CURRENT:
-        given = os.path.dirname(given)
-    absolute = os.path.abspath(given)
-    for name in names:
-        relative = os.path.normpath(name)
-        if os.path.isabs(name):
-            continue
-        if f"{os.sep}{given}".endswith(f"{os.sep}{relative}"):
-            return given[: len(given) - len(relative)]
-        if absolute.endswith(f"{os.sep}{relative}"):
-            return absolute[: len(absolute) - len(relative)]
-    return ""
 
 
 def kept_page_size(disk: Disk, directories: Sequence[str]) -> int | None:

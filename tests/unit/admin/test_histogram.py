@@ -20,3 +20,15 @@ def test_percentiles_are_those_of_the_sorted_values(values: list[int]) -> None:
 
 def test_empty_histogram_says_zero() -> None:
     assert Histogram().summary() == {"p50_us": 0, "p95_us": 0, "p99_us": 0, "p999_us": 0, "max_us": 0}
+
+
+def test_two_make_one() -> None:
+    one, other, both = Histogram(), Histogram(), Histogram()
+    for value in (1e-6, 5e-3):
+        one.record(value, 3)
+        both.record(value, 3)
+    for value in (5e-3, 0.25):
+        other.record(value)
+        both.record(value)
+    one.merge(other)
+    assert (len(one), one.summary()) == (len(both), both.summary())

@@ -59,9 +59,9 @@ def test_everything_is_there_when_it_is_opened_again(tmp_path: pathlib.Path) -> 
     async def write() -> tuple[str, int]:
         driver = driver_of(tmp_path)
         await driver.open()
+        instance_id, last = await driver.initialize_cluster(), await driver.next_ledger_id()
         await driver.create_ledger(RECORD)
         await driver.create_cookie(A, b"cookie")
-        instance_id, last = await driver.initialize_cluster(), await driver.next_ledger_id()
         await driver.close()
         return instance_id, last
 

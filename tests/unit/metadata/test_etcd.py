@@ -17,9 +17,10 @@ from bookies.errors import (
     LedgerNotFound,
     MetadataCorrupt,
     MetadataError,
+    NotSupported,
     VersionConflict,
 )
-from bookies.metadata.driver import LedgerDeletion, RecordWrite
+from bookies.metadata.driver import GivenIds, LedgerDeletion, RecordWrite
 from bookies.metadata.etcd import EtcdDriver
 from bookies.metadata.serde import pack_bookie_info, pack_ledger
 from bookies.model import BookieId, BookieInfo, BookieMode, Endpoint, LedgerMetadata, LedgerState
@@ -102,7 +103,7 @@ def test_no_new_instance_id_under_bookies_that_have_the_old_one() -> None:
         await driver.initialize_cluster()
         await driver.create_cookie(A, b"cookie")
         server.transact((), [Delete("/ledgers/instanceid")], ())
-        with pytest.raises(MetadataError, match=r"/ledgers/instanceid is missing, but there are bookies"):
+        with pytest.raises(MetadataError, match="no instance id, but cookies of bookies"):
             await driver.initialize_cluster()
 
     play(body)
@@ -217,17 +218,43 @@ def test_deletions_by_several_drivers_are_all_remembered() -> None:
     play(body)
 
 
-def test_generated_ids_come_from_the_buckets_by_turns() -> None:
+def test_generated_ids_ascend() -> None:
+    """In the part of the counter that was used last, perhaps by one of Apache's clients, who use all of them."""
+
     async def body(server: Server, driver: EtcdDriver) -> None:
-        ids = [await driver.next_ledger_id() for _ in range(129)]
-        buckets = [each >> 56 for each in ids]
-        assert sorted(buckets[:128]) == list(range(128))
-        assert buckets[1] == (buckets[0] + 1) % 128
-        assert ids[128] == ids[0] + 1
-        assert ids[0] % (1 << 56) == 1
-        assert server.items[f"/ledgers/buckets/{buckets[0]:03d}"].version == 2
+        assert (await driver.given_ids()).next_id == 0
+        assert [await driver.next_ledger_id() for _ in range(3)] == [1, 2, 3]
+        assert (await driver.given_ids()).next_id == 4
+        assert server.items["/ledgers/buckets/000"].version == 3
         server.lost_replies = 1
-        assert await driver.next_ledger_id() % (1 << 56) == 3, "one was thrown away"
+        assert await driver.next_ledger_id() == 5, "one was thrown away"
+        for name in ("007", "128", "x"):
+            server.transact((), [Put(f"/ledgers/buckets/{name}", b"")], ())
+        other = driver_of(server)
+        await other.open()
+        assert await other.next_ledger_id() == (7 << 56) + 2
+        assert await driver.next_ledger_id() == 6
+        assert (await driver.given_ids()).next_id == (7 << 56) + 3
+        await other.close()
+
+    play(body)
+
+
+def test_ids_below_a_bound_are_not_given() -> None:
+    async def body(server: Server, driver: EtcdDriver) -> None:
+        for bound, first in (
+            (0, 1),
+            (1, 2),
+            (100, 100),
+            (99, 101),
+            (100_000_000, (1 << 56) + 2),
+            (5 << 56, (5 << 56) + 2),
+            ((5 << 56) + 10, (5 << 56) + 10),
+        ):
+            await driver.restore_ids(GivenIds(bound))
+            assert await driver.next_ledger_id() == first
+        with pytest.raises(NotSupported, match="in etcd, no ids can be made that come after"):
+            await driver.restore_ids(GivenIds((127 << 56) + 1_000_000))
 
     play(body)
 

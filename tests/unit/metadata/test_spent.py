@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookies.errors import MetadataCorrupt
-from bookies.metadata.spent import SPENT_SIZE, pack_spent, parse_spent
+from bookies.metadata.spent import SPENT_SIZE, divided, joined, pack_spent, parse_spent
 from bookies.protocol.intervals import IdSet
 
 
@@ -30,3 +30,16 @@ def test_spent_ids_as_text() -> None:
     for data in (b"x", b"5-3", b"-1", b"65536", b"0-65536", b"\xff"):
         with pytest.raises(MetadataCorrupt, match="/spent/0 cannot be read"):
             parse_spent("/spent/0", data)
+
+
+def test_runs_over_several_lists() -> None:
+    runs = ((2, 4), (SPENT_SIZE - 6, SPENT_SIZE + 4), (3 * SPENT_SIZE, 5 * SPENT_SIZE - 1))
+    parts = divided(runs)
+    last = SPENT_SIZE - 1
+    assert parts == {0: [(2, 4), (SPENT_SIZE - 6, last)], 1: [(0, 4)], 3: [(0, last)], 4: [(0, last)]}
+    lists = {}
+    for number, added in parts.items():
+        lists[number] = IdSet(0)
+        for first, end in added:
+            lists[number].add(first, end + 1)
+    assert joined(dict(reversed(lists.items()))) == runs

@@ -1,0 +1,134 @@
+"""A cluster's metadata as lines of JSON: what `bk metadata dump` writes and `bk metadata load` reads.
+
+    {"kind": "cluster", "format": 1, "instance_id": ..., "from": ...}       the first line
+    {"kind": "ids", "next_id": ..., "spent": [[first, last], ...]}
+    {"kind": "cookie", "bookie": ..., "data": ...}
+    {"kind": "record", "name": ..., "data": ...}
+    {"kind": "ledger", "ledger": ..., "state": ..., "ensembles": [{"first": 0, "bookies": [...]}], ...}
+    {"kind": "end", "lines": ...}                                           the last one; without it something is lost
+
+Bytes are text where they are UTF-8, else `{"base64": ...}`. A ledger's password is null unless it was asked for or is
+empty. A ledger whose record cannot be read is `{"kind": "damaged", "ledger": ..., "reason": ...}`. Pure.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from bookies.errors import InvalidArgument, MetadataCorrupt
+from bookies.metadata.driver import GivenIds
+from bookies.metadata.serde import pack_ledger
+from bookies.metadata.transfer import Damaged, Item, NamedRecord, StoredCookie
+from bookies.model import BookieId, DigestType, LedgerMetadata, LedgerState
+
+FORMAT = 1
+
+
+def pack_item(item: Item, *, passwords: bool) -> dict[str, Any]:
+    """One line. `passwords`: with the passwords of ledgers, without which a dump cannot be loaded."""
+    if isinstance(item, GivenIds):
+        return {"kind": "ids", "next_id": item.next_id, "spent": [list(run) for run in item.spent]}
+    if isinstance(item, StoredCookie):
+        return {"kind": "cookie", "bookie": item.bookie, "data": pack_bytes(item.data)}
+    if isinstance(item, NamedRecord):
+        return {"kind": "record", "name": item.name, "data": pack_bytes(item.data)}
+    if isinstance(item, Damaged):
+        return {"kind": "damaged", "ledger": item.ledger_id, "reason": item.reason}
+    is_shown = item.password is not None and (passwords or not item.password)
+    return {
+        "kind": "ledger",
+        "ledger": item.ledger_id,
+        "state": item.state.name.lower(),
+        "ensemble_size": item.ensemble_size,
+        "write_quorum": item.write_quorum,
+        "ack_quorum": item.ack_quorum,
+        "ensembles": [{"first": first, "bookies": list(ensemble)} for first, ensemble in item.ensembles],
+        "last_entry": item.last_entry_id,
+        "length": item.length,
+        "digest": None if item.digest_type is None else item.digest_type.name.lower(),
+        "password": pack_bytes(item.password) if is_shown and item.password is not None else None,
+        "custom_metadata": {key: pack_bytes(value) for key, value in item.custom_metadata.items()},
+        "format": item.format_version,
+        "ctime_ms": item.ctime_ms,
+        "stores_ctime": item.stores_ctime,
+        "creator_token": item.creator_token,
+    }
+
+
+def parse_line(text: str) -> dict[str, Any]:
+    """Raises `InvalidArgument` for what is no line of a dump."""
+    try:
+        line = json.loads(text)
+        if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
+            raise ValueError("no kind")
+    except ValueError as error:
+        raise InvalidArgument(f"{text[:60]!r} is no line of `bk metadata dump`: {error}") from error
+    return line
+
+
+def parse_item(line: Mapping[str, Any]) -> Item:
+    """Raises `InvalidArgument`, also for a ledger whose password was left out, and for what cannot be stored."""
+    kind = line["kind"]
+    try:
+        if kind == "ids":
+            return GivenIds(int(line["next_id"]), tuple((int(first), int(last)) for first, last in line["spent"]))
+        if kind == "cookie":
+            return StoredCookie(BookieId(line["bookie"]), parse_bytes(line["data"]))
+        if kind == "record":
+            return NamedRecord(line["name"], parse_bytes(line["data"]))
+        if kind == "damaged":
+            return Damaged(int(line["ledger"]), str(line["reason"]))
+        if kind == "ledger":
+            return _parse_ledger(line)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidArgument(f"a line of kind {kind} cannot be read: {error!r}") from error
+    raise InvalidArgument(f"a line of kind {kind!r}, which this version does not know")
+
+
+def _parse_ledger(line: Mapping[str, Any]) -> LedgerMetadata:
+    digest = None if line["digest"] is None else DigestType[line["digest"].upper()]
+    if digest is not None and line["password"] is None:
+        raise InvalidArgument(
+            f"the password of ledger {line['ledger']} is not in the dump, and nobody could read the ledger without it: "
+            "dump again with --passwords"
+        )
+    metadata = LedgerMetadata(
+        ledger_id=int(line["ledger"]),
+        ensemble_size=int(line["ensemble_size"]),
+        write_quorum=int(line["write_quorum"]),
+        ack_quorum=int(line["ack_quorum"]),
+        ensembles=tuple((int(each["first"]), tuple(map(BookieId, each["bookies"]))) for each in line["ensembles"]),
+        state=LedgerState[line["state"].upper()],
+        last_entry_id=int(line["last_entry"]),
+        length=int(line["length"]),
+        digest_type=digest,
+        password=None if line["password"] is None else parse_bytes(line["password"]),
+        custom_metadata={key: parse_bytes(value) for key, value in line["custom_metadata"].items()},
+        format_version=int(line["format"]),
+        ctime_ms=line["ctime_ms"],
+        stores_ctime=bool(line["stores_ctime"]),
+        creator_token=int(line["creator_token"]),
+    )
+    try:
+        pack_ledger(metadata)
+    except MetadataCorrupt as error:
+        raise InvalidArgument(f"ledger {metadata.ledger_id}: {error.message}") from error
+    return metadata
+
+
+def pack_bytes(data: bytes) -> str | dict[str, str]:
+    """Text if that says it all."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode("ascii")}
+
+
+def parse_bytes(value: Any) -> bytes:
+    """The other way. Raises ValueError, KeyError, TypeError."""
+    if isinstance(value, str):
+        return value.encode("utf-8")
+    return base64.b64decode(value["base64"], validate=True)

@@ -1,0 +1,58 @@
+"""What there is in a metadata store, in numbers, and whether it stands still enough to be moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bookies.metadata.driver import MetadataDriver
+from bookies.metadata.transfer import MARK, Damaged, read_ledgers, some
+from bookies.model import BookieId, BookieMode, LedgerMetadata
+
+
+@dataclass(slots=True)
+class Survey:
+    """What there is in a store. `open_ledgers`: ids; `ledgers`: by state, in lower case, and `damaged`."""
+
+    bookies: dict[str, tuple[BookieId, ...]]
+    cookies: tuple[BookieId, ...]
+    records: int
+    ledgers: dict[str, int]
+    open_ledgers: list[int]
+
+    @property
+    def ledger_count(self) -> int:
+        return sum(self.ledgers.values())
+
+
+async def survey(driver: MetadataDriver, progress: Callable[[int], None] = lambda count: None) -> Survey:
+    """Look at everything once. `progress`: ledgers so far. Raises `MetadataError`."""
+    bookies = {mode.value: (await driver.bookies(mode)).bookies for mode in (BookieMode.WRITABLE, BookieMode.READ_ONLY)}
+    cookies = (await driver.all_bookies()).bookies
+    records = len([name for name in await driver.record_names("") if name != MARK])
+    found = Survey(bookies, cookies, records, {"open": 0, "in_recovery": 0, "closed": 0, "damaged": 0}, [])
+    async for ledgers in read_ledgers(driver):
+        for ledger in ledgers:
+            state = "damaged" if isinstance(ledger, Damaged) else ledger.state.name.lower()
+            found.ledgers[state] += 1
+            if isinstance(ledger, LedgerMetadata) and not ledger.is_closed:
+                found.open_ledgers.append(ledger.ledger_id)
+        progress(found.ledger_count)
+    return found
+
+
+def objections(found: Survey) -> list[str]:
+    """Why a cluster should not be moved as it is now: it would go on changing in the old store."""
+    texts = []
+    running = [bookie for bookies in found.bookies.values() for bookie in bookies]
+    if running:
+        texts.append(
+            f"{some(running, 'bookie')} registered: they, and the writers on them, go on in the old store, and what "
+            "they change there is lost. Stop all clients, then all bookies"
+        )
+    if found.open_ledgers:
+        texts.append(
+            f"{some(found.open_ledgers, 'ledger')} not closed: somebody may be writing to them. Stop all clients, and "
+            "end the ledgers while the bookies still run: bk ledger recover"
+        )
+    return texts

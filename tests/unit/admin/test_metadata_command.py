@@ -1,0 +1,221 @@
+"""`bk metadata` on real stores: what it prints, its exit status, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sqlite3
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from bookies.admin.cli import main
+from bookies.config import BookieConfig
+from bookies.metadata.driver import MetadataDriver
+from bookies.metadata.uri import connect
+from bookies.model import BookieId, LedgerMetadata, LedgerState
+from bookies.protocol.log import Extent, Manifest, pack_manifest
+from bookies.runtime import aio
+from bookies.storage.cookie import master_cookie
+
+B1, B2 = BookieId("b1"), BookieId("b2")
+
+
+def on(directory: pathlib.Path, body: Callable[[MetadataDriver], Awaitable[None]]) -> None:
+    async def run() -> None:
+        driver = connect(f"file:{directory}", aio.runtime())
+        await driver.open()
+        try:
+            await body(driver)
+        finally:
+            await driver.close()
+
+    aio.run(run())
+
+
+def ledger(ledger_id: int, state: LedgerState = LedgerState.CLOSED) -> LedgerMetadata:
+    is_closed = state is LedgerState.CLOSED
+    made = LedgerMetadata(ledger_id, 2, 2, 1, ((0, (B1, B2)),), state, password=b"s3cret")
+    return made if not is_closed else LedgerMetadata(**{**_fields(made), "last_entry_id": 4, "length": 50})
+
+
+def _fields(metadata: LedgerMetadata) -> dict[str, object]:
+    return {name: getattr(metadata, name) for name in metadata.__dataclass_fields__}
+
+
+def manifest(*ledger_ids: int) -> Manifest:
+    from bookies.model import DigestType
+
+    extents = tuple(Extent(seq, each) for seq, each in enumerate(ledger_ids))
+    return Manifest("token", 1_700_000_000_000, 2, 2, 1, DigestType.CRC32C, extents=extents, next_seq=len(extents))
+
+
+async def fill(driver: MetadataDriver) -> None:
+    instance_id = await driver.initialize_cluster()
+    for bookie in (B1, B2):
+        config = BookieConfig(journal_directories=(f"/{bookie}/j",), ledger_directories=(f"/{bookie}/l",))
+        await driver.create_cookie(bookie, master_cookie(config, bookie, instance_id).pack())
+    for _ in range(8):
+        await driver.create_ledger(ledger(await driver.next_ledger_id()))
+    await driver.delete_ledger(0)
+    await driver.create_record("logs/events", pack_manifest(manifest(1, 2)))
+
+
+@pytest.fixture
+def store(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    monkeypatch.chdir(tmp_path)
+    directory = tmp_path / "store"
+    directory.mkdir()
+    on(directory, fill)
+    monkeypatch.setenv("BK_METADATA", f"file:{directory}")
+    return directory
+
+
+def test_init_makes_a_cluster_once(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["metadata", "init", "--metadata", f"file:{tmp_path}/new/store"]
+    assert main([*words, "--dry-run"]) == 0
+    assert not (tmp_path / "new").exists()
+    assert main([*words, "--json"]) == 0
+    made = json.loads(capsys.readouterr().out.splitlines()[-1])["instance_id"]
+    for more in ([], ["--dry-run"]):
+        assert main([*words, *more]) == 1
+        assert f"there is a cluster at file:{tmp_path}/new/store already, {made}" in capsys.readouterr().err
+    assert main(["metadata", "init", "--metadata", "file://host/x"]) == 2
+    assert not (tmp_path / "host").exists()
+
+
+def test_show_counts(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["metadata", "show", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["ledgers"] == {"open": 0, "in_recovery": 0, "closed": 7, "damaged": 0}
+    assert (shown["cookies"], shown["records"], shown["next_id"], shown["spent_ids"]) == (2, 1, 8, 1)
+    assert main(["metadata", "show"]) == 0
+    assert "0 open, 0 in recovery, 7 closed, 0 damaged" in capsys.readouterr().out
+    assert main(["metadata", "show", "--metadata", f"file:{store.parent}"]) == 1
+
+
+def test_a_dump_is_loaded_elsewhere(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["metadata", "dump"]) == 0
+    printed = capsys.readouterr().out
+    assert "s3cret" not in printed
+    lines = [json.loads(line) for line in printed.splitlines()]
+    assert [each["kind"] for each in lines] == ["cluster", "ids", "cookie", "cookie", "record", *["ledger"] * 7, "end"]
+    assert lines[-1]["lines"] == len(lines)
+    dump, target = store.parent / "dump.jsonl", store.parent / "other" / "store"
+    words = ["metadata", "load", str(dump), "--metadata", f"file:{target}"]
+    dump.write_text(printed)
+    assert main(words) == 2
+    assert "dump again with --passwords" in capsys.readouterr().err
+    assert main(["metadata", "dump", "--passwords"]) == 0
+    printed = capsys.readouterr().out
+    for broken in (printed[: len(printed) // 2], printed.replace("\n", "\n\n", 2), printed + "{}\n", "", "x"):
+        dump.write_text(broken)
+        assert main(words) == 2, broken
+        assert not target.exists()
+    dump.write_text(printed)
+    assert main([*words, "--dry-run"]) == 0
+    assert main(words) == 0
+    assert main(words) == 1  # It is there already.
+    capsys.readouterr()
+    assert main(["metadata", "migrate", f"file:{store}", f"file:{target}"]) == 0
+    assert "is there, and the same: 7 ledgers" in capsys.readouterr().out
+
+
+def test_an_interrupted_load_is_gone_on_with(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["metadata", "dump", "--passwords"]) == 0
+    text = capsys.readouterr().out
+    dump, target = store.parent / "dump.jsonl", store.parent / "target"
+    target.mkdir()
+    dump.write_text(text)
+
+    async def half(driver: MetadataDriver) -> None:
+        instance_id = json.loads(text.splitlines()[0])["instance_id"]
+        mark = {"from": "an older dump", "instance_id": instance_id}
+        await driver.create_record("migration", json.dumps(mark).encode())
+        await driver.create_ledger(ledger(99))
+        await driver.create_cookie(BookieId("gone"), b"")
+
+    on(target, half)
+    assert main(["metadata", "check", "--metadata", f"file:{target}"]) == 1
+    assert "half-migrated" in capsys.readouterr().out
+    assert main(["metadata", "load", str(dump), "--metadata", f"file:{target}"]) == 0
+    assert main(["metadata", "migrate", f"file:{store}", f"file:{target}"]) == 0
+    assert main(["metadata", "check", "--metadata", f"file:{target}"]) == 0
+
+
+def test_migrate_moves_and_says_what_next(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = store.parent / "target"
+    words = ["metadata", "migrate", f"file:{store}", f"file:{target}"]
+    assert main([*words, "--dry-run"]) == 0
+    assert "would move 7 ledgers, 2 cookies, 1 records" in capsys.readouterr().out
+    assert not target.exists()
+    assert main(words) == 0
+    printed = capsys.readouterr()
+    assert "moved and compared: 7 ledgers" in printed.out
+    assert "none with the old one, ever" in printed.out
+
+    async def change(driver: MetadataDriver) -> None:
+        await driver.delete_ledger(3)
+
+    on(target, change)
+    assert main([*words, "--json"]) == 1
+    printed = capsys.readouterr()
+    assert [each["what"] for each in json.loads(printed.out)["differences"]] == ["ledger 3"]
+    assert "one of the two stores has been used since" in printed.err
+    assert main(["metadata", "migrate", f"file:{store}", f"file:{store}"]) == 2
+
+
+def test_a_cluster_in_use_is_not_moved(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = store.parent / "target"
+    words = ["metadata", "migrate", f"file:{store}", f"file:{target}"]
+
+    async def look(driver: MetadataDriver) -> None:
+        await driver.create_ledger(ledger(50, LedgerState.OPEN))
+
+    on(store, look)
+    assert main(words) == 1
+    printed = capsys.readouterr().err
+    assert "1 ledger (50) not closed" in printed
+    assert "nothing was changed; --force" in printed
+    assert not target.exists()
+    assert main([*words, "--force"]) == 0
+
+
+def test_check_names_what_is_wrong(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["metadata", "check"]) == 0
+    assert "7 ledgers, 2 cookies, 1 logs: nothing wrong" in capsys.readouterr().err
+
+    async def spoil(driver: MetadataDriver) -> None:
+        await driver.delete_ledger(2)
+        twice = LedgerMetadata(**{**_fields(ledger(3)), "ensembles": ((0, (B1, B1)), (9, (B1, BookieId("b9"))))})
+        await driver.write_ledger(twice, (await driver.read_ledger(3)).version)
+        await driver.create_ledger(ledger(77))
+        await driver.create_record("logs/broken", b"{")
+        for bookie, data in ((B2, b"nonsense"), (B1, (await driver.read_cookie(B1))[0].replace(b'Id: "', b'Id: "x'))):
+            await driver.write_cookie(bookie, data, (await driver.read_cookie(bookie))[1])
+
+    on(store, spoil)
+    with sqlite3.connect(store / "metadata.db") as connection:
+        connection.execute("UPDATE ledgers SET data = ? WHERE id = 4", (b"nonsense",))
+        connection.execute("INSERT INTO deleted_ledgers VALUES (5, 6)")
+    connection.close()
+    assert main(["metadata", "check", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert sorted((each["name"], each["subject"]) for each in report["findings"]) == [
+        ("cookie-of-another-cluster", "b1"),
+        ("cookie-unreadable", "b2"),
+        ("id-spent", "5"),
+        ("id-spent", "6"),
+        ("ids-ahead", ""),
+        ("ledger-bookie-unknown", "b9"),
+        ("ledger-end", "3"),
+        ("ledger-ensemble", "3"),
+        ("ledger-unreadable", "4"),
+        ("log-ledger-missing", "events"),
+        ("log-unreadable", "broken"),
+    ]
+    assert main(["metadata", "dump"]) == 1
+    damaged = [line for line in capsys.readouterr().out.splitlines() if '"damaged"' in line]
+    assert [json.loads(line)["ledger"] for line in damaged] == [4]
+    assert main(["metadata", "migrate", f"file:{store}", f"file:{store.parent}/target"]) == 1
+    assert "cannot be carried over" in capsys.readouterr().err
