@@ -14,11 +14,57 @@ import os
 import pathlib
 import sys
 from dataclasses import fields, is_dataclass
-from typing import ForwardRef
+from typing import TYPE_CHECKING, ForwardRef
+
+if TYPE_CHECKING:
+    from bookies.apache.table import Mapped
 
 WIDTH = 100  # of a signature on one line
 PLUMBING = {"check_open", "client_closed", "transactions"}  # what handles are to each other, and to Spark
 HERE = pathlib.Path(__file__).parent
+UNITS = {
+    "mebibytes": "MiB",
+    "milliseconds": "ms; less than 0: never",
+    "percent": "a fraction",
+    "names": "separated by commas",
+    "switch": "true or false",
+    "positive": "at least 1",
+}  # by conversion
+APACHE_HEAD = """# Apache's configuration and commands
+
+Made from the code by `make docs`: `src/bookies/apache/`.
+
+A bookie takes Apache's file as it is:
+
+```console
+$ bk bookie run --conf /etc/bookkeeper/bk_server.conf --dry-run
+$ bk bookie run --conf /etc/bookkeeper/bk_server.conf
+```
+
+`--dry-run` prints what it would run with, and ends. Options of the command come first, then `--set`, `BK_...`
+variables, the file, our defaults. Only keys that stand in the file count: Apache's defaults for the others are not
+taken over, but for the bookie's identity and address, which are those that Apache's bookie would have on this
+machine, because the cookies in its directories have them. It refuses an address that no other machine can reach, as
+Apache does (`allowLoopback`).
+
+Every key gets an answer, on standard error, once, at the start: what is done in another way with the way out, first
+and with `WARNING` what concerns the safety of data; a key that is unknown with its nearest neighbour; the names of
+all keys that have no meaning here in one line. A bookie does not start with keys which it would be dangerous to
+ignore (*refused* below). Nothing is ignored in silence.
+
+A client takes a properties file, or its keys and values:
+
+```python
+import bookies
+from bookies.apache import client_options
+
+options = client_options("/etc/bookkeeper/bk_client.conf")
+for notice in options.notices:
+    print(notice)
+async with bookies.connect(options.uri, config=options.config) as store:
+    ...
+```
+"""
 
 
 def cli_page() -> str:
@@ -171,7 +217,50 @@ def _class(kind: type) -> str:
     return "\n".join(parts) + "\n"
 
 
-PAGES = {"api.md": api_page, "cli.md": cli_page, "settings.md": settings_page}
+def apache_page() -> str:
+    """What becomes of every key of Apache's configuration, and of every command."""
+    from bookies.apache.client_keys import CLIENT
+    from bookies.apache.commands import HTTP, NOT_YET, SHELL
+    from bookies.apache.server_keys import SERVER
+    from bookies.apache.table import Different, Level, Mapped, Unused
+
+    parts = [APACHE_HEAD]
+    for title, rows in (("Keys of a bookie", SERVER), ("Keys of a client", CLIENT)):
+        parts.append(f"## {title}\n\n| Apache's key | setting of ours | |\n|---|---|---|")
+        parts += [
+            f"| `{each.key}` | {_settings(each.setting)} | {each.note or _unit(each)} |"
+            for each in rows
+            if isinstance(each, Mapped)
+        ]
+        parts.append("\nDone in another way. *Refused*: the bookie or client does not start with such a value.\n")
+        parts.append("| Apache's key | said unless it is | |\n|---|---|---|")
+        for each in rows:
+            if isinstance(each, Different):
+                word = "**refused**: " if each.is_refused else "**danger**: " if each.level is Level.DANGER else ""
+                values = ", ".join(f"`{value}`" for value in each.harmless if value) or "empty"
+                parts.append(f"| `{each.key}` | {values} | {word}{each.text} |")
+        parts.append("\nWithout a meaning here:\n")
+        for each in rows:
+            if isinstance(each, Unused):
+                parts.append(f"* {each.reason}: {', '.join(f'`{key}`' for key in each.keys.split())}.")
+        parts.append("")
+    parts.append("## Commands\n\n`bk help apache` prints the same.\n\n| `bookkeeper shell` | `bk` | |\n|---|---|---|")
+    parts += [f"| `{each.theirs}` | {f'`{each.ours}`' if each.ours else NOT_YET} | {each.note} |" for each in SHELL]
+    parts.append("\n| HTTP | `bk` | |\n|---|---|---|")
+    parts += [f"| `{each.theirs}` | {f'`{each.ours}`' if each.ours else NOT_YET} | {each.note} |" for each in HTTP]
+    return "\n".join(parts) + "\n"
+
+
+def _unit(row: Mapped) -> str:
+    return UNITS.get(getattr(row.convert, "__name__", ""), "")
+
+
+def _settings(text: str) -> str:
+    """Names of settings as code, other words as they are."""
+    return ", ".join(f"`{each}`" if " " not in each else each for each in text.split(", "))
+
+
+PAGES = {"apache-config.md": apache_page, "api.md": api_page, "cli.md": cli_page, "settings.md": settings_page}
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ LADDER: list[dict[str, set[str]]] = [
     {"kernels": set()},
     {"wire": set(), "protocol": set(), "runtime": set()},
     {"storage": set(), "metadata": set()},
-    {"bookie": set(), "client": set()},
+    {"bookie": set(), "client": set(), "apache": set()},
     {"replication": {"client"}, "log": {"client"}},
     {"sim": set(), "spark": set()},
     {"admin": set()},

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
@@ -17,6 +18,14 @@ from bookies.model import FRAME_SIZE_MAX
 T = TypeVar("T")
 KIB, MIB = 1 << 10, 1 << 20
 SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+TLS_VERSIONS = ("1.2", "1.3")
+AUTHENTICATIONS = ("none", "sasl", "certificate")
+# Of both sides.
+TLS_KEY = "PEM file with the private key of tls_certificate; empty: it is in the same file"
+TLS_KEY_PASSWORD = "file with the password of tls_key; empty: it has none"
+TLS_VERSION = "oldest version of TLS to speak: 1.2 or 1.3"
+TLS_CIPHERS = "ciphers of TLS 1.2 in OpenSSL's notation; empty: its defaults"
+TLS_RELOAD = "certificate files are looked at again after so long, when the next connection is made"
 
 
 def setting(default: Any, help: str, *, low: float | None = None, high: float | None = None) -> Any:
@@ -134,6 +143,28 @@ class BookieConfig:
         low=4 * KIB,
     )
     control: bool = setting(True, "listen on a local port for `bk bookie gc` and the like; control.json names it")
+    tls_certificate: str = setting("", "PEM file with the certificate to show to clients, and its chain; empty: no TLS")
+    tls_key: str = setting("", TLS_KEY)
+    tls_key_password_file: str = setting("", TLS_KEY_PASSWORD)
+    tls_authority: str = setting("", "PEM file with the authorities that sign the certificates of clients")
+    tls_client_certificates: bool = setting(
+        False, "whoever encrypts has to show a certificate signed by tls_authority (mutual TLS)"
+    )
+    tls_required: bool = setting(False, "serve nobody whose connection is not encrypted")
+    tls_port: int = setting(
+        -1, "second TCP port that speaks TLS from the first byte; 0: any free one, -1: none", low=-1, high=65535
+    )
+    tls_version_min: str = setting("1.2", TLS_VERSION)
+    tls_ciphers: str = setting("", TLS_CIPHERS)
+    tls_reload_interval_ms: int = setting(10_000, TLS_RELOAD, low=0)
+    authentication: str = setting(
+        "none", "none, sasl (DIGEST-MD5, users in sasl_users_file) or certificate (roles in its OU)"
+    )
+    authorized_roles: tuple[str, ...] = setting((), "first roles that a certificate may name, with `certificate`")
+    sasl_users_file: str = setting("", "TOML file whose table [users] has a password for each name")
+    sasl_allowed_ids: str = setting(
+        ".*bookkeeper.*", "regular expression; of the users who are known, those whose whole name matches may connect"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +212,28 @@ class ClientConfig:
     fault_domains_min: int = setting(
         0, "an entry is confirmed only with replicas in so many fault domains (at most its write quorum)", low=0
     )
+    tls: bool = setting(False, "encrypt the connections to bookies")
+    tls_authority: str = setting(
+        "", "PEM file with the authorities that sign bookies' certificates; empty: the system's"
+    )
+    tls_certificate: str = setting("", "PEM file with the certificate to show to bookies, and its chain; empty: none")
+    tls_key: str = setting("", TLS_KEY)
+    tls_key_password_file: str = setting("", TLS_KEY_PASSWORD)
+    tls_check_host_name: bool = setting(
+        True, "a bookie's certificate has to name the host or address under which it is registered"
+    )
+    tls_port: int = setting(
+        0,
+        "of every bookie, that speaks TLS from the first byte; 0: its ordinary port, with START_TLS",
+        high=65535,
+        low=0,
+    )
+    tls_version_min: str = setting("1.2", TLS_VERSION)
+    tls_ciphers: str = setting("", TLS_CIPHERS)
+    tls_reload_interval_ms: int = setting(10_000, TLS_RELOAD, low=0)
+    sasl_file: str = setting(
+        "", "TOML file with the username and password to authenticate with (DIGEST-MD5); empty: no authentication"
+    )
 
 
 def validate(config: T) -> T:
@@ -200,6 +253,9 @@ def validate(config: T) -> T:
         _validate_directories(config)
         _validate_compaction(config)
         _validate_disks(config)
+        _validate_authentication(config)
+    if isinstance(config, BookieConfig | ClientConfig):
+        _validate_tls(config)
     if isinstance(config, ClientConfig) and config.hedge_delay_min_ms > config.hedge_delay_max_ms:
         raise ConfigError(
             f"hedge_delay_min_ms = {config.hedge_delay_min_ms} is more than hedge_delay_max_ms = "
@@ -267,6 +323,46 @@ def _validate_disks(config: BookieConfig) -> None:
         raise ConfigError(
             f"disk_usage_priority_threshold = {config.disk_usage_priority_threshold} is less than "
             f"disk_usage_threshold = {full}: recoveries have to have room where ordinary adds have"
+        )
+
+
+def _validate_tls(config: BookieConfig | ClientConfig) -> None:
+    """Raises `ConfigError` for TLS settings that contradict each other, or that would do nothing."""
+    if config.tls_version_min not in TLS_VERSIONS:
+        raise ConfigError(f"tls_version_min = {config.tls_version_min!r}: 1.2 or 1.3")
+    if config.tls_key and not config.tls_certificate:
+        raise ConfigError("tls_key without tls_certificate: name the file of the certificate too")
+    if isinstance(config, ClientConfig):
+        useless = [name for name in ("tls_authority", "tls_certificate", "tls_port") if getattr(config, name)]
+        if useless and not config.tls:
+            raise ConfigError(f"{useless[0]} without tls = true: connections would not be encrypted")
+        return
+    if config.tls_client_certificates and not config.tls_authority:
+        raise ConfigError("tls_client_certificates = true needs tls_authority: whose certificates are accepted?")
+    if not config.tls_certificate:
+        wants = [name for name in ("tls_client_certificates", "tls_required") if getattr(config, name)]
+        wants += ["tls_port"] if config.tls_port >= 0 else []
+        if wants:
+            raise ConfigError(f"{wants[0]} needs tls_certificate: without it nothing can be encrypted")
+
+
+def _validate_authentication(config: BookieConfig) -> None:
+    """Raises `ConfigError` when nobody could be authenticated, or anybody."""
+    if config.authentication not in AUTHENTICATIONS:
+        raise ConfigError(f"authentication = {config.authentication!r}: none, sasl or certificate")
+    if config.authentication == "sasl":
+        if not config.sasl_users_file:
+            raise ConfigError("authentication = sasl needs sasl_users_file: nobody could connect")
+        try:
+            re.compile(config.sasl_allowed_ids)
+        except re.error as error:
+            raise ConfigError(
+                f"sasl_allowed_ids = {config.sasl_allowed_ids!r}: not a regular expression: {error}"
+            ) from error
+    if config.authentication == "certificate" and not (config.authorized_roles and config.tls_client_certificates):
+        raise ConfigError(
+            "authentication = certificate needs authorized_roles, and tls_client_certificates = true: it looks at the "
+            "certificates of clients"
         )
 
 

@@ -240,6 +240,12 @@ class BookieTimeout(BookieUnreachable):
     code = -23
 
 
+class TlsFailed(BookieUnreachable):
+    """The connection could not be encrypted: no TLS there, or a certificate that one of the two does not accept."""
+
+    code = -24
+
+
 class BookieReadOnly(BookieError):
     """The bookie takes no new entries, for want of room; it serves reads."""
 

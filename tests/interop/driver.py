@@ -60,7 +60,8 @@ class Driver:
         key = command["uri"] + command["wire"]
         async with self._making:
             if key not in self._clients:
-                config = bk.ClientConfig(wire=command["wire"], explicit_lac_interval_ms=100)
+                settings = command.get("settings", {})
+                config = bk.ClientConfig(wire=command["wire"], explicit_lac_interval_ms=100, **settings)
                 self._clients[key] = await bk.connect(command["uri"], config=config)
             return self._clients[key]
 

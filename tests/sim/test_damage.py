@@ -16,25 +16,34 @@ from bookies.kernels import Records
 from bookies.sim import damage
 from bookies.sim.damage import Base, Files, Outcome
 from bookies.sim.disk import SimDisk
-from bookies.storage import admission, cookie, entry_log_format, index_format, journal_format
+from bookies.storage import admission, cookie, entry_log_format, index_format, journal_format, removal_format
+from bookies.storage.removal_format import Removal, RemovalState
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "formats" / "damage.md"
 DAMAGES = ("bits flipped", "truncated", "garbage appended", "removed", "another bookie's")
 ENTRY = (3, 4)  # of which the file is damaged where one entry is meant
 LOG, INDEX = "/ledgers/current/0.log", "/ledgers/current/0/3/3.idx"
 STATUS = "/ledgers/current/BOOKIE_STATUS"
+REMOVED = "/ledgers/current/removedLedgers"
 
 
 @cache
 def base(is_clean: bool) -> Base:
     made = damage.build("table", is_clean=is_clean)
     made.files[STATUS] = b"1,READ_WRITE,1700000000000,false\n"
+    gone = {900 + each: Removal(RemovalState.DELETED, 1_700_000_000_000) for each in range(4)}
+    made.files["/ledgers/current/VERSION"] = cookie.master_cookie(damage.CONFIG, "b1", "cluster").pack()
+    made.files[REMOVED] = removal_format.pack(5, gone, removal_format.identity_of("b1", "cluster"))
     return made
 
 
 @cache
 def others() -> Files:
-    return damage.build("other", is_clean=False, skip=1).files | {STATUS: b"1,READ_ONLY,1800000000000,true\n"}
+    gone = {each: Removal(RemovalState.DELETED, 1_800_000_000_000) for each in range(1, 9)}  # which the bookie has
+    return damage.build("other", is_clean=False, skip=1).files | {
+        STATUS: b"1,READ_ONLY,1800000000000,true\n",
+        REMOVED: removal_format.pack(9, gone, removal_format.identity_of("b2", "cluster")),
+    }
 
 
 def groups(data: bytes) -> list[int]:
@@ -73,6 +82,7 @@ def target(what: str) -> tuple[Base, str, int, int]:
         "lastMark": (base(False), "/ledgers/current/lastMark", 0, 16),
         "lastId": (base(True), "/ledgers/current/lastId", 0, 1),
         "BOOKIE_STATUS": (base(True), STATUS, 0, 10),
+        "removedLedgers": (base(True), REMOVED, 0, 80),
         "index.catalog": (base(True), "/ledgers/current/index.catalog", 12, 400),
     }
     return places[what]

@@ -32,6 +32,8 @@ COMMANDS = {
         "bookies.admin.commands.metadata",
         "the cluster's metadata: init, show, dump, load, check, migrate",
     ),
+    "cookie": ("bookies.admin.commands.cookie", "cookies of bookies: list, get, create, update, delete, generate"),
+    "cluster": ("bookies.admin.commands.cluster", "info: who the cluster is, and how many bookies"),
     "inspect": ("bookies.admin.commands.inspect", "look into a bookie's files, offline, also Apache's"),
     "bench": ("bookies.admin.commands.bench", "measure appends and reads"),
     "chaos": ("bookies.admin.commands.chaos", "run a real cluster and break it: kills, stops, cut connections"),
@@ -43,7 +45,9 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. Installed as `bk`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
+    if arguments[:1] == ["help"] and len(arguments) > 1:
+        arguments = [*arguments[1:], "--help"] if arguments[1] != "apache" else arguments
+    if not arguments or arguments in (["-h"], ["--help"], ["help"]):
         try:
             print(_overview(), flush=True)
         except BrokenPipeError:
@@ -52,6 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[0] in ("-V", "--version"):
         print(_version())
         return 0
+    if arguments[0] == "help":
+        from bookies.admin.apache_help import print_counterparts
+
+        return print_counterparts(arguments[2:])
     noun = arguments[0]
     if noun not in COMMANDS:
         import difflib
@@ -115,6 +123,7 @@ def _overview() -> str:
         "",
         "Every command: --json for machines, --metadata URI (or BK_METADATA) to name the cluster; without it,",
         "the cluster of the nearest `bk-data` directory, from the current directory upwards.",
+        "`bk help apache` names our command for each of Apache's.",
         "",
         "example:  bk up && id=$(seq 1000 | bk ledger append --new) && bk ledger read $id | wc -l",
     ]

@@ -17,9 +17,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, cast
 
 from bookies.bookie.pressure import PARTIAL_SIZE_MIN, Intake
-from bookies.errors import RemoteProtocolError
+from bookies.errors import RemoteProtocolError, Status
 from bookies.runtime.events import Events
-from bookies.wire.messages import Buffer, Request, Response
+from bookies.wire.messages import Buffer, Request, Response, StartTlsRequest, StartTlsResponse
 from bookies.wire.server import RequestDecoder, encode_response
 
 JOIN_SIZE_MAX = 64 * 1024  # responses of up to so many bytes are joined into one buffer; larger ones go as they are
@@ -116,7 +116,13 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
         if self._transport.can_write_eof():
             self._transport.write_eof()
+        else:
+            self._transport.close()  # TLS says goodbye itself
         self._linger = self._loop.call_later(LINGER_S, self._transport.abort)
+
+    def start_tls(self, request: StartTlsRequest) -> None:
+        """Answer it, and encrypt if that can be done. Not here; the connection stays as it is. Source: 5.3."""
+        self.respond(StartTlsResponse(request.version, request.txn_id, Status.BAD_REQUEST))
 
     def abort(self) -> None:
         if self._transport is not None:

@@ -21,11 +21,11 @@ from bookies.bookie.state import BookieState, Phase
 from bookies.errors import BookKeeperError, Status, status_of_error
 from bookies.runtime.events import Events
 from bookies.storage.ledger_store import LedgerStore
+from bookies.wire.auth import auth_disabled
 from bookies.wire.messages import (
     AddBatch,
     AddResponses,
     AuthRequest,
-    AuthResponse,
     BareResponse,
     BatchReadRequest,
     ForceLedgerRequest,
@@ -39,12 +39,10 @@ from bookies.wire.messages import (
     ReadRequest,
     Request,
     StartTlsRequest,
-    StartTlsResponse,
     WriteLacRequest,
     WriteLacResponse,
 )
 
-AUTH_DISABLED_PLUGIN = "AuthDisabledPlugin"
 LAC_PACKET_SIZE_MIN = 16
 INFO_TOTAL, INFO_FREE = 1, 2
 
@@ -185,14 +183,12 @@ class Handlers:
 
     @staticmethod
     def _auth(connection: Connection, request: AuthRequest) -> None:
-        """Nobody has to authenticate here, and clients want to be told so. Source: wire-protocol 5.1."""
-        version = request.version if request.version == 3 else 2
-        connection.respond(AuthResponse(version, request.txn_id, Status.OK, AUTH_DISABLED_PLUGIN, b""))
+        """Whoever is served need not authenticate, any more or at all, and wants to be told so. Source: 5.1."""
+        connection.respond(auth_disabled(request))
 
     @staticmethod
     def _start_tls(connection: Connection, request: StartTlsRequest) -> None:
-        """There is no TLS here; the connection stays as it is. Source: wire-protocol 5.3."""
-        connection.respond(StartTlsResponse(request.version, request.txn_id, Status.BAD_REQUEST))
+        connection.start_tls(request)
 
     @staticmethod
     def _invalid(connection: Connection, request: InvalidRequest) -> None:

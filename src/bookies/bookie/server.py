@@ -32,6 +32,8 @@ from bookies.bookie.identity import admit, check_identity, identity
 from bookies.bookie.kept_mode import KeptMode
 from bookies.bookie.pressure import Intake, ReadBudget
 from bookies.bookie.reads import Reads
+from bookies.bookie.secure_connection import SecureConnection
+from bookies.bookie.security import Security
 from bookies.bookie.settling import settle_unknown_ledgers
 from bookies.bookie.state import BookieState
 from bookies.config import BookieConfig
@@ -56,7 +58,7 @@ FETCH_S = 1.0  # of a stop, after the last checkpoint; then peers that have not 
 class BookieServer:
     """One bookie on one metadata session, which the caller opens and closes.
 
-    `address` and `bookie_id` are known once `start` has taken the port.
+    `address`, `tls_address` and `bookie_id` are known once `start` has taken the port.
     """
 
     def __init__(self, runtime: Runtime, config: BookieConfig, driver: MetadataDriver) -> None:
@@ -64,6 +66,7 @@ class BookieServer:
         self.state = BookieState()
         self.bookie_id = BookieId(identity(config))
         self.address = (config.host, config.port)
+        self.tls_address: tuple[str, int] | None = None  # where TLS begins with the first byte
         self.store = LedgerStore(runtime, config, self._fail)
         self._runtime = runtime
         self._driver = driver
@@ -79,7 +82,9 @@ class BookieServer:
         reads = Reads(self.store, self._budget, config, runtime.clock, self._events)
         self._handlers = Handlers(self.store, self.state, self._intake, reads, self._events)
         self._tasks = Tasks(self._fail)
+        self._security: Security | None = None
         self._listener: Listener | None = None
+        self._tls_listener: Listener | None = None
         self._control: ControlServer | None = None
         self._instance_id: str | None = None
         self._registration_changed = asyncio.Event()
@@ -96,8 +101,8 @@ class BookieServer:
         """
         check_identity(self.config)
         try:
-            self._listener = await self._runtime.network.listen(self.config.host, self.config.port, self._accept)
-            self.address = (self.config.host, self._listener.address[1])
+            self._security = Security(self._runtime, self.config, self._events)
+            await self._listen()
             locks: list[Lock] = []
             try:
                 admission = await admit(self._runtime.disk, self.config, self._driver, locks, self._events)
@@ -183,6 +188,14 @@ class BookieServer:
         return self._cause
 
     # -- start ---------------------------------------------------------------------------------------------------
+    async def _listen(self) -> None:
+        listen, host = self._runtime.network.listen, self.config.host
+        self._listener = await listen(host, self.config.port, self._accept)
+        self.address = (host, self._listener.address[1])
+        if self.config.tls_port >= 0:
+            self._tls_listener = await listen(host, self.config.tls_port, self._accept_tls)
+            self.tls_address = (host, self._tls_listener.address[1])
+
     def _tell_unclean(self) -> None:
         self._events.warning(
             "bookie.unclean_start",
@@ -221,9 +234,15 @@ class BookieServer:
             self._events.warning("control.failed", bookie=self.bookie_id, directory=directory, error=problem)
 
     def _accept(self) -> asyncio.BaseProtocol:
+        return self._accepted(is_direct=False)
+
+    def _accept_tls(self) -> asyncio.BaseProtocol:
+        return self._accepted(is_direct=True)
+
+    def _accepted(self, *, is_direct: bool) -> asyncio.BaseProtocol:
         if not self.state.may_serve():
             return RejectedConnection()
-        return Connection(
+        parts = (
             self._handlers,
             self._intake,
             self._events,
@@ -231,12 +250,16 @@ class BookieServer:
             self._budget.release,
             lambda: self._budget.is_pressed,
         )
+        if self._security is None or not self._security.is_needed:
+            return Connection(*parts)
+        return SecureConnection(self._security, is_direct, *parts)
 
     # -- registration --------------------------------------------------------------------------------------------
     async def _register(self, mode: BookieMode) -> None:
         session = self._sessions_lost
         host, port = self.config.advertised_host or self.address[0], self.config.advertised_port or self.address[1]
-        endpoint = Endpoint("bookie", host, port, "bookie-rpc")
+        extensions = ("tls",) if self.config.tls_certificate else ()
+        endpoint = Endpoint("bookie", host, port, "bookie-rpc", extensions=extensions)
         await self._driver.register(self.bookie_id, mode, BookieInfo((endpoint,)))
         if session == self._sessions_lost:  # otherwise it went with the session it was made in
             self.state.registered(mode)
@@ -308,6 +331,7 @@ class BookieServer:
         return {
             "bookie": self.bookie_id,
             "address": f"{self.address[0]}:{self.address[1]}",
+            **(self._security.describe() if self._security is not None and self._security.is_needed else {}),
             "mode": self.state.mode.value,
             "registered_as": self.state.registered_as.value if self.state.registered_as else "not registered",
             "read_only_because": "; ".join(self._reasons()) or None,
@@ -346,9 +370,10 @@ class BookieServer:
         if self._control is not None:
             self._control.stop()
             self._control = None
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        for listener in (self._listener, self._tls_listener):
+            if listener is not None:
+                listener.close()
+        self._listener = self._tls_listener = None
 
     async def _abort_connections(self) -> None:
         for connection in self._intake.connections():

@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from bookies.config import ClientConfig
-from bookies.errors import BookKeeperError, ClientClosed
+from bookies.errors import BookKeeperError, ClientClosed, NotEnoughBookies
 from bookies.kernels import pack_add_frames
 from bookies.model import BookieId, DigestType, Ensemble, LedgerMetadata
 from bookies.protocol.add import (
@@ -232,6 +232,7 @@ class AddChannel:
         self._head = add_head(master_key(password), is_recovery=is_recovery, is_high_priority=is_recovery)
         self._replicas = [AddReplica(self, position, bookie) for position, bookie in enumerate(pipeline.ensemble)]
         self._is_deferred_sync = is_deferred_sync
+        self._failures: dict[str, BookKeeperError] = {}  # the last of each bookie
         self.unforced = Unforced(pool)
         self._window: Window = window or SendWindow(pipeline.last_add_pushed + 1, length)
         self._loop = asyncio.get_running_loop()
@@ -287,8 +288,18 @@ class AddChannel:
             self._release()
 
     def on_failed(self, position: int, bookie: BookieId, entry_ids: Sequence[int], error: BookKeeperError) -> None:
+        self._failures[bookie] = error
         self.carry_out(self.pipeline.failed(position, bookie, entry_ids, error))
         self._release()
+
+    def explained(self, error: BookKeeperError) -> BookKeeperError:
+        """The error, and if it is that there are not enough bookies also what the ones that failed said last."""
+        if not isinstance(error, NotEnoughBookies) or not self._failures:
+            return error
+        said = "; ".join(f"{bookie}: {cause.message}" for bookie, cause in self._failures.items())
+        explained = NotEnoughBookies(f"{error.message} ({said})", causes=self._failures)
+        explained.__cause__ = error
+        return explained
 
     def carry_out(self, effects: Effects) -> None:
         """In order."""

@@ -295,6 +295,17 @@ def connect(
     opportunistic_striping: bool | None = None,
     fault_domains: str | None = None,
     fault_domains_min: int | None = None,
+    tls: bool | None = None,
+    tls_authority: str | None = None,
+    tls_certificate: str | None = None,
+    tls_key: str | None = None,
+    tls_key_password_file: str | None = None,
+    tls_check_host_name: bool | None = None,
+    tls_port: int | None = None,
+    tls_version_min: str | None = None,
+    tls_ciphers: str | None = None,
+    tls_reload_interval_ms: int | None = None,
+    sasl_file: str | None = None,
     timeout: float | None = None,
 ) -> Client:
     """Connect to a cluster: `with bookies.blocking.connect(uri) as store`. See `bookies.connect`."""

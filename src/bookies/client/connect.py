@@ -34,13 +34,25 @@ def connect(
     opportunistic_striping: bool | None = None,
     fault_domains: str | None = None,
     fault_domains_min: int | None = None,
+    tls: bool | None = None,
+    tls_authority: str | None = None,
+    tls_certificate: str | None = None,
+    tls_key: str | None = None,
+    tls_key_password_file: str | None = None,
+    tls_check_host_name: bool | None = None,
+    tls_port: int | None = None,
+    tls_version_min: str | None = None,
+    tls_ciphers: str | None = None,
+    tls_reload_interval_ms: int | None = None,
+    sasl_file: str | None = None,
     timeout: float | None = None,
 ) -> Opening[Client]:
     """Connect to the cluster whose metadata store is at `uri`: `async with connect(uri) as store`, or await it.
 
     URIs: `file:DIRECTORY` (embedded, for one machine), `memory:NAME` (this process), `zk://HOST:2181/ledgers`
-    (ZooKeeper, Apache's layout; needs the extra `zookeeper`). The other keywords are the fields of `ClientConfig`;
-    what is neither given here nor in `config` comes from BK_... environment variables.
+    (ZooKeeper, Apache's layout; needs the extra `zookeeper`), `etcd://HOST:2379/SCOPE` (etcd; needs
+    the extra `etcd`). The other keywords are the fields of `ClientConfig`; what is neither given here nor in `config`
+    comes from BK_... environment variables.
     `timeout`: seconds. Raises `ConfigError`, `InvalidArgument`, and `MetadataError` when there is no such store, or no
     cluster in it: a client never makes one.
     """

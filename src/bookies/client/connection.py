@@ -165,7 +165,8 @@ class _Request:
 class Connection(asyncio.BufferedProtocol):
     """See the module. `on_end(connection, error)` is called once, when it closes, before anybody hears of failures;
     `on_timeout(bookie)` when a request was not answered in time. `scratch`: where short answers are received; the
-    connections of one loop can share it."""
+    connections of one loop can share it. A view, because asyncio's TLS fills what it takes to be views piece by piece,
+    and a slice of anything else would be a copy."""
 
     def __init__(
         self,
@@ -174,7 +175,7 @@ class Connection(asyncio.BufferedProtocol):
         frame_size_max: int,
         on_end: Callable[[Connection, BookKeeperError], None],
         on_timeout: Callable[[BookieId], None],
-        scratch: bytearray,
+        scratch: memoryview,
     ) -> None:
         self.bookie = bookie
         self.wire = wire
@@ -320,7 +321,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         try:
             if self._room is None:
-                responses = self._decoder.feed(memoryview(self._scratch)[:nbytes])
+                responses = self._decoder.feed(self._scratch[:nbytes])
             else:
                 self._room = None
                 responses = self._decoder.received(nbytes)

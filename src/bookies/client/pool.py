@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from bookies.client.connection import AddSink, Connection, Outcome
+from bookies.client.handshake import ClientSecurity, Handshake
 from bookies.client.health import READ, READ_BATCH, BookieHealth
 from bookies.config import ClientConfig
 from bookies.errors import (
@@ -24,6 +25,8 @@ from bookies.errors import (
     InvalidArgument,
     RemoteProtocolError,
     Status,
+    TlsFailed,
+    Unauthorized,
     error_of_status,
 )
 from bookies.model import BookieId
@@ -78,6 +81,7 @@ class BookiePool:
 
     `on_suspect`: called with each bookie that could not be reached or did not answer in time. `health`: what has been
     learnt of each bookie; decides whom to prefer. `batch_support`: which of them know batch reads.
+    Raises `ConfigError` for certificates and credentials that cannot be read.
     """
 
     def __init__(
@@ -94,7 +98,8 @@ class BookiePool:
         self._on_suspect = on_suspect
         self.health = BookieHealth(config, self._probe)
         self.batch_support = BatchSupport()
-        self._scratch = bytearray(RECEIVE_SIZE)
+        self._security = ClientSecurity(runtime, config)
+        self._scratch = memoryview(bytearray(RECEIVE_SIZE))
         self._peers: dict[BookieId, _Peer] = {}
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks(self._connecting_died)
@@ -438,15 +443,25 @@ class BookiePool:
 
     async def _connect(self, connection: Connection) -> None:
         bookie = connection.bookie
-        where = ""
+        where, handshake = "", None
         try:
             async with asyncio.timeout(self._config.connect_timeout_ms / 1000):
                 host, port = await self._resolve(bookie)
-                where = f" at {host}:{port}"
-                await self._runtime.network.connect(host, port, lambda: connection)
+                if not self._security.is_needed:
+                    where = f" at {host}:{port}"
+                    await self._runtime.network.connect(host, port, lambda: connection)
+                else:
+                    port = self._security.tls_port or port
+                    where = f" at {host}:{port}"
+                    handshake = Handshake(connection, self._security, host)
+                    await self._runtime.network.connect(host, port, lambda: handshake)
+                    await handshake.wait()
         except (OSError, BookKeeperError) as cause:  # TimeoutError is an OSError.
             reason = cause.message if isinstance(cause, BookKeeperError) else str(cause) or type(cause).__name__
-            error = BookieUnreachable(f"cannot connect{where}: {reason}", bookie=bookie)
+            if handshake is not None and isinstance(cause, TimeoutError):
+                reason = f"no word in time while we waited for {handshake.waits_for}"
+            kind = type(cause) if isinstance(cause, TlsFailed | Unauthorized) else BookieUnreachable
+            error = kind(f"cannot connect{where}: {reason}", bookie=bookie)
             error.__cause__ = cause
             connection.close(error)
 

@@ -541,7 +541,7 @@ class LedgerWriter:
         try:
             versioned = await self._record.update(needed, transform)
         except BookKeeperError as error:
-            self._channel.carry_out(self._pipeline.change_failed(error))
+            self._channel.carry_out(self._pipeline.change_failed(self._channel.explained(error)))
         else:
             self._channel.metadata_changed(versioned.metadata)
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from bookies.runtime.files import OsDisk
 from bookies.runtime.memory import keep_freed_memory
-from bookies.runtime.ports import Runtime
+from bookies.runtime.ports import Encryption, Runtime, TlsFiles
 from bookies.runtime.threads import ThreadWorkers
 
 T = TypeVar("T")
@@ -89,7 +89,14 @@ class AsyncioNetwork:
 def runtime(seed: int | None = None) -> Runtime:
     """The real world. `seed`: of the random numbers, for repeatable choices; None: unpredictable ones."""
     chosen = random.Random(seed) if seed is not None else random.SystemRandom()
-    return Runtime(SystemClock(), AsyncioNetwork(), OsDisk(), ThreadWorkers(), chosen)
+    clock = SystemClock()
+
+    def tls(files: TlsFiles, is_server: bool) -> Encryption:
+        from bookies.runtime.tls import TlsSide  # here, because loading OpenSSL takes longer than most commands
+
+        return TlsSide(files, is_server, clock)
+
+    return Runtime(clock, AsyncioNetwork(), OsDisk(), ThreadWorkers(), chosen, tls)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

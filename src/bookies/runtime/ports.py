@@ -39,6 +39,45 @@ class Listener(Protocol):
     async def wait_closed(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """What one side of TLS shows and accepts: paths of PEM files, empty where there is none.
+
+    `checks_peer`: the other side has to show a certificate that an authority (the system's when none is named) has
+    signed. `checks_host_name`: and for the name that was connected to. `version_min`: "1.2" or "1.3". `ciphers`: of
+    TLS 1.2 in OpenSSL's notation. `reload_interval_s`: how long the files are not looked at again.
+    """
+
+    certificate: str
+    key: str
+    key_password_file: str
+    authority: str
+    checks_peer: bool
+    checks_host_name: bool
+    version_min: str
+    ciphers: str
+    reload_interval_s: float
+
+
+class Encryption(Protocol):
+    """TLS on existing connections, from one side. Files that change count for new connections; broken ones do not."""
+
+    async def encrypt(
+        self,
+        transport: asyncio.Transport,
+        protocol: asyncio.BaseProtocol,
+        *,
+        host_name: str | None = None,
+        received: bytes = b"",
+    ) -> asyncio.Transport:
+        """Shake hands; the transport to use from here on, which calls the protocol, perhaps before this returns.
+
+        `host_name`: that the client connected to. `received`: bytes of the peer's that were read already.
+        `get_extra_info("peercert")` of the result has the subject of the peer's certificate, if it was checked.
+        Raises `TlsFailed`: then the connection is closed, and the protocol hears no more of it.
+        """
+
+
 class Network(Protocol):
     """Stream connections. Addresses are (host, port); transports are asyncio's.
 
@@ -173,10 +212,15 @@ class Workers(Protocol):
 
 @dataclass(frozen=True)
 class Runtime:
-    """What a shell is given instead of the world."""
+    """What a shell is given instead of the world.
+
+    `tls`: makes one side's encryption of its files, and says whether it is the server's. Raises `ConfigError`.
+    None: there is none, as in the simulator.
+    """
 
     clock: Clock
     network: Network
     disk: Disk
     workers: Workers
     random: Random
+    tls: Callable[[TlsFiles, bool], Encryption] | None = None

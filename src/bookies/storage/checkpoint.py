@@ -41,6 +41,7 @@ from bookies.storage.failover import Failover
 from bookies.storage.health import DirectoryHealth
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index_format import SLOT_SIZE
+from bookies.storage.index_moves import leave_crowded
 from bookies.storage.journal import Journal
 from bookies.storage.mark_format import LogMark
 from bookies.storage.readers import Readers
@@ -292,6 +293,7 @@ class Checkpointer:
                         raise
 
     async def _write_index(self, marks: Marks | None) -> None:
+        await leave_crowded(self._index, self._events)
         while True:
             frozen = self._index.freeze()
             try:
@@ -302,7 +304,7 @@ class Checkpointer:
             if not self._index.has_proven:
                 break
         if marks is not None:
-            await self._index.settle(marks, self.worker)
+            await self._index.catalog_writer.settle(marks, self.worker)
 
     async def _rescue(self) -> None:
         """Write again what lost logs had not synced, and let the slots name the new places. Raises as a flush does."""
@@ -372,7 +374,7 @@ class Checkpointer:
         async with self._index_lock:
             paths = {ledger_id: self._index.path_of(ledger_id) for ledger_id in ledger_ids}
             files = [path for path in paths.values() if path is not None and not self._health.is_failed(path)]
-            await self._index.forget_in_catalog(ledger_ids, self.worker)
+            await self._index.catalog_writer.forget(ledger_ids, self.worker)
             await self.worker.run(self._index.forget_files, files)
             await self.worker.run(unlink_all, self._disk, files)
             for ledger_id in ledger_ids:

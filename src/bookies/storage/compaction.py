@@ -43,6 +43,7 @@ from bookies.storage.index_format import SLOT_SIZE
 from bookies.storage.log_usage import LogUsage, read_map
 from bookies.storage.opening import Opened
 from bookies.storage.record_scan import Batch, EndKind, ScanEnd
+from bookies.storage.references import greatest_offsets
 from bookies.storage.sealed_logs import SealedLogs
 from bookies.storage.throttle import Throttle
 from bookies.storage.write_cache import Run
@@ -356,7 +357,7 @@ class Compactor:
         usage = self._logs.known.get(log_id) or await self._logs.look_at(log_id)
         if usage is None:
             return True
-        named = await self._parts.index.greatest_offsets([log_id], usage.ledger_ids)
+        named = await greatest_offsets(self._parts.index, [log_id], usage.ledger_ids)
         if named:
             self._logs.put_aside(log_id, f"the index names byte {named[log_id]:,}, where no such entry is")
             return False

@@ -24,7 +24,7 @@ import asyncio
 import dataclasses
 import errno
 import posixpath
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -36,11 +36,11 @@ from bookies.storage import catalog_format, index_looks
 from bookies.storage import index_format as layout
 from bookies.storage.catalog import Catalog, CatalogFile
 from bookies.storage.catalog_format import Contents, Known
+from bookies.storage.catalog_writer import CatalogWriter
 from bookies.storage.health import DirectoryHealth
 from bookies.storage.index_files import IndexFiles, IndexWrite, LoadedIndex, WrongPage
 from bookies.storage.index_ledger import Ledger, lac_of
 from bookies.storage.index_pages import PageCache
-from bookies.storage.mark_format import LogMark
 from bookies.storage.readers import Readers
 from bookies.storage.slots import pieces, replaced
 
@@ -80,12 +80,13 @@ class LedgerIndex:
         self._write_files_max = min(WRITE_FILES_MAX, config.open_files_max)
         self.catalog = Catalog(config.index_page_size)
         self.catalog_file = CatalogFile(runtime.disk, self._directories, config.index_page_size)
+        self.catalog_writer = CatalogWriter(self.catalog, self.catalog_file, self._directories, self._health)
         self.rebuild_wanted = asyncio.Event()
         self._to_rebuild: dict[int, None] = {}
         self._events = Events("storage.index", runtime.clock)
         self._paths: dict[int, str] = {}
         self._abandoned: dict[int, str] = {}  # files in failed directories of ledgers that are not built again yet
-        self._must_move_catalog = False
+        self._moving: dict[int, str] = {}  # files that are about to be written anew in other directories
         self._ledgers: dict[int, Ledger] = {}
         self._loading: dict[int, asyncio.Future[LoadedIndex]] = {}
         self._loading_pages: dict[tuple[int, int], asyncio.Future[bytes]] = {}
@@ -126,8 +127,10 @@ class LedgerIndex:
 
     def abandon(self, directory: str) -> int:
         """A directory has failed: its index files are built again elsewhere; how many."""
-        self._must_move_catalog = self._must_move_catalog or self.catalog_file.path.startswith(directory + "/")
+        self.catalog_writer.abandon(directory)
         here = {ledger_id: path for ledger_id, path in self._paths.items() if path.startswith(directory + "/")}
+        for ledger_id in self._moving:
+            here.pop(ledger_id, None)  # All it has is in memory, and is about to be written elsewhere.
         self._abandoned |= here
         for ledger_id in here:
             ledger = self._ledgers.get(ledger_id)
@@ -145,7 +148,7 @@ class LedgerIndex:
         ledger = self._ledgers.get(ledger_id)
         if not self.is_known(ledger_id):
             self.lost(ledger_id)
-        elif ledger is not None and ledger.path is None:
+        elif ledger is not None and ledger.path is None and ledger_id not in self._moving:
             # What the journal says of it is all that is known, but perhaps not all there was.
             self.set_header(ledger, ledger.header.with_state(layout.STATE_REBUILDING))
             self._paths[ledger_id] = posixpath.join(self._directories[0], layout.path_of(ledger_id))
@@ -270,15 +273,45 @@ class LedgerIndex:
         self._events.error(
             "storage.index_damaged", path=self._paths.get(ledger_id, ""), ledger=ledger_id, problem=damage
         )
-        for number in ledger.pages:
-            self._change(ledger, number)
-        for key in [key for key in self._loading_pages if key[0] == ledger_id]:
-            del self._loading_pages[key]  # Pages of that file: nobody takes them over.
-        ledger.path, ledger.size, ledger.is_lac_known, ledger.is_built = None, 0, False, False
+        self._let_go(ledger)
+        self._moving.pop(ledger_id, None)
+        ledger.is_lac_known = ledger.is_built = False
         ledger.is_rebuilt = ledger.is_proving = False
         self._readers.forget_index(ledger_id, self._paths[ledger_id])
         self.set_header(ledger, ledger.header.with_state(layout.STATE_REBUILDING))
         self._want_rebuild(ledger_id)
+
+    def _let_go(self, ledger: Ledger) -> None:
+        """Of its file: what is in memory becomes a new one."""
+        for number in ledger.pages:
+            self._change(ledger, number)
+        for key in [key for key in self._loading_pages if key[0] == ledger.ledger_id]:
+            del self._loading_pages[key]  # Pages of that file: nobody takes them over.
+        ledger.path, ledger.size = None, 0
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether there are directories that files should leave."""
+        return any(self._health.is_left(each, self._directories) for each in self._health.good(self._directories))
+
+    def is_left(self, path: str) -> bool:
+        """Whether this file should go on in another directory."""
+        root = self._health.root_of(path)
+        return root is not None and not self._health.is_failed(path) and self._health.is_left(root, self._directories)
+
+    def leave(self, ledger: Ledger, pages: Sequence[tuple[int, bytes]]) -> None:
+        """Its file is to be written anew elsewhere. `pages`: (entry id of the first slot, data) of all it has.
+
+        No write is under way.
+        """
+        assert ledger.path is not None
+        for first_entry_id, data in pages:
+            if (number := first_entry_id // self._per_page) not in ledger.pages:
+                self.cache.add(ledger, number, data)
+            self._change(ledger, number)
+        self._moving[ledger.ledger_id] = ledger.path
+        self._let_go(ledger)
+        self.set_header(ledger, ledger.header)
 
     def file_of(self, ledger_id: int) -> tuple[str, Known | None]:
         """Where the ledger's file is, or should be, and what it should hold, as a copy."""
@@ -330,6 +363,7 @@ class LedgerIndex:
     def remove(self, ledger_id: int) -> None:
         """Drop all that is known of a ledger whose file is gone. No write is under way."""
         self._paths.pop(ledger_id, None)
+        self._moving.pop(ledger_id, None)
         self._to_rebuild.pop(ledger_id, None)
         self.catalog.delete(ledger_id)
         self._loading.pop(ledger_id, None)
@@ -341,19 +375,6 @@ class LedgerIndex:
             self.cache.forget(ledger)
             for key in [key for key in self._loading_pages if key[0] == ledger_id]:
                 del self._loading_pages[key]
-
-    async def forget_in_catalog(self, ledger_ids: Sequence[int], worker: Worker) -> None:
-        """From now on it is no damage that these ledgers have no file. Raises: OSError, DiskFull; SyncFailed."""
-        await self._move_catalog(worker)
-        for ledger_id in ledger_ids:
-            self.catalog.delete(ledger_id)
-        if not (notes := self.catalog.take()):
-            return
-        try:
-            await worker.run(partial(self.catalog_file.append, notes, is_durable=True))
-        except BaseException:
-            self.catalog.give_back(notes)
-            raise
 
     def forget_files(self, paths: Sequence[str]) -> None:
         """Close the files of these paths. On the checkpoint's worker."""
@@ -440,10 +461,10 @@ class LedgerIndex:
             newer = {number: bytes(page.data) for number, page in ledger.pages.items() if page.is_dirty}
             known = self.catalog.ledgers.get(ledger.ledger_id)
             pages = sorted(known.pages) if known is not None and ledger.path is not None else []
-            is_right = catalog_format.checker(known, self._page_size)
+            is_right, path = catalog_format.checker(known, self._page_size), ledger.path
             try:
                 return await self._readers.look_through(
-                    ledger.ledger_id, ledger.path, newer, pages, is_right, look, *arguments
+                    ledger.ledger_id, path, newer, pages, is_right, look, *arguments
                 )
             except WrongPage as error:
                 page = ledger.pages.get(error.page)
@@ -453,6 +474,8 @@ class LedgerIndex:
                     self._change(ledger, error.page)  # What is in memory is written again.
                 await self.slots(ledger, error.page * self._per_page, 1)  # which says whether it is
             except OSError as error:
+                if ledger.path != path or ledger.is_deleted:
+                    continue  # The file has moved, or is gone with the ledger.
                 raise ReadFailed(f"index file: {error}", ledger_id=ledger.ledger_id) from error
         raise ReadFailed("index file: it is damaged, and not built again yet", ledger_id=ledger.ledger_id)
 
@@ -483,22 +506,6 @@ class LedgerIndex:
             return
         finally:
             ledger.users -= 1
-
-    async def greatest_offsets(self, log_ids: Sequence[int], ledger_ids: Iterable[int] | None = None) -> dict[int, int]:
-        """The greatest offset in each of these entry logs that a slot of these ledgers names; None: of all there are.
-
-        Raises: ReadFailed when a part of the index cannot be read, for then nobody knows.
-        """
-        found: dict[int, int] = {}
-        for ledger_id in sorted(self.ledger_ids()) if ledger_ids is None else ledger_ids:
-            try:
-                ledger = await self.load(ledger_id)
-                offsets = await self.look_through(ledger, index_looks.greatest_offsets, log_ids)
-            except LedgerUnknownToBookie:
-                continue  # It was deleted meanwhile.
-            for log_id, offset in offsets.items():
-                found[log_id] = max(found.get(log_id, 0), offset)
-        return found
 
     def _is_in_file(self, ledger: Ledger, number: int) -> bool:
         return layout.page_offset(number, self._page_size) < ledger.size
@@ -546,6 +553,10 @@ class LedgerIndex:
     def is_dirty(self) -> bool:
         return bool(self._dirty)
 
+    def dirty(self) -> list[Ledger]:
+        """What the next write is about."""
+        return list(self._dirty.values())
+
     def freeze(self) -> list[Ledger]:
         """Fix the dirty pages as they are now, for `write`; only one freeze at a time."""
         self.has_proven = False
@@ -565,7 +576,7 @@ class LedgerIndex:
 
         The entry logs that the slots name must be synced. Raises: DiskFull, OSError; SyncFailed, which is final.
         """
-        await self._move_catalog(worker)
+        await self.catalog_writer.move(worker)
         while frozen or self.catalog.has_pending:
             ledgers: list[Ledger] = []
             writes: list[IndexWrite] = []
@@ -590,43 +601,16 @@ class LedgerIndex:
                 self._written(ledger, change, file_size)
             self.cache.evict()
 
-    async def _move_catalog(self, worker: Worker) -> None:
-        """Away from a directory that has failed. Raises: DiskFull, OSError."""
-        if not self._must_move_catalog:
-            return
-        directory = self._health.turn(self._directories, 0)
-        notes = self.catalog.take()  # which the whole has, too
-        try:  # What a crash leaves unwritten of what this says is there looks like damage, and is built again.
-            await worker.run(self.catalog_file.move, directory, list(catalog_format.pack(self.catalog.contents())))
-        except BaseException:
-            self.catalog.give_back(notes)
-            raise
-        self._must_move_catalog = False
-
     def _write(self, notes: bytes, writes: list[IndexWrite]) -> list[int]:
         """On the checkpoint's worker. What the catalog says is durable before the files change."""
         if notes:
             self.catalog_file.append(notes, is_durable=True)
         return self._files.write(writes)
 
-    async def settle(self, marks: Sequence[LogMark], worker: Worker) -> None:
-        """Everything is written: note that, and the marks that are about to be persisted. Raises: DiskFull, OSError."""
-        await self._move_catalog(worker)
-        self.catalog.settle(marks)
-        notes = self.catalog.take()
-        try:
-            if self.catalog_file.is_bloated:
-                await worker.run(self.catalog_file.replace, list(catalog_format.pack(self.catalog.contents())))
-            else:
-                await worker.run(partial(self.catalog_file.append, notes, is_durable=False))
-        except BaseException:
-            self.catalog.give_back(notes)
-            raise
-
     def _write_of(self, ledger: Ledger) -> IndexWrite:
         assert ledger.frozen is not None
-        path = ledger.path or self._paths.get(ledger.ledger_id)
-        if path is None or (ledger.path is None and self._health.is_failed(path)):
+        path, left = ledger.path or self._paths.get(ledger.ledger_id), self._moving.get(ledger.ledger_id)
+        if path is None or (ledger.path is None and (left is not None or self._health.is_failed(path))):
             path = posixpath.join(
                 self._random.choice(self._health.places(self._directories)), layout.path_of(ledger.ledger_id)
             )
@@ -637,7 +621,9 @@ class LedgerIndex:
             (number, data if len(data) == self._page_size else bytes(data).ljust(self._page_size, b"\0"))
             for number, data in ledger.frozen.items()
         ]
-        change = IndexWrite(path, ledger.path is None, packed, pages)
+        if left is not None and self._health.is_failed(left):
+            left = None
+        change = IndexWrite(path, ledger.path is None, packed, pages, left)
         self.catalog.stage(ledger.ledger_id, change, header)
         return change
 
@@ -652,6 +638,8 @@ class LedgerIndex:
             return
         if change.is_new:
             self._readers.forget_index(ledger.ledger_id, change.path)
+            if (left := self._moving.pop(ledger.ledger_id, None)) is not None:
+                self._readers.forget_index(ledger.ledger_id, left)
         self.catalog.written(ledger.ledger_id, [number for number, _ in change.pages])
         ledger.path = self._paths[ledger.ledger_id] = change.path
         ledger.size = max(ledger.size, file_size)

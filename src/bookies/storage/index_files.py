@@ -24,12 +24,13 @@ from bookies.errors import CorruptRecord, DiskFull
 from bookies.runtime.ports import Buffer, Disk, File
 from bookies.storage import index_format as layout
 from bookies.storage.catalog_format import checksum_of
-from bookies.storage.durable import remove, sync_directory, sync_many
+from bookies.storage.durable import remove, sync_directory, sync_many, unlink_all
 from bookies.storage.file_cache import FileCache
 
 T = TypeVar("T")
 
 NEW_SUFFIX = ".new"  # of a file that is not complete; no reader of the format looks at it
+MOVING_SUFFIX = ".rloc"  # of one that is complete, while the file that it takes the place of is removed
 DAMAGED_SUFFIX = ".damaged"  # of a file that was built again
 
 
@@ -60,13 +61,14 @@ class WrongPage(CorruptRecord):
 class IndexWrite:
     """Changes of one ledger's file. `header` None: unchanged. `pages`: (number, whole page), ascending.
 
-    `path` is where the file is or, if `is_new`, will be.
+    `path` is where the file is or, if `is_new`, will be. `left`: where the one is that the new one takes the place of.
     """
 
     path: str
     is_new: bool
     header: bytes | None
     pages: list[tuple[int, Buffer]]
+    left: str | None = None
 
     @property
     def size(self) -> int:
@@ -92,7 +94,7 @@ def find_index_files(disk: Disk, directories: Sequence[str]) -> dict[int, str]:
         if ledger_id in found:
             disk.unlink(path)
         else:
-            found[ledger_id] = path.removesuffix(".rloc")
+            found[ledger_id] = path.removesuffix(MOVING_SUFFIX)
             disk.rename(path, found[ledger_id])
         sync_directory(disk, posixpath.dirname(path))
     return found
@@ -234,7 +236,10 @@ class IndexFiles:
                 if each.is_new:
                     file.close()
         for each in new:
-            self._put_in_place(each.path)
+            if each.left is None:
+                self._put_in_place(each.path)
+            else:
+                self._put_in_place_of(each.path, each.left)
         places = [(posixpath.dirname(each.path), each.is_new) for each in writes]
         directories = dict.fromkeys(place for place, is_new in places if is_new or place not in self._synced)
         sync_many(self._disk, (), list(directories))
@@ -252,6 +257,19 @@ class IndexFiles:
             self._files.forget(path)
             self._disk.rename(path, path + DAMAGED_SUFFIX)
         self._disk.rename(path + NEW_SUFFIX, path)
+
+    def _put_in_place_of(self, path: str, left: str) -> None:
+        """As before, and remove the file in another directory; at no moment are there two. Source: storage 4.7."""
+        self._files.forget(left)
+        self._files.forget(path)
+        if path != left and self._disk.exists(left):
+            self._disk.rename(path + NEW_SUFFIX, path + MOVING_SUFFIX)
+            sync_directory(self._disk, posixpath.dirname(path))
+            unlink_all(self._disk, [left])
+            self._disk.rename(path + MOVING_SUFFIX, path)
+        else:
+            self._disk.rename(path + NEW_SUFFIX, path)
+            remove(self._disk, path + MOVING_SUFFIX)  # of a try that failed
 
     def forget(self, path: str) -> None:
         """Close a file whose path will name another one, or none."""

@@ -24,6 +24,11 @@ def entry_runs(pages: Pages) -> list[range]:
     return runs
 
 
+def everything(pages: Pages) -> list[tuple[int, bytes]]:
+    """(entry id of the first slot, data) of every page."""
+    return list(pages)
+
+
 def greatest_offsets(pages: Pages, log_ids: Sequence[int]) -> dict[int, int]:
     """The greatest offset in each of these entry logs that a slot names."""
     found: dict[int, int] = {}

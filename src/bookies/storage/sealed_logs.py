@@ -21,6 +21,7 @@ from bookies.storage.durable import SyncFailed, unlink_all
 from bookies.storage.log_usage import LogScan, LogUsage, complete, find_logs, read_map
 from bookies.storage.opening import Opened
 from bookies.storage.record_scan import EndKind, ScanEnd
+from bookies.storage.references import greatest_offsets
 from bookies.storage.throttle import Throttle
 
 
@@ -101,7 +102,7 @@ class SealedLogs:
         named: dict[int, int] = {}
         if doubtful:
             try:
-                named = await self._parts.index.greatest_offsets(doubtful)
+                named = await greatest_offsets(self._parts.index, doubtful)
             except BookKeeperError as error:
                 for log_id in doubtful:
                     self.put_aside(log_id, f"{scanned.pop(log_id)[1].problem}; what is behind is unknown: {error}")
@@ -159,7 +160,7 @@ class SealedLogs:
         them. Raises: ReadFailed when it cannot tell; then they stay.
         """
         empty = [each for each in self.known.values() if each.remaining == 0]
-        named = await self._parts.index.greatest_offsets([each.log_id for each in empty]) if empty else {}
+        named = await greatest_offsets(self._parts.index, [each.log_id for each in empty]) if empty else {}
         for usage in empty:
             if usage.log_id in named:
                 self.put_aside(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bookies import kernels
+from bookies.errors import RemoteProtocolError
 from bookies.wire import v2, v3
 from bookies.wire.framing import FrameReader
 from bookies.wire.messages import AddResponses, Buffer, Request, Response, StartTlsResponse
@@ -23,16 +24,14 @@ def encode_request(request: Request) -> list[Buffer]:
 class ResponseDecoder:
     """Decode the responses of one connection; adjacent answers to adds of one ledger with one status are merged.
 
-    `wire`: "v2" or "v3". `expects_start_tls`: the first thing asked was START_TLS, whose answer is v3 always; nothing
-    behind it is decoded, those bytes wait in `take_rest`.
+    `wire`: "v2" or "v3". What answers START_TLS is v3 always and belongs to the time before; only Apache's bookies say
+    more about it later, that the client has not authenticated, and that is dropped. Source: wire-protocol 5.3.
     """
 
-    def __init__(self, wire: str, frame_size_max: int, *, expects_start_tls: bool = False) -> None:
+    def __init__(self, wire: str, frame_size_max: int) -> None:
         assert wire in ("v2", "v3")
         self._is_v3 = wire == "v3"
         self._frames = FrameReader(frame_size_max)
-        self._expects_start_tls = expects_start_tls
-        self._rest = b""
 
     def feed(self, data: Buffer) -> list[Response]:
         """Responses in the order of their arrival. Raises RemoteProtocolError: the caller closes the connection."""
@@ -51,25 +50,28 @@ class ResponseDecoder:
         index, count = 0, len(starts) - 1
         while index < count:
             at, end = starts[index], starts[index + 1]
-            if self._is_v3 or self._expects_start_tls:
+            if self._is_v3:
                 index = v3.parse_responses(buffer, starts, index, responses)
-                if self._expects_start_tls and isinstance(responses[-1], StartTlsResponse):
-                    self._expects_start_tls = False
-                    self._frames.forget_rest()
-                    self._rest = buffer[starts[index] :]
-                    return responses
             elif end - at == v2.ADD_RESPONSE_SIZE and v2.parse_header(buffer, at, end)[1] == v2.OPCODE_ADD:
                 version = v2.parse_header(buffer, at, end)[0]
                 index, code, ledger_id, entry_ids = kernels.scan_add_responses(buffer, starts, index)
                 responses.append(AddResponses(version, v2.status_of(code), ledger_id, entry_ids))
             else:
-                responses.append(v2.parse_response(buffer, at, end))
+                try:
+                    responses.append(v2.parse_response(buffer, at, end))
+                except RemoteProtocolError:
+                    if not _is_about_tls(buffer, starts[index : index + 2]):
+                        raise
                 index += 1
         if self._frames.error is not None:
             raise self._frames.error
         return responses
 
-    def take_rest(self) -> bytes:
-        """The bytes behind the answer to START_TLS, once."""
-        rest, self._rest = self._rest, b""
-        return rest
+
+def _is_about_tls(buffer: bytes, starts: Sequence[int]) -> bool:
+    """Whether a frame is an answer to START_TLS, in v3."""
+    responses: list[Response] = []
+    if buffer[starts[0] + 4] < 0x08:
+        return False
+    v3.parse_responses(buffer, starts, 0, responses)
+    return isinstance(responses[0], StartTlsResponse)

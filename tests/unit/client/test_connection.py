@@ -78,7 +78,12 @@ class Bench:
         self.sink = Sink()
         self.transport = Transport()
         self.connection = Connection(
-            B1, wire, 1 << 20, lambda connection, error: self.ended.append(error), self.timeouts.append, bytearray(4096)
+            B1,
+            wire,
+            1 << 20,
+            lambda connection, error: self.ended.append(error),
+            self.timeouts.append,
+            memoryview(bytearray(4096)),
         )
         if is_connected:
             self.connection.connection_made(self.transport)

@@ -8,7 +8,15 @@ from bookies import kernels
 from bookies.errors import RemoteProtocolError, Status
 from bookies.wire import v2
 from bookies.wire.client import ResponseDecoder, adds_as_v3, encode_request
-from bookies.wire.messages import AddBatch, AddResponses, ReadResponse, Response, StartTlsResponse
+from bookies.wire.messages import (
+    AddBatch,
+    AddResponses,
+    BareResponse,
+    Operation,
+    ReadResponse,
+    Response,
+    StartTlsResponse,
+)
 from bookies.wire.server import RequestDecoder, encode_response
 
 SIZE_MAX = 5 << 20
@@ -92,13 +100,14 @@ def test_adds_as_v3(is_recovery: bool, is_high_priority: bool, is_deferred_sync:
     assert original.records.tobytes() == batch.records.tobytes()
 
 
-def test_start_tls_comes_first_and_in_v3() -> None:
-    answer = StartTlsResponse(3, 1, Status.OK)
-    decoder = ResponseDecoder("v2", SIZE_MAX, expects_start_tls=True)
-    assert decoder.feed(frames(answer) + b"\x16\x03\x03\x04\x82 TLS") == [answer]
-    assert decoder.take_rest() == b"\x16\x03\x03\x04\x82 TLS"
+def test_what_a_bookie_says_about_start_tls_later_is_dropped() -> None:
+    """Apache's bookies do, in v3, when the peer has encrypted and not authenticated; wire-protocol 5.3, item 5."""
     read = ReadResponse(2, 0, Status.NO_ENTRY, 5, 9)
-    assert decoder.feed(frames(read)) == [read]
+    late = StartTlsResponse(3, 1, Status.IO_ERROR)
+    decoder = ResponseDecoder("v2", SIZE_MAX)
+    assert decoder.feed(frames(late) + frames(read)) == [read]
+    with pytest.raises(RemoteProtocolError):
+        decoder.feed(frames(BareResponse(3, 1, Operation.READ_LAC, Status.IO_ERROR)))
 
 
 def test_a_bad_length_behind_good_frames_raises() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from bookies.admin import control, format_command, scrub
 from bookies.admin.common import add_common, metadata_uri, print_json, print_table, size_text, with_client
@@ -14,6 +15,7 @@ from bookies.admin.usage import UsageError
 if TYPE_CHECKING:
     from bookies.bookie.server import BookieServer
     from bookies.client.client import Client
+    from bookies.config import BookieConfig
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +26,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         epilog="example:  bk bookie run --metadata file:/srv/bk/metadata --journal-dir /nvme/bk --ledger-dir /srv/bk",
     )
     add_common(run_parser)
+    run_parser.add_argument(
+        "--conf", metavar="FILE", help="Apache's bk_server.conf; options and BK_... variables outdo it"
+    )
     run_parser.add_argument("--bookie-id", default=None, help="fixed identity (default: host:port)")
     run_parser.add_argument("--host", default=None, help="address to listen on and to publish (default 127.0.0.1)")
     run_parser.add_argument("--port", type=int, default=None, help="TCP port (default 3181; 0: any, needs --bookie-id)")
@@ -37,6 +42,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     run_parser.add_argument(
         "--list-settings", action="store_true", help="print every setting with default and help, and end"
+    )
+    run_parser.add_argument(
+        "--dry-run", action="store_true", help="print what it would run with, as far as it is not the default, and end"
     )
     list_parser = verbs.add_parser(
         "list", help="every bookie of the cluster and its mode", epilog="example:  bk bookie list --json"
@@ -134,8 +142,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from dataclasses import fields
 
+    from bookies.admin import apache_conf
     from bookies.bookie import main
-    from bookies.config import BookieConfig, from_environment
+    from bookies.config import BookieConfig
     from bookies.errors import BookKeeperError
 
     if arguments.list_settings:
@@ -144,6 +153,38 @@ def _run(arguments: argparse.Namespace) -> int:
             ("setting", "default", "meaning"),
         )
         return 0
+    conf = None if arguments.conf is None else apache_conf.read_conf(arguments.conf)
+    config = bookie_config(arguments, {} if conf is None else conf.settings)
+    uri = conf.metadata_uri if conf is not None and not _names_metadata(arguments) else None
+    uri = uri or metadata_uri(arguments)
+    if conf is not None:
+        apache_conf.say(arguments.conf, conf.notices)
+    if arguments.dry_run:
+        return _show_settings(arguments, config, uri)
+
+    def ready(server: BookieServer) -> None:
+        if arguments.ready_file:
+            _write_ready_file(arguments.ready_file, main.ready_line(server))
+        main.print_ready(server)
+
+    try:
+        return main.run(config, uri, ready=ready)
+    except BrokenPipeError as error:
+        # A bookie has no reader who may have seen enough: this is never a good end.
+        raise BookKeeperError(f"the bookie broke off: {error}") from error
+
+
+def _names_metadata(arguments: argparse.Namespace) -> bool:
+    return bool(arguments.metadata or os.environ.get("BK_METADATA"))
+
+
+def bookie_config(arguments: argparse.Namespace, from_file: Mapping[str, Any]) -> BookieConfig:
+    """Settings from options, `--set`, the environment, and then a file. Raises UsageError, `ConfigError`."""
+    from dataclasses import fields
+
+    from bookies.admin.apache_conf import as_environment
+    from bookies.config import BookieConfig, from_environment
+
     given: dict[str, object] = {
         "bookie_id": arguments.bookie_id,
         "host": arguments.host,
@@ -168,18 +209,27 @@ def _run(arguments: argparse.Namespace) -> int:
                 f"--set {text}: no such setting{f'; did you mean {near[0]}?' if near else ''} (--list-settings)"
             )
         overrides[f"BK_{name.upper()}"] = value
-    config = from_environment(BookieConfig, {**os.environ, **overrides}, **values)
+    if arguments.host is not None and "advertised_host" in from_file:
+        # Who names an address names the one to publish, too, unless the file's was meant for that alone.
+        from_file = {name: value for name, value in from_file.items() if name != "advertised_host"}
+    return from_environment(BookieConfig, {**as_environment(dict(from_file)), **os.environ, **overrides}, **values)
 
-    def ready(server: BookieServer) -> None:
-        if arguments.ready_file:
-            _write_ready_file(arguments.ready_file, main.ready_line(server))
-        main.print_ready(server)
 
-    try:
-        return main.run(config, metadata_uri(arguments), ready=ready)
-    except BrokenPipeError as error:
-        # A bookie has no reader who may have seen enough: this is never a good end.
-        raise BookKeeperError(f"the bookie broke off: {error}") from error
+def _show_settings(arguments: argparse.Namespace, config: BookieConfig, uri: str) -> int:
+    """What a bookie would run with, as far as it is not the default."""
+    from dataclasses import fields
+
+    from bookies.bookie.identity import check_identity, identity
+
+    check_identity(config)
+    rows = {each.name: getattr(config, each.name) for each in fields(config)}
+    rows = {each.name: rows[each.name] for each in fields(config) if rows[each.name] != each.default}
+    if arguments.json:
+        print_json({"bookie": identity(config), "metadata": uri, "settings": rows})
+        return 0
+    print(f"bookie {identity(config)}, metadata {uri}")
+    print_table(list(rows.items()), ("setting", "value"))
+    return 0
 
 
 def _write_ready_file(path: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""`bk up`, `bk down`, `bk status`: a local cluster in one command, and the state of any cluster."""
+"""`bk up`, `bk down`, `bk status`, `bk cluster info`: a local cluster in one command, and the state of any cluster."""
 
 from __future__ import annotations
 
@@ -22,10 +22,20 @@ from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
+    from bookies.metadata.driver import MetadataDriver
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     noun = parser.get_default("noun")
+    if noun == "cluster":
+        verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+        info = verbs.add_parser(
+            "info",
+            help="instance id, layout, bookies by mode; asks the metadata store alone",
+            epilog="example:  bk cluster info --json",
+        )
+        add_common(info)
+        return
     add_common(parser, metadata=noun == "status")
     if noun in ("up", "down"):
         parser.add_argument("--directory", metavar="DIR", help=f"of the cluster's data (default: {DATA_DIRECTORY})")
@@ -37,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return {"up": _up, "down": _down, "status": _status}[arguments.noun](arguments)
+    return {"up": _up, "down": _down, "status": _status, "cluster": _info}[arguments.noun](arguments)
 
 
 def _up(arguments: argparse.Namespace) -> int:
@@ -107,6 +117,35 @@ def _status(arguments: argparse.Namespace) -> int:
     counts = status["ledgers"]
     print(f"ledgers   {counts['closed']} closed, {counts['open']} open, {counts['in_recovery']} in recovery")
     return 0
+
+
+def _info(arguments: argparse.Namespace) -> int:
+    from bookies.admin.commands.metadata import with_driver
+
+    facts = run_async(lambda: with_driver(metadata_uri(arguments), gather_info))
+    if arguments.json:
+        print_json(facts)
+    else:
+        print("\n".join(f"{name.replace('_', ' '):18} {value}" for name, value in facts.items() if value != ""))
+    return 0
+
+
+async def gather_info(driver: MetadataDriver) -> dict[str, Any]:
+    """What Apache's clusterinfo says, as far as there is such a thing. `unavailable`: with a cookie, not running."""
+    from bookies.model import BookieMode
+
+    modes = {mode: (await driver.bookies(mode)).bookies for mode in BookieMode}
+    registered = {bookie: None for bookies in modes.values() for bookie in bookies}
+    known = dict.fromkeys((*(await driver.all_bookies()).bookies, *registered))
+    return {
+        "metadata": driver.uri,
+        "layout": driver.layout,
+        "instance_id": await driver.instance_id(),
+        "bookies": len(known),
+        "writable_bookies": len(modes[BookieMode.WRITABLE]),
+        "read_only_bookies": len(modes[BookieMode.READ_ONLY]),
+        "unavailable_bookies": len(known) - len(registered),
+    }
 
 
 async def gather_status(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -1,0 +1,55 @@
+"""A bookie that starts from Apache's `bk_server.conf`: what is asked of the machine, what is said about the file."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+import sys
+from typing import Any
+
+from bookies.apache.client import read_properties
+from bookies.apache.server import BookieOptions, bookie_options
+from bookies.apache.table import Level, Notice
+
+_SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of an interface
+_ORDER = (Level.DANGER, Level.DIFFERENT, Level.UNKNOWN, Level.UNUSED)
+
+
+class ThisHost:
+    """See `apache.server.Host`."""
+
+    def address_of(self, interface: str | None) -> str:
+        if interface is None:
+            return socket.gethostbyname(socket.gethostname())
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            request = struct.pack("256s", interface.encode("utf-8")[:15])
+            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
+
+    def name_of(self, address: str) -> str:
+        return socket.getfqdn(address)
+
+
+def read_conf(path: str) -> BookieOptions:
+    """Raises `ConfigError`."""
+    return bookie_options(read_properties(path), ThisHost())
+
+
+def as_environment(settings: dict[str, Any]) -> dict[str, str]:
+    """As if they had been set there, which leaves the real environment and the command line to outdo them."""
+
+    def text_of(value: Any) -> str:
+        if isinstance(value, tuple):
+            return ",".join(value)
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    return {f"BK_{name.upper()}": text_of(value) for name, value in settings.items()}
+
+
+def say(path: str, notices: list[Notice]) -> None:
+    """On stderr, what is least safe first."""
+    for level in _ORDER:
+        for notice in notices:
+            if notice.level is level:
+                word = "WARNING: " if level is Level.DANGER else ""
+                print(f"{path}: {word}{notice}", file=sys.stderr)

@@ -1,0 +1,254 @@
+"""`bk cookie`: the cookies of bookies in the metadata store, one by one; see docs/lifecycle.md for what they guard."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from bookies.admin.commands.metadata import with_driver
+from bookies.admin.common import Progress, add_common, metadata_uri, print_json, print_table, run_async
+from bookies.admin.usage import UsageError
+
+if TYPE_CHECKING:
+    from bookies.config import BookieConfig
+    from bookies.metadata.driver import MetadataDriver
+    from bookies.model import BookieId
+    from bookies.storage.cookie import Cookie
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    add_common(verbs.add_parser("list", help="every bookie that has one", epilog="example:  bk cookie list --json"))
+    get = verbs.add_parser("get", help="print one as it is stored", epilog="example:  bk cookie get b1")
+    add_common(get)
+    get.add_argument("bookie", metavar="ID")
+    for verb, text in (
+        ("create", "store one for a bookie that has none"),
+        ("update", "replace the one that is stored"),
+    ):
+        each = verbs.add_parser(
+            verb,
+            help=f"{text}, from a file such as VERSION",
+            description="The file has to be a cookie of this bookie and of this cluster. A bookie starts only if what "
+            "is stored and what stands in its directories fit together.",
+            epilog=f"example:  bk cookie {verb} b1 /d1/ledgers/current/VERSION",
+        )
+        add_common(each)
+        each.add_argument("bookie", metavar="ID")
+        each.add_argument("file", metavar="FILE")
+        each.add_argument("--dry-run", action="store_true", help="only say what would be stored")
+    delete = verbs.add_parser(
+        "delete",
+        help="let the cluster forget a bookie",
+        description="Refuses while the bookie is registered. Refuses while ledgers have entries on it: a new bookie of "
+        "this name would deny them; copy them to others first, bk bookie recover.",
+        epilog="example:  bk cookie delete b1 --dry-run",
+    )
+    add_common(delete)
+    delete.add_argument("bookie", metavar="ID")
+    delete.add_argument("--dry-run", action="store_true", help="only say what speaks against it")
+    delete.add_argument("--force", action="store_true", help="although ledgers have entries on it")
+    _configure_generate(verbs)
+
+
+def _configure_generate(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    generate = verbs.add_parser(
+        "generate",
+        help="print the cookie that a bookie with these directories has; stores nothing",
+        epilog="example:  bk cookie generate --bookie-id b1 --journal-dir /j --ledger-dir /d1 > VERSION",
+    )
+    add_common(generate)
+    generate.add_argument("--conf", metavar="FILE", help="Apache's bk_server.conf")
+    generate.add_argument("--bookie-id", metavar="ID", default=None)
+    generate.add_argument("--journal-dir", action="append", default=None, metavar="DIR", help="may be repeated")
+    generate.add_argument("--ledger-dir", action="append", default=None, metavar="DIR", help="may be repeated")
+    generate.add_argument("--index-dir", action="append", default=None, metavar="DIR", help="may be repeated")
+    generate.add_argument("--instance-id", default=None, metavar="ID", help="of the cluster (default: ask its store)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.verb == "generate":
+        return run_async(lambda: _generate(arguments))
+    verbs = {"list": _list, "get": _get, "create": _store, "update": _store, "delete": _delete}
+    return run_async(
+        lambda: with_driver(metadata_uri(arguments), lambda driver: verbs[arguments.verb](driver, arguments))
+    )
+
+
+# -- looking ----------------------------------------------------------------------------------------------------------
+
+
+async def _list(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
+    from bookies.errors import CorruptRecord
+    from bookies.metadata.transfer import read_cookie
+    from bookies.model import BookieMode
+    from bookies.storage.cookie import parse
+
+    modes = {bookie: mode.value for mode in BookieMode for bookie in (await driver.bookies(mode)).bookies}
+    rows: list[dict[str, object]] = []
+    for bookie in (await driver.all_bookies()).bookies:
+        stored = await read_cookie(driver, bookie)
+        if stored is None:
+            continue
+        row: dict[str, object] = {"bookie": bookie, "mode": modes.get(bookie, "down")}
+        try:
+            row |= _facts(parse(stored.data, path=f"cookie of {bookie}"))
+        except CorruptRecord as error:
+            row["unreadable"] = error.message
+        rows.append(row)
+    if arguments.json:
+        print_json(rows)
+        return 0
+    print_table(
+        [
+            (each["bookie"], each["mode"], each.get("unreadable") or ", ".join(map(str, _directories(each))))
+            for each in rows
+        ],
+        ("bookie", "mode", "directories"),
+    )
+    return 0
+
+
+def _directories(row: dict[str, object]) -> list[object]:
+    found = [row[name] for name in ("journal_directories", "ledger_directories", "index_directories")]
+    return list(dict.fromkeys(each for part in found if isinstance(part, list) for each in part))
+
+
+def _facts(cookie: Cookie) -> dict[str, object]:
+    return {
+        "layout": cookie.layout,
+        "instance_id": cookie.instance_id,
+        "journal_directories": list(cookie.journals),
+        "ledger_directories": list(cookie.ledger_directories),
+        "index_directories": list(cookie.index_directories or ()),
+    }
+
+
+async def _get(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
+    from bookies.storage.cookie import parse
+
+    bookie, data, version = await _stored(driver, arguments)
+    if arguments.json:
+        print_json({"bookie": bookie, "version": version, **_facts(parse(data, path=f"cookie of {bookie}"))})
+    else:
+        sys.stdout.write(data.decode("utf-8", "backslashreplace"))
+    return 0
+
+
+async def _stored(driver: MetadataDriver, arguments: argparse.Namespace) -> tuple[BookieId, bytes, int]:
+    """Raises UsageError that names the bookies there are."""
+    from bookies.errors import CookieNotFound
+    from bookies.model import BookieId
+
+    bookie = BookieId(arguments.bookie)
+    try:
+        return bookie, *await driver.read_cookie(bookie)
+    except CookieNotFound:
+        known = ", ".join((await driver.all_bookies()).bookies) or "none"
+        raise UsageError(f"bookie {bookie} has no cookie in the metadata store; it has those of {known}") from None
+
+
+# -- changing ---------------------------------------------------------------------------------------------------------
+
+
+async def _store(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
+    from bookies.metadata.serde import is_bookie_id
+    from bookies.model import BookieId
+    from bookies.storage.cookie import parse
+
+    data = _read(arguments.file)
+    found, instance_id = parse(data, path=arguments.file), await driver.instance_id()
+    if not is_bookie_id(arguments.bookie) or found.bookie != arguments.bookie:
+        raise UsageError(f"{arguments.file} is the cookie of bookie {found.bookie}, not of {arguments.bookie}")
+    if found.instance_id not in (None, instance_id):
+        raise UsageError(
+            f"{arguments.file} is of cluster {found.instance_id}, {driver.uri} is {instance_id}. Nothing was changed"
+        )
+    bookie = BookieId(arguments.bookie)
+    if arguments.verb == "update":
+        _, before, version = await _stored(driver, arguments)
+        if not arguments.dry_run and before != data:
+            await driver.write_cookie(bookie, data, version)
+    elif not arguments.dry_run:
+        await driver.create_cookie(bookie, data)
+    word = "would be" if arguments.dry_run else "is"
+    print_json({"bookie": bookie, **_facts(found)}) if arguments.json else print(
+        f"the cookie of {bookie} {word} stored"
+    )
+    return 0
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}. Nothing was changed") from error
+
+
+async def _delete(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
+    from bookies.bookie import formatting
+
+    bookie, _, version = await _stored(driver, arguments)
+    found = await formatting.find_stored(driver, bookie)
+    progress = Progress("ledgers", None, quiet=arguments.json)
+    await formatting.look_up(driver, found, progress.update)
+    progress.clear()
+    texts = formatting.objections(found)
+    for text in texts:
+        print(f"bk cookie: {text}", file=sys.stderr)
+    is_refused = bool(texts) and not arguments.force
+    if is_refused and not arguments.dry_run:
+        print("bk cookie: nothing was changed; --force does it all the same", file=sys.stderr)
+    if not arguments.dry_run and not is_refused:
+        await driver.delete_cookie(bookie, version)
+    if arguments.json:
+        print_json({"bookie": bookie, "objections": texts, "deleted": not arguments.dry_run and not is_refused})
+    elif arguments.dry_run:
+        print(f"the cookie of {bookie} would be deleted" if not is_refused else f"the cookie of {bookie} would stay")
+    elif not is_refused:
+        print(f"the cookie of {bookie} is deleted: the cluster does not know it any more")
+    return int(is_refused)
+
+
+async def _generate(arguments: argparse.Namespace) -> int:
+    from bookies.bookie.identity import check_identity, identity
+    from bookies.config import validate
+    from bookies.storage.cookie import master_cookie
+
+    config, uri = _config(arguments)
+    check_identity(validate(config))
+    instance_id = arguments.instance_id or await with_driver(uri or metadata_uri(arguments), _instance_id)
+    cookie = master_cookie(config, identity(config), instance_id)
+    if arguments.json:
+        print_json({"bookie": cookie.bookie, **_facts(cookie), "text": cookie.pack()})
+    else:
+        sys.stdout.write(cookie.pack().decode("utf-8"))
+    return 0
+
+
+async def _instance_id(driver: MetadataDriver) -> str | None:
+    return await driver.instance_id()
+
+
+def _config(arguments: argparse.Namespace) -> tuple[BookieConfig, str | None]:
+    """The bookie's settings, and the store that its file names, unless the command does."""
+    from bookies.admin.apache_conf import read_conf
+    from bookies.config import BookieConfig
+
+    conf = None if arguments.conf is None else read_conf(arguments.conf)
+    settings = {} if conf is None else dict(conf.settings)
+    given = {
+        "bookie_id": arguments.bookie_id,
+        "journal_directories": arguments.journal_dir and tuple(arguments.journal_dir),
+        "ledger_directories": arguments.ledger_dir and tuple(arguments.ledger_dir),
+        "index_directories": arguments.index_dir and tuple(arguments.index_dir),
+    }
+    settings |= {name: value for name, value in given.items() if value}
+    for name in ("journal_directories", "ledger_directories"):
+        if name not in settings:
+            raise UsageError(f"name the bookie's {name.replace('_', ' ')}, or its --conf")
+    if conf is None and not arguments.bookie_id:
+        raise UsageError("name the bookie: --bookie-id ID")
+    return BookieConfig(**settings), conf.metadata_uri if conf is not None and not arguments.metadata else None

@@ -1,0 +1,70 @@
+"""A client's settings from Apache's configuration. The keys are in `client_keys`.
+
+Only keys that stand in the file count: what Apache would assume for the others is not assumed here. Source:
+experience 4.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bookies.apache.client_keys import CLIENT
+from bookies.apache.properties import parse_properties
+from bookies.apache.table import Notice, metadata_uri, number, seconds, secure_metadata, translate, value_of
+from bookies.config import ClientConfig, from_environment
+from bookies.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """`connect(options.uri, config=options.config)`. `uri`: empty where the file names no store.
+
+    `notices`: what the file asks for and does not get, each with the way out.
+    """
+
+    uri: str
+    config: ClientConfig
+    notices: tuple[Notice, ...]
+
+
+def client_options(source: str | os.PathLike[str] | Mapping[str, str]) -> ClientOptions:
+    """Settings from a properties file of Apache's, or from its keys and values.
+
+    BK_... environment variables count for what is not in the file. Raises `ConfigError` for a file or a value that
+    cannot be read, and for keys that must not be ignored.
+    """
+    properties = source if isinstance(source, Mapping) else read_properties(source)
+    settings, notices = translate(CLIENT, properties)
+    uri = metadata_uri(properties)
+    secure_metadata(properties, uri)
+    _timeouts(properties, settings)
+    return ClientOptions(uri or "", from_environment(ClientConfig, **settings), tuple(notices))
+
+
+def read_properties(path: str | os.PathLike[str]) -> dict[str, str]:
+    """A properties file. Raises `ConfigError`."""
+    from bookies.runtime.files import OsDisk
+
+    try:
+        return parse_properties(OsDisk().read_bytes(os.fspath(path)).decode("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not text: {error}") from error
+
+
+def _timeouts(properties: Mapping[str, str], settings: dict[str, Any]) -> None:
+    """Settings that have had two keys, and the one whose 0 means never."""
+    older = value_of(properties, "readTimeout", seconds)
+    if older is not None:
+        settings.setdefault("read_timeout_ms", older)
+    delay = value_of(properties, "speculativeReadTimeout", number)
+    newer = value_of(properties, "firstSpeculativeReadTimeout", number)
+    delay = delay if newer is None else newer
+    if delay is not None and delay > 0:
+        settings["hedge_delay_max_ms"] = delay
+    elif delay is not None:
+        settings["hedged_reads"] = False

@@ -1,0 +1,134 @@
+"""Keys of Apache's client configuration, 4.16 to 4.18, and what becomes of each. `client_options` reads them.
+
+Source: experience 4, metadata 12; the keys: ClientConfiguration and AbstractConfiguration of Apache's.
+"""
+
+from __future__ import annotations
+
+from bookies.apache.table import Different, Level, Mapped, Row, Unused, milliseconds, number, seconds, switch
+
+_METADATA = "uri"
+_NO_TLS = "this version's client does not encrypt, and to ignore the key would send everything in the clear: remove it"
+_NO_AUTH = "this version's client does not authenticate: remove the key to go on without"
+_PLACEMENT = (
+    "ensembles are chosen at random among the bookies; name their racks or zones with fault_domains, and how many of "
+    "them an entry needs with fault_domains_min"
+)
+
+CLIENT: tuple[Row, ...] = (
+    Mapped("metadataServiceUri", _METADATA, note="as it is"),
+    Mapped("zkServers", _METADATA, note="without metadataServiceUri: zk+null://SERVERS/ROOT"),
+    Mapped("zkLedgersRootPath", _METADATA, note="the path in it; /ledgers without"),
+    Mapped("ledgerManagerFactoryClass", _METADATA, note="its class name decides the scheme: zk+flat and so on"),
+    Mapped("ledgerManagerType", _METADATA, note="the same, older"),
+    Mapped("zkEnableSecurity", _METADATA, note="true: the URI has to name a file with the identity, ?options=FILE"),
+    Mapped("addEntryTimeoutSec", "add_timeout_ms", seconds, "seconds"),
+    Mapped("readEntryTimeoutSec", "read_timeout_ms", seconds, "seconds"),
+    Mapped("readTimeout", "read_timeout_ms", note="seconds; where there is no readEntryTimeoutSec"),
+    Mapped("addEntryQuorumTimeoutSec", "add_quorum_timeout_ms", seconds, "seconds; less than 0: never"),
+    Mapped("clientConnectTimeoutMillis", "connect_timeout_ms", number),
+    Mapped("nettyMaxFrameSizeBytes", "frame_size_max", number),
+    Mapped("useV2WireProtocol", "wire", lambda value: "v2" if switch(value) else "v3", "true: v2, false: v3"),
+    Mapped("firstSpeculativeReadTimeout", "hedge_delay_max_ms", note="ms; 0: hedged_reads=false"),
+    Mapped("speculativeReadTimeout", "hedge_delay_max_ms", note="the same, older"),
+    Mapped("stickyReadSEnabled", "sticky_reads", switch),
+    Mapped("enableDigestTypeAutodetection", "digest_autodetection", switch),
+    Mapped("explicitLacInterval", "explicit_lac_interval_ms", milliseconds),
+    Mapped("maxNumEnsembleChanges", "ensemble_changes_max", number),
+    Mapped("delayEnsembleChange", "delay_ensemble_change", switch),
+    Mapped("opportunisticStriping", "opportunistic_striping", switch),
+    Different("tlsProviderFactoryClass", ("", "null"), _NO_TLS, is_refused=True),
+    Different("clientAuthProviderFactoryClass", ("", "null"), _NO_AUTH, is_refused=True),
+    Different(
+        "tlsHostnameVerificationEnabled", ("", "true", "false"), "ignored: this version's client does not encrypt"
+    ),
+    Different("clientRole", ("", "standard"), "ignored: nothing is done as another role than an ordinary client's"),
+    Different(
+        "throttle",
+        ("0", ""),
+        "ignored: appends are limited in bytes: memory_limit",
+    ),
+    Different(
+        "ensemblePlacementPolicy", ("", "org.apache.bookkeeper.client.defaultensembleplacementpolicy"), _PLACEMENT
+    ),
+    Different("enforceMinNumRacksPerWriteQuorum", ("false", ""), _PLACEMENT, Level.DANGER),
+    Different("enforceMinNumFaultDomainsForWrite", ("false", ""), _PLACEMENT, Level.DANGER),
+    Different("enforceStrictZoneawarePlacement", ("false", "true", ""), _PLACEMENT),
+    Different(
+        "digestType", ("", "crc32", "crc32c", "mac", "dummy"), "the digest is named when a ledger is created: digest="
+    ),
+    Different("passwd", ("",), "ignored: the password is given with each ledger: password=", Level.DANGER),
+    Different("ledgerMetadataVersion", ("-1", "3", ""), "ignored: new ledgers have format 3, and all three are read"),
+    Different(
+        "storeSystemTimeAsLedgerCreationTime", ("true", "false", ""), "the time of creation is the metadata store's"
+    ),
+    Different(
+        "bookieAddressResolverEnabled",
+        ("true", ""),
+        "ignored: addresses come from registrations, and from ids that are",
+    ),
+    Different(
+        "registrationClientClass", ("",), "Java classes cannot be loaded here: the metadata URI decides", Level.DANGER
+    ),
+    Unused(
+        "threads, queues and timers of Apache's client: one loop does everything, bounded in bytes",
+        "numWorkerThreads numIOThreads numChannelsPerBookie enableTaskExecutionStats taskExecutionWarnTimeMicros "
+        "timeoutMonitorIntervalSec timeoutTaskIntervalMillis pcbcTimeoutTimerTickDurationMs pcbcTimeoutTimerNumTicks "
+        "timeoutTimerTickDurationMs timeoutTimerNumTicks waitTimeoutOnBackpressureMs enableBusyWait "
+        "preserveMdcForTaskExecution limitStatsLogging clientConnectBookieUnavailableLogThrottling",
+    ),
+    Unused(
+        "sockets: the system's defaults, and small messages are never held back",
+        "clientTcpNoDelay clientSockKeepalive clientSendBufferSize clientReceiveBufferSize "
+        "clientWriteBufferLowWaterMark clientWriteBufferHighWaterMark clientTcpUserTimeoutMillis tcpKeepIdle "
+        "tcpKeepIntvl tcpKeepCnt",
+    ),
+    Unused(
+        "the memory of a JVM",
+        "nettyUsePooledBuffers allocatorPoolingPolicy allocatorPoolingConcurrency allocatorOutOfMemoryPolicy "
+        "allocatorLeakDetectionPolicy allocatorExitOnOutOfMemory",
+    ),
+    Unused(
+        "when late reads are asked elsewhere: after what each bookie usually takes, up to hedge_delay_max_ms",
+        "maxSpeculativeReadTimeout speculativeReadTimeoutBackoffMultiplier firstSpeculativeReadLACTimeout "
+        "maxSpeculativeReadLACTimeout speculativeReadLACTimeoutBackoffMultiplier reorderReadSequenceEnabled "
+        "readReorderThresholdPendingRequests",
+    ),
+    Unused(
+        "recovery and batches: recovery reads in parallel, and batch reads are used where bookies know them",
+        "enableParallelRecoveryRead recoveryReadBatchSize recoveryBatchReadEnabled batchReadEnabled",
+    ),
+    Unused(
+        "which bookies to avoid: the client watches what each one takes and fails, always",
+        "bookieHealthCheckEnabled bookieHealthCheckIntervalSeconds bookieErrorThresholdPerInterval "
+        "bookieQuarantineTimeSeconds bookieQuarantineRatio enableBookieFailureTracking "
+        "bookieFailureHistoryExpirationMSec ensemblePlacementPolicyOrderSlowBookies enableHealthCheck "
+        "enableBookieAddressTracking",
+    ),
+    Unused(
+        "details of placement policies, see ensemblePlacementPolicy",
+        "reppDnsResolverClass networkTopologyScriptFileName networkTopologyScriptNumberArgs "
+        "networkTopologyStabilizePeriodSeconds minNumRacksPerWriteQuorum ignoreLocalNodeInPlacementPolicy "
+        "minNumZonesPerWriteQuorum desiredNumZonesPerWriteQuorum useHostnameResolveLocalNodePlacementPolicy "
+        "diskWeightBasedPlacementEnabled getBookieInfoIntervalSeconds getBookieInfoRetryIntervalSeconds "
+        "bookieMaxMultipleForWeightBasedPlacement getBookieInfoTimeoutSecs",
+    ),
+    Unused(
+        "how Apache asks ZooKeeper: calls wait for one session timeout, which is 10 s",
+        "zkTimeout zkRetryBackoffStartMs zkRetryBackoffMaxMs zkRetryBackoffMaxRetries zkRequestRateLimit "
+        "metastoreImplClass metastoreMaxEntriesPerScan allowShadedLedgerManagerFactoryClass "
+        "shadedLedgerManagerFactoryClassPrefix ledgerManagerFactoryDisableClassCheck",
+    ),
+    Unused(
+        "details of TLS, which tlsProviderFactoryClass switches on",
+        "tlsProvider startTLSTimeoutSecs clientKeyStoreType clientKeyStore clientKeyStorePasswordPath "
+        "clientTrustStoreType clientTrustStore clientTrustStorePasswordPath tlsClientAuthentication "
+        "tlsCertFilesRefreshDurationSeconds tlsEnabledCipherSuites tlsEnabledProtocols tlsKeyStoreType tlsKeyStore "
+        "tlsKeyStorePasswordPath tlsTrustStoreType tlsTrustStore tlsTrustStorePasswordPath tlsCertificatePath",
+    ),
+    Unused(
+        "of Apache's servers, features and shell",
+        "disableEnsembleChangeFeatureName permittedStartupUsers ledgerIdFormatterClass entryFormatterClass "
+        "rereplicationEntryBatchSize replicationRateByBytes storeSystemTimeAsLedgerUnderreplicatedMarkTime",
+    ),
+)

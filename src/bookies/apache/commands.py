@@ -1,0 +1,106 @@
+"""Apache's shell commands and HTTP endpoints, of 4.17, beside ours: `bk help apache`.
+
+An empty `ours` means that there is nothing of the kind yet. Source: experience 6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NOT_YET = "not yet"
+
+
+@dataclass(frozen=True, slots=True)
+class Counterpart:
+    """`theirs`: the command or endpoint. `ours`: the `bk` command, empty for none. `note`: what is different."""
+
+    theirs: str
+    ours: str
+    note: str = ""
+
+
+SHELL = (
+    Counterpart("activeledgers", "bk inspect entrylog", "of one entry log"),
+    Counterpart("autorecovery", "", "enable and disable auto-recovery"),
+    Counterpart("bookieformat", "bk bookie format"),
+    Counterpart("bookieinfo", "bk status"),
+    Counterpart("bookiesanity", "bk doctor", "checks machine, disks and cluster"),
+    Counterpart("check-db-ledgers-index", "bk bookie convert", "--dry-run looks every entry up"),
+    Counterpart("clusterinfo", "bk cluster info"),
+    Counterpart("convert-to-db-storage", "bk bookie convert", "--to rocksdb"),
+    Counterpart("convert-to-interleaved-storage", "bk bookie convert", "--to index-files"),
+    Counterpart("cookie_create", "bk cookie create"),
+    Counterpart("cookie_delete", "bk cookie delete", "refuses while ledgers have entries on the bookie"),
+    Counterpart("cookie_generate", "bk cookie generate"),
+    Counterpart("cookie_get", "bk cookie get"),
+    Counterpart("cookie_update", "bk cookie update"),
+    Counterpart("decommissionbookie", "bk bookie recover", "stop the bookie first; then bk bookie format"),
+    Counterpart("deleteledger", "bk ledger delete"),
+    Counterpart("endpointinfo", "bk bookie show"),
+    Counterpart("forceauditchecks", "", "nobody audits"),
+    Counterpart("help", "bk help apache"),
+    Counterpart("initbookie", "bk bookie run", "the first start does it, on empty directories only"),
+    Counterpart("initnewcluster", "bk metadata init"),
+    Counterpart("lastmark", "bk inspect lastmark"),
+    Counterpart("ledger", "bk inspect index"),
+    Counterpart("ledgermetadata", "bk ledger show", "bk metadata dump for all of them"),
+    Counterpart("listbookies", "bk bookie list"),
+    Counterpart("listfilesondisc", "bk inspect directory"),
+    Counterpart("listledgers", "bk ledger list"),
+    Counterpart("listunderreplicated", "bk ledger verify", "looks itself; there are no marks"),
+    Counterpart("localconsistencycheck", "bk bookie repair", "--dry-run; bk bookie scrub while it runs"),
+    Counterpart("lostbookierecoverydelay", "", "there is no auto-recovery to wait"),
+    Counterpart("metaformat", "", "empties a cluster's metadata; bk metadata init begins a new one elsewhere"),
+    Counterpart("nukeexistingcluster", "", "deletes a cluster's metadata"),
+    Counterpart("queryautorecoverystatus", "", "there is no auto-recovery"),
+    Counterpart("readjournal", "bk inspect journal"),
+    Counterpart("readledger", "bk ledger read"),
+    Counterpart("readlog", "bk inspect entrylog"),
+    Counterpart("readlogmetadata", "bk inspect entrylog"),
+    Counterpart("rebuild-db-ledger-locations-index", "bk bookie repair", "builds index files from entry logs"),
+    Counterpart("rebuild-db-ledgers-index", "bk bookie repair", "builds index files from entry logs"),
+    Counterpart("recover", "bk bookie recover"),
+    Counterpart("regenerate-interleaved-storage-index-file", "bk bookie repair", "builds index files from entry logs"),
+    Counterpart("simpletest", "bk bench append"),
+    Counterpart("triggeraudit", "", "nobody audits; bk ledger verify looks at once"),
+    Counterpart("updateBookieInLedger", "", "ledgers name bookies; a bookie keeps its name when it moves"),
+    Counterpart("updatecookie", "bk cookie update", "a bookie keeps its name when it moves: --bookie-id OLDHOST:PORT"),
+    Counterpart("updateledgers", "", "ledgers name bookies; a bookie keeps its name when it moves"),
+    Counterpart("whatisinstanceid", "bk metadata show"),
+    Counterpart("whoisauditor", "", "there is no auditor"),
+)
+
+_AUTORECOVERY = "there is no auto-recovery"
+
+HTTP = (
+    Counterpart("/heartbeat", "bk bookie state", "or the bookie's port"),
+    Counterpart("/metrics", "", "there is no metrics endpoint"),
+    Counterpart("/api/v1/config/server_config", "bk bookie run", "--dry-run says what it would run with"),
+    Counterpart("/api/v1/ledger/delete", "bk ledger delete"),
+    Counterpart("/api/v1/ledger/list", "bk ledger list"),
+    Counterpart("/api/v1/ledger/metadata", "bk ledger show"),
+    Counterpart("/api/v1/ledger/read", "bk ledger read"),
+    Counterpart("/api/v1/bookie/list_bookies", "bk bookie list"),
+    Counterpart("/api/v1/bookie/list_bookie_info", "bk status"),
+    Counterpart("/api/v1/bookie/last_log_mark", "bk inspect lastmark"),
+    Counterpart("/api/v1/bookie/list_disk_file", "bk inspect directory"),
+    Counterpart("/api/v1/bookie/expand_storage", "bk bookie run", "a start with allow_storage_expansion does it"),
+    Counterpart("/api/v1/bookie/gc", "bk bookie gc"),
+    Counterpart("/api/v1/bookie/gc_details", "bk bookie space"),
+    Counterpart("/api/v1/bookie/gc/suspend_compaction", "bk bookie gc", "--suspend"),
+    Counterpart("/api/v1/bookie/gc/resume_compaction", "bk bookie gc", "--resume"),
+    Counterpart("/api/v1/bookie/state", "bk bookie state"),
+    Counterpart("/api/v1/bookie/sanity", "bk doctor"),
+    Counterpart("/api/v1/bookie/state/readonly", "bk bookie read-only", "and bk bookie read-write"),
+    Counterpart("/api/v1/bookie/is_ready", "bk bookie state"),
+    Counterpart("/api/v1/bookie/info", "bk bookie disks"),
+    Counterpart("/api/v1/bookie/cluster_info", "bk cluster info"),
+    Counterpart("/api/v1/bookie/entry_location_compact", "", "index files need no compaction"),
+    Counterpart("/api/v1/autorecovery/status", "", _AUTORECOVERY),
+    Counterpart("/api/v1/autorecovery/bookie", "bk bookie recover"),
+    Counterpart("/api/v1/autorecovery/list_under_replicated_ledger", "bk ledger verify", "looks itself"),
+    Counterpart("/api/v1/autorecovery/who_is_auditor", "", _AUTORECOVERY),
+    Counterpart("/api/v1/autorecovery/trigger_audit", "", _AUTORECOVERY),
+    Counterpart("/api/v1/autorecovery/lost_bookie_recovery_delay", "", _AUTORECOVERY),
+    Counterpart("/api/v1/autorecovery/decommission", "bk bookie recover", "then bk bookie format"),
+)

@@ -1,0 +1,131 @@
+"""A bookie's settings from Apache's `bk_server.conf`. The keys are in `server_keys`, the rules for several keys here.
+
+Only keys that stand in the file count: what Apache would assume for the others is not assumed here, but for the
+bookie's identity, which has to be the one that Apache's bookie would have. Source: experience 4, metadata 6.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from bookies.apache.server_keys import SERVER
+from bookies.apache.table import (
+    Notice,
+    mebibytes,
+    metadata_uri,
+    names,
+    number,
+    percent,
+    positive,
+    secure_metadata,
+    switch,
+    translate,
+    value_of,
+)
+from bookies.errors import ConfigError
+
+PAGE_SIZE = 8192  # Apache's, where the file has none
+READ_WORKERS_MAX = 64  # of ours
+
+
+class Host(Protocol):
+    """What has to be asked of the machine."""
+
+    def address_of(self, interface: str | None) -> str:
+        """An IP address of a network interface; None: the one that the machine's own name has. Raises OSError."""
+
+    def name_of(self, address: str) -> str:
+        """The full name of an address; the address itself when it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class BookieOptions:
+    """`settings`: fields of `BookieConfig` and their values. `metadata_uri` None: the file names no store."""
+
+    settings: dict[str, Any]
+    metadata_uri: str | None
+    notices: list[Notice]
+
+
+def bookie_options(properties: Mapping[str, str], host: Host) -> BookieOptions:
+    """Raises `ConfigError` for what cannot be read, and for keys that must not be ignored."""
+    settings, notices = translate(SERVER, properties)
+    uri = metadata_uri(properties)
+    secure_metadata(properties, uri)
+    _identity(properties, settings, host)
+    _storage(properties, settings)
+    _compaction(properties, settings)
+    return BookieOptions(settings, uri, notices)
+
+
+def _is_on(properties: Mapping[str, str], key: str) -> bool:
+    return bool(value_of(properties, key, switch))
+
+
+def _identity(properties: Mapping[str, str], settings: dict[str, Any], host: Host) -> None:
+    """Where the bookie listens, and what it publishes, which is its name unless bookieId is. Source: metadata 6.4."""
+    if settings.get("port") == 0 and not _is_on(properties, "allowEphemeralPorts"):
+        raise ConfigError("bookiePort=0: any free port, which needs allowEphemeralPorts=true and a bookieId")
+    interface = properties.get("listeningInterface", "").strip() or None
+    advertised = properties.get("advertisedAddress", "").strip()
+    if advertised:
+        settings["host"] = "0.0.0.0" if interface is None else _address(host, interface)
+        settings["advertised_host"] = advertised
+        return
+    address = _address(host, interface)
+    if (address.startswith("127.") or address == "::1") and not _is_on(properties, "allowLoopback"):
+        what = f"the interface {interface}" if interface else "this machine's name"
+        raise ConfigError(
+            f"{what} has the address {address}, which no other machine can reach: name another one with "
+            "listeningInterface or advertisedAddress, or set allowLoopback=true"
+        )
+    settings["host"] = "0.0.0.0" if interface is None else address
+    settings["advertised_host"] = address
+    if _is_on(properties, "useHostNameAsBookieID"):
+        name = host.name_of(address)
+        if name == address:
+            raise ConfigError(
+                f"useHostNameAsBookieID=true: the address {address} has no name; name it in DNS, or set bookieId"
+            )
+        settings["advertised_host"] = name.partition(".")[0] if _is_on(properties, "useShortHostName") else name
+
+
+def _address(host: Host, interface: str | None) -> str:
+    try:
+        return host.address_of(interface)
+    except OSError as error:
+        what = f"listeningInterface={interface}" if interface else "this machine's own name"
+        raise ConfigError(f"{what} has no address ({error}): set advertisedAddress") from error
+
+
+def _storage(properties: Mapping[str, str], settings: dict[str, Any]) -> None:
+    """Settings that come from several keys."""
+    if "journal_directories" not in settings and properties.get("journalDirectory"):
+        settings["journal_directories"] = names(properties["journalDirectory"])
+    pages = value_of(properties, "pageLimit", number)
+    if pages is not None and pages > 0:
+        settings["index_cache_size"] = pages * (value_of(properties, "pageSize", number) or PAGE_SIZE)
+    size = value_of(properties, "skipListSizeLimit", number)
+    if size is not None:
+        settings["write_cache_size"] = 2 * size
+    size = value_of(properties, "dbStorage_writeCacheMaxSizeMb", mebibytes)
+    if size is not None and properties.get("ledgerStorageClass", "").endswith("DbLedgerStorage"):
+        settings["write_cache_size"] = size
+    threads = value_of(properties, "numReadWorkerThreads", positive)
+    if threads is not None:
+        settings["read_workers"] = min(READ_WORKERS_MAX, threads)
+
+
+def _compaction(properties: Mapping[str, str], settings: dict[str, Any]) -> None:
+    """A threshold of nothing switches compaction off in Apache; here the interval does."""
+    for kind in ("minor", "major"):
+        threshold = value_of(properties, f"{kind}CompactionThreshold", percent)
+        if threshold:
+            settings[f"{kind}_compaction_threshold"] = threshold
+        elif threshold is not None:
+            settings[f"{kind}_compaction_interval_ms"] = 0
+    rate = value_of(properties, "compactionRateByBytes", number)
+    if rate is not None and _is_on(properties, "isThrottleByBytes"):
+        settings["compaction_rate_size"] = rate

@@ -1,0 +1,323 @@
+"""Keys of Apache's `bk_server.conf`, 4.16 to 4.18, and what becomes of each. `bk bookie run --conf` reads them.
+
+Source: experience 4, metadata 12, storage 10; the keys: ServerConfiguration and AbstractConfiguration of Apache's.
+"""
+
+from __future__ import annotations
+
+from bookies.apache.table import (
+    Different,
+    Level,
+    Mapped,
+    Row,
+    Unused,
+    mebibytes,
+    milliseconds,
+    names,
+    number,
+    percent,
+    positive,
+    seconds,
+    switch,
+    text,
+)
+
+_METADATA = "metadata URI"
+_ADDRESS = "host, advertised_host"
+_RECOVERY = "there is no auto-recovery yet"
+_NO_TLS = (
+    "this version's bookies do not encrypt, and to ignore the key would leave them open: remove it, or wait for TLS"
+)
+_NO_AUTH = (
+    "this version's bookies authenticate nobody, and to ignore the key would let everybody in: remove it, or wait"
+)
+_NO_HTTP = (
+    "there is no HTTP server: `bk help apache` names the command that answers what each of Apache's endpoints does"
+)
+_MASTER = "org.apache.bookkeeper."
+
+SERVER: tuple[Row, ...] = (
+    # -- who it is, and where
+    Mapped("bookieId", "bookie_id", text),
+    Mapped("bookiePort", "port", number),
+    Mapped("advertisedAddress", _ADDRESS, note="published; the bookie listens on all interfaces"),
+    Mapped("listeningInterface", _ADDRESS, note="listens on, and publishes, the address of this interface"),
+    Mapped("useHostNameAsBookieID", _ADDRESS, note="publishes the host's name in place of its address"),
+    Mapped("useShortHostName", _ADDRESS, note="that name up to the first dot"),
+    Mapped("allowLoopback", _ADDRESS, note="without it an address of the loopback interface is refused"),
+    Mapped("allowEphemeralPorts", "port", note="without it bookiePort=0 is refused"),
+    # -- where things are
+    Mapped("metadataServiceUri", _METADATA, note="as it is"),
+    Mapped("zkServers", _METADATA, note="without metadataServiceUri: zk+null://SERVERS/ROOT"),
+    Mapped("zkLedgersRootPath", _METADATA, note="the path in it; /ledgers without"),
+    Mapped("ledgerManagerFactoryClass", _METADATA, note="its class name decides the scheme: zk+flat and so on"),
+    Mapped("ledgerManagerType", _METADATA, note="the same, older"),
+    Mapped("zkEnableSecurity", _METADATA, note="true: the URI has to name a file with the identity, ?options=FILE"),
+    Mapped("zkTimeout", "lease_ms", number),
+    Mapped("journalDirectories", "journal_directories", names),
+    Mapped("journalDirectory", "journal_directories", note="where there are no journalDirectories"),
+    Mapped("ledgerDirectories", "ledger_directories", names),
+    Mapped("indexDirectories", "index_directories", names),
+    Mapped("allowMultipleDirsUnderSameDiskPartition", "allow_multiple_dirs_under_same_disk_partition", switch),
+    Mapped("allowStorageExpansion", "allow_storage_expansion", switch),
+    Mapped("persistBookieStatusEnabled", "persist_bookie_status", switch),
+    Mapped("nettyMaxFrameSizeBytes", "frame_size_max", number),
+    Mapped("maxBatchReadSize", "batch_read_size_max", number),
+    # -- journal, entry logs, indexes
+    Mapped("journalMaxSizeMB", "journal_size_max", mebibytes),
+    Mapped("journalMaxBackups", "journal_backups_max", number),
+    Mapped("journalPreAllocSizeMB", "journal_preallocate_size", mebibytes),
+    Mapped("journalAlignmentSize", "journal_alignment", number),
+    Mapped("logSizeLimit", "entry_log_size_max", number),
+    Mapped("pageSize", "index_page_size", number),
+    Mapped("pageLimit", "index_cache_size", note="pages of pageSize; -1: our default"),
+    Mapped("openFileLimit", "open_files_max", number),
+    Mapped("skipListSizeLimit", "write_cache_size", note="twice: Apache's is what each half holds"),
+    Mapped("dbStorage_writeCacheMaxSizeMb", "write_cache_size", note="MiB; with DbLedgerStorage only"),
+    Mapped("numReadWorkerThreads", "read_workers", note="1 to 64"),
+    # -- collection and compaction
+    Mapped("gcWaitTime", "gc_interval_ms", milliseconds),
+    Mapped("gcMetadataOpRateLimit", "gc_metadata_rate", positive),
+    Mapped("useTransactionalCompaction", "compaction", lambda value: "transactional" if switch(value) else "plain"),
+    Mapped("minorCompactionThreshold", "minor_compaction_threshold", note="a fraction; 0 and less: none"),
+    Mapped("minorCompactionInterval", "minor_compaction_interval_ms", seconds, "seconds; 0 and less: none"),
+    Mapped("majorCompactionThreshold", "major_compaction_threshold", note="a fraction; 0 and less: none"),
+    Mapped("majorCompactionInterval", "major_compaction_interval_ms", seconds, "seconds; 0 and less: none"),
+    Mapped("isThrottleByBytes", "compaction_rate_size", note="true: compactionRateByBytes counts"),
+    Mapped("compactionRateByBytes", "compaction_rate_size", note="with isThrottleByBytes=true only"),
+    # -- disks
+    Mapped("diskUsageThreshold", "disk_usage_threshold", percent, "a fraction"),
+    Mapped("diskUsageWarnThreshold", "disk_usage_warn_threshold", percent, "a fraction"),
+    Mapped("diskUsageLwmThreshold", "disk_usage_lwm_threshold", percent, "a fraction"),
+    Mapped("diskCheckInterval", "disk_check_interval_ms", number),
+    Mapped("readOnlyModeOnAnyDiskFullEnabled", "read_only_on_any_disk_full", switch),
+    Mapped("localScrubInterval", "scrub_period_ms", seconds, "seconds; 0: never"),
+    # -- safety: said loudly
+    Different(
+        "journalSyncData",
+        ("true", ""),
+        "ignored: every add is on the disk before it is answered. To write without waiting, ask for it per ledger "
+        "(DEFERRED_SYNC), which the bookie allows",
+        Level.DANGER,
+    ),
+    Different(
+        "journalWriteData",
+        ("true", ""),
+        "ignored: there is no bookie without a journal here. Expect the writes of a journal on its disk",
+        Level.DANGER,
+    ),
+    Different(
+        "skipReplayJournalInvalidRecord",
+        ("false", ""),
+        "ignored: a journal that cannot be read is never skipped, for entries in it were acknowledged; "
+        "`bk bookie repair` says what is lost",
+        Level.DANGER,
+    ),
+    Different(
+        "autoRecoveryDaemonEnabled",
+        ("false", ""),
+        f"{_RECOVERY}: run Apache's AutoRecovery beside, or copy what a lost bookie held with `bk bookie recover`",
+        Level.DANGER,
+    ),
+    Different(
+        "forceReadOnlyBookie",
+        ("false", ""),
+        "a bookie is made read-only while it runs: start it without the key, then `bk bookie read-only`, which "
+        "persistBookieStatusEnabled=true keeps over restarts",
+        is_refused=True,
+    ),
+    Different(
+        "readOnlyModeEnabled",
+        ("true", ""),
+        "ignored: a bookie whose disks are full becomes read-only and does not stop, since what it holds is readable",
+    ),
+    Different(
+        "dataIntegrityStampMissingCookies",
+        ("false", ""),
+        "ignored: a bookie that has lost directories never starts as if nothing was; `bk bookie recover`, then "
+        "`bk bookie format` (docs/lifecycle.md)",
+        Level.DANGER,
+    ),
+    Different(
+        "dataIntegrityChecking",
+        ("false", ""),
+        "ignored: cookies are always checked in the strict way, and the scrub looks at what is stored (docs/scrub.md)",
+    ),
+    Different("tlsProviderFactoryClass", ("", "null"), _NO_TLS, is_refused=True),
+    Different("bookieAuthProviderFactoryClass", ("", "null"), _NO_AUTH, is_refused=True),
+    Different("authorizedRoles", ("",), _NO_AUTH, is_refused=True),
+    Different(
+        "permittedStartupUsers",
+        ("",),
+        "ignored: whoever may read the directories may start the bookie; let only that user own them",
+        Level.DANGER,
+    ),
+    Different(
+        "ledgerStorageClass",
+        (
+            "",
+            f"{_MASTER}bookie.sortedledgerstorage",
+            f"{_MASTER}bookie.interleavedledgerstorage",
+        ),
+        "directories with a RocksDB index are not served in place: stop Apache's bookie, `bk bookie convert DIR --to "
+        "index-files`, then start this one; the key itself does nothing",
+    ),
+    Different(
+        "journalFormatVersionToWrite",
+        ("6", ""),
+        "ignored: journals are written in version 6; Apache's bookies from 4.16 on read it",
+    ),
+    Different(
+        "fileInfoFormatVersionToWrite", ("1", "0", ""), "ignored: index files have version 1, as Apache's from 4.7 on"
+    ),
+    # -- done in another way
+    Different("verifyMetadataOnGC", ("true", "false", ""), "collection always verifies"),
+    Different(
+        "gcOverreplicatedLedgerWaitTime",
+        ("0", "86400000", ""),
+        "surplus copies are not collected unless asked for: --set gc_surplus_ms=MS (docs/space.md)",
+    ),
+    Different(
+        "entryLogPerLedgerEnabled",
+        ("false", ""),
+        "ignored: entries of all ledgers share entry logs, sorted by ledger when they are flushed",
+    ),
+    Different(
+        "compactionRateByEntries",
+        ("", "1000"),
+        "compaction is limited in bytes: isThrottleByBytes=true and compactionRateByBytes",
+    ),
+    Different(
+        "compactionRate", ("", "1000"), "compaction is limited in bytes: isThrottleByBytes=true, compactionRateByBytes"
+    ),
+    Different("httpServerEnabled", ("false", ""), _NO_HTTP),
+    Different(
+        "extraServerComponents",
+        ("",),
+        "Java classes cannot be loaded here: run what they do beside the bookie",
+        Level.DANGER,
+    ),
+    Different("disableServerSocketBind", ("false", ""), "ignored: a bookie is a process of its own and has to listen"),
+    Different("enableLocalTransport", ("false", ""), "ignored: clients always connect through TCP"),
+    Different("sortedLedgerStorageEnabled", ("true", "false", ""), "entries are always sorted when they are flushed"),
+    Different(
+        "localConsistencyCheckOnStartup",
+        ("false", ""),
+        "ignored: `bk bookie repair DIR --dry-run` looks at all files of a stopped bookie, the scrub while it runs",
+    ),
+    Different(
+        "minUsableSizeForHighPriorityWrites",
+        ("",),
+        "in percent here: --set disk_usage_priority_threshold=PERCENT (docs/disks.md)",
+    ),
+    Different("minUsableSizeForEntryLogCreation", ("",), "in percent here: --set disk_usage_threshold=PERCENT"),
+    Different("minUsableSizeForIndexFileCreation", ("",), "in percent here: --set disk_usage_threshold=PERCENT"),
+    Different(
+        "allowShadedLedgerManagerFactoryClass", ("true", "false", ""), "known names are taken with and without prefix"
+    ),
+    Different(
+        "shadedLedgerManagerFactoryClassPrefix",
+        ("", "dlshade."),
+        "ignored: only the prefix dlshade. is known in LAYOUT",
+    ),
+    Different("ledgerManagerFactoryDisableClassCheck", ("",), "ignored: a URI that asks for another layout is refused"),
+    Different(
+        "registrationManagerClass",
+        ("", f"{_MASTER}discover.zkregistrationmanager"),
+        "Java classes cannot be loaded here: the metadata URI decides",
+        Level.DANGER,
+    ),
+    Different("enableStatistics", ("true", "false", ""), "there is no metrics endpoint yet"),
+    # -- no meaning here
+    Unused(
+        "threads, queues and timers of Apache's server: one loop serves all connections, bounded in bytes",
+        "numAddWorkerThreads numLongPollWorkerThreads numHighPriorityWorkerThreads numJournalCallbackThreads "
+        "maxPendingReadRequestsPerThread maxPendingAddRequestsPerThread readWorkerThreadsThrottlingEnabled "
+        "maxAddsInProgressLimit maxReadsInProgressLimit closeChannelOnResponseTimeout "
+        "waitTimeoutOnResponseBackpressureMs requestTimerTickDurationMs requestTimerNumTicks serverNumAcceptorThreads "
+        "serverNumIOThreads serverWriteBufferLowWaterMark serverWriteBufferHighWaterMark enableBusyWait "
+        "preserveMdcForTaskExecution enableTaskExecutionStats bookieDeathWatchInterval journalQueueSize "
+        "ignoreExtraServerComponentsStartupFailures",
+    ),
+    Unused(
+        "sockets: small messages are never held back, and connections are closed in an orderly way",
+        "serverTcpNoDelay serverSockKeepalive serverTcpLinger",
+    ),
+    Unused(
+        "the memory of a JVM",
+        "byteBufAllocatorSizeInitial byteBufAllocatorSizeMin byteBufAllocatorSizeMax allocatorPoolingPolicy "
+        "allocatorPoolingConcurrency allocatorOutOfMemoryPolicy allocatorLeakDetectionPolicy "
+        "allocatorExitOnOutOfMemory journalMaxMemorySizeMb skipListArenaChunkSize skipListArenaMaxAllocSize "
+        "readBufferSizeBytes writeBufferSizeBytes journalWriteBufferSizeKB",
+    ),
+    Unused(
+        "how a journal gathers what it syncs: what comes in during one sync is the next group",
+        "journalAdaptiveGroupWrites journalMaxGroupWaitMSec journalBufferedWritesThreshold "
+        "journalBufferedEntriesThreshold journalFlushWhenQueueEmpty journalRemoveFromPageCache "
+        "journalPageCacheFlushIntervalMSec journalChannelProvider journalReuseFiles",
+    ),
+    Unused(
+        "flushing and files: checkpoints have settings of their own (docs/settings.md)",
+        "flushInterval flushEntrylogBytes entryLogFilePreallocationEnabled numOfMemtableFlushThreads "
+        "entrylogMapAccessExpiryTimeInSeconds maximumNumberOfActiveEntryLogs entryLogPerLedgerCounterLimitsMultFactor "
+        "fileInfoCacheInitialCapacity fileInfoMaxIdleTime",
+    ),
+    Unused(
+        "details of collection: logs are compacted when less is wanted of them than the threshold says",
+        "forceAllowCompaction isForceGCAllowWhenNoSpace minorCompactionMaxTimeMillis majorCompactionMaxTimeMillis "
+        "compactionMaxOutstandingRequests entryLocationCompactionInterval gcOverreplicatedLedgerMaxConcurrentRequests "
+        "gcEntryLogMetadataCacheEnabled gcEntryLogMetadataCachePath useTargetEntryLogSizeForGc localScrubRateLimit",
+    ),
+    Unused(
+        "RocksDB, and Apache's read cache: the index is files here, and the system's page cache is the read cache",
+        "dbStorage_readAheadCacheMaxSizeMb dbStorage_readAheadCacheBatchSize "
+        "dbStorage_readAheadCacheBatchBytesSize dbStorage_maxThrottleTimeMs dbStorage_rocksDB_blockCacheSize "
+        "dbStorage_rocksDB_writeBufferSizeMB dbStorage_rocksDB_sstSizeInMB dbStorage_rocksDB_blockSize "
+        "dbStorage_rocksDB_bloomFilterBitsPerKey dbStorage_rocksDB_numLevels "
+        "dbStorage_rocksDB_numFilesInLevel0 dbStorage_rocksDB_maxSizeInLevel1MB dbStorage_rocksDB_logPath "
+        "dbStorage_rocksDB_logLevel dbStorage_rocksDB_lz4CompressionEnabled dbStorage_rocksDB_format_version "
+        "dbStorage_directIOEntryLogger dbStorage_directIOEntryLoggerTotalWriteBufferSizeMb "
+        "dbStorage_directIOEntryLoggerTotalReadBufferSizeMb dbStorage_directIOEntryLoggerReadBufferSizeMb "
+        "dbStorage_directIOEntryLoggerMaxFdCacheTimeSeconds defaultRocksdbConf entryLocationRocksdbConf "
+        "ledgerMetadataRocksdbConf maxOperationNumbersInSingleRocksdbWriteBatch",
+    ),
+    Unused(
+        "how often Apache asks ZooKeeper again: calls wait for one session timeout",
+        "zkRetryBackoffStartMs zkRetryBackoffMaxMs zkRetryBackoffMaxRetries zkRequestRateLimit metastoreImplClass "
+        "metastoreMaxEntriesPerScan",
+    ),
+    Unused(
+        f"auditor and replication: {_RECOVERY}",
+        "openLedgerRereplicationGracePeriod lockReleaseOfFailedLedgerGracePeriod auditorPeriodicCheckInterval "
+        "auditorPeriodicBookieCheckInterval auditorPeriodicPlacementPolicyCheckInterval "
+        "repairedPlacementPolicyNotAdheringBookieEnabled auditorLedgerVerificationPercentage lostBookieRecoveryDelay "
+        "rwRereplicateBackoffMs underreplicatedLedgerRecoveryGracePeriod auditorReplicasCheckInterval "
+        "auditorMaxNumberOfConcurrentOpenLedgerOperations auditorAcquireConcurrentOpenLedgerOperationsTimeOutMSec "
+        "inFlightReadEntryNumInLedgerChecker rereplicationEntryBatchSize replicationRateByBytes "
+        "zkReplicationTaskRateLimit storeSystemTimeAsLedgerUnderreplicatedMarkTime digestType passwd "
+        "enableDigestTypeAutodetection ensemblePlacementPolicy reppDnsResolverClass networkTopologyScriptFileName "
+        "networkTopologyScriptNumberArgs minNumRacksPerWriteQuorum enforceMinNumRacksPerWriteQuorum "
+        "enforceMinNumFaultDomainsForWrite ignoreLocalNodeInPlacementPolicy minNumZonesPerWriteQuorum "
+        "desiredNumZonesPerWriteQuorum enforceStrictZoneawarePlacement ledgerMetadataVersion "
+        "storeSystemTimeAsLedgerCreationTime enableHealthCheck",
+    ),
+    Unused(
+        "metrics and Apache's HTTP server: neither is there yet",
+        "statsProviderClass sanityCheckMetricsEnabled limitStatsLogging prometheusStatsHttpPort "
+        "prometheusStatsHttpEnable prometheusStatsHttpAddress prometheusStatsLatencyRolloverSeconds "
+        "prometheusBasicStatsNumThreads codahaleStatsPrefix codahaleStatsOutputFrequencySeconds "
+        "codahaleStatsGraphiteEndpoint codahaleStatsCSVEndpoint codahaleStatsSlf4jEndpoint codahaleStatsJmxEndpoint "
+        "statsExport statsHttpPort httpServerPort httpServerHost httpServerClass httpServerTlsEnable "
+        "httpServerKeyStorePath httpServerKeyStorePassword httpServerTrustStorePath httpServerTrustStorePassword",
+    ),
+    Unused(
+        "details of TLS, which tlsProviderFactoryClass switches on",
+        "tlsProvider tlsClientAuthentication tlsCertFilesRefreshDurationSeconds tlsEnabledCipherSuites "
+        "tlsEnabledProtocols tlsKeyStoreType tlsKeyStore tlsKeyStorePasswordPath tlsTrustStoreType tlsTrustStore "
+        "tlsTrustStorePasswordPath tlsCertificatePath",
+    ),
+    Unused(
+        "formatters of Apache's shell: ids are decimal, and `bk ledger read` prints entries as they are",
+        "ledgerIdFormatterClass entryFormatterClass",
+    ),
+)

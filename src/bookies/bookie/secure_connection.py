@@ -1,0 +1,213 @@
+"""A connection of a bookie that encrypts, or that wants to know who is there. Source: wire-protocol 5.1, 5.3.
+
+Two things stand between the socket and the handlers, and each goes out of the way for good once it is done: the gate
+(`wire/auth.py`), which takes the place of the service until the peer may be served, and TLS, which takes the place of
+the transport. What a served connection then costs is what any other costs, plus the encryption itself.
+
+After a good answer to START_TLS the next byte should be TLS. Java clients that also authenticate may have AUTH frames
+under way then: a frame begins with the high byte of its length, 0x00, and a TLS record with 0x16, so the two can be
+told apart. Such frames are heard, and answered inside TLS; anything else in plain text ends the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Callable, Sequence
+
+from bookies.bookie.connection import UNSENT_SIZE_MAX, Connection, Service
+from bookies.bookie.pressure import Intake
+from bookies.bookie.security import Security
+from bookies.errors import RemoteProtocolError, Status, TlsFailed
+from bookies.runtime.events import Events
+from bookies.wire.auth import Close, Effect, Encrypt, Refused, Send
+from bookies.wire.framing import PREFIX_SIZE
+from bookies.wire.messages import AuthRequest, Request, StartTlsRequest, StartTlsResponse
+from bookies.wire.server import RequestDecoder
+
+TLS_RECORD = 0x16  # first byte of a handshake
+EARLY_FRAME_SIZE_MAX = 16 << 10  # bytes of a frame between START_TLS and TLS
+
+
+class _Stage(enum.Enum):
+    PLAIN = "plain"
+    ASKED = "TLS asked for"  # START_TLS is answered; what comes next should be TLS
+    SHAKING = "shaking hands"
+    ENCRYPTED = "encrypted"
+
+
+class SecureConnection(Connection):
+    """See the module, and `Connection`. `is_direct`: TLS begins with the first byte."""
+
+    def __init__(
+        self,
+        security: Security,
+        is_direct: bool,
+        service: Service,
+        intake: Intake,
+        events: Events,
+        frame_size_max: int,
+        on_answers_sent: Callable[[int], None],
+        is_pressed: Callable[[], bool],
+    ) -> None:
+        self._gate = security.gate()
+        super().__init__(
+            service if self._gate.is_open else _Guard(), intake, events, frame_size_max, on_answers_sent, is_pressed
+        )
+        self._security = security
+        self._is_direct = is_direct
+        self._served_by = service
+        self._frame_size_max = frame_size_max
+        self._decoder = RequestDecoder(frame_size_max, stops_at_start_tls=security.encryption is not None)
+        self._stage = _Stage.PLAIN
+        self._is_held = False  # answers wait until they can be encrypted
+        self._early = b""  # bytes that came while the stage could not use them
+        self._is_lost = False
+        self._is_shaking = False  # the handshake runs, and will tell how it ended
+
+    def guard(self, requests: Sequence[Request]) -> None:
+        """Let through what the gate lets through."""
+        for position, request in enumerate(requests):
+            if self.is_closed:
+                return
+            if self._let_in():
+                self._service.handle(self, list(requests[position:]))
+                return
+            self._carry_out(self._gate.received(request))
+        self._let_in()
+
+    def start_tls(self, request: StartTlsRequest) -> None:
+        """See `Connection.start_tls`."""
+        if self._security.encryption is None or self._stage is not _Stage.PLAIN:
+            super().start_tls(request)
+            return
+        self.respond(StartTlsResponse(request.version, request.txn_id, Status.OK))
+        self._flush()
+        self._is_held = True
+        self._stage = _Stage.ASKED
+        self._hear_early(self._decoder.take_rest())
+
+    # -- what the transport calls --------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self._is_direct:
+            self._is_held = True
+            self._begin_tls(b"")
+
+    def data_received(self, data: bytes) -> None:
+        match self._stage:
+            case _Stage.ASKED:
+                self._hear_early(data)
+            case _Stage.SHAKING:
+                self._early += data  # The handshake is over, and we are about to be told.
+            case _:
+                super().data_received(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._is_lost = True
+        if not self._is_shaking:  # otherwise the handshake says why
+            super().connection_lost(error)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+    def _let_in(self) -> bool:
+        """Take the gate out of the way if it is open."""
+        if self._gate.is_open:
+            self._service = self._served_by
+        return self._gate.is_open
+
+    def _flush(self) -> None:
+        if self._is_held:
+            self._is_flush_scheduled = False
+        else:
+            super()._flush()
+
+    def _carry_out(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(response):
+                    self.respond(response)
+                case Refused(reason, detail):
+                    self._security.refused(self.peer, reason, detail)
+                case Encrypt(request):
+                    self.start_tls(request)
+                case Close():
+                    self.close()
+
+    def _hear_early(self, data: bytes) -> None:
+        """What came behind START_TLS: frames with AUTH messages, then the client's part of the handshake."""
+        self._early += data
+        while self._early and self._early[0] != TLS_RECORD and not self.is_closed:
+            end = PREFIX_SIZE + int.from_bytes(self._early[:PREFIX_SIZE], "big")
+            if len(self._early) < PREFIX_SIZE:
+                return
+            if end > EARLY_FRAME_SIZE_MAX:
+                self._refuse_plain()
+                return
+            if len(self._early) < end:
+                return
+            frame, self._early = self._early[:end], self._early[end:]
+            try:
+                requests = self._decoder.feed(frame)
+            except RemoteProtocolError:
+                requests = []
+            if not requests or not all(isinstance(request, AuthRequest) for request in requests):
+                self._refuse_plain()
+                return
+            self._service.handle(self, requests)
+        if self._early and not self.is_closed:
+            received, self._early = self._early, b""
+            self._begin_tls(received)
+
+    def _refuse_plain(self) -> None:
+        self._security.refused(self.peer, "it asked for TLS and then sent something else")
+        self.close()
+
+    def _begin_tls(self, received: bytes) -> None:
+        self._stage = _Stage.SHAKING
+        self.start(self._shake_hands(received))
+
+    async def _shake_hands(self, received: bytes) -> None:
+        assert self._transport is not None
+        assert self._security.encryption is not None
+        self._is_shaking = True
+        error: TlsFailed | None = None
+        transport: asyncio.Transport | None = None
+        try:
+            transport = await self._security.encryption.encrypt(self._transport, self, received=received)
+        except TlsFailed as failure:
+            error = failure
+            if not self.is_closed:
+                self._security.refused(self.peer, failure.message)
+        finally:
+            self._is_shaking = False
+            self._stage = _Stage.ENCRYPTED
+            if transport is None or self._is_lost:
+                self.connection_lost(error)  # Nobody else tells us any more.
+        if transport is not None and not self._is_lost:
+            self._encrypted(transport)
+
+    def _encrypted(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._decoder = RequestDecoder(self._frame_size_max)
+        transport.set_write_buffer_limits(high=UNSENT_SIZE_MAX)
+        self._is_held = self._is_reading_paused = False
+        if self._is_writing_paused:
+            self.resume_writing()
+        if not self._gate.is_open:
+            certificate = transport.get_extra_info("peercert")
+            self._carry_out(self._gate.encrypted(certificate.get("subject") if certificate else None))
+            self._let_in()
+        early, self._early = self._early, b""
+        if early:
+            super().data_received(early)
+        self.update_reading()
+        self._flush()
+
+
+class _Guard:
+    """Stands in for the service while the gate is not open."""
+
+    def handle(self, connection: Connection, requests: list[Request]) -> None:
+        """See `connection.Service`."""
+        assert isinstance(connection, SecureConnection)
+        connection.guard(requests)

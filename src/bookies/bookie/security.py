@@ -1,0 +1,124 @@
+"""What a bookie demands of its peers before it serves them, read from its settings and files; and whom it refused.
+
+Users and their passwords are read once, when the bookie starts; certificates again whenever their files change
+(`runtime/tls.py`). Source: wire-protocol 5.1 to 5.3.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+from bookies.config import BookieConfig
+from bookies.errors import ConfigError, InvalidArgument
+from bookies.runtime.events import Events
+from bookies.runtime.ports import Disk, Encryption, Runtime, TlsFiles
+from bookies.wire.auth import BookieGate, Exchange, RoleExchange, SaslExchange
+from bookies.wire.certificate import parse_certificate, pem_blocks
+from bookies.wire.digest_md5 import DigestMd5Server
+
+NONCE_BITS = 192
+REMEMBERED_MAX = 10_000  # pairs of peer and reason; above: they are forgotten, and told again
+
+
+class Security:
+    """One bookie's. Raises `ConfigError` when the files that the settings name are not what they should be."""
+
+    def __init__(self, runtime: Runtime, config: BookieConfig, events: Events) -> None:
+        self.encryption = _encryption(runtime, config)
+        self.refusals: dict[str, int] = {}  # reason -> how often
+        self._config = config
+        self._random = runtime.random
+        self._disk = runtime.disk
+        self._events = events
+        self._users = read_users(runtime.disk, config.sasl_users_file) if config.authentication == "sasl" else {}
+        self._is_allowed = re.compile(config.sasl_allowed_ids).fullmatch
+        self._told: dict[tuple[str, str], None] = {}
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether connections differ from those of a bookie that demands nothing and encrypts nothing."""
+        return self.encryption is not None or self._config.authentication != "none"
+
+    def gate(self) -> BookieGate:
+        """Of a new connection."""
+        return BookieGate(self._exchange(), requires_tls=self._config.tls_required)
+
+    def refused(self, peer: str, reason: str, detail: str = "") -> None:
+        """Count a refusal; log it if it is the first of this peer (a host) for this reason."""
+        self.refusals[reason] = self.refusals.get(reason, 0) + 1
+        key = (peer.rpartition(":")[0] or peer, reason)
+        if key in self._told:
+            return
+        if len(self._told) >= REMEMBERED_MAX:
+            self._told.clear()
+        self._told[key] = None
+        self._events.warning("peer.refused", peer=peer, reason=reason, detail=detail or "-")
+
+    def describe(self) -> dict[str, object]:
+        """What is demanded and what was refused, for people."""
+        config = self._config
+        offers = "required" if config.tls_required else "offered" if config.tls_certificate else "none"
+        if config.tls_client_certificates:
+            offers += ", with certificates of both sides"
+        if (until := self._certificate_ends()) is not None:
+            offers += f"; its certificate is valid until {until}"
+        refused = ", ".join(f"{count:,} times: {reason}" for reason, count in self.refusals.items())
+        return {"tls": offers, "authentication": config.authentication, "peers_refused": refused or None}
+
+    def _certificate_ends(self) -> str | None:
+        """Of the file as it is now, in UTC."""
+        try:
+            blocks = pem_blocks(self._disk.read_bytes(self._config.tls_certificate).decode("latin-1"))
+            ends = [parse_certificate(data).ends for label, data in blocks if label == "CERTIFICATE"]
+        except (OSError, InvalidArgument):
+            return None  # Not loaded either; the log says why.
+        return f"{ends[0]:%Y-%m-%d %H:%M}" if ends else None
+
+    def _exchange(self) -> Exchange | None:
+        match self._config.authentication:
+            case "sasl":
+                nonce = f"{self._random.getrandbits(NONCE_BITS):x}"
+                return SaslExchange(
+                    DigestMd5Server(self._users.get, nonce), lambda user: self._is_allowed(user) is not None
+                )
+            case "certificate":
+                return RoleExchange(self._config.authorized_roles)
+            case _:
+                return None
+
+
+def _encryption(runtime: Runtime, config: BookieConfig) -> Encryption | None:
+    if not config.tls_certificate:
+        return None
+    if runtime.tls is None:
+        raise ConfigError("tls_certificate: there is no TLS in this environment")
+    files = TlsFiles(
+        certificate=config.tls_certificate,
+        key=config.tls_key,
+        key_password_file=config.tls_key_password_file,
+        authority=config.tls_authority,
+        checks_peer=config.tls_client_certificates,
+        checks_host_name=False,
+        version_min=config.tls_version_min,
+        ciphers=config.tls_ciphers,
+        reload_interval_s=config.tls_reload_interval_ms / 1000,
+    )
+    return runtime.tls(files, True)
+
+
+def read_users(disk: Disk, path: str) -> dict[str, str]:
+    """Password by user, from the table [users] of a TOML file. Raises `ConfigError`, which names no password."""
+    try:
+        found = tomllib.loads(disk.read_bytes(path).decode("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"sasl_users_file {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"sasl_users_file {path} is not TOML: {error}") from error
+    users = found.get("users")
+    if not isinstance(users, dict) or not users or list(found) != ["users"]:
+        raise ConfigError(f'sasl_users_file {path} has to be a table [users] with lines as name = "password"')
+    for name, password in users.items():
+        if not isinstance(password, str) or not password:
+            raise ConfigError(f"sasl_users_file {path}: the password of {name} has to be text, and not empty")
+    return users

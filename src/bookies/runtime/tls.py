@@ -1,0 +1,167 @@
+"""TLS with OpenSSL: the port `Encryption`, and when files of certificates count.
+
+A renewed certificate counts for connections made after it was noticed; those that exist keep the one they were made
+with. Files that do not load, or a certificate beside the key of another while only one of the two has been replaced,
+change nothing: what worked goes on, and one line of the log says what is wrong, until the files change again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from typing import cast
+
+from bookies.errors import ConfigError, TlsFailed
+from bookies.runtime.events import Events
+from bookies.runtime.ports import Clock, TlsFiles
+
+HANDSHAKE_S = 10.0  # a peer that has not shaken hands by then is given up
+VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+
+Stamps = tuple[tuple[int, int, int] | None, ...]  # inode, size, time of change of each file; None: it is not there
+
+
+class TlsSide:
+    """See `ports.Encryption`. Raises `ConfigError` when the files do not load now."""
+
+    def __init__(self, files: TlsFiles, is_server: bool, clock: Clock) -> None:
+        self._files = files
+        self._is_server = is_server
+        self._clock = clock
+        self._events = Events("tls", clock)
+        self._stamps = self._look()
+        self._looked_at = clock.monotonic()
+        self._context = self._load()
+
+    async def encrypt(
+        self,
+        transport: asyncio.Transport,
+        protocol: asyncio.BaseProtocol,
+        *,
+        host_name: str | None = None,
+        received: bytes = b"",
+    ) -> asyncio.Transport:
+        """See `ports.Encryption`."""
+        loop = asyncio.get_running_loop()
+        handshake = loop.create_task(
+            loop.start_tls(
+                transport,
+                protocol,
+                self._current(),
+                server_side=self._is_server,
+                server_hostname=None if self._is_server else host_name,
+                ssl_handshake_timeout=HANDSHAKE_S,
+            )
+        )
+        try:
+            if received:
+                # Now the handshake's protocol is in place, and in the loop's next turn it begins; only then the
+                # transport reads again, and what was read before comes first.
+                await asyncio.sleep(0)
+                loop.call_soon(_hand_over, transport, received)
+            encrypted = await handshake
+        except ssl.SSLCertVerificationError as error:
+            raise TlsFailed(f"the other side's certificate is not accepted: {error.verify_message}") from error
+        except ssl.SSLError as error:
+            raise TlsFailed(f"the TLS handshake failed: {_reason(error)}") from error
+        except OSError as error:
+            raise TlsFailed(f"the TLS handshake failed: {error or 'the connection was closed'}") from error
+        except asyncio.CancelledError:
+            handshake.cancel()
+            transport.abort()
+            raise
+        if encrypted is None:
+            raise TlsFailed("the TLS handshake failed: the connection was closed")
+        return encrypted
+
+    def _current(self) -> ssl.SSLContext:
+        """The context for a new connection: of the files as they are now, if they have changed and load."""
+        now = self._clock.monotonic()
+        if now - self._looked_at < self._files.reload_interval_s:
+            return self._context
+        self._looked_at = now
+        stamps = self._look()
+        if stamps == self._stamps:
+            return self._context
+        self._stamps = stamps
+        try:
+            self._context = self._load()
+        except ConfigError as error:
+            self._events.warning(
+                "tls.not_reloaded", error=error, consequence="what was loaded before stays in use until they change"
+            )
+        else:
+            self._events.info("tls.reloaded", certificate=self._files.certificate, authority=self._files.authority)
+        return self._context
+
+    def _look(self) -> Stamps:
+        files = self._files
+        paths = (files.certificate, files.key, files.key_password_file, files.authority)
+        return tuple(_stamp(path) for path in paths if path)
+
+    def _load(self) -> ssl.SSLContext:
+        files = self._files
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if self._is_server else ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = VERSIONS[files.version_min]
+        context.check_hostname = files.checks_host_name and not self._is_server
+        context.verify_mode = ssl.CERT_REQUIRED if files.checks_peer else ssl.CERT_NONE
+        if files.ciphers:
+            try:
+                context.set_ciphers(files.ciphers)
+            except ssl.SSLError as error:
+                raise ConfigError(f"tls_ciphers = {files.ciphers!r}: OpenSSL knows none of them") from error
+        if files.certificate:
+            password = _password(files.key_password_file)
+            try:
+                # Without a password nobody is asked for one.
+                context.load_cert_chain(files.certificate, files.key or None, password or "")
+            except OSError as error:
+                where = f"{files.certificate} and {files.key}" if files.key else files.certificate
+                raise ConfigError(f"certificate and key cannot be loaded from {where}: {_reason(error)}") from error
+        if files.authority:
+            try:
+                context.load_verify_locations(files.authority)
+            except OSError as error:
+                raise ConfigError(f"authorities cannot be loaded from {files.authority}: {_reason(error)}") from error
+        elif files.checks_peer:
+            context.load_default_certs()
+        return context
+
+
+def _hand_over(transport: asyncio.Transport, data: bytes) -> None:
+    """Give a transport's protocol bytes as the transport would. After a failure it is no TLS any more: dropped."""
+    protocol = transport.get_protocol()
+    if not hasattr(protocol, "get_buffer") or transport.is_closing():
+        return
+    receiver = cast(asyncio.BufferedProtocol, protocol)
+    while data:
+        room = memoryview(receiver.get_buffer(len(data)))
+        count = min(len(room), len(data))
+        room[:count] = data[:count]
+        receiver.buffer_updated(count)
+        data = data[count:]
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _password(path: str) -> bytes:
+    if not path:
+        return b""
+    try:
+        with open(path, "rb") as file:
+            return file.read().rstrip(b"\r\n")
+    except OSError as error:
+        raise ConfigError(f"tls_key_password_file {path} cannot be read: {error.strerror}") from error
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or str(error)).lower().replace("_", " ")
+    return error.strerror or str(error) or type(error).__name__

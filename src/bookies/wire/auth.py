@@ -1,0 +1,396 @@
+"""Who may use a connection: what a bookie demands first, and what a client does first, as state machines.
+
+A bookie's connection begins closed behind a `BookieGate`, unless nothing is demanded. What opens it is up to the
+bookie's *method*: none at all, SASL (`SaslExchange`, over AUTH messages) or the certificate that the client showed
+(`RoleExchange`, of Apache's `BookieAuthZFactory`); and with `requires_tls` the connection has to be encrypted besides.
+Until then a peer gets `UNAUTHORIZED` for v2 adds and reads and for everything of v3, and loses the connection for the
+rest of v2. AUTH and START_TLS come through in either order: a Java client with both does not wait with the one for the
+other. Once open, a gate is out of the way for good.
+
+A client encrypts first, then authenticates, then sends what was asked of it (`ClientOpening`).
+
+Events in, steps out; whoever runs a machine carries out the steps in their order, and stops at `Close` and `Fail`.
+Source: wire-protocol 5.1 to 5.3.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from bookies.errors import BookKeeperError, Status, TlsFailed, Unauthorized
+from bookies.wire.digest_md5 import DigestMd5Client, DigestMd5Server
+from bookies.wire.messages import (
+    AddBatch,
+    AddResponses,
+    AuthRequest,
+    AuthResponse,
+    BareResponse,
+    ForceLedgerRequest,
+    GetBookieInfoRequest,
+    InvalidRequest,
+    ListEntriesRequest,
+    Operation,
+    ReadLacRequest,
+    ReadRequest,
+    ReadResponse,
+    Request,
+    Response,
+    StartTlsRequest,
+    StartTlsResponse,
+    WriteLacRequest,
+)
+
+SASL = "sasl"
+CERTIFICATE_ROLES = "BookieAuthZFactory"
+AUTH_DISABLED = "AuthDisabledPlugin"
+V3 = 3
+
+NOT_AUTHENTICATED = "it has not authenticated"
+NOT_ENCRYPTED = "its connection is not encrypted"
+OTHER_METHOD = "it authenticates by other means than ours"
+
+OPERATIONS: dict[type, Operation] = {
+    ReadRequest: Operation.READ,
+    WriteLacRequest: Operation.WRITE_LAC,
+    ReadLacRequest: Operation.READ_LAC,
+    GetBookieInfoRequest: Operation.GET_BOOKIE_INFO,
+    ForceLedgerRequest: Operation.FORCE_LEDGER,
+    ListEntriesRequest: Operation.LIST_ENTRIES,
+}
+
+Subject = Sequence[Sequence[tuple[str, str]]]  # of a certificate, as Python's ssl module gives it: in the order of DER
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    response: Response
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """To be logged and counted. `reason`: one of a few; `detail`: whom or what it is about."""
+
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Encrypt:
+    """Answer START_TLS, and if that is OK speak TLS from there on; then tell `encrypted`."""
+
+    request: StartTlsRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Send what was said, then close."""
+
+
+Effect = Send | Refused | Encrypt | Close
+
+
+class Exchange(Protocol):
+    """One connection's way to be authenticated. `plugin`: its name on the wire."""
+
+    plugin: str
+    is_done: bool
+
+    def received(self, payload: bytes) -> bytes | None:
+        """The answer to an AUTH message's payload; None: no answer. Raises `Unauthorized`."""
+
+    def encrypted(self, subject: Subject | None) -> None:
+        """The connection is encrypted. `subject`: of the peer's verified certificate. Raises `Unauthorized`."""
+
+
+class SaslExchange:
+    """DIGEST-MD5. `is_allowed`: whether a user who has proved to be one may connect. Source: wire-protocol 5.2."""
+
+    plugin = SASL
+
+    def __init__(self, server: DigestMd5Server, is_allowed: Callable[[str], bool]) -> None:
+        self.is_done = False
+        self._server = server
+        self._is_allowed = is_allowed
+        self._is_challenged = False
+
+    def received(self, payload: bytes) -> bytes | None:
+        if not self._is_challenged:
+            if payload:
+                raise Unauthorized("it does not speak DIGEST-MD5, which begins with an empty message")
+            self._is_challenged = True
+            return self._server.challenge()
+        proof = self._server.evaluate(payload)
+        if self._server.authorization != self._server.user:
+            raise Unauthorized("it wants to act for somebody else than it is")
+        if not self._is_allowed(self._server.user):
+            raise Unauthorized("its user is known, but does not match sasl_allowed_ids")
+        self.is_done = True
+        return proof
+
+    def encrypted(self, subject: Subject | None) -> None:
+        """TLS says nothing about the user."""
+
+
+class RoleExchange:
+    """The first role in the certificate's OU has to be one of `authorized`. Source: wire-protocol 5.3."""
+
+    plugin = CERTIFICATE_ROLES
+
+    def __init__(self, authorized: Sequence[str]) -> None:
+        self.is_done = False
+        self._authorized = authorized
+
+    def received(self, payload: bytes) -> bytes | None:
+        """Apache's plugin does not answer AUTH messages either."""
+        return None
+
+    def encrypted(self, subject: Subject | None) -> None:
+        if subject is None:
+            raise Unauthorized("it showed no certificate")
+        roles = roles_of(subject)
+        if not roles:
+            raise Unauthorized("its certificate names no roles (OU=0:role,role)")
+        if roles[0] not in self._authorized:
+            raise Unauthorized("the first role in its certificate is not in authorized_roles")
+        self.is_done = True
+
+
+def roles_of(subject: Subject) -> list[str]:
+    """The roles that a certificate names in its OU: item `0` of `<digits>:<value>` items, separated by semicolons.
+
+    Of several OUs the right-most in RFC 2253's order counts, which is the first in the certificate. Empty: none, or
+    an OU of another form. Source: wire-protocol 5.3.
+    """
+    units = [value for names in subject for name, value in names if name == "organizationalUnitName"]
+    found: dict[str, str] = {}
+    for item in units[0].split(";") if units else []:
+        number, colon, value = item.partition(":")
+        if not colon or not re.fullmatch("[0-9]+", number):
+            return []
+        found[number] = value
+    return [role for role in found.get("0", "").split(",") if role]
+
+
+class BookieGate:
+    """What stands before one connection of a bookie until its peer is known. `exchange`: None where all are welcome."""
+
+    def __init__(self, exchange: Exchange | None, *, requires_tls: bool) -> None:
+        self.is_open = exchange is None and not requires_tls
+        self._exchange = exchange
+        self._requires_tls = requires_tls
+        self._is_encrypted = False
+        self._is_closed = False
+
+    def received(self, request: Request) -> list[Effect]:
+        """What to do with a request that arrives while the gate is not open."""
+        assert not self.is_open
+        if self._is_closed:
+            return []
+        if isinstance(request, AuthRequest):
+            effects = self._authenticate(request)
+        elif isinstance(request, StartTlsRequest):
+            effects = [Encrypt(request)]
+        else:
+            effects = [*self._refuse(request), Refused(NOT_AUTHENTICATED if self._is_pending() else NOT_ENCRYPTED)]
+        self._is_closed = Close() in effects
+        self._update()
+        return effects
+
+    def encrypted(self, subject: Subject | None) -> list[Effect]:
+        """The connection is encrypted. `subject`: of the certificate that the peer showed; None: it showed none.
+
+        Apache's bookies send a second, negative answer to START_TLS when the peer is still not authenticated; this
+        gate does not, because clients that speak v2 by then cannot read it.
+        """
+        self._is_encrypted = True
+        try:
+            if self._is_pending():
+                assert self._exchange is not None
+                self._exchange.encrypted(subject)
+        except Unauthorized as error:
+            return [Refused(error.message, _name_of(subject))]
+        finally:
+            self._update()
+        return []
+
+    def _is_pending(self) -> bool:
+        return self._exchange is not None and not self._exchange.is_done
+
+    def _update(self) -> None:
+        self.is_open = not (self._is_closed or self._is_pending() or (self._requires_tls and not self._is_encrypted))
+
+    def _authenticate(self, request: AuthRequest) -> list[Effect]:
+        exchange = self._exchange
+        if exchange is None or exchange.is_done:
+            return [Send(auth_disabled(request))]
+        if request.plugin != exchange.plugin:
+            refusal = Refused(OTHER_METHOD, request.plugin[:40])
+            return [refusal, Close()] if request.version != V3 else [refusal, Send(_bare(request, Operation.AUTH))]
+        try:
+            token = exchange.received(request.payload)
+        except Unauthorized as error:
+            bare: list[Effect] = [Send(_bare(request, Operation.AUTH))] if request.version == V3 else []
+            return [Refused(error.message), *bare, Close()]
+        if token is None:
+            return []
+        return [Send(AuthResponse(request.version, request.txn_id, Status.OK, exchange.plugin, token))]
+
+    @staticmethod
+    def _refuse(request: Request) -> list[Effect]:
+        """Source: wire-protocol 5.1, the table."""
+        refused = Status.UNAUTHORIZED
+        match request:
+            case AddBatch() if request.version != V3:
+                return [Send(AddResponses(request.version, refused, request.ledger_id, request.entry_ids))]
+            case AddBatch():
+                return [Send(BareResponse(V3, txn_id, Operation.ADD, refused)) for txn_id in request.txn_ids or ()]
+            case ReadRequest() if request.version != V3:
+                return [Send(ReadResponse(request.version, 0, refused, request.ledger_id, request.entry_id))]
+            case InvalidRequest() if request.version == V3:
+                return [Send(_bare(request, request.operation))]
+            case InvalidRequest() if request.operation in (Operation.ADD, Operation.READ):
+                ids = request.ledger_id, request.entry_id
+                return [Send(BareResponse(request.version, request.txn_id, request.operation, refused, *ids))]
+            case _ if request.version == V3:
+                return [Send(_bare(request, OPERATIONS[type(request)]))]
+        return [Close()]
+
+
+def auth_disabled(request: AuthRequest) -> AuthResponse:
+    """What a bookie answers that has nothing to ask, any more or at all; v2 always as version 2."""
+    version = request.version if request.version == V3 else 2
+    return AuthResponse(version, request.txn_id, Status.OK, AUTH_DISABLED, b"")
+
+
+def _bare(request: Request, operation: Operation) -> BareResponse:
+    assert not isinstance(request, AddBatch)
+    return BareResponse(V3, request.txn_id, operation, Status.UNAUTHORIZED)
+
+
+def _name_of(subject: Subject | None) -> str:
+    return ",".join(f"{name}={value}" for names in subject or () for name, value in names)[:200]
+
+
+# -- the client's side -----------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Ask:
+    request: AuthRequest | StartTlsRequest
+
+
+@dataclass(frozen=True, slots=True)
+class BeginTls:
+    """Speak TLS from here on; then tell `encrypted`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """The connection may be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    error: BookKeeperError
+
+
+Step = Ask | BeginTls | Open | Fail
+
+
+class ClientOpening:
+    """What a client does with a new connection before it sends its first request.
+
+    `version`: of the protocol that the connection is for, 2 or 3. `tls`: "" none, "start" by START_TLS, "direct" from
+    the first byte. `sasl`: None when the client does not authenticate. `next_txn_id`: for v3. A bookie that says it
+    does not authenticate is believed, as by Apache's clients; that it is the right one only TLS proves.
+    """
+
+    def __init__(self, version: int, tls: str, sasl: DigestMd5Client | None, next_txn_id: Callable[[], int]) -> None:
+        self.waits_for = "the connection"  # what a timeout is about
+        self._version = version
+        self._tls = tls
+        self._sasl = sasl
+        self._next_txn_id = next_txn_id
+        self._receive: Callable[[Response], list[Step]] = lambda response: []
+
+    def connected(self) -> list[Step]:
+        if self._tls == "direct":
+            return self._begin_tls()
+        if self._tls == "start":
+            self.waits_for = "its answer to START_TLS"
+            self._receive = self._tls_answered
+            return [Ask(StartTlsRequest(V3, self._next_txn_id()))]
+        return self._authenticate()
+
+    def encrypted(self) -> list[Step]:
+        return self._authenticate()
+
+    def received(self, response: Response) -> list[Step]:
+        """Answers that nobody waits for are dropped, as the one that Apache's bookies send after TLS has begun."""
+        return self._receive(response)
+
+    def _begin_tls(self) -> list[Step]:
+        self.waits_for = "the TLS handshake"
+        self._receive = lambda response: []
+        return [BeginTls()]
+
+    def _tls_answered(self, response: Response) -> list[Step]:
+        if not isinstance(response, StartTlsResponse):
+            return []
+        if response.status is Status.OK:
+            return self._begin_tls()
+        return self._failed(
+            TlsFailed("it does not offer TLS: give it a certificate, or connect with tls = false if that is no secret")
+        )
+
+    def _authenticate(self) -> list[Step]:
+        if self._sasl is None:
+            return self._opened()
+        self.waits_for = "its challenge"
+        self._receive = self._challenged
+        return [self._auth(b"")]
+
+    def _challenged(self, response: Response) -> list[Step]:
+        return self._answered(response, self._respond)
+
+    def _respond(self, token: bytes) -> list[Step]:
+        assert self._sasl is not None
+        answer = self._sasl.respond(token)
+        # Apache's bookies say nothing to a wrong password.
+        self.waits_for = "its answer to our user and password, which may be wrong"
+        self._receive = lambda response: self._answered(response, self._check)
+        return [self._auth(answer)]
+
+    def _check(self, token: bytes) -> list[Step]:
+        assert self._sasl is not None
+        self._sasl.check(token)
+        return self._opened()
+
+    def _answered(self, response: Response, go_on: Callable[[bytes], list[Step]]) -> list[Step]:
+        is_auth = isinstance(response, AuthResponse) or (
+            isinstance(response, BareResponse) and response.operation is Operation.AUTH
+        )
+        if not is_auth:
+            return []
+        if not isinstance(response, AuthResponse) or response.status is not Status.OK:
+            return self._failed(Unauthorized("it refuses our user and password, or wants to be shown something else"))
+        if response.plugin == AUTH_DISABLED:
+            return self._opened()
+        if response.plugin != SASL:
+            return self._failed(Unauthorized(f"it authenticates with {response.plugin}, and we with sasl"))
+        try:
+            return go_on(response.payload)
+        except Unauthorized as error:
+            return self._failed(error)
+
+    def _auth(self, payload: bytes) -> Ask:
+        return Ask(AuthRequest(self._version, self._next_txn_id() if self._version == V3 else 0, SASL, payload))
+
+    def _opened(self) -> list[Step]:
+        self._receive = lambda response: []
+        return [Open()]
+
+    def _failed(self, error: BookKeeperError) -> list[Step]:
+        self._receive = lambda response: []
+        return [Fail(error)]

@@ -1,0 +1,172 @@
+"""SASL DIGEST-MD5, both sides, as the provider of the Java platform speaks it: quality of protection `auth` alone.
+
+    bookie: realm, nonce                                    (challenge)
+    client: user, realm, nonce, cnonce, H(password, ...)    (response)
+    bookie: rspauth = H(password, ...)                      (proof that the bookie knows the password as well)
+
+Nothing here encrypts, and nothing signs what follows: without TLS somebody between the two can take the connection
+over, and can guess passwords from what he recorded. RFC 6331 retired the mechanism for that; it is here because
+Apache's bookies and clients have it. Source: wire-protocol 5.2, RFC 2831.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Callable
+
+from bookies.errors import Unauthorized
+
+SERVICE = "bookkeeper"  # of the digest-uri, and also the name of the server and the realm
+SIZE_MAX = 4096  # bytes of one message
+NONCE_COUNT = "00000001"  # a connection authenticates once
+
+_DIRECTIVE = re.compile(
+    rb'[\s,]*([A-Za-z][A-Za-z0-9-]*)[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|([^\s",=]+))[ \t]*(?=,|$)', re.S
+)
+
+
+def parse_directives(message: bytes) -> dict[str, bytes]:
+    """The values by name, in lower case; of a name that comes several times the first. Raises `Unauthorized`."""
+    found: dict[str, bytes] = {}
+    at = 0
+    if len(message) > SIZE_MAX:
+        raise Unauthorized("the SASL message is too long")
+    while at < len(message) and message[at:].strip(b", \t\r\n"):
+        match = _DIRECTIVE.match(message, at)
+        if match is None:
+            raise Unauthorized("the SASL message is malformed")
+        name, quoted, plain = match.groups()
+        value = plain if quoted is None else re.sub(rb"\\(.)", rb"\1", quoted, flags=re.S)
+        found.setdefault(name.decode("ascii").lower(), value)
+        at = match.end()
+    return found
+
+
+class DigestMd5Server:
+    """The bookie's side of one authentication. `password_of`: of a user, None if there is no such user.
+
+    `nonce`: printable ASCII that nobody can foresee, new for every connection.
+    """
+
+    def __init__(self, password_of: Callable[[str], str | None], nonce: str) -> None:
+        self.user = ""  # known once `evaluate` has returned
+        self.authorization = ""
+        self._password_of = password_of
+        self._nonce = nonce
+
+    def challenge(self) -> bytes:
+        return f'realm="{SERVICE}",nonce="{self._nonce}",qop="auth",charset=utf-8,algorithm=md5-sess'.encode("ascii")
+
+    def evaluate(self, response: bytes) -> bytes:
+        """The proof that answers a good response. Raises `Unauthorized`; why, for the log."""
+        given = parse_directives(response)
+        missing = [
+            name for name in ("username", "nonce", "cnonce", "nc", "digest-uri", "response") if name not in given
+        ]
+        if missing:
+            raise Unauthorized(f"the SASL response lacks {missing[0]}")
+        encoding = "utf-8" if given.get("charset", b"").lower() == b"utf-8" else "latin-1"
+        user, realm, authorization, uri = (
+            _decode(given.get(name, b""), encoding) for name in ("username", "realm", "authzid", "digest-uri")
+        )
+        if realm != SERVICE:
+            raise Unauthorized("the SASL realm is not ours")
+        if uri.lower() != f"{SERVICE}/{SERVICE}":
+            raise Unauthorized("the SASL response was made for another service")
+        if given.get("qop", b"auth") != b"auth":
+            raise Unauthorized("the SASL response asks for more than authentication")
+        if given["nc"] != NONCE_COUNT.encode() or not hmac.compare_digest(given["nonce"], self._nonce.encode("ascii")):
+            raise Unauthorized("the SASL response was made for another challenge")
+        password = self._password_of(user)
+        # Also for users that there are not, so that the time of an answer does not tell them from others.
+        secret = _secret(user, realm, password or "", given["nonce"], given["cnonce"], given.get("authzid"))
+        expected = _proof(secret, given["nonce"], given["cnonce"], f"AUTHENTICATE:{uri}", encoding)
+        if not hmac.compare_digest(expected, given["response"]) or password is None:
+            raise Unauthorized("wrong user or password")
+        self.user, self.authorization = user, authorization or user
+        return b"rspauth=" + _proof(secret, given["nonce"], given["cnonce"], f":{uri}", encoding)
+
+
+class DigestMd5Client:
+    """The client's side of one authentication. `cnonce`: as the server's `nonce`."""
+
+    def __init__(self, user: str, password: str, cnonce: str) -> None:
+        self._user = user
+        self._password = password
+        self._cnonce = cnonce.encode("ascii")
+        self._expected = b""
+
+    def respond(self, challenge: bytes) -> bytes:
+        """The response to a bookie's challenge. Raises `Unauthorized`."""
+        given = parse_directives(challenge)
+        if "nonce" not in given or given.get("algorithm", b"").lower() != b"md5-sess":
+            raise Unauthorized("the bookie's SASL challenge is not one of DIGEST-MD5")
+        if b"auth" not in [each.strip() for each in given.get("qop", b"auth").split(b",")]:
+            raise Unauthorized("the bookie wants more than authentication from SASL, which is not offered here")
+        encoding = "utf-8" if given.get("charset", b"").lower() == b"utf-8" else "latin-1"
+        realm = _decode(given.get("realm", b""), encoding)
+        uri = f"{SERVICE}/{SERVICE}"
+        secret = _secret(self._user, realm, self._password, given["nonce"], self._cnonce, None)
+        proof = _proof(secret, given["nonce"], self._cnonce, f"AUTHENTICATE:{uri}", encoding)
+        self._expected = b"rspauth=" + _proof(secret, given["nonce"], self._cnonce, f":{uri}", encoding)
+        try:
+            user = self._user.encode(encoding)
+        except UnicodeEncodeError as error:
+            raise Unauthorized("the bookie cannot read the user name: it does not know UTF-8") from error
+        directives = [b"charset=utf-8"] if encoding == "utf-8" else []
+        directives += [
+            b"username=" + _quoted(user),
+            b"realm=" + _quoted(given.get("realm", b"")),
+            b"nonce=" + _quoted(given["nonce"]),
+            b"nc=" + NONCE_COUNT.encode("ascii"),
+            b"cnonce=" + _quoted(self._cnonce),
+            b"digest-uri=" + _quoted(uri.encode("ascii")),
+            b"response=" + proof,
+            b"qop=auth",
+        ]
+        return b",".join(directives)
+
+    def check(self, answer: bytes) -> None:
+        """Raises `Unauthorized` when the bookie does not prove that it knows the password."""
+        if not self._expected or not hmac.compare_digest(self._expected, answer.strip()):
+            raise Unauthorized("the bookie does not prove that it knows our password")
+
+
+def _secret(user: str, realm: str, password: str, nonce: bytes, cnonce: bytes, authorization: bytes | None) -> bytes:
+    """H(A1), in hexadecimal."""
+    first = _md5(b":".join(map(_hashed, (user, realm, password))))
+    return _hex(b":".join([first, nonce, cnonce, *([authorization] if authorization else [])]))
+
+
+def _proof(secret: bytes, nonce: bytes, cnonce: bytes, what: str, encoding: str) -> bytes:
+    asked = _hex(what.encode(encoding))
+    return _hex(b":".join([secret, nonce, NONCE_COUNT.encode("ascii"), cnonce, b"auth", asked]))
+
+
+def _hashed(text: str) -> bytes:
+    """Latin-1 where that has all the characters, as RFC 2831 wants it, else UTF-8."""
+    try:
+        return text.encode("latin-1")
+    except UnicodeEncodeError:
+        return text.encode("utf-8")
+
+
+def _md5(data: bytes) -> bytes:
+    return hashlib.md5(data, usedforsecurity=False).digest()
+
+
+def _hex(data: bytes) -> bytes:
+    return _md5(data).hex().encode("ascii")
+
+
+def _decode(data: bytes, encoding: str) -> str:
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise Unauthorized("the SASL message is not UTF-8") from error
+
+
+def _quoted(value: bytes) -> bytes:
+    return b'"' + value.replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'

@@ -1,0 +1,125 @@
+"""Index files leave a directory with little room: nothing is lost on the way, wherever the power fails.
+
+The sweep takes every `BK_SWEEP_STEP`-th disk call, counted from another one each time; 1 is all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from bookies.errors import DiskFull
+from bookies.sim.disk import LOSSES, PROCESS_DIES, Fault
+from bookies.storage import index_format
+from bookies.storage.ledger_store import LedgerStore
+
+Body = Callable[..., bytes]
+WAYS = (*LOSSES, PROCESS_DIES)
+STEP = int(os.environ.get("BK_SWEEP_STEP", "11"))
+ALL = range(1, 7)
+LEFT = "/ledgers0/current"
+
+
+def index_files(made: Any) -> Counter[int]:
+    """Of each ledger; there is never more than one, and none on its way after a start."""
+    paths = [path for path in made.disk.files() if ".idx" in path]
+    found = Counter(index_format.parse_path(path) for path in paths)
+    assert None not in found, paths
+    return found
+
+
+def left_behind(made: Any) -> list[str]:
+    return [path for path in made.disk.files() if path.startswith(LEFT) and ".idx" in path]
+
+
+def crowd(store: LedgerStore, directory: str = LEFT) -> None:
+    store._parts.health.crowded = frozenset({directory})
+
+
+def fresh(machine: Any, body: Body) -> Any:
+    async def before(store: LedgerStore, promises: Any) -> None:
+        for first in (0, 12):
+            for ledger_id in ALL:
+                entries = {entry: body(ledger_id, entry, size=90) for entry in range(first, first + 12)}
+                await promises.add(store, ledger_id, entries)
+            await store.checkpoint()
+        await promises.fence(store, 2)
+        await promises.write_lac(store, 3, 20)
+
+    made = machine("moves a", ledgers=3)
+    assert made.live(before)
+    return made
+
+
+def writing(body: Body, *, is_read: bool = False) -> Any:
+    async def during(store: LedgerStore, promises: Any) -> None:
+        crowd(store)
+        adding = [
+            promises.add(store, each, {entry: body(each, entry) for entry in (24, 60)}) for each in ALL if each != 2
+        ]
+        await asyncio.gather(*adding, promises.fence(store, 4))
+        await asyncio.gather(store.checkpoint(), *([promises.check(store)] if is_read else []))
+
+    return during
+
+
+async def check_unbroken(store: LedgerStore, promises: Any) -> None:
+    """No file had to be built again from the entry logs."""
+    await promises.check(store)
+    assert store._parts.index.damaged_count == 0
+
+
+def test_files_move_while_they_are_read(machine: Any, body: Body) -> None:
+    made = fresh(machine, body)
+    before = left_behind(made)
+    assert 1 < len(before) < len(ALL)
+    assert made.live(writing(body, is_read=True))
+    of_fenced = f"{LEFT}/{index_format.path_of(2)}"  # which has nothing new
+    assert [path for path in left_behind(made) if path != of_fenced] == []
+    assert index_files(made) == Counter(ALL)
+    made.check()
+    assert not made.failures
+
+
+def test_a_crash_while_files_move(machine: Any, body: Body) -> None:
+    first = fresh(machine, body)
+    begin = first.disk.call_count
+    assert first.live(writing(body))
+    count = first.disk.call_count - begin
+    for number in range(1 + count % STEP, count + 1, STEP):
+        made = fresh(machine, body)
+        assert not made.live(writing(body), crash_at=number)
+        made.crash(WAYS[number % len(WAYS)])
+        try:
+            assert made.live(check_unbroken)
+            made.check()
+            assert not made.failures
+            assert set(index_files(made).values()) == {1}
+        except BaseException as error:
+            error.add_note(f"crash at disk call {number} of {count}")
+            raise
+    print(f"{count} disk calls")
+
+
+def test_no_room_where_they_go(machine: Any, body: Body) -> None:
+    """What could not move is tried again, and stays readable meanwhile."""
+    made = fresh(machine, body)
+
+    async def during(store: LedgerStore, promises: Any) -> None:
+        crowd(store)
+        made.disk.faults.append(Fault("pwritev", r"/ledgers[12]/.*\.idx\.new$", lambda: DiskFull("no room"), count=3))
+        await asyncio.gather(*(promises.add(store, each, {30: body(each, 30)}) for each in ALL if each != 2))
+        for _ in range(10):
+            try:
+                await store.checkpoint()
+                break
+            except DiskFull:
+                await promises.check(store)
+        await promises.check(store)
+
+    assert made.live(during)
+    assert index_files(made) == Counter(ALL)
+    made.check()

@@ -1,0 +1,107 @@
+"""Every key of Apache's client configuration: what it becomes, or what is said about it."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import pytest
+
+from bookies.apache import ClientOptions, Level, client_options
+from bookies.apache.client_keys import CLIENT
+from bookies.apache.table import Different, Mapped, index
+from bookies.config import ClientConfig
+from bookies.errors import ConfigError
+
+GOLDEN = pathlib.Path(__file__).parent.parent.parent / "golden" / "apache-keys"
+
+MAPPED: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
+    "addEntryTimeoutSec": [({"addEntryTimeoutSec": "7"}, {"add_timeout_ms": 7000})],
+    "readEntryTimeoutSec": [({"readEntryTimeoutSec": "7"}, {"read_timeout_ms": 7000})],
+    "readTimeout": [
+        ({"readTimeout": "9"}, {"read_timeout_ms": 9000}),
+        ({"readTimeout": "9", "readEntryTimeoutSec": "7"}, {"read_timeout_ms": 7000}),
+    ],
+    "addEntryQuorumTimeoutSec": [
+        ({"addEntryQuorumTimeoutSec": "60"}, {"add_quorum_timeout_ms": 60_000}),
+        ({"addEntryQuorumTimeoutSec": "-1"}, {"add_quorum_timeout_ms": 0}),
+    ],
+    "clientConnectTimeoutMillis": [({"clientConnectTimeoutMillis": "1500"}, {"connect_timeout_ms": 1500})],
+    "nettyMaxFrameSizeBytes": [({"nettyMaxFrameSizeBytes": "6000000"}, {"frame_size_max": 6_000_000})],
+    "useV2WireProtocol": [
+        ({"useV2WireProtocol": "true"}, {"wire": "v2"}),
+        ({"useV2WireProtocol": "false"}, {"wire": "v3"}),
+    ],
+    "firstSpeculativeReadTimeout": [
+        ({"firstSpeculativeReadTimeout": "100"}, {"hedge_delay_max_ms": 100}),
+        ({"firstSpeculativeReadTimeout": "0"}, {"hedged_reads": False}),
+    ],
+    "speculativeReadTimeout": [
+        ({"speculativeReadTimeout": "300"}, {"hedge_delay_max_ms": 300}),
+        ({"speculativeReadTimeout": "300", "firstSpeculativeReadTimeout": "100"}, {"hedge_delay_max_ms": 100}),
+    ],
+    "stickyReadSEnabled": [({"stickyReadSEnabled": "true"}, {"sticky_reads": True})],
+    "enableDigestTypeAutodetection": [({"enableDigestTypeAutodetection": "false"}, {"digest_autodetection": False})],
+    "explicitLacInterval": [({"explicitLacInterval": "500"}, {"explicit_lac_interval_ms": 500})],
+    "maxNumEnsembleChanges": [({"maxNumEnsembleChanges": "3"}, {"ensemble_changes_max": 3})],
+    "delayEnsembleChange": [({"delayEnsembleChange": "true"}, {"delay_ensemble_change": True})],
+    "opportunisticStriping": [({"opportunisticStriping": "true"}, {"opportunistic_striping": True})],
+}
+URI_KEYS = {
+    "metadataServiceUri",
+    "zkServers",
+    "zkLedgersRootPath",
+    "ledgerManagerFactoryClass",
+    "ledgerManagerType",
+    "zkEnableSecurity",
+}
+
+
+@pytest.mark.parametrize("key", MAPPED)
+def test_a_key_becomes_a_setting(key: str) -> None:
+    for properties, expected in MAPPED[key]:
+        assert client_options(properties) == ClientOptions("", ClientConfig(**expected), ())
+
+
+def test_every_key_has_a_row_and_every_mapped_one_a_case() -> None:
+    rows = index(CLIENT)
+    assert set((GOLDEN / "client.txt").read_text().split()) <= rows.keys()
+    assert {key for key, row in rows.items() if isinstance(row, Mapped)} == MAPPED.keys() | URI_KEYS
+
+
+@pytest.mark.parametrize("row", [row for row in CLIENT if isinstance(row, Different)], ids=lambda row: row.key)
+def test_what_is_done_otherwise_is_said(row: Different) -> None:
+    if row.is_refused:
+        with pytest.raises(ConfigError, match=row.key):
+            client_options({row.key: "something else"})
+    else:
+        (notice,) = client_options({row.key: "something else"}).notices
+        assert notice.level is row.level
+    for value in row.harmless:
+        assert client_options({row.key: value}).notices == ()
+
+
+def test_a_file_names_the_store_and_the_settings(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "client.conf"
+    path.write_text("# Pulsar's\nzkServers=z1:2181,z2:2181\nzkLedgersRootPath=/l\nthrottle=5000\nnumIOThreads=8\n")
+    found = client_options(path)
+    assert found.uri == "zk+null://z1:2181;z2:2181/l"
+    assert found.config == ClientConfig()
+    assert [(each.level, each.key) for each in found.notices] == [
+        (Level.DIFFERENT, "throttle=5000"),
+        (Level.UNUSED, "numIOThreads"),
+    ]
+    with pytest.raises(ConfigError, match="cannot be read"):
+        client_options(tmp_path / "missing")
+    path.write_bytes(b"a=\xff")
+    with pytest.raises(ConfigError, match="not text"):
+        client_options(str(path))
+    with pytest.raises(ConfigError, match="options="):
+        client_options({"metadataServiceUri": "zk://z:1/l", "zkEnableSecurity": "true"})
+
+
+def test_the_environment_counts_for_what_is_not_in_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BK_ADD_TIMEOUT_MS", "1")
+    monkeypatch.setenv("BK_READ_TIMEOUT_MS", "2")
+    config = client_options({"addEntryTimeoutSec": "7"}).config
+    assert (config.add_timeout_ms, config.read_timeout_ms) == (7000, 2)

@@ -1,0 +1,269 @@
+"""Every key of Apache's `bk_server.conf`: what it becomes, or what is said about it."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import pytest
+
+from bookies.apache.server import BookieOptions, bookie_options
+from bookies.apache.server_keys import SERVER
+from bookies.apache.table import Different, Level, Mapped, Unused, index
+from bookies.bookie.identity import check_identity, identity
+from bookies.config import BookieConfig, validate
+from bookies.errors import ConfigError
+
+GOLDEN = pathlib.Path(__file__).parent.parent.parent / "golden" / "apache-keys"
+MIB = 1 << 20
+# The lines of the file that Apache ships which are not comments.
+SHIPPED = {
+    "bookiePort": "3181",
+    "httpServerEnabled": "false",
+    "httpServerPort": "8080",
+    "httpServerClass": "org.apache.bookkeeper.http.vertx.VertxHttpServer",
+    "journalDirectories": "/tmp/bk-txn",
+    "ledgerDirectories": "/tmp/bk-data",
+    "metadataServiceUri": "zk+hierarchical://localhost:2181/ledgers",
+    "zkServers": "localhost:2181",
+    "zkTimeout": "10000",
+    "zkEnableSecurity": "false",
+}
+
+
+class FakeHost:
+    """A machine with two interfaces and names for both."""
+
+    def address_of(self, interface: str | None) -> str:
+        try:
+            return {None: "10.0.0.1", "eth1": "10.0.1.1", "lo": "127.0.0.1", "eth2": "10.0.2.1"}[interface]
+        except KeyError:
+            raise OSError(19, "No such device") from None
+
+    def name_of(self, address: str) -> str:
+        return {"10.0.0.1": "bk1.example.org", "10.0.1.1": "bk1-fast.example.org"}.get(address, address)
+
+
+def options(**properties: str) -> BookieOptions:
+    return bookie_options(properties, FakeHost())
+
+
+HERE = {"host": "0.0.0.0", "advertised_host": "10.0.0.1"}
+ZK = "zk+null://z:1/ledgers"
+MAPPED: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
+    "bookieId": [({"bookieId": "b1"}, {"bookie_id": "b1"})],
+    "bookiePort": [({"bookiePort": "3182"}, {"port": 3182})],
+    "advertisedAddress": [
+        ({"advertisedAddress": "bk.example.org"}, {"advertised_host": "bk.example.org"}),
+        (
+            {"advertisedAddress": "x", "listeningInterface": "eth1", "useHostNameAsBookieID": "true"},
+            {"host": "10.0.1.1", "advertised_host": "x"},
+        ),
+    ],
+    "listeningInterface": [({"listeningInterface": "eth1"}, {"host": "10.0.1.1", "advertised_host": "10.0.1.1"})],
+    "useHostNameAsBookieID": [({"useHostNameAsBookieID": "true"}, {"advertised_host": "bk1.example.org"})],
+    "useShortHostName": [
+        ({"useHostNameAsBookieID": "true", "useShortHostName": "true"}, {"advertised_host": "bk1"}),
+        ({"useShortHostName": "true"}, {}),
+    ],
+    "allowLoopback": [
+        ({"listeningInterface": "lo", "allowLoopback": "true"}, {"host": "127.0.0.1", "advertised_host": "127.0.0.1"})
+    ],
+    "allowEphemeralPorts": [({"bookiePort": "0", "allowEphemeralPorts": "true"}, {"port": 0})],
+    "journalDirectories": [({"journalDirectories": "/a, /b"}, {"journal_directories": ("/a", "/b")})],
+    "journalDirectory": [
+        ({"journalDirectory": "/a"}, {"journal_directories": ("/a",)}),
+        ({"journalDirectory": "/a", "journalDirectories": "/b"}, {"journal_directories": ("/b",)}),
+    ],
+    "ledgerDirectories": [({"ledgerDirectories": "/a,/b"}, {"ledger_directories": ("/a", "/b")})],
+    "indexDirectories": [({"indexDirectories": "/i"}, {"index_directories": ("/i",)})],
+    "allowMultipleDirsUnderSameDiskPartition": [
+        (
+            {"allowMultipleDirsUnderSameDiskPartition": "false"},
+            {"allow_multiple_dirs_under_same_disk_partition": False},
+        )
+    ],
+    "allowStorageExpansion": [({"allowStorageExpansion": "true"}, {"allow_storage_expansion": True})],
+    "persistBookieStatusEnabled": [({"persistBookieStatusEnabled": "TRUE"}, {"persist_bookie_status": True})],
+    "nettyMaxFrameSizeBytes": [({"nettyMaxFrameSizeBytes": "6000000"}, {"frame_size_max": 6_000_000})],
+    "maxBatchReadSize": [({"maxBatchReadSize": "100000"}, {"batch_read_size_max": 100_000})],
+    "zkTimeout": [({"zkTimeout": "30000"}, {"lease_ms": 30_000})],
+    "journalMaxSizeMB": [({"journalMaxSizeMB": "2048"}, {"journal_size_max": 2048 * MIB})],
+    "journalMaxBackups": [({"journalMaxBackups": "5"}, {"journal_backups_max": 5})],
+    "journalPreAllocSizeMB": [({"journalPreAllocSizeMB": "16"}, {"journal_preallocate_size": 16 * MIB})],
+    "journalAlignmentSize": [({"journalAlignmentSize": "4096"}, {"journal_alignment": 4096})],
+    "logSizeLimit": [({"logSizeLimit": "1073741824"}, {"entry_log_size_max": 1 << 30})],
+    "pageSize": [({"pageSize": "4096"}, {"index_page_size": 4096})],
+    "pageLimit": [
+        ({"pageLimit": "1000"}, {"index_cache_size": 8_192_000}),
+        ({"pageLimit": "1000", "pageSize": "4096"}, {"index_cache_size": 4_096_000, "index_page_size": 4096}),
+        ({"pageLimit": "-1"}, {}),
+    ],
+    "openFileLimit": [({"openFileLimit": "20000"}, {"open_files_max": 20_000})],
+    "skipListSizeLimit": [({"skipListSizeLimit": "67108864"}, {"write_cache_size": 128 * MIB})],
+    "dbStorage_writeCacheMaxSizeMb": [
+        ({"dbStorage_writeCacheMaxSizeMb": "512"}, {}),
+        (
+            {
+                "dbStorage_writeCacheMaxSizeMb": "512",
+                "ledgerStorageClass": "org.apache.bookkeeper.bookie.storage.ldb.DbLedgerStorage",
+            },
+            {"write_cache_size": 512 * MIB},
+        ),
+    ],
+    "numReadWorkerThreads": [
+        ({"numReadWorkerThreads": "8"}, {"read_workers": 8}),
+        ({"numReadWorkerThreads": "0"}, {"read_workers": 1}),
+        ({"numReadWorkerThreads": "500"}, {"read_workers": 64}),
+    ],
+    "gcWaitTime": [({"gcWaitTime": "900000"}, {"gc_interval_ms": 900_000})],
+    "gcMetadataOpRateLimit": [({"gcMetadataOpRateLimit": "500"}, {"gc_metadata_rate": 500})],
+    "useTransactionalCompaction": [
+        ({"useTransactionalCompaction": "false"}, {"compaction": "plain"}),
+        ({"useTransactionalCompaction": "true"}, {"compaction": "transactional"}),
+    ],
+    "minorCompactionThreshold": [
+        ({"minorCompactionThreshold": "0.3"}, {"minor_compaction_threshold": 30}),
+        ({"minorCompactionThreshold": "-1"}, {"minor_compaction_interval_ms": 0}),
+    ],
+    "minorCompactionInterval": [
+        ({"minorCompactionInterval": "7200"}, {"minor_compaction_interval_ms": 7_200_000}),
+        ({"minorCompactionInterval": "-1"}, {"minor_compaction_interval_ms": 0}),
+    ],
+    "majorCompactionThreshold": [
+        ({"majorCompactionThreshold": "0.5"}, {"major_compaction_threshold": 50}),
+        ({"majorCompactionThreshold": "0", "majorCompactionInterval": "9"}, {"major_compaction_interval_ms": 0}),
+    ],
+    "majorCompactionInterval": [({"majorCompactionInterval": "86401"}, {"major_compaction_interval_ms": 86_401_000})],
+    "isThrottleByBytes": [({"isThrottleByBytes": "true"}, {})],
+    "compactionRateByBytes": [
+        ({"compactionRateByBytes": "1000000"}, {}),
+        ({"compactionRateByBytes": "1000000", "isThrottleByBytes": "true"}, {"compaction_rate_size": 1_000_000}),
+    ],
+    "diskUsageThreshold": [({"diskUsageThreshold": "0.97"}, {"disk_usage_threshold": 97})],
+    "diskUsageWarnThreshold": [({"diskUsageWarnThreshold": "0.91"}, {"disk_usage_warn_threshold": 91})],
+    "diskUsageLwmThreshold": [({"diskUsageLwmThreshold": "0.85"}, {"disk_usage_lwm_threshold": 85})],
+    "diskCheckInterval": [({"diskCheckInterval": "5000"}, {"disk_check_interval_ms": 5000})],
+    "readOnlyModeOnAnyDiskFullEnabled": [
+        ({"readOnlyModeOnAnyDiskFullEnabled": "false"}, {"read_only_on_any_disk_full": False})
+    ],
+    "localScrubInterval": [({"localScrubInterval": "86400"}, {"scrub_period_ms": 86_400_000})],
+}
+URIS = {
+    "metadataServiceUri": ({"metadataServiceUri": "etcd://e:1/s", "zkServers": "z:1"}, "etcd://e:1/s"),
+    "zkServers": ({"zkServers": "z:1,y:2"}, "zk+null://z:1;y:2/ledgers"),
+    "zkLedgersRootPath": ({"zkServers": "z:1", "zkLedgersRootPath": "/bk"}, "zk+null://z:1/bk"),
+    "ledgerManagerFactoryClass": (
+        {
+            "zkServers": "z:1",
+            "ledgerManagerFactoryClass": "org.apache.bookkeeper.meta.LongHierarchicalLedgerManagerFactory",
+        },
+        "zk+longhierarchical://z:1/ledgers",
+    ),
+    "ledgerManagerType": ({"zkServers": "z:1", "ledgerManagerType": "flat"}, "zk+flat://z:1/ledgers"),
+    "zkEnableSecurity": (
+        {"zkEnableSecurity": "true", "metadataServiceUri": "zk://z:1/l?options=/f"},
+        "zk://z:1/l?options=/f",
+    ),
+}
+
+
+@pytest.mark.parametrize("key", MAPPED)
+def test_a_key_becomes_a_setting(key: str) -> None:
+    for properties, expected in MAPPED[key]:
+        found = options(**properties)
+        assert found.settings == HERE | expected
+        assert {each.level for each in found.notices} <= {Level.DIFFERENT}
+        assert found.metadata_uri is None
+        BookieConfig(**found.settings)
+
+
+@pytest.mark.parametrize("key", URIS)
+def test_a_key_becomes_a_part_of_the_metadata_uri(key: str) -> None:
+    properties, uri = URIS[key]
+    assert options(**properties).metadata_uri == uri
+
+
+def test_every_key_has_a_row_and_every_mapped_one_a_case() -> None:
+    rows = index(SERVER)
+    assert set((GOLDEN / "server.txt").read_text().split()) <= rows.keys()
+    assert {key for key, row in rows.items() if isinstance(row, Mapped)} == {*MAPPED, *URIS}
+    for row in SERVER:
+        if isinstance(row, Mapped) and row.convert is not None:
+            assert row.setting in BookieConfig.__dataclass_fields__
+
+
+@pytest.mark.parametrize("row", [row for row in SERVER if isinstance(row, Different)], ids=lambda row: row.key)
+def test_what_is_done_otherwise_is_said_with_the_way_out(row: Different) -> None:
+    strange = "something else"
+    if row.is_refused:
+        with pytest.raises(ConfigError, match=row.key):
+            options(**{row.key: strange})
+    else:
+        notices = options(**{row.key: strange}).notices
+        assert [(each.level, each.key) for each in notices] == [(row.level, f"{row.key}={strange}")]
+        assert len(notices[0].text) > 20
+    for value in row.harmless:
+        assert options(**{row.key: value}).notices == []
+
+
+def test_what_endangers_data_is_loud() -> None:
+    for key, value in (
+        ("journalSyncData", "false"),
+        ("journalWriteData", "false"),
+        ("skipReplayJournalInvalidRecord", "true"),
+        ("autoRecoveryDaemonEnabled", "true"),
+        ("dataIntegrityStampMissingCookies", "true"),
+    ):
+        (notice,) = options(**{key: value}).notices
+        assert notice.level is Level.DANGER
+        assert str(notice).startswith(f"{key}={value}: ")
+
+
+def test_unknown_keys_have_a_neighbour_and_unused_ones_share_a_line() -> None:
+    found = options(jounalDirectories="/a", serverTcpNoDelay="true", gcEntryLogMetadataCachePath="x", zzzzzz="1")
+    assert [(each.level, each.key) for each in found.notices] == [
+        (Level.UNKNOWN, "jounalDirectories"),
+        (Level.UNKNOWN, "zzzzzz"),
+        (Level.UNUSED, "serverTcpNoDelay gcEntryLogMetadataCachePath"),
+    ]
+    assert "did you mean journalDirectories?" in found.notices[0].text
+    assert "did you mean" not in found.notices[1].text
+    assert all(row.reason for row in SERVER if isinstance(row, Unused))
+
+
+@pytest.mark.parametrize(
+    ("properties", "said"),
+    [
+        ({"bookiePort": "many"}, "bookiePort=many"),
+        ({"bookiePort": "0"}, "allowEphemeralPorts"),
+        ({"diskUsageThreshold": "x"}, "diskUsageThreshold=x"),
+        ({"allowStorageExpansion": "maybe"}, "allowStorageExpansion=maybe: true or false"),
+        ({"pageLimit": "x"}, "pageLimit=x"),
+        ({"minorCompactionThreshold": "x"}, "minorCompactionThreshold=x"),
+        ({"listeningInterface": "eth9"}, "listeningInterface=eth9 has no address"),
+        ({"listeningInterface": "lo"}, "no other machine can reach"),
+        ({"listeningInterface": "eth2", "useHostNameAsBookieID": "true"}, "has no name"),
+        ({"zkServers": "z:1", "ledgerManagerType": "ms"}, "flat, hierarchical or longhierarchical"),
+        ({"zkServers": "z:1", "ledgerManagerFactoryClass": "a.B"}, "B is not known"),
+        ({"zkServers": "z:1", "zkEnableSecurity": "true"}, "options="),
+    ],
+)
+def test_values_that_cannot_be_taken_are_refused(properties: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        options(**properties)
+
+
+def test_the_file_that_apache_ships() -> None:
+    found = options(**SHIPPED)
+    assert found.settings == HERE | {
+        "port": 3181,
+        "journal_directories": ("/tmp/bk-txn",),
+        "ledger_directories": ("/tmp/bk-data",),
+        "lease_ms": 10_000,
+    }
+    assert found.metadata_uri == "zk+hierarchical://localhost:2181/ledgers"
+    assert [(each.level, each.key) for each in found.notices] == [(Level.UNUSED, "httpServerPort httpServerClass")]
+    config = validate(BookieConfig(**found.settings))
+    check_identity(config)
+    assert identity(config) == "10.0.0.1:3181"
