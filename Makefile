@@ -7,7 +7,7 @@ MINUTES ?= 1
 JOBS ?= 2
 AGAINST ?=
 
-.PHONY: run test check coverage sim mutants museum chaos chaos-storage apache interop spark-chaos bench bench-spark example spark-cluster docs clean
+.PHONY: run test check coverage sim mutants museum chaos chaos-storage apache interop etcd spark-chaos bench bench-spark example spark-cluster docs clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -47,6 +47,10 @@ chaos-storage: $(VENV)/.dev
 apache: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache
 apache: $(VENV)/.dev
 	@$(BIN)/python -m pytest -q -n 0 -m apache tests/apache $(ARGS)
+
+# A real etcd server, from PATH or where BOOKIES_ETCD says (Debian: etcd-server).
+etcd: $(VENV)/.dev
+	@$(BIN)/python -m pytest -q -n 0 -m etcd tests/etcd $(ARGS)
 
 # Apache's clients and bookies with ours, in every mixture: needs a JVM with its compiler, and Maven for the first time.
 interop: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache

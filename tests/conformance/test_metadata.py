@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import pytest
+from tests.fakes import etcd as fake_etcd
 from tests.fakes.zookeeper import FakeZooKeeper, Server, end_session
 
 from bookies.errors import (
@@ -38,6 +39,7 @@ from bookies.metadata.driver import (
     Step,
 )
 from bookies.metadata.embedded import EmbeddedDriver
+from bookies.metadata.etcd import EtcdDriver
 from bookies.metadata.leased import LeasedDriver
 from bookies.metadata.memory import MemoryDriver, MemoryStore
 from bookies.metadata.zk_layout import Manager
@@ -50,7 +52,7 @@ A, B = BookieId("bk-a:3181"), BookieId("bk-b:3181")
 INFO_A = BookieInfo((Endpoint("bookie", "127.0.0.1", 3181, "bookie-rpc"),))
 INFO_B = BookieInfo((Endpoint("bookie", "127.0.0.1", 4000, "bookie-rpc"),), {"rack": "/r1"})
 WRITABLE, READ_ONLY = BookieMode.WRITABLE, BookieMode.READ_ONLY
-Driver = LeasedDriver | ZooKeeperDriver
+Driver = LeasedDriver | ZooKeeperDriver | EtcdDriver
 PATIENCE_S = 20.0  # before a test that waits for something gives up
 
 
@@ -94,6 +96,11 @@ class Kind:
         if self.name == "memory":
             store = MemoryStore()
             return lambda: MemoryDriver(store, runtime)
+        if self.name == "etcd":
+            etcd = fake_etcd.Server("/ledgers")
+            return lambda: EtcdDriver(
+                "etcd://fake/ledgers", fake_etcd.FakeEtcd(etcd), runtime, "/ledgers", lease_ms=lease_ms
+            )
         if self.name.startswith("zookeeper"):
             server, manager = Server("/ledgers"), Manager(self.name.partition("-")[2])
             return lambda: ZooKeeperDriver(
@@ -113,7 +120,10 @@ class Kind:
         return asyncio.run(main())
 
 
-@pytest.fixture(params=["memory", "embedded", "zookeeper-hierarchical", "zookeeper-longhierarchical", "zookeeper-flat"])
+NAMES = ["memory", "embedded", "zookeeper-hierarchical", "zookeeper-longhierarchical", "zookeeper-flat", "etcd"]
+
+
+@pytest.fixture(params=NAMES)
 def kind(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Kind:
     return Kind(request.param, tmp_path)
 
@@ -198,7 +208,9 @@ def test_create_is_exclusive(kind: Kind) -> None:
         one, two = await cluster.driver(), await cluster.driver()
         created = await one.create_ledger(ledger(7, custom_metadata={"k": b"v"}))
         assert created.metadata.ctime_ms is not None
-        assert created.metadata == ledger(7, custom_metadata={"k": b"v"}, ctime_ms=created.metadata.ctime_ms)
+        in_record = kind.name == "etcd"  # which keeps no times of its own
+        asked = ledger(7, custom_metadata={"k": b"v"}, ctime_ms=created.metadata.ctime_ms, stores_ctime=in_record)
+        assert created.metadata == asked
         with pytest.raises(LedgerExists):
             await two.create_ledger(ledger(7))
         assert await two.read_ledger(7) == created
@@ -671,6 +683,9 @@ async def expire(driver: Driver) -> None:
     assert driver.session_id is not None
     if isinstance(driver, ZooKeeperDriver):
         await end_session(driver.zookeeper)
+        return
+    if isinstance(driver, EtcdDriver):
+        await fake_etcd.end_lease(driver.etcd, driver.session_id)
         return
     await driver._call("expire", driver._store.end_session, driver.session_id)
 

@@ -27,7 +27,7 @@ def add_common(parser: argparse.ArgumentParser, *, metadata: bool = True) -> Non
         parser.add_argument(
             "--metadata",
             metavar="URI",
-            help="the cluster: file:DIR, zk://HOST:2181/ledgers (default: BK_METADATA, bk-data)",
+            help="the cluster: file:DIR, zk://HOST:2181/PATH, etcd://HOST:2379/PATH (default: BK_METADATA, bk-data)",
         )
     parser.add_argument("--json", action="store_true", help="one JSON document (or line per row) on stdout")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")

@@ -50,8 +50,9 @@ def connect(
     """Connect to the cluster whose metadata store is at `uri`: `async with connect(uri) as store`, or await it.
 
     URIs: `file:DIRECTORY` (embedded, for one machine), `memory:NAME` (this process), `zk://HOST:2181/ledgers`
-    (ZooKeeper, Apache's layout; needs the extra `zookeeper`). The other keywords are the fields of `ClientConfig`;
-    what is neither given here nor in `config` comes from BK_... environment variables.
+    (ZooKeeper, Apache's layout; needs the extra `zookeeper`), `etcd://HOST:2379/SCOPE` (etcd; needs
+    the extra `etcd`). The other keywords are the fields of `ClientConfig`; what is neither given here nor in `config`
+    comes from BK_... environment variables.
     `timeout`: seconds. Raises `ConfigError`, `InvalidArgument`, and `MetadataError` when there is no such store, or no
     cluster in it: a client never makes one.
     """

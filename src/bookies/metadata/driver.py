@@ -155,6 +155,7 @@ class MetadataDriver(ABC):
     async def create_ledger(self, metadata: LedgerMetadata) -> Versioned:
         """Exclusive create. A stored record with the same non-zero creator token is our own earlier attempt: success.
 
+        A store that keeps no times puts the time of creation into the record (`stores_ctime`).
         Raises `LedgerExists`, also for every id that a deleted ledger had, chosen or handed out. Such an id can never
         be used again: bookies may hold the old entries for any length of time, also those that cannot be asked now and
         come back later, and the old writer, if nobody fenced it, goes on sending entries under this id with the same

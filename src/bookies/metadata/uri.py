@@ -1,8 +1,8 @@
 """Metadata URIs: which store a cluster lives in, as text.
 
 `memory:` is a store of its own, `memory:NAME` one that everybody in this process shares under that name, `file:DIR`
-the embedded store in a directory, `zk+hierarchical://HOST:2181;HOST:2181/ledgers` a cluster in ZooKeeper, in Apache's
-layout. Source: metadata 1, whose `etcd` scheme is recognised.
+the embedded store in a directory, `zk+hierarchical://HOST:2181;HOST:2181/ledgers` a cluster in ZooKeeper, and
+`etcd://HOST:2379;HOST:2379/SCOPE` one in etcd, both in Apache's layout. Source: metadata 1.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from bookies.errors import ConfigError, NotSupported
+from bookies.errors import ConfigError
 from bookies.metadata.driver import MetadataDriver
 from bookies.metadata.memory import MemoryDriver, MemoryStore, shared_store
 from bookies.runtime.ports import Runtime
 
-FORMS = "file:DIR, memory:, memory:NAME or zk://HOST:2181/ledgers"
+FORMS = "file:DIR, memory:, memory:NAME, zk://HOST:2181/ledgers or etcd://HOST:2379/SCOPE"
 LEASE_MS = 10_000  # a registration that is not renewed for so long is gone
 
 
@@ -24,13 +24,11 @@ def connect(uri: str, runtime: Runtime, *, lease_ms: int = LEASE_MS, may_create:
 
     `lease_ms`: how long registrations outlive a process that dies. `may_create`: opening makes a store where there is
     none, which is for those who begin a cluster; others would only hide that they look in the wrong place.
-    Raises `ConfigError` for what is no such URI, `NotSupported` for stores that this version does not have.
+    Raises `ConfigError` for what is no such URI, and for a store whose client library is not installed.
     """
     scheme, colon, rest = uri.strip().partition(":")
     kind = scheme.lower().split("+")[0]
-    if colon and kind == "etcd":
-        raise NotSupported(f"{uri!r}: this version has no etcd driver; use {FORMS}")
-    connector = _connect_zookeeper if kind == "zk" else _CONNECTORS.get(scheme.lower())
+    connector = _REMOTE.get(kind) or _CONNECTORS.get(scheme.lower())
     if not colon or connector is None:
         raise ConfigError(f"{uri!r} is not a metadata URI: expected {FORMS}")
     return connector(uri, rest, runtime, lease_ms, may_create)
@@ -76,6 +74,20 @@ def _connect_zookeeper(uri: str, rest: str, runtime: Runtime, lease_ms: int, may
     )
 
 
+def _connect_etcd(uri: str, rest: str, runtime: Runtime, lease_ms: int, may_create: bool) -> MetadataDriver:
+    from bookies.metadata.etcd import EtcdDriver
+    from bookies.metadata.etcd_layout import parse_uri
+    from bookies.metadata.etcd_options import read_options
+    from bookies.runtime.grpc_etcd import GrpcEtcd, check_available
+
+    place = parse_uri(uri)
+    credentials = read_options(runtime.disk, place.options)
+    check_available(uri)
+    etcd = GrpcEtcd(place.hosts, lease_ms, credentials)
+    return EtcdDriver(uri.strip(), etcd, runtime, place.scope, lease_ms=lease_ms, may_create=may_create)
+
+
+_REMOTE = {"zk": _connect_zookeeper, "etcd": _connect_etcd}  # by what stands before the + in their scheme
 _CONNECTORS: dict[str, Callable[[str, str, Runtime, int, bool], MetadataDriver]] = {
     "memory": _connect_memory,
     "file": _connect_file,

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 
 from bookies.errors import ConfigError, MetadataCorrupt
 from bookies.metadata.serde import is_bookie_id
+from bookies.metadata.spent import SPENT_SIZE
 from bookies.model import BookieId, BookieMode
-from bookies.protocol.intervals import IdSet
 
 LEDGER_ID_MAX = (1 << 63) - 1
 SHORT_ID_STOP = (1 << 31) - 1  # ids from here on have the long path, and no 31-bit generator makes them
 HIGH_UNIT = 1 << 32  # a generated id is the number of its HOB directory times this, and a 31-bit number
 HIGH_DIRECTORIES_KEPT = 3
-SPENT_SIZE = 1 << 16  # ids in one list of deleted ledgers
 _FORMATS = (1, 2)  # of the LAYOUT record
 _READ_ONLY_NAME = "readonly"
 
@@ -246,30 +245,6 @@ def ledgers_among(root: str, manager: Manager, parent: str, children: Iterable[s
     return sorted(
         found for path, found in paths.items() if found is not None and path == ledger_path(root, manager, found)
     )
-
-
-# -- the ids of deleted ledgers ---------------------------------------------------------------------------------------
-
-
-def pack_spent(ids: IdSet) -> bytes:
-    """As runs: `0-4 7 9-12`, each number an offset in the list."""
-    runs = ([(0, ids.bound)] if ids.bound > 0 else []) + ids.runs
-    return " ".join(str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in runs).encode("ascii")
-
-
-def parse_spent(path: str, data: bytes) -> IdSet:
-    """Raises `MetadataCorrupt`."""
-    ids = IdSet(0)
-    try:
-        for word in data.decode("ascii").split():
-            first, _, last = word.partition("-")
-            start, stop = int(first), int(last or first) + 1
-            if not 0 <= start < stop <= SPENT_SIZE:
-                raise ValueError(f"{word!r} is no run of ids")
-            ids.add(start, stop)
-    except ValueError as error:
-        raise MetadataCorrupt(f"the list of deleted ledgers {path} cannot be read: {error}") from error
-    return ids
 
 
 # -- URIs --------------------------------------------------------------------------------------------------------------

@@ -15,20 +15,18 @@ from bookies.errors import InvalidArgument, LedgerNotFound, MetadataError, NotSu
 from bookies.metadata.driver import Versioned
 from bookies.metadata.leased import check_version, deleted_before, taken
 from bookies.metadata.serde import pack_ledger, parse_ledger
+from bookies.metadata.spent import SPENT_SIZE, divided, joined, pack_spent, parse_spent
 from bookies.metadata.zk_layout import (
     HIGH_DIRECTORIES_KEPT,
     HIGH_UNIT,
     LEDGER_ID_MAX,
-    SPENT_SIZE,
     Manager,
     branches_among,
     generated_number,
     high_numbers,
     ledger_path,
     ledgers_among,
-    pack_spent,
     parent_of,
-    parse_spent,
     tops_among,
 )
 from bookies.metadata.zk_nodes import ATTEMPTS_MAX, Nodes
@@ -93,27 +91,16 @@ class SpentIds:
     async def runs(self) -> tuple[tuple[int, int], ...]:
         """All of them, see `GivenIds`."""
         found = await self._nodes.children(self._nodes.paths.spent)
-        runs: list[tuple[int, int]] = []
-        for name in sorted(found[0] if found is not None else []):
-            path, base = f"{self._nodes.paths.spent}/{name}", int(name, 16) * SPENT_SIZE
+        lists: dict[int, IdSet] = {}
+        for name in found[0] if found is not None else []:
+            path = f"{self._nodes.paths.spent}/{name}"
             data = await self._nodes.read(path)
-            ids = parse_spent(path, b"" if data is None else data[0])
-            for start, stop in ([(0, ids.bound)] if ids.bound > 0 else []) + ids.runs:
-                if runs and runs[-1][1] == base + start - 1:
-                    runs[-1] = (runs[-1][0], base + stop - 1)
-                else:
-                    runs.append((base + start, base + stop - 1))
-        return tuple(runs)
+            lists[int(name, 16)] = parse_spent(path, b"" if data is None else data[0])
+        return joined(lists)
 
     async def restore(self, runs: Sequence[tuple[int, int]]) -> None:
         """Add runs of ids (first, last)."""
-        parts: dict[int, list[tuple[int, int]]] = {}  # list -> runs in it
-        for first, last in runs:
-            for number in range(first // SPENT_SIZE, last // SPENT_SIZE + 1):
-                base = number * SPENT_SIZE
-                part = max(first, base) - base, min(last, base + SPENT_SIZE - 1) - base
-                parts.setdefault(number, []).append(part)
-        for number, added in parts.items():
+        for number, added in divided(runs).items():
             while not await self._restore(number * SPENT_SIZE, added):
                 continue  # Somebody else changed the list.
 

@@ -50,6 +50,11 @@ class Nodes:
         """As `read`."""
         return await self.repeat(lambda: self.zookeeper.exists(path, sync=True, watch=watch))
 
+    async def version(self, path: str, watch: Callable[[], None]) -> int:
+        """Ours, see the module; 0 for a missing znode."""
+        stat = await self.stat(path, watch)
+        return 0 if stat is None else stat.mzxid
+
     async def children(self, path: str, watch: Callable[[], None] | None = None) -> tuple[list[str], Stat] | None:
         """As `read`. The watch sees the znode appear, too."""
         while True:

@@ -34,6 +34,7 @@ from bookies.metadata.driver import (
     check_record,
     check_steps,
 )
+from bookies.metadata.observers import Eyes, Observers
 from bookies.metadata.serde import is_bookie_id
 from bookies.metadata.watches import NEVER_SEEN, Subscription
 from bookies.metadata.zk_bookies import Bookies
@@ -41,7 +42,6 @@ from bookies.metadata.zk_layout import Manager, Paths, pack_layout, parent_of, p
 from bookies.metadata.zk_ledgers import LedgerIds, Ledgers, SpentIds
 from bookies.metadata.zk_nodes import ATTEMPTS_MAX, Nodes
 from bookies.metadata.zk_records import Records, Transactions
-from bookies.metadata.zk_watches import Observers
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import Tasks
@@ -117,7 +117,8 @@ class ZooKeeperDriver(MetadataDriver):
             raise
         self._tasks = Tasks(self._died)
         self._ids = LedgerIds(self._nodes, self._tasks)
-        self._observers = Observers(self._nodes, self._bookies, self._tasks)
+        eyes = Eyes(self._nodes.last_seen, self._nodes.version, self._bookies.present, self.zookeeper.unwatch)
+        self._observers = Observers(eyes, self._tasks)
 
     async def close(self) -> None:
         tasks, self._tasks = self._tasks, None

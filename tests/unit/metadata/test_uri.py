@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from bookies.errors import ConfigError, NotSupported
+from bookies.errors import ConfigError
 from bookies.metadata.embedded import EmbeddedDriver
+from bookies.metadata.etcd import EtcdDriver
 from bookies.metadata.memory import MemoryDriver
 from bookies.metadata.uri import connect
 from bookies.metadata.zookeeper import ZooKeeperDriver
@@ -61,7 +62,9 @@ def test_what_is_no_metadata_uri(uri: str) -> None:
 
 
 def test_the_error_names_the_forms() -> None:
-    with pytest.raises(ConfigError, match=r"expected file:DIR, memory:, memory:NAME or zk://HOST:2181/ledgers"):
+    with pytest.raises(
+        ConfigError, match=r"expected file:DIR, memory:, memory:NAME, zk://HOST:2181/ledgers or etcd://HOST:2379/SCOPE"
+    ):
         connect("data", RUNTIME)
 
 
@@ -88,17 +91,28 @@ def test_what_has_to_be_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: pat
     with pytest.raises(ConfigError, match=r"zk://a/b is in ZooKeeper; .* pip install 'bookies\[zookeeper\]'"):
         connect("zk://a/b", RUNTIME)
 
-
-@pytest.mark.parametrize("uri", ["etcd://e:2379/x", "ETCD+hierarchical://e/x"])
-def test_stores_that_are_not_there_yet(uri: str) -> None:
-    with pytest.raises(NotSupported, match=r"has no etcd driver; use file:DIR"):
-        connect(uri, RUNTIME)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "grpc" else found(name))
+    with pytest.raises(ConfigError, match=r"etcd://a/b is in etcd; .* pip install 'bookies\[etcd\]'"):
+        connect("etcd://a/b", RUNTIME)
 
 
-def test_kazoo_is_imported_only_when_zookeeper_is_used() -> None:
+def test_etcd() -> None:
+    driver = connect(" ETCD+hierarchical://a;[::1]:1,c:2/x/y ", RUNTIME, lease_ms=4000)
+    assert isinstance(driver, EtcdDriver)
+    assert driver.uri == "ETCD+hierarchical://a;[::1]:1,c:2/x/y"
+    assert driver.lease_ms == 4000
+    assert driver.etcd.hosts == "a:2379,[::1]:1,c:2"
+    with pytest.raises(ConfigError, match="has no scope"):
+        connect("etcd://a", RUNTIME)
+    with pytest.raises(ConfigError, match=r"cannot be read from /none/e.toml"):
+        connect("etcd://a/b?options=/none/e.toml", RUNTIME)
+
+
+@pytest.mark.parametrize(("uri", "library"), [("zk://a/b", "kazoo"), ("etcd://a/b", "grpc")])
+def test_libraries_are_imported_only_when_they_are_used(uri: str, library: str) -> None:
     program = (
         "import sys\nfrom bookies.metadata.uri import connect\nfrom bookies.runtime import aio\n"
-        "connect('zk://a/b', aio.runtime(seed=1))\nsys.exit('kazoo' in sys.modules)"
+        f"connect('{uri}', aio.runtime(seed=1))\nsys.exit('{library}' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookies.errors import ConfigError, MetadataCorrupt
+from bookies.metadata.spent import SPENT_SIZE
 from bookies.metadata.zk_layout import (
     LEDGER_ID_MAX,
-    SPENT_SIZE,
     Manager,
     Paths,
     bookies_among,
@@ -24,15 +24,12 @@ from bookies.metadata.zk_layout import (
     ledger_path,
     ledgers_among,
     pack_layout,
-    pack_spent,
     parse_layout,
-    parse_spent,
     parse_uri,
     record_name,
     tops_among,
 )
 from bookies.model import BookieId, BookieMode
-from bookies.protocol.intervals import IdSet
 
 GOLDEN = pathlib.Path(__file__).parents[2] / "golden" / "metadata"
 FLAT, HIERARCHICAL, LONG, LEGACY = Manager.FLAT, Manager.HIERARCHICAL, Manager.LONG, Manager.LEGACY
@@ -203,30 +200,6 @@ def test_names_in_listings() -> None:
 )
 def test_generated_numbers(name: str, number: int | None) -> None:
     assert generated_number(f"/ledgers/idgen/{name}") == number
-
-
-# -- spent ids ---------------------------------------------------------------------------------------------------------
-
-
-@given(st.sets(st.integers(0, SPENT_SIZE - 1), max_size=30))
-def test_spent_ids_come_back(numbers: set[int]) -> None:
-    ids = IdSet(0)
-    for number in sorted(numbers):
-        ids.add(number, number + 1)
-    again = parse_spent("/x", pack_spent(ids))
-    assert (again.bound, again.runs) == (ids.bound, ids.runs)
-    assert all(number in again for number in numbers)
-
-
-def test_spent_ids_as_text() -> None:
-    ids = IdSet(0)
-    for start, stop in ((0, 5), (7, 8), (9, 13)):
-        ids.add(start, stop)
-    assert pack_spent(ids) == b"0-4 7 9-12"
-    assert pack_spent(IdSet(0)) == b""
-    for data in (b"x", b"5-3", b"-1", b"65536", b"0-65536", b"\xff"):
-        with pytest.raises(MetadataCorrupt, match="/spent/0 cannot be read"):
-            parse_spent("/spent/0", data)
 
 
 # -- URIs --------------------------------------------------------------------------------------------------------------

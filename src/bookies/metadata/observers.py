@@ -1,7 +1,7 @@
-"""Watches of znodes: one task for each thing that is watched, however many callbacks watch it.
+"""Watches of what is in ZooKeeper or etcd: one task for each thing that is watched, however many callbacks watch it.
 
 A task looks at what is watched and leaves a watch behind in one step, tells those who have not heard of what it sees,
-and waits for ZooKeeper, or a lost connection, to say that it should look again. So nothing is missed, several changes
+and waits for the store, or a lost connection, to say that it should look again. So nothing is missed, several changes
 may become one call, and an older state never follows a newer. Source: metadata 5.3 and 6.3.
 """
 
@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from bookies.errors import MetadataError
 from bookies.metadata.driver import BookieSet, LedgerEvent, Watch
 from bookies.metadata.leased import RETRY_INTERVAL_S
 from bookies.metadata.watches import MISSING, NEVER_SEEN, Subscription
-from bookies.metadata.zk_bookies import Bookies
-from bookies.metadata.zk_nodes import Nodes
 from bookies.model import BookieMode
 from bookies.runtime.tasks import Tasks
 
@@ -23,12 +22,25 @@ _Key = str | BookieMode
 _Look = Callable[[Callable[[], None]], Awaitable[None]]  # at what is watched, leaving the watch behind
 
 
+@dataclass(frozen=True, slots=True)
+class Eyes:
+    """How a driver looks. `News` are called once after the next change of what was seen, or when that can be missed.
+
+    `last_seen`: the version of a path that this driver saw last, None if it has not looked. `version`, `present`: what
+    is there now, and the news from then on. `unwatch`: these news are not called any more.
+    """
+
+    last_seen: Callable[[str], int | None]
+    version: Callable[[str, Callable[[], None]], Awaitable[int]]
+    present: Callable[[BookieMode, Callable[[], None]], Awaitable[BookieSet]]
+    unwatch: Callable[[Callable[[], None]], None]
+
+
 class Observers:
     """The watches of one driver."""
 
-    def __init__(self, nodes: Nodes, bookies: Bookies, tasks: Tasks) -> None:
-        self._nodes = nodes
-        self._bookies = bookies
+    def __init__(self, eyes: Eyes, tasks: Tasks) -> None:
+        self._eyes = eyes
         self._tasks = tasks
         self._ledgers: dict[Subscription[str, LedgerEvent], None] = {}
         self._records: dict[Subscription[str, None], None] = {}
@@ -48,15 +60,15 @@ class Observers:
         """
         if path is None:
             return Subscription(self._ledgers, "", callback, NEVER_SEEN)
-        seen = self._nodes.last_seen(path)
+        seen = self._eyes.last_seen(path)
         known = NEVER_SEEN if seen is None else seen
         watch = Subscription(self._ledgers, path, callback, known, self._cancelled)
-        self._look_soon(path, lambda news: self._look_at_node(path, news))
+        self._look_soon(path, lambda news: self._look_at_path(path, news))
         return watch
 
     def record(self, path: str, version: int, callback: Callable[[], None]) -> Watch:
         watch = Subscription(self._records, path, lambda _: callback(), version, self._cancelled)
-        self._look_soon(path, lambda news: self._look_at_node(path, news))
+        self._look_soon(path, lambda news: self._look_at_path(path, news))
         return watch
 
     def bookies(self, mode: BookieMode, callback: Callable[[BookieSet], None]) -> Watch:
@@ -65,10 +77,9 @@ class Observers:
         return watch
 
     # -- looking -------------------------------------------------------------------------------------------------
-    async def _look_at_node(self, path: str, news: Callable[[], None]) -> None:
-        stat = await self._nodes.stat(path, news)
-        version = MISSING if stat is None else stat.mzxid
-        event = LedgerEvent.DELETED if stat is None else LedgerEvent.CHANGED
+    async def _look_at_path(self, path: str, news: Callable[[], None]) -> None:
+        version = await self._eyes.version(path, news)
+        event = LedgerEvent.DELETED if version == MISSING else LedgerEvent.CHANGED
         for ledger in self._ledgers:
             if ledger.key == path and ledger.known != version:
                 ledger.known = version
@@ -79,7 +90,7 @@ class Observers:
                 record.deliver(None)
 
     async def _look_at_set(self, mode: BookieMode, news: Callable[[], None]) -> None:
-        found = await self._bookies.present(mode, news)
+        found = await self._eyes.present(mode, news)
         for each in self._sets:
             if each.key is mode and found.version > each.known:
                 each.known = found.version
@@ -104,7 +115,7 @@ class Observers:
                     continue
                 await news.wait()
         finally:
-            self._nodes.zookeeper.unwatch(told)
+            self._eyes.unwatch(told)
 
     def _cancelled(self, key: _Key) -> None:
         """The last watch of something ends its task."""
