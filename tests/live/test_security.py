@@ -16,6 +16,7 @@ import pytest
 from tests.fakes.certificates import Authority, Files
 
 import bookies as bk
+from bookies.admin.tls_doctor import of_bookie
 from bookies.bookie.server import BookieServer
 from bookies.config import BookieConfig, validate
 from bookies.errors import BookieUnreachable, Status, TlsFailed, Unauthorized
@@ -425,6 +426,36 @@ def test_a_broken_certificate_keeps_a_bookie_from_starting(place: Place) -> None
             with pytest.raises(bk.ConfigError, match=why):
                 async with place.bookie(**settings):
                     pass
+
+    run(body())
+
+
+# -- bk doctor tls ---------------------------------------------------------------------------------------------------
+def test_what_the_doctor_says(place: Place) -> None:
+    own = place.authority.issue("client")
+
+    async def said(server: BookieServer, **settings: Any) -> str:
+        config = bk.ClientConfig(**settings)
+        found = await asyncio.to_thread(lambda: list(of_bookie("b1", *server.address, config)))
+        return "\n".join(f"{each.level} {each.what}" for each in found)
+
+    async def body() -> None:
+        async with place.bookie() as server:
+            assert "warn b1 at 127.0.0.1" in (text := await said(server))
+            assert "does not offer TLS" in text
+        async with place.bookie(**place.tls()) as server:
+            text = await said(server)
+            assert "ok b1 at 127.0.0.1" in text
+            assert "signed by commonName=authority, valid until" in text
+            assert "certificate was not checked" in text
+            assert "warn b1 also serves whoever does not encrypt" in text
+            assert "ok b1 is accepted" in await said(server, tls=True, tls_authority=place.authority.path)
+        async with place.bookie(**place.mutual(tls_required=True)) as server:
+            assert "valid until" in str(server.describe()["tls"])
+            text = await said(server, **place.encrypted(own))
+            assert "ok b1 is accepted" in text
+            assert "ok b1 serves nobody who neither encrypts" in text
+            assert "it does not accept us" in await said(server, **place.encrypted())
 
     run(body())
 
