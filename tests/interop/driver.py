@@ -239,6 +239,12 @@ class Driver:
     async def do_bookies(self, command: dict[str, Any]) -> dict[str, Any]:
         return {each.id: each.mode for each in await (await self._client(command)).bookies()}
 
+    async def do_check(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Whether every replica of every entry is there and good."""
+        tools = (await self._client(command)).administration()
+        found = await tools.check_ledger(command["ledger"], percentage=100)
+        return {"is_ok": found.is_ok, "verdict": str(found.fragments)}
+
     async def do_metadata(self, command: dict[str, Any]) -> dict[str, Any]:
         record = await (await self._client(command)).metadata(command["ledger"])
         is_closed = record.state is bk.LedgerState.CLOSED

@@ -14,6 +14,7 @@ import pytest
 from tests.fakes.zookeeper import FakeZooKeeper, Server
 
 from bookies.errors import LedgerExists, MetadataCorrupt, MetadataError
+from bookies.metadata import transfer
 from bookies.metadata.driver import MetadataDriver
 from bookies.metadata.embedded import EmbeddedDriver
 from bookies.metadata.memory import MemoryDriver, MemoryStore
@@ -273,5 +274,36 @@ def test_the_layout_is_kept_by_a_store_that_was_left_half_filled() -> None:
         again = await opened(zookeeper(server, None))
         assert again.layout == "longhierarchical"
         await again.close()
+
+    run(body)
+
+
+class Unsteady:
+    """Many a request is lost, and many an answer."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    async def before(self, operation: str, driver: MemoryDriver) -> None:
+        self._lose(operation, 0)
+
+    async def after(self, operation: str, driver: MemoryDriver) -> None:
+        self._lose(operation, 7)
+
+    def _lose(self, operation: str, rest: int) -> None:
+        if operation in ("create_ledger", "create_cookie"):
+            self._count += 1
+            if self._count % 12 == rest:
+                raise MetadataError("lost")
+
+
+def test_a_store_that_fails_now_and_then_is_filled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "PAUSE_S", 0.001)
+
+    async def body() -> None:
+        source = await opened(memory())
+        await fill(source)
+        target = await opened(MemoryDriver(MemoryStore(), aio.runtime(seed=3), faults=Unsteady()))
+        assert await moved(source, target) == []
 
     run(body)
