@@ -381,6 +381,37 @@ def test_plain_requests_behind_start_tls_are_not_smuggled_in(place: Place) -> No
     run(body())
 
 
+def test_nothing_is_left_of_peers_that_fail(place: Place) -> None:
+    """Whatever stage they end in, on either loop."""
+
+    async def body() -> None:
+        async with place.bookie(**place.mutual(), **place.sasl(tls_port=0)) as server:
+            assert server.tls_address is not None
+            tls_only = [b"", b"\x16\x03\x01\x00\x05hello", bytes(100)]
+            begun = [b"", _bytes(StartTlsRequest(3, 1)), _bytes(AuthRequest(3, 1, "sasl", b""))]
+            begun += [_bytes(StartTlsRequest(3, 1)) + each for each in (b"\x16", b"\x16\x03\x01\x00\x05hello", b"\0\0")]
+            peers = [(server.tls_address, data) for data in tls_only] + [(server.address, data) for data in begun]
+            writers = []
+            for address, data in peers:
+                _, writer = await asyncio.open_connection(*address)
+                writer.write(data)
+                await writer.drain()
+                writers.append(writer)
+            raw = await Raw.connect(server)
+            await raw.ask(AuthRequest(3, 1, "sasl", b""))  # by now the others were heard
+            for writer in writers:
+                writer.transport.abort()
+            raw.writer.transport.abort()
+            await server._intake.wait_empty()
+
+    for loop in LOOPS:
+        run(body(), loop)
+
+
+def _bytes(request: Request) -> bytes:
+    return b"".join(bytes(part) for part in encode_request(request))
+
+
 # -- certificates that change ------------------------------------------------------------------------------------------
 def test_renewed_certificates_count_for_new_connections(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "bookies.tls")
