@@ -9,6 +9,8 @@ import logging
 import os
 import pathlib
 import ssl
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -17,6 +19,7 @@ from tests.fakes.certificates import Authority, Files
 
 import bookies as bk
 from bookies.admin.tls_doctor import of_bookie
+from bookies.bookie.connection import Connection
 from bookies.bookie.server import BookieServer
 from bookies.config import BookieConfig, validate
 from bookies.errors import BookieUnreachable, Status, TlsFailed, Unauthorized
@@ -38,6 +41,8 @@ from bookies.wire.messages import (
     StartTlsRequest,
     StartTlsResponse,
 )
+
+pytestmark = pytest.mark.live
 
 PATIENCE_S = 60.0
 SIZE_MAX = 5 << 20
@@ -198,11 +203,74 @@ def test_tls_from_the_first_byte(place: Place, loop: Callable[[], asyncio.Abstra
     run(body(), loop)
 
 
+@pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "fastest"])
 @pytest.mark.parametrize("wire", ["v2", "v3"])
-def test_sasl_without_tls(place: Place, wire: str) -> None:
+def test_sasl_without_tls(place: Place, wire: str, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def body() -> None:
         async with place.bookie(**place.sasl()):
             await place.use(wire=wire, sasl_file=place.credentials())
+
+    run(body(), loop)
+
+
+def test_the_gate_is_gone_once_it_is_open(place: Place) -> None:
+    """What is served costs no more than where nobody asks."""
+
+    async def body() -> None:
+        async with place.bookie() as server:
+            raw = await Raw.connect(server)
+            await raw.ask(ReadLacRequest(3, 1, 1))
+            (connection,) = server._intake.connections()
+            assert type(connection) is Connection
+            raw.close()
+        async with place.bookie(**place.sasl()) as server:
+            raw, client = await Raw.connect(server), DigestMd5Client("bookkeeper-app", 'pass "wörd€', "abc")
+            challenge = await raw.ask(AuthRequest(3, 1, "sasl", b""))
+            (connection,) = server._intake.connections()
+            assert isinstance(connection, Connection)
+            assert connection._service is not server._handlers
+            assert isinstance(challenge, AuthResponse)
+            await raw.ask(AuthRequest(3, 2, "sasl", client.respond(challenge.payload)))
+            assert connection._service is server._handlers
+            raw.close()
+
+    run(body())
+
+
+def test_what_a_peer_says_of_itself_is_printable(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        async with place.bookie(**place.sasl()) as server:
+            raw = await Raw.connect(server)
+            await raw.ask(AuthRequest(3, 1, "\x1b[2J\r\nkerberos", b""))
+            raw.close()
+
+    run(body())
+    (line,) = [message for message in caplog.messages if "kerberos" in message]
+    assert line.isprintable()
+
+
+def test_the_command_takes_it_from_the_environment(place: Place) -> None:
+    own = place.authority.issue("client")
+    settings = place.encrypted(own) | {"sasl_file": place.credentials()}
+    environment = os.environ | {f"BK_{name.upper()}": str(value) for name, value in settings.items()}
+
+    def bk_command(*words: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "bookies", *words, "--metadata", place.uri]
+        return subprocess.run(command, input=text, capture_output=True, text=True, env=environment, check=False)
+
+    async def body() -> None:
+        async with place.bookie(**place.mutual(), **place.sasl(tls_required=True)):
+            replicas = ("--ensemble", "1", "--write-quorum", "1", "--ack-quorum", "1")
+            written = await asyncio.to_thread(bk_command, "ledger", "append", "--new", *replicas, text="a\nb\n")
+            assert written.returncode == 0, written.stderr
+            read = await asyncio.to_thread(bk_command, "ledger", "read", written.stdout.split()[0])
+            assert read.stdout == "a\nb\n"
+            found = await asyncio.to_thread(bk_command, "doctor", "tls")
+            assert found.returncode == 0, found.stdout
+            assert "it wants to be shown a user or a role" in found.stdout
+            environment["BK_TLS"] = "false"
+            refused = await asyncio.to_thread(bk_command, "ledger", "list")
+            assert (refused.returncode, "tls = true" in refused.stderr) == (2, True)
 
     run(body())
 

@@ -53,7 +53,9 @@ class Security:
         if len(self._told) >= REMEMBERED_MAX:
             self._told.clear()
         self._told[key] = None
-        self._events.warning("peer.refused", peer=peer, reason=reason, detail=detail or "-")
+        # What the peer says of itself may hold anything, and logs are read on terminals.
+        shown = "".join(character if character.isprintable() else "?" for character in detail)
+        self._events.warning("peer.refused", peer=peer, reason=reason, detail=shown or "-")
 
     def describe(self) -> dict[str, object]:
         """What is demanded and what was refused, for people."""
