@@ -56,9 +56,8 @@ A client takes a properties file, or its keys and values:
 
 ```python
 import bookies
-from bookies.apache import client_options
 
-options = client_options("/etc/bookkeeper/bk_client.conf")
+options = bookies.apache.client_options("/etc/bookkeeper/bk_client.conf")
 for notice in options.notices:
     print(notice)
 async with bookies.connect(options.uri, config=options.config) as store:
@@ -122,6 +121,8 @@ def api_page() -> str:
     enums = [each for each in kinds if issubclass(each, enum.Enum)]
     parts += ["## Functions\n", *(_function(name, found[name], "###") for name in ("connect", "local"))]
     parts.append(_function("blocking.connect", bookies.blocking.connect, "###"))
+    parts.append(_function("apache.client_options", bookies.apache.client_options, "###"))
+    parts.append(_class(bookies.apache.ClientOptions).replace("## ClientOptions", "### apache.ClientOptions", 1))
     for kind in kinds:
         if (
             kind not in errors

@@ -68,6 +68,7 @@ from bookies.errors import (
 
 TYPE_CHECKING = False  # As typing's, which type checkers know by name; importing typing would double the cost.
 if TYPE_CHECKING:
+    from bookies import apache as apache
     from bookies.admin.local_cluster import local as local
     from bookies.client import blocking as blocking
     from bookies.client.administration import Administration as Administration
@@ -168,6 +169,7 @@ _LAZY = {
     "Segment": "bookies.protocol.log",
     "Versioned": "bookies.metadata.driver",
     "Watch": "bookies.metadata.driver",
+    "apache": "bookies",
     "blocking": "bookies.client",
     "connect": "bookies.client.connect",
     "local": "bookies.admin.local_cluster",
@@ -277,6 +279,7 @@ __all__ = [
     "Versioned",
     "Watch",
     "WriteFailed",
+    "apache",
     "blocking",
     "connect",
     "local",
@@ -289,7 +292,11 @@ if not TYPE_CHECKING:  # It would hide misspelled names.
         module = _LAZY.get(name)
         if module is None:
             raise AttributeError(f"module 'bookies' has no attribute {name!r}")
-        value = import_module(f"{module}.{name}") if name == "blocking" else getattr(import_module(module), name)
+        value = (
+            import_module(f"{module}.{name}")
+            if name in ("apache", "blocking")
+            else getattr(import_module(module), name)
+        )
         globals()[name] = value
         return value
 

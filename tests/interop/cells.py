@@ -35,7 +35,7 @@ class User:
     """A client of one cluster in one version of the wire protocol."""
 
     def __init__(self, name: str, client: Client, uri: str) -> None:
-        self.name, self.client, self._uri = name, client, uri
+        self.name, self.client, self.uri = name, client, uri
         self.wire = name.rpartition("-")[2]
 
     @property
@@ -48,10 +48,10 @@ class User:
         return self.is_ours or self.wire == "v3"
 
     def start(self, do: str, **arguments: Any) -> Future[dict[str, Any]]:
-        return self.client.start(do, uri=self._uri, wire=self.wire, sizes=SIZES, **arguments)
+        return self.client.start(do, uri=self.uri, wire=self.wire, sizes=SIZES, **arguments)
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        return self.client.ask(do, uri=self._uri, wire=self.wire, sizes=SIZES, **arguments)
+        return self.client.ask(do, uri=self.uri, wire=self.wire, sizes=SIZES, **arguments)
 
 
 @dataclass

@@ -60,7 +60,8 @@ class Driver:
         key = command["uri"] + command["wire"]
         async with self._making:
             if key not in self._clients:
-                config = bk.ClientConfig(wire=command["wire"], explicit_lac_interval_ms=100)
+                settings = command.get("settings", {})
+                config = bk.ClientConfig(wire=command["wire"], explicit_lac_interval_ms=100, **settings)
                 self._clients[key] = await bk.connect(command["uri"], config=config)
             return self._clients[key]
 
@@ -237,6 +238,12 @@ class Driver:
 
     async def do_bookies(self, command: dict[str, Any]) -> dict[str, Any]:
         return {each.id: each.mode for each in await (await self._client(command)).bookies()}
+
+    async def do_check(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Whether every replica of every entry is there and good."""
+        tools = (await self._client(command)).administration()
+        found = await tools.check_ledger(command["ledger"], percentage=100)
+        return {"is_ok": found.is_ok, "verdict": str(found.fragments)}
 
     async def do_metadata(self, command: dict[str, Any]) -> dict[str, Any]:
         record = await (await self._client(command)).metadata(command["ledger"])

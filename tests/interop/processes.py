@@ -164,7 +164,7 @@ class Bookie:
     ) -> None:
         self.kind, self.name, self.folder = kind, name, folder
         self._uri, self._version, self.storage, self._settings = uri, version, storage, settings or {}
-        self._port = free_port()
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -181,7 +181,7 @@ class Bookie:
         settings = JAVA_SETTINGS | {
             "metadataServiceUri": self._uri,
             "bookieId": self.name,
-            "bookiePort": self._port,
+            "bookiePort": self.port,
             "ledgerStorageClass": "org.apache.bookkeeper.bookie." + STORAGES[self.storage],
             **self._settings,
         }
@@ -190,8 +190,11 @@ class Bookie:
         return [*java_command(self._version), "org.apache.bookkeeper.server.Main", "--conf", str(conf)]
 
     def _ours(self) -> list[str]:
+        """On the configuration that Apache's ran with, if it did."""
+        if (self.folder / "bookie.conf").exists():
+            return [sys.executable, "-m", "bookies", "bookie", "run", "--conf", "bookie.conf"]
         command = [sys.executable, "-m", "bookies", "bookie", "run", "--metadata", self._uri, "--bookie-id", self.name]
-        command += ["--port", str(self._port), "--journal-dir", "journal", "--ledger-dir", "ledgers"]
+        command += ["--port", str(self.port), "--journal-dir", "journal", "--ledger-dir", "ledgers"]
         command += ["--lease-ms", str(LEASE_MS)]
         return command + [word for each in OUR_SETTINGS.items() for word in ("--set", f"{each[0]}={each[1]}")]
 
@@ -204,7 +207,7 @@ class Bookie:
         if self._process.poll() is not None:
             raise Failed("Ended", f"bookie {self.name}: {(self.folder / 'bookie.log').read_text()[-3000:]}")
         try:
-            with socket.create_connection(("127.0.0.1", self._port), timeout=2) as connection:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=2) as connection:
                 connection.sendall(bytes.fromhex("0000000b0a06080310081801ca0600"))
                 return bool(connection.recv(1))
         except OSError:
@@ -216,7 +219,7 @@ class Bookie:
 
     def read(self, ledger: int, entry: int) -> Status:
         """What it answers to a request for an entry."""
-        connection = Connection(self._port)
+        connection = Connection(self.port)
         try:
             return connection.read(ledger, entry)[0]
         finally:

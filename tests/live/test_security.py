@@ -9,6 +9,8 @@ import logging
 import os
 import pathlib
 import ssl
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -16,6 +18,8 @@ import pytest
 from tests.fakes.certificates import Authority, Files
 
 import bookies as bk
+from bookies.admin.tls_doctor import of_bookie
+from bookies.bookie.connection import Connection
 from bookies.bookie.server import BookieServer
 from bookies.config import BookieConfig, validate
 from bookies.errors import BookieUnreachable, Status, TlsFailed, Unauthorized
@@ -37,6 +41,8 @@ from bookies.wire.messages import (
     StartTlsRequest,
     StartTlsResponse,
 )
+
+pytestmark = pytest.mark.live
 
 PATIENCE_S = 60.0
 SIZE_MAX = 5 << 20
@@ -197,11 +203,74 @@ def test_tls_from_the_first_byte(place: Place, loop: Callable[[], asyncio.Abstra
     run(body(), loop)
 
 
+@pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "fastest"])
 @pytest.mark.parametrize("wire", ["v2", "v3"])
-def test_sasl_without_tls(place: Place, wire: str) -> None:
+def test_sasl_without_tls(place: Place, wire: str, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def body() -> None:
         async with place.bookie(**place.sasl()):
             await place.use(wire=wire, sasl_file=place.credentials())
+
+    run(body(), loop)
+
+
+def test_the_gate_is_gone_once_it_is_open(place: Place) -> None:
+    """What is served costs no more than where nobody asks."""
+
+    async def body() -> None:
+        async with place.bookie() as server:
+            raw = await Raw.connect(server)
+            await raw.ask(ReadLacRequest(3, 1, 1))
+            (connection,) = server._intake.connections()
+            assert type(connection) is Connection
+            raw.close()
+        async with place.bookie(**place.sasl()) as server:
+            raw, client = await Raw.connect(server), DigestMd5Client("bookkeeper-app", 'pass "wörd€', "abc")
+            challenge = await raw.ask(AuthRequest(3, 1, "sasl", b""))
+            (connection,) = server._intake.connections()
+            assert isinstance(connection, Connection)
+            assert connection._service is not server._handlers
+            assert isinstance(challenge, AuthResponse)
+            await raw.ask(AuthRequest(3, 2, "sasl", client.respond(challenge.payload)))
+            assert connection._service is server._handlers
+            raw.close()
+
+    run(body())
+
+
+def test_what_a_peer_says_of_itself_is_printable(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        async with place.bookie(**place.sasl()) as server:
+            raw = await Raw.connect(server)
+            await raw.ask(AuthRequest(3, 1, "\x1b[2J\r\nkerberos", b""))
+            raw.close()
+
+    run(body())
+    (line,) = [message for message in caplog.messages if "kerberos" in message]
+    assert line.isprintable()
+
+
+def test_the_command_takes_it_from_the_environment(place: Place) -> None:
+    own = place.authority.issue("client")
+    settings = place.encrypted(own) | {"sasl_file": place.credentials()}
+    environment = os.environ | {f"BK_{name.upper()}": str(value) for name, value in settings.items()}
+
+    def bk_command(*words: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "bookies", *words, "--metadata", place.uri]
+        return subprocess.run(command, input=text, capture_output=True, text=True, env=environment, check=False)
+
+    async def body() -> None:
+        async with place.bookie(**place.mutual(), **place.sasl(tls_required=True)):
+            replicas = ("--ensemble", "1", "--write-quorum", "1", "--ack-quorum", "1")
+            written = await asyncio.to_thread(bk_command, "ledger", "append", "--new", *replicas, text="a\nb\n")
+            assert written.returncode == 0, written.stderr
+            read = await asyncio.to_thread(bk_command, "ledger", "read", written.stdout.split()[0])
+            assert read.stdout == "a\nb\n"
+            found = await asyncio.to_thread(bk_command, "doctor", "tls")
+            assert found.returncode == 0, found.stdout
+            assert "it wants to be shown a user or a role" in found.stdout
+            environment["BK_TLS"] = "false"
+            refused = await asyncio.to_thread(bk_command, "ledger", "list")
+            assert (refused.returncode, "tls = true" in refused.stderr) == (2, True)
 
     run(body())
 
@@ -380,6 +449,37 @@ def test_plain_requests_behind_start_tls_are_not_smuggled_in(place: Place) -> No
     run(body())
 
 
+def test_nothing_is_left_of_peers_that_fail(place: Place) -> None:
+    """Whatever stage they end in, on either loop."""
+
+    async def body() -> None:
+        async with place.bookie(**place.mutual(), **place.sasl(tls_port=0)) as server:
+            assert server.tls_address is not None
+            tls_only = [b"", b"\x16\x03\x01\x00\x05hello", bytes(100)]
+            begun = [b"", _bytes(StartTlsRequest(3, 1)), _bytes(AuthRequest(3, 1, "sasl", b""))]
+            begun += [_bytes(StartTlsRequest(3, 1)) + each for each in (b"\x16", b"\x16\x03\x01\x00\x05hello", b"\0\0")]
+            peers = [(server.tls_address, data) for data in tls_only] + [(server.address, data) for data in begun]
+            writers = []
+            for address, data in peers:
+                _, writer = await asyncio.open_connection(*address)
+                writer.write(data)
+                await writer.drain()
+                writers.append(writer)
+            raw = await Raw.connect(server)
+            await raw.ask(AuthRequest(3, 1, "sasl", b""))  # by now the others were heard
+            for writer in writers:
+                writer.transport.abort()
+            raw.writer.transport.abort()
+            await server._intake.wait_empty()
+
+    for loop in LOOPS:
+        run(body(), loop)
+
+
+def _bytes(request: Request) -> bytes:
+    return b"".join(bytes(part) for part in encode_request(request))
+
+
 # -- certificates that change ------------------------------------------------------------------------------------------
 def test_renewed_certificates_count_for_new_connections(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "bookies.tls")
@@ -425,6 +525,36 @@ def test_a_broken_certificate_keeps_a_bookie_from_starting(place: Place) -> None
             with pytest.raises(bk.ConfigError, match=why):
                 async with place.bookie(**settings):
                     pass
+
+    run(body())
+
+
+# -- bk doctor tls ---------------------------------------------------------------------------------------------------
+def test_what_the_doctor_says(place: Place) -> None:
+    own = place.authority.issue("client")
+
+    async def said(server: BookieServer, **settings: Any) -> str:
+        config = bk.ClientConfig(**settings)
+        found = await asyncio.to_thread(lambda: list(of_bookie("b1", *server.address, config)))
+        return "\n".join(f"{each.level} {each.what}" for each in found)
+
+    async def body() -> None:
+        async with place.bookie() as server:
+            assert "warn b1 at 127.0.0.1" in (text := await said(server))
+            assert "does not offer TLS" in text
+        async with place.bookie(**place.tls()) as server:
+            text = await said(server)
+            assert "ok b1 at 127.0.0.1" in text
+            assert "signed by commonName=authority, valid until" in text
+            assert "certificate was not checked" in text
+            assert "warn b1 also serves whoever does not encrypt" in text
+            assert "ok b1 is accepted" in await said(server, tls=True, tls_authority=place.authority.path)
+        async with place.bookie(**place.mutual(tls_required=True)) as server:
+            assert "valid until" in str(server.describe()["tls"])
+            text = await said(server, **place.encrypted(own))
+            assert "ok b1 is accepted" in text
+            assert "ok b1 serves nobody who neither encrypts" in text
+            assert "it does not accept us" in await said(server, **place.encrypted())
 
     run(body())
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from bookies.config import BookieConfig, validate
+from bookies.config import BookieConfig, ClientConfig, validate
 from bookies.errors import ConfigError
+from bookies.spark.options import client_config
 
 
 @pytest.mark.parametrize(
@@ -42,3 +43,46 @@ def test_directories_in_each_others_way(settings: dict[str, Any], problem: str) 
 )
 def test_directories_that_get_along(settings: dict[str, Any]) -> None:
     validate(BookieConfig(**settings))
+
+
+TLS = {"tls_certificate": "b.pem"}
+MUTUAL = TLS | {"tls_authority": "ca.pem", "tls_client_certificates": True}
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        (BookieConfig(tls_required=True), "tls_required needs tls_certificate"),
+        (BookieConfig(tls_port=0), "tls_port needs tls_certificate"),
+        (BookieConfig(tls_key="b.key"), "tls_key without tls_certificate"),
+        (BookieConfig(**TLS, tls_client_certificates=True), "needs tls_authority"),
+        (BookieConfig(**TLS, tls_version_min="1.1"), "tls_version_min = '1.1': 1.2 or 1.3"),
+        (BookieConfig(authentication="kerberos"), "authentication = 'kerberos': none, sasl or certificate"),
+        (BookieConfig(authentication="sasl"), "needs sasl_users_file"),
+        (BookieConfig(authentication="sasl", sasl_users_file="u", sasl_allowed_ids="("), "not a regular expression"),
+        (BookieConfig(**MUTUAL, authentication="certificate"), "needs authorized_roles"),
+        (BookieConfig(**TLS, authentication="certificate", authorized_roles=("a",)), "tls_client_certificates = true"),
+        (ClientConfig(tls_authority="ca.pem"), "tls_authority without tls = true"),
+        (ClientConfig(tls_certificate="c.pem"), "connections would not be encrypted"),
+        (ClientConfig(tls_port=3182), "tls_port without tls = true"),
+        (ClientConfig(tls=True, tls_key="c.key"), "tls_key without tls_certificate"),
+    ],
+)
+def test_security_that_would_not_be_any(config: BookieConfig | ClientConfig, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate(config)
+    assert problem in str(caught.value)
+
+
+def test_security_that_is_complete() -> None:
+    validate(
+        BookieConfig(**MUTUAL, authentication="certificate", authorized_roles=("a",), tls_required=True, tls_port=0)
+    )
+    validate(BookieConfig(authentication="sasl", sasl_users_file="users.toml"))
+    validate(ClientConfig(tls=True, tls_port=3182, tls_certificate="c.pem", tls_authority="ca.pem"))
+
+
+def test_spark_passes_it_on() -> None:
+    options = {"bookkeeper.tls": "true", "bookkeeper.tlsAuthority": "ca.pem", "bookkeeper.saslFile": "s.toml"}
+    config = client_config(options)
+    assert (config.tls, config.tls_authority, config.sasl_file) == (True, "ca.pem", "s.toml")

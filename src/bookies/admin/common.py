@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
+    from bookies.metadata.driver import MetadataDriver
 
 from bookies.admin.usage import UsageError
 
@@ -113,6 +114,27 @@ def with_client(arguments: argparse.Namespace, body: Callable[[Client], Awaitabl
             return await body(client)
 
     return run_async(main)
+
+
+async def with_driver(
+    uri: str, body: Callable[[MetadataDriver], Awaitable[T]], *, may_create: bool = False, must_be_cluster: bool = True
+) -> T:
+    """Open the store and run `body` with its driver. Raises `MetadataError` where there is no cluster and must be."""
+    from bookies.errors import MetadataError
+    from bookies.metadata.uri import connect
+    from bookies.runtime import aio
+
+    driver = connect(uri, aio.runtime(), may_create=may_create)
+    if may_create and uri.startswith("file:"):
+        directory = uri.removeprefix("file:")
+        os.makedirs(f"/{directory.lstrip('/')}" if directory.startswith("/") else directory, exist_ok=True)
+    await driver.open()
+    try:
+        if must_be_cluster and await driver.instance_id() is None:
+            raise MetadataError(f"there is no cluster at {uri}: `bk metadata init` or its first bookie makes one")
+        return await body(driver)
+    finally:
+        await driver.close()
 
 
 def print_json(value: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from bookies.apache.client_keys import CLIENT
 from bookies.apache.properties import parse_properties
+from bookies.apache.security import check_client_authentication, client_tls
 from bookies.apache.table import Notice, metadata_uri, number, seconds, secure_metadata, translate, value_of
 from bookies.config import ClientConfig, from_environment
 from bookies.errors import ConfigError
@@ -41,7 +42,10 @@ def client_options(source: str | os.PathLike[str] | Mapping[str, str]) -> Client
     uri = metadata_uri(properties)
     secure_metadata(properties, uri)
     _timeouts(properties, settings)
-    return ClientOptions(uri or "", from_environment(ClientConfig, **settings), tuple(notices))
+    client_tls(properties, settings, notices)
+    config = from_environment(ClientConfig, **settings)
+    check_client_authentication(properties, config.sasl_file)
+    return ClientOptions(uri or "", config, tuple(notices))
 
 
 def read_properties(path: str | os.PathLike[str]) -> dict[str, str]:

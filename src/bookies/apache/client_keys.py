@@ -8,8 +8,7 @@ from __future__ import annotations
 from bookies.apache.table import Different, Level, Mapped, Row, Unused, milliseconds, number, seconds, switch
 
 _METADATA = "uri"
-_NO_TLS = "this version's client does not encrypt, and to ignore the key would send everything in the clear: remove it"
-_NO_AUTH = "this version's client does not authenticate: remove the key to go on without"
+_TLS = "with tlsProviderFactoryClass only"
 _PLACEMENT = (
     "ensembles are chosen at random among the bookies; name their racks or zones with fault_domains, and how many of "
     "them an entry needs with fault_domains_min"
@@ -37,11 +36,21 @@ CLIENT: tuple[Row, ...] = (
     Mapped("maxNumEnsembleChanges", "ensemble_changes_max", number),
     Mapped("delayEnsembleChange", "delay_ensemble_change", switch),
     Mapped("opportunisticStriping", "opportunistic_striping", switch),
-    Different("tlsProviderFactoryClass", ("", "null"), _NO_TLS, is_refused=True),
-    Different("clientAuthProviderFactoryClass", ("", "null"), _NO_AUTH, is_refused=True),
-    Different(
-        "tlsHostnameVerificationEnabled", ("", "true", "false"), "ignored: this version's client does not encrypt"
+    Mapped("tlsProviderFactoryClass", "tls", note="set: TLS as the keys below say; other classes are refused"),
+    Mapped("clientTrustStore", "tls_authority", note=_TLS),
+    Mapped(
+        "clientTrustStoreType", "tls_authority", note="PEM; others are refused, with the command that converts them"
     ),
+    Mapped("tlsClientAuthentication", "tls_certificate", note="true: tlsCertificatePath and clientKeyStore are shown"),
+    Mapped("tlsCertificatePath", "tls_certificate", note="with tlsClientAuthentication=true only"),
+    Mapped("clientKeyStore", "tls_key", note="with tlsClientAuthentication=true only"),
+    Mapped("clientKeyStoreType", "tls_key", note="as clientTrustStoreType"),
+    Mapped("clientKeyStorePasswordPath", "tls_key_password_file", note="with tlsClientAuthentication=true only"),
+    Mapped("tlsHostnameVerificationEnabled", "tls_check_host_name", note="Apache does not check by default, we do"),
+    Mapped("tlsEnabledProtocols", "tls_version_min", note="the oldest of them; before TLSv1.2: said"),
+    Mapped("tlsEnabledCipherSuites", "tls_ciphers", note="said: OpenSSL has other names"),
+    Mapped("tlsCertFilesRefreshDurationSeconds", "tls_reload_interval_ms", note="seconds; 0: our default"),
+    Mapped("clientAuthProviderFactoryClass", "sasl_file", note="SASL: BK_SASL_FILE has to name the credentials"),
     Different("clientRole", ("", "standard"), "ignored: nothing is done as another role than an ordinary client's"),
     Different(
         "throttle",
@@ -120,11 +129,9 @@ CLIENT: tuple[Row, ...] = (
         "shadedLedgerManagerFactoryClassPrefix ledgerManagerFactoryDisableClassCheck",
     ),
     Unused(
-        "details of TLS, which tlsProviderFactoryClass switches on",
-        "tlsProvider startTLSTimeoutSecs clientKeyStoreType clientKeyStore clientKeyStorePasswordPath "
-        "clientTrustStoreType clientTrustStore clientTrustStorePasswordPath tlsClientAuthentication "
-        "tlsCertFilesRefreshDurationSeconds tlsEnabledCipherSuites tlsEnabledProtocols tlsKeyStoreType tlsKeyStore "
-        "tlsKeyStorePasswordPath tlsTrustStoreType tlsTrustStore tlsTrustStorePasswordPath tlsCertificatePath",
+        "TLS of the JVM, and keys of bookies",
+        "tlsProvider startTLSTimeoutSecs clientTrustStorePasswordPath tlsKeyStoreType tlsKeyStore "
+        "tlsKeyStorePasswordPath tlsTrustStoreType tlsTrustStore tlsTrustStorePasswordPath saslJaasClientSectionName",
     ),
     Unused(
         "of Apache's servers, features and shell",

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from bookies.apache.security import bookie_authentication, bookie_tls
 from bookies.apache.server_keys import SERVER
 from bookies.apache.table import (
     Notice,
@@ -57,6 +58,8 @@ def bookie_options(properties: Mapping[str, str], host: Host) -> BookieOptions:
     _identity(properties, settings, host)
     _storage(properties, settings)
     _compaction(properties, settings)
+    bookie_tls(properties, settings, notices)
+    bookie_authentication(properties, settings, notices)
     return BookieOptions(settings, uri, notices)
 
 

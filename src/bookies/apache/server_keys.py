@@ -11,11 +11,11 @@ from bookies.apache.table import (
     Mapped,
     Row,
     Unused,
+    disk_percent,
     mebibytes,
     milliseconds,
     names,
     number,
-    percent,
     positive,
     seconds,
     switch,
@@ -25,16 +25,11 @@ from bookies.apache.table import (
 _METADATA = "metadata URI"
 _ADDRESS = "host, advertised_host"
 _RECOVERY = "there is no auto-recovery yet"
-_NO_TLS = (
-    "this version's bookies do not encrypt, and to ignore the key would leave them open: remove it, or wait for TLS"
-)
-_NO_AUTH = (
-    "this version's bookies authenticate nobody, and to ignore the key would let everybody in: remove it, or wait"
-)
+_TLS = "with tlsProviderFactoryClass only"
 _NO_HTTP = (
     "there is no HTTP server: `bk help apache` names the command that answers what each of Apache's endpoints does"
 )
-_MASTER = "org.apache.bookkeeper."
+_PACKAGE = "org.apache.bookkeeper."
 
 SERVER: tuple[Row, ...] = (
     # -- who it is, and where
@@ -86,12 +81,29 @@ SERVER: tuple[Row, ...] = (
     Mapped("isThrottleByBytes", "compaction_rate_size", note="true: compactionRateByBytes counts"),
     Mapped("compactionRateByBytes", "compaction_rate_size", note="with isThrottleByBytes=true only"),
     # -- disks
-    Mapped("diskUsageThreshold", "disk_usage_threshold", percent, "a fraction"),
-    Mapped("diskUsageWarnThreshold", "disk_usage_warn_threshold", percent, "a fraction"),
-    Mapped("diskUsageLwmThreshold", "disk_usage_lwm_threshold", percent, "a fraction"),
+    Mapped("diskUsageThreshold", "disk_usage_threshold", disk_percent, "a fraction; 99 percent at most"),
+    Mapped("diskUsageWarnThreshold", "disk_usage_warn_threshold", disk_percent, "a fraction; 99 percent at most"),
+    Mapped("diskUsageLwmThreshold", "disk_usage_lwm_threshold", disk_percent, "a fraction; 99 percent at most"),
     Mapped("diskCheckInterval", "disk_check_interval_ms", number),
     Mapped("readOnlyModeOnAnyDiskFullEnabled", "read_only_on_any_disk_full", switch),
     Mapped("localScrubInterval", "scrub_period_ms", seconds, "seconds; 0: never"),
+    # -- TLS and authentication
+    Mapped(
+        "tlsProviderFactoryClass", "tls_certificate", note="set: TLS as the keys below say; other classes are refused"
+    ),
+    Mapped("tlsCertificatePath", "tls_certificate", note=_TLS),
+    Mapped("tlsKeyStore", "tls_key", note=_TLS),
+    Mapped("tlsKeyStoreType", "tls_key", note="PEM; others are refused, with the command that converts them"),
+    Mapped("tlsKeyStorePasswordPath", "tls_key_password_file", note=_TLS),
+    Mapped("tlsTrustStore", "tls_authority", note=_TLS),
+    Mapped("tlsTrustStoreType", "tls_authority", note="as tlsKeyStoreType"),
+    Mapped("tlsClientAuthentication", "tls_client_certificates", note=_TLS),
+    Mapped("tlsEnabledProtocols", "tls_version_min", note="the oldest of them; before TLSv1.2: said"),
+    Mapped("tlsEnabledCipherSuites", "tls_ciphers", note="said: OpenSSL has other names"),
+    Mapped("tlsCertFilesRefreshDurationSeconds", "tls_reload_interval_ms", note="seconds; 0: our default"),
+    Mapped("bookieAuthProviderFactoryClass", "authentication", note="SASL or roles; other classes are refused"),
+    Mapped("authorizedRoles", "authorized_roles", note="with BookieAuthZFactory only"),
+    Mapped("saslJaasClientAllowedIds", "sasl_allowed_ids", note="with SASLBookieAuthProviderFactory only"),
     # -- safety: said loudly
     Different(
         "journalSyncData",
@@ -143,9 +155,6 @@ SERVER: tuple[Row, ...] = (
         ("false", ""),
         "ignored: cookies are always checked in the strict way, and the scrub looks at what is stored (docs/scrub.md)",
     ),
-    Different("tlsProviderFactoryClass", ("", "null"), _NO_TLS, is_refused=True),
-    Different("bookieAuthProviderFactoryClass", ("", "null"), _NO_AUTH, is_refused=True),
-    Different("authorizedRoles", ("",), _NO_AUTH, is_refused=True),
     Different(
         "permittedStartupUsers",
         ("",),
@@ -156,8 +165,8 @@ SERVER: tuple[Row, ...] = (
         "ledgerStorageClass",
         (
             "",
-            f"{_MASTER}bookie.sortedledgerstorage",
-            f"{_MASTER}bookie.interleavedledgerstorage",
+            f"{_PACKAGE}bookie.sortedledgerstorage",
+            f"{_PACKAGE}bookie.interleavedledgerstorage",
         ),
         "directories with a RocksDB index are not served in place: stop Apache's bookie, `bk bookie convert DIR --to "
         "index-files`, then start this one; the key itself does nothing",
@@ -223,7 +232,7 @@ SERVER: tuple[Row, ...] = (
     Different("ledgerManagerFactoryDisableClassCheck", ("",), "ignored: a URI that asks for another layout is refused"),
     Different(
         "registrationManagerClass",
-        ("", f"{_MASTER}discover.zkregistrationmanager"),
+        ("", f"{_PACKAGE}discover.zkregistrationmanager"),
         "Java classes cannot be loaded here: the metadata URI decides",
         Level.DANGER,
     ),
@@ -311,10 +320,8 @@ SERVER: tuple[Row, ...] = (
         "httpServerKeyStorePath httpServerKeyStorePassword httpServerTrustStorePath httpServerTrustStorePassword",
     ),
     Unused(
-        "details of TLS, which tlsProviderFactoryClass switches on",
-        "tlsProvider tlsClientAuthentication tlsCertFilesRefreshDurationSeconds tlsEnabledCipherSuites "
-        "tlsEnabledProtocols tlsKeyStoreType tlsKeyStore tlsKeyStorePasswordPath tlsTrustStoreType tlsTrustStore "
-        "tlsTrustStorePasswordPath tlsCertificatePath",
+        "TLS and SASL of the JVM: OpenSSL, and sasl_users_file in place of JAAS",
+        "tlsProvider tlsTrustStorePasswordPath saslJaasBookieSectionName saslJaasAuditorSectionName",
     ),
     Unused(
         "formatters of Apache's shell: ids are decimal, and `bk ledger read` prints entries as they are",

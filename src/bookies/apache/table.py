@@ -98,12 +98,15 @@ def switch(value: str) -> bool:
 
 
 def number(value: str) -> int:
-    return int(value)
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError("must be one whole number") from None
 
 
 def positive(value: str) -> int:
     """Zero and less mean one."""
-    return max(1, int(value))
+    return max(1, number(value))
 
 
 def seconds(value: str) -> int:
@@ -113,16 +116,21 @@ def seconds(value: str) -> int:
 
 def milliseconds(value: str) -> int:
     """Less than zero means never, which is 0."""
-    return max(0, int(value))
+    return max(0, number(value))
 
 
 def mebibytes(value: str) -> int:
-    return int(value) * MIB
+    return number(value) * MIB
 
 
 def percent(value: str) -> int:
     """From a fraction; what is less than zero is 0."""
     return max(0, round(float(value) * 100))
+
+
+def disk_percent(value: str) -> int:
+    """From a fraction; of what is less than one, 99 at most."""
+    return min(99, percent(value)) if float(value) < 1 else percent(value)
 
 
 # -- looking up -------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Any
 from bookies.bookie.connection import Connection
 from bookies.bookie.pressure import Intake
 from bookies.bookie.reads import Reads
-from bookies.bookie.state import BookieState
+from bookies.bookie.state import BookieState, Phase
 from bookies.errors import BookKeeperError, Status, status_of_error
 from bookies.runtime.events import Events
 from bookies.storage.ledger_store import LedgerStore
@@ -93,6 +93,8 @@ class Handlers:
     # -- writes --------------------------------------------------------------------------------------------------
     def _add(self, connection: Connection, batch: AddBatch) -> None:
         """Source: wire-protocol 5.4."""
+        if self._state.phase is Phase.STOPPING:
+            return  # The end of the connection answers. "Read-only" would, and a writer that can do without us should.
         if not self._state.may_add(batch.is_high_priority):
             self._answer_add(connection, batch, Status.READ_ONLY)
             return

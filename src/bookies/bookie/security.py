@@ -10,10 +10,11 @@ import re
 import tomllib
 
 from bookies.config import BookieConfig
-from bookies.errors import ConfigError
+from bookies.errors import ConfigError, InvalidArgument
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Disk, Encryption, Runtime, TlsFiles
 from bookies.wire.auth import BookieGate, Exchange, RoleExchange, SaslExchange
+from bookies.wire.certificate import parse_certificate, pem_blocks
 from bookies.wire.digest_md5 import DigestMd5Server
 
 NONCE_BITS = 192
@@ -28,6 +29,7 @@ class Security:
         self.refusals: dict[str, int] = {}  # reason -> how often
         self._config = config
         self._random = runtime.random
+        self._disk = runtime.disk
         self._events = events
         self._users = read_users(runtime.disk, config.sasl_users_file) if config.authentication == "sasl" else {}
         self._is_allowed = re.compile(config.sasl_allowed_ids).fullmatch
@@ -51,7 +53,9 @@ class Security:
         if len(self._told) >= REMEMBERED_MAX:
             self._told.clear()
         self._told[key] = None
-        self._events.warning("peer.refused", peer=peer, reason=reason, detail=detail or "-")
+        # What the peer says of itself may hold anything, and logs are read on terminals.
+        shown = "".join(character if character.isprintable() else "?" for character in detail)
+        self._events.warning("peer.refused", peer=peer, reason=reason, detail=shown or "-")
 
     def describe(self) -> dict[str, object]:
         """What is demanded and what was refused, for people."""
@@ -59,8 +63,19 @@ class Security:
         offers = "required" if config.tls_required else "offered" if config.tls_certificate else "none"
         if config.tls_client_certificates:
             offers += ", with certificates of both sides"
+        if (until := self._certificate_ends()) is not None:
+            offers += f"; its certificate is valid until {until}"
         refused = ", ".join(f"{count:,} times: {reason}" for reason, count in self.refusals.items())
         return {"tls": offers, "authentication": config.authentication, "peers_refused": refused or None}
+
+    def _certificate_ends(self) -> str | None:
+        """Of the file as it is now, in UTC."""
+        try:
+            blocks = pem_blocks(self._disk.read_bytes(self._config.tls_certificate).decode("latin-1"))
+            ends = [parse_certificate(data).ends for label, data in blocks if label == "CERTIFICATE"]
+        except (OSError, InvalidArgument):
+            return None  # Not loaded either; the log says why.
+        return f"{ends[0]:%Y-%m-%d %H:%M}" if ends else None
 
     def _exchange(self) -> Exchange | None:
         match self._config.authentication:

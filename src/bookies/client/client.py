@@ -175,7 +175,7 @@ class Client:
                     custom_metadata=custom,
                     ctime_ms=self._runtime.clock.wall_ms(),
                     creator_token=token,
-                ).replace(stores_ctime=True),
+                ),
                 ledger_id,
             )
             writer = (AdvancedLedgerWriter if advanced else LedgerWriter)(

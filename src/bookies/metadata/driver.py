@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
-from bookies.errors import InvalidArgument, NotSupported
+from bookies.errors import InvalidArgument
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
 
 RECORD_SIZE_MAX = (1 << 20) - (1 << 14)  # bytes; ZooKeeper refuses requests of 1 MiB and more, names included
@@ -132,19 +132,19 @@ class MetadataDriver(ABC):
         return ""
 
     # -- moving a cluster from store to store: `transfer.py` says in which order -----------------------------------
+    @abstractmethod
     async def given_ids(self) -> GivenIds:
         """Which ids no new ledger gets. Changes nothing."""
-        raise NotSupported(f"{self.uri}: clusters cannot be moved out of stores of this kind yet")
 
+    @abstractmethod
     async def restore_ids(self, ids: GivenIds) -> None:
         """Give none of these away, besides those of before. The first step of filling an empty store: makes, too,
         what has to be there before ledgers. Can be repeated. Raises `NotSupported` for ids that do not fit.
         """
-        raise NotSupported(f"{self.uri}: clusters cannot be moved into stores of this kind yet")
 
+    @abstractmethod
     async def restore_instance_id(self, instance_id: str) -> None:
         """The last step: from now on this is that cluster. Raises `MetadataError` if it is another one already."""
-        raise NotSupported(f"{self.uri}: clusters cannot be moved into stores of this kind yet")
 
     # -- ledgers -------------------------------------------------------------------------------------------------
     @abstractmethod

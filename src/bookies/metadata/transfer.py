@@ -44,6 +44,8 @@ T = TypeVar("T")
 LEDGER_ID_MAX = (1 << 63) - 1
 MARK = "migration"  # the record of a store that is being filled
 AT_ONCE = 64  # operations under way
+ATTEMPTS_MAX = 5  # of putting one thing into a store that fails
+PAUSE_S = 0.5  # after the first failure; it grows
 _SHOWN = 5  # of what is named in a message
 
 
@@ -193,8 +195,21 @@ class Filling:
                 raise MetadataError(f"{self._driver.uri} is not empty: it has {some(found, kind)}")
 
     async def put(self, items: Sequence[Item]) -> None:
-        """Repeatable. Raises `MetadataCorrupt` for what cannot be carried over."""
-        await _all([self._put(each) for each in items])
+        """Repeatable, and repeated while the store fails now and then. Raises `MetadataCorrupt` for what cannot be
+        carried over.
+        """
+        await _all([self._put_at_last(each) for each in items])
+
+    async def _put_at_last(self, item: Item) -> None:
+        for attempt in range(1, ATTEMPTS_MAX):
+            try:
+                await self._put(item)
+                return
+            except MetadataError as error:
+                if not error.retriable:
+                    raise
+            await asyncio.sleep(attempt * PAUSE_S)
+        await self._put(item)
 
     async def _put(self, item: Item) -> None:
         driver = self._driver

@@ -49,8 +49,8 @@ from bookies.runtime.zookeeper import (
     WrongVersion,
 )
 
-COUNTED_IDS_MAX = 1_000_000  # that a counter of ZooKeeper's is raised by, a child made and deleted for each
-COUNTED_AT_ONCE = 2000  # in one transaction
+COUNTED_IDS_MAX = 100_000  # that a counter of ZooKeeper's is raised by, a child made and deleted for each
+COUNTED_AT_ONCE = 200  # in one transaction
 _LISTS_COUNT_MAX = 64  # lists of spent ids that this driver remembers
 
 

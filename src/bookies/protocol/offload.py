@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from bookies.errors import LedgerClosed, MetadataCorrupt, VersionConflict
 from bookies.kernels import crc32c
 from bookies.model import Ensemble, LedgerMetadata
+from bookies.protocol.ledger import changed_record
 
 LABEL = "bookies.offload"
 DELETED = "bookies.offload.bookies-deleted"
@@ -148,7 +149,7 @@ def given_up(record: LedgerMetadata, attempt: str, now_ms: int) -> LedgerMetadat
 def labelled(record: LedgerMetadata, labels: Mapping[str, bytes], without: tuple[str, ...] = ()) -> LedgerMetadata:
     """The record with more labels, and without some."""
     kept = {name: value for name, value in record.custom_metadata.items() if name not in without}
-    return record.replace(custom_metadata=kept | dict(labels))
+    return changed_record(record, custom_metadata=kept | dict(labels))
 
 
 def restoring(record: LedgerMetadata) -> LedgerMetadata | None:

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from bookies.errors import FragmentNotFinished, InvalidArgument, NotEnoughBookies, VersionConflict
 from bookies.model import BookieId, Ensemble, LedgerMetadata
 from bookies.protocol.fragments import Fragment, FragmentVerdict, ReplicaState
+from bookies.protocol.ledger import changed_record
 from bookies.protocol.placement import choose_replacement, others_first
 from bookies.protocol.quorum import next_stored, stores, write_set
 
@@ -202,10 +203,11 @@ class Swap:
                     raise self._conflict(f"bookie {new} holds another position of it now")
                 changed[position] = new
         first = self.fragment.first
-        return record.replace(
+        return changed_record(
+            record,
             ensembles=tuple(
                 (each, tuple(changed) if each == first else ensemble) for each, ensemble in record.ensembles
-            )
+            ),
         )
 
     def _ensemble_in(self, record: LedgerMetadata) -> Ensemble:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from bookies.errors import MetadataError
 from bookies.metadata.driver import (
     BookieSet,
+    GivenIds,
     LedgerDeletion,
     LedgerEvent,
     MetadataDriver,
@@ -237,6 +238,15 @@ class SimDriver(MetadataDriver):
 
     async def instance_id(self) -> str | None:
         return await self._call(self.inner.instance_id)
+
+    async def given_ids(self) -> GivenIds:
+        return await self._call(self.inner.given_ids)
+
+    async def restore_ids(self, ids: GivenIds) -> None:
+        await self._call(lambda: self.inner.restore_ids(ids))
+
+    async def restore_instance_id(self, instance_id: str) -> None:
+        await self._call(lambda: self.inner.restore_instance_id(instance_id))
 
     async def next_ledger_id(self) -> int:
         return await self._call(self.inner.next_ledger_id)

@@ -15,6 +15,14 @@ from bookies.errors import ConfigError
 
 GOLDEN = pathlib.Path(__file__).parent.parent.parent / "golden" / "apache-keys"
 
+TLS = {"tlsProviderFactoryClass": "org.apache.bookkeeper.tls.TLSContextFactory"}
+SHOWN = {
+    "tlsClientAuthentication": "true",
+    "tlsCertificatePath": "/c",
+    "clientKeyStore": "/k",
+    "clientKeyStoreType": "PEM",
+    "clientKeyStorePasswordPath": "/p",
+}
 MAPPED: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
     "addEntryTimeoutSec": [({"addEntryTimeoutSec": "7"}, {"add_timeout_ms": 7000})],
     "readEntryTimeoutSec": [({"readEntryTimeoutSec": "7"}, {"read_timeout_ms": 7000})],
@@ -45,6 +53,31 @@ MAPPED: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
     "explicitLacInterval": [({"explicitLacInterval": "500"}, {"explicit_lac_interval_ms": 500})],
     "maxNumEnsembleChanges": [({"maxNumEnsembleChanges": "3"}, {"ensemble_changes_max": 3})],
     "delayEnsembleChange": [({"delayEnsembleChange": "true"}, {"delay_ensemble_change": True})],
+    "tlsProviderFactoryClass": [(TLS, {"tls": True}), ({"tlsProviderFactoryClass": "", "clientKeyStore": "/k"}, {})],
+    "clientTrustStore": [
+        (TLS | {"clientTrustStore": "/ca", "clientTrustStoreType": "PEM"}, {"tls": True, "tls_authority": "/ca"})
+    ],
+    "clientTrustStoreType": [({"clientTrustStoreType": "JKS"}, {})],
+    "tlsClientAuthentication": [
+        (
+            TLS | SHOWN,
+            {"tls": True, "tls_certificate": "/c", "tls_key": "/k", "tls_key_password_file": "/p"},
+        ),
+        (TLS | SHOWN | {"tlsClientAuthentication": "false"}, {"tls": True}),
+    ],
+    "tlsCertificatePath": [({"tlsCertificatePath": "/c"}, {})],
+    "clientKeyStore": [({"clientKeyStore": "/k"}, {})],
+    "clientKeyStoreType": [({"clientKeyStoreType": "JKS"}, {})],
+    "clientKeyStorePasswordPath": [({"clientKeyStorePasswordPath": "/p"}, {})],
+    "tlsHostnameVerificationEnabled": [
+        (TLS | {"tlsHostnameVerificationEnabled": "false"}, {"tls": True, "tls_check_host_name": False})
+    ],
+    "tlsEnabledProtocols": [(TLS | {"tlsEnabledProtocols": "TLSv1.3"}, {"tls": True, "tls_version_min": "1.3"})],
+    "tlsEnabledCipherSuites": [({"tlsEnabledCipherSuites": "x"}, {})],
+    "tlsCertFilesRefreshDurationSeconds": [
+        (TLS | {"tlsCertFilesRefreshDurationSeconds": "9"}, {"tls": True, "tls_reload_interval_ms": 9000})
+    ],
+    "clientAuthProviderFactoryClass": [({"clientAuthProviderFactoryClass": ""}, {})],
     "opportunisticStriping": [({"opportunisticStriping": "true"}, {"opportunistic_striping": True})],
 }
 URI_KEYS = {
@@ -105,3 +138,23 @@ def test_the_environment_counts_for_what_is_not_in_the_file(monkeypatch: pytest.
     monkeypatch.setenv("BK_READ_TIMEOUT_MS", "2")
     config = client_options({"addEntryTimeoutSec": "7"}).config
     assert (config.add_timeout_ms, config.read_timeout_ms) == (7000, 2)
+
+
+def test_credentials_are_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    sasl = {"clientAuthProviderFactoryClass": "org.apache.bookkeeper.sasl.SASLClientProviderFactory"}
+    with pytest.raises(ConfigError, match="BK_SASL_FILE"):
+        client_options(sasl)
+    monkeypatch.setenv("BK_SASL_FILE", "/etc/bookies/sasl.toml")
+    assert client_options(sasl).config.sasl_file == "/etc/bookies/sasl.toml"
+    with pytest.raises(ConfigError, match="Java classes"):
+        client_options({"clientAuthProviderFactoryClass": "com.example.Mine"})
+
+
+def test_protection_is_never_dropped_in_silence() -> None:
+    found = client_options(TLS | {"tlsEnabledProtocols": "TLSv1.2,TLSv1.1", "tlsEnabledCipherSuites": "x"})
+    assert [(each.level, each.key) for each in found.notices] == [
+        (Level.DIFFERENT, "tlsEnabledProtocols=TLSv1.1"),
+        (Level.DANGER, "tlsEnabledCipherSuites"),
+    ]
+    with pytest.raises(ConfigError, match="of type JKS"):
+        client_options(TLS | {"clientTrustStore": "/t.jks"})

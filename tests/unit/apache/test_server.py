@@ -48,6 +48,12 @@ def options(**properties: str) -> BookieOptions:
     return bookie_options(properties, FakeHost())
 
 
+PEM = {
+    "tlsProviderFactoryClass": "org.apache.bookkeeper.tls.TLSContextFactory",
+    "tlsCertificatePath": "/c.pem",
+}
+TRUST = {"tlsTrustStore": "/ca.pem", "tlsTrustStoreType": "PEM"}
+CERTIFICATE = {"tls_certificate": "/c.pem"}
 HERE = {"host": "0.0.0.0", "advertised_host": "10.0.0.1"}
 ZK = "zk+null://z:1/ledgers"
 MAPPED: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
@@ -140,12 +146,72 @@ MAPPED: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
         ({"compactionRateByBytes": "1000000"}, {}),
         ({"compactionRateByBytes": "1000000", "isThrottleByBytes": "true"}, {"compaction_rate_size": 1_000_000}),
     ],
-    "diskUsageThreshold": [({"diskUsageThreshold": "0.97"}, {"disk_usage_threshold": 97})],
+    "diskUsageThreshold": [
+        ({"diskUsageThreshold": "0.97"}, {"disk_usage_threshold": 97}),
+        ({"diskUsageThreshold": "0.999"}, {"disk_usage_threshold": 99}),  # Apache's takes whatever is below 1
+    ],
     "diskUsageWarnThreshold": [({"diskUsageWarnThreshold": "0.91"}, {"disk_usage_warn_threshold": 91})],
     "diskUsageLwmThreshold": [({"diskUsageLwmThreshold": "0.85"}, {"disk_usage_lwm_threshold": 85})],
     "diskCheckInterval": [({"diskCheckInterval": "5000"}, {"disk_check_interval_ms": 5000})],
     "readOnlyModeOnAnyDiskFullEnabled": [
         ({"readOnlyModeOnAnyDiskFullEnabled": "false"}, {"read_only_on_any_disk_full": False})
+    ],
+    "tlsProviderFactoryClass": [
+        (PEM, {"tls_certificate": "/c.pem"}),
+        ({"tlsProviderFactoryClass": "", "tlsKeyStore": "/k.jks"}, {}),
+        ({"tlsProviderFactoryClass": "null"}, {}),
+    ],
+    "tlsCertificatePath": [({"tlsCertificatePath": "/c.pem"}, {})],
+    "tlsKeyStore": [(PEM | {"tlsKeyStore": "/k.pem", "tlsKeyStoreType": "PEM"}, CERTIFICATE | {"tls_key": "/k.pem"})],
+    "tlsKeyStoreType": [({"tlsKeyStoreType": "JKS"}, {})],
+    "tlsKeyStorePasswordPath": [
+        (
+            PEM | {"tlsKeyStore": "/k", "tlsKeyStoreType": "pem", "tlsKeyStorePasswordPath": "/p"},
+            CERTIFICATE | {"tls_key": "/k", "tls_key_password_file": "/p"},
+        )
+    ],
+    "tlsTrustStore": [(PEM | TRUST, CERTIFICATE | {"tls_authority": "/ca.pem"})],
+    "tlsTrustStoreType": [({"tlsTrustStoreType": "JKS"}, {})],
+    "tlsClientAuthentication": [
+        (
+            PEM | TRUST | {"tlsClientAuthentication": "true"},
+            CERTIFICATE | {"tls_authority": "/ca.pem", "tls_client_certificates": True},
+        ),
+        ({"tlsClientAuthentication": "true"}, {}),
+    ],
+    "tlsEnabledProtocols": [
+        (PEM | {"tlsEnabledProtocols": "TLSv1.3"}, CERTIFICATE | {"tls_version_min": "1.3"}),
+        (PEM | {"tlsEnabledProtocols": "TLSv1.3,TLSv1.2"}, CERTIFICATE | {"tls_version_min": "1.2"}),
+        (PEM | {"tlsEnabledProtocols": "TLSv1.1"}, CERTIFICATE),
+    ],
+    "tlsEnabledCipherSuites": [({"tlsEnabledCipherSuites": "x"}, {})],
+    "tlsCertFilesRefreshDurationSeconds": [
+        (PEM | {"tlsCertFilesRefreshDurationSeconds": "300"}, CERTIFICATE | {"tls_reload_interval_ms": 300_000}),
+        (PEM | {"tlsCertFilesRefreshDurationSeconds": "0"}, CERTIFICATE),
+    ],
+    "bookieAuthProviderFactoryClass": [
+        (
+            {"bookieAuthProviderFactoryClass": "org.apache.bookkeeper.sasl.SASLBookieAuthProviderFactory"},
+            {"authentication": "sasl"},
+        )
+    ],
+    "saslJaasClientAllowedIds": [
+        (
+            {
+                "bookieAuthProviderFactoryClass": "org.apache.bookkeeper.sasl.SASLBookieAuthProviderFactory",
+                "saslJaasClientAllowedIds": "app-.*",
+            },
+            {"authentication": "sasl", "sasl_allowed_ids": "app-.*"},
+        )
+    ],
+    "authorizedRoles": [
+        (
+            {
+                "bookieAuthProviderFactoryClass": "org.apache.bookkeeper.tls.BookieAuthZFactory",
+                "authorizedRoles": "a,b",
+            },
+            {"authentication": "certificate", "authorized_roles": ("a", "b")},
+        )
     ],
     "localScrubInterval": [({"localScrubInterval": "86400"}, {"scrub_period_ms": 86_400_000})],
 }
@@ -247,6 +313,11 @@ def test_unknown_keys_have_a_neighbour_and_unused_ones_share_a_line() -> None:
         ({"zkServers": "z:1", "ledgerManagerType": "ms"}, "flat, hierarchical or longhierarchical"),
         ({"zkServers": "z:1", "ledgerManagerFactoryClass": "a.B"}, "B is not known"),
         ({"zkServers": "z:1", "zkEnableSecurity": "true"}, "options="),
+        (PEM | {"tlsKeyStore": "/k.jks"}, "of type JKS.*keytool.*openssl"),
+        (PEM | {"tlsTrustStore": "/k.p12", "tlsTrustStoreType": "PKCS12"}, "of type PKCS12"),
+        (PEM | {"tlsCertificatePath": ""}, "no tlsCertificatePath"),
+        ({"tlsProviderFactoryClass": "com.example.Mine"}, "leave connections open"),
+        ({"bookieAuthProviderFactoryClass": "com.example.Mine"}, "let everybody in"),
     ],
 )
 def test_values_that_cannot_be_taken_are_refused(properties: dict[str, str], said: str) -> None:

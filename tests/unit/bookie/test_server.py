@@ -124,6 +124,30 @@ def test_connections_are_closed_at_once_until_the_bookie_is_ready(world: World) 
     world.run(body)
 
 
+def test_a_stopping_bookie_does_not_say_that_it_is_read_only(world: World) -> None:
+    """A writer that delays ensemble changes would make one, or end where there is no other bookie."""
+
+    async def body(world: World) -> None:
+        server = await world.start()
+        client = await world.connect(server)
+        assert (await client.add(adds(1, [0])))[0].status is Status.OK
+        unregister = server._unregister
+
+        async def slow_unregister() -> None:
+            await asyncio.sleep(0.5)
+            await unregister()
+
+        server._unregister = slow_unregister  # type: ignore[method-assign]
+        stop = world.bookie_host.create_task(server.stop())
+        await wait_until(lambda: not server.state.may_serve(), step_s=0.000_002)
+        client.send(adds(1, [1]))
+        await client.closed()
+        assert not client.frames
+        await stop
+
+    world.run(body)
+
+
 def test_stop_answers_what_was_accepted_and_unregisters(world: World) -> None:
     async def body(world: World) -> None:
         server = await world.start()

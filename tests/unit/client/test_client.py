@@ -49,8 +49,9 @@ def test_create_append_seal_open_read() -> None:
         assert (record.ensemble_size, record.write_quorum, record.ack_quorum) == (3, 3, 2)
         assert record.digest_type is DigestType.CRC32C
         assert record.custom_metadata == {"app": b"demo", "raw": b"\xff"}
-        assert record.creator_token > 0
+        assert record.creator_token == 0, "belongs to its first version, as Apache's"
         assert record.ctime_ms is not None
+        assert not record.stores_ctime, "the store knows it, as Apache's"
 
     play(act)
 

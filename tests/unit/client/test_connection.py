@@ -269,6 +269,8 @@ def test_requests_of_one_turn_share_a_write_and_adds_do_not_overtake_them() -> N
 
 
 def test_a_lost_connection_fails_everything_once() -> None:
+    """Checklist row 31: a reset may swallow the last answer; nothing depends on having read it."""
+
     async def act() -> None:
         bench = Bench()
         bench.add(0, 3)
@@ -355,6 +357,8 @@ def test_answers_come_in_any_order() -> None:
 
 
 def test_two_reads_of_one_entry_take_one_answer_each() -> None:
+    """Checklist row 8: one answer completes any one of the equal requests."""
+
     async def act() -> None:
         bench = Bench()
         first, second = bench.read(1), bench.read(1)

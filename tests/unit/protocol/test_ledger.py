@@ -53,6 +53,13 @@ def test_new_ensemble_replaces_or_appends() -> None:
         ledger.with_ensemble(OPEN, 9, members("xyz"))
 
 
+def test_a_changed_record_has_no_token_of_a_creator() -> None:
+    """As Apache's, whose records would otherwise differ."""
+    made = OPEN.replace(creator_token=5)
+    changed = (ledger.with_ensemble(made, 11, members("xyz")), ledger.in_recovery(made), ledger.closed(made, 12, 130))
+    assert [each.creator_token for each in changed] == [0, 0, 0]
+
+
 def test_change_is_needed_while_open_and_the_bookie_is_there() -> None:
     assert ledger.change_needed(OPEN, [(2, BookieId("d"))])
     assert ledger.change_needed(OPEN, [(0, BookieId("x")), (2, BookieId("d"))])

@@ -36,6 +36,8 @@ def test_nothing() -> None:
 
 
 def test_periods() -> None:
+    """Checklist row 30: nobody writes them, and every reader has to know them."""
+
     assert parse_availability(encoded((0, 20, 3, 10))) == [range(3), range(10, 13), range(20, 23)]
     assert parse_availability(encoded((0, 25, 3, 10))) == [range(3), range(10, 13), range(20, 23)]
     assert parse_availability(encoded((0, 4, 2, 2))) == [range(6)]

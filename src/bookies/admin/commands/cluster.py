@@ -17,6 +17,7 @@ from bookies.admin.common import (
     print_table,
     run_async,
     size_text,
+    with_driver,
 )
 from bookies.admin.usage import UsageError
 
@@ -120,8 +121,6 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _info(arguments: argparse.Namespace) -> int:
-    from bookies.admin.commands.metadata import with_driver
-
     facts = run_async(lambda: with_driver(metadata_uri(arguments), gather_info))
     if arguments.json:
         print_json(facts)

@@ -6,8 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from bookies.admin.commands.metadata import with_driver
-from bookies.admin.common import Progress, add_common, metadata_uri, print_json, print_table, run_async
+from bookies.admin.common import Progress, add_common, metadata_uri, print_json, print_table, run_async, with_driver
 from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:

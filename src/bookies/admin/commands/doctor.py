@@ -12,31 +12,34 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from bookies.admin import tls_doctor
 from bookies.admin.common import add_common, find_data_directory, print_json, run_async, size_text
+from bookies.admin.tls_doctor import Finding
+from bookies.admin.usage import UsageError
 
 SYNC_COUNT = 50
 
 
-@dataclass(frozen=True)
-class Finding:
-    """`level`: ok, warn or bad."""
-
-    level: str
-    what: str
-    remedy: str = ""
-
-
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "example:  bk doctor --directory /nvme/journal"
+    parser.epilog = (
+        "examples:  bk doctor --directory /nvme/journal\n           bk doctor tls --certificate b1.pem --key b1.key"
+    )
     add_common(parser)
+    parser.add_argument(
+        "what", nargs="?", choices=("tls",), help="tls: only what bookies offer, or what a file of certificates holds"
+    )
+    parser.add_argument("--bookie", metavar="ID", default=None, help="tls: this one (default: all)")
+    parser.add_argument("--certificate", metavar="FILE", default=None, help="tls: look at this file, ask no bookie")
+    parser.add_argument("--key", metavar="FILE", default=None, help="tls: the key of that certificate, if elsewhere")
     parser.add_argument("--directory", default=None, help="where the journal would be (default: bk-data, else here)")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.what is None and (arguments.bookie or arguments.certificate or arguments.key):
+        raise UsageError("--bookie, --certificate and --key are for `bk doctor tls`")
     findings: list[Finding] = []
-    for finding in _findings(arguments):
+    for finding in tls_doctor.findings(arguments) if arguments.what == "tls" else _findings(arguments):
         findings.append(finding)
         if not arguments.json:
             mark = {"ok": "  ok ", "warn": " warn", "bad": "  BAD"}[finding.level]

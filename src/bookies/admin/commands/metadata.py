@@ -6,15 +6,14 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bookies.admin.common import Progress, add_common, metadata_uri, print_json, print_table, run_async
+from bookies.admin.common import Progress, add_common, metadata_uri, print_json, print_table, run_async, with_driver
 from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:
     from bookies.metadata.driver import MetadataDriver
-    from bookies.metadata.transfer import Difference, Filling, Item
+    from bookies.metadata.transfer import Difference
 
 T = TypeVar("T")
 _SHOWN = 20  # differences that are printed
@@ -85,29 +84,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    verbs = {"init": _init, "show": _show, "dump": _dump, "load": _load, "check": _check, "migrate": _migrate}
+    if arguments.verb in ("dump", "load"):
+        from bookies.admin.metadata_dump import dump, load
+
+        return run_async(lambda: dump(arguments) if arguments.verb == "dump" else load(arguments))
+    verbs = {"init": _init, "show": _show, "check": _check, "migrate": _migrate}
     return run_async(lambda: verbs[arguments.verb](arguments))
-
-
-async def with_driver(
-    uri: str, body: Callable[[MetadataDriver], Awaitable[T]], *, may_create: bool = False, must_be_cluster: bool = True
-) -> T:
-    """Open the store and run `body` with its driver. Raises `MetadataError` where there is no cluster and must be."""
-    from bookies.errors import MetadataError
-    from bookies.metadata.uri import connect
-    from bookies.runtime import aio
-
-    driver = connect(uri, aio.runtime(), may_create=may_create)
-    if may_create and uri.startswith("file:"):
-        directory = uri.removeprefix("file:")
-        os.makedirs(f"/{directory.lstrip('/')}" if directory.startswith("/") else directory, exist_ok=True)
-    await driver.open()
-    try:
-        if must_be_cluster and await driver.instance_id() is None:
-            raise MetadataError(f"there is no cluster at {uri}: `bk metadata init` or its first bookie makes one")
-        return await body(driver)
-    finally:
-        await driver.close()
 
 
 # -- init, show -------------------------------------------------------------------------------------------------------
@@ -181,132 +163,6 @@ async def _show(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# -- dump, load -------------------------------------------------------------------------------------------------------
-
-
-async def _dump(arguments: argparse.Namespace) -> int:
-    from bookies.metadata.dump_format import FORMAT, pack_item
-    from bookies.metadata.transfer import Damaged, read_items
-
-    async def dump(driver: MetadataDriver) -> int:
-        first = {"kind": "cluster", "format": FORMAT, "instance_id": await driver.instance_id(), "from": driver.uri}
-        print_json(first)
-        progress = Progress("lines", None)
-        count, is_damaged = 1, False
-        async for item in read_items(driver):
-            print_json(pack_item(item, passwords=arguments.passwords))
-            is_damaged |= isinstance(item, Damaged)
-            count += 1
-            progress.update(count)
-        print_json({"kind": "end", "lines": count + 1})
-        progress.clear()
-        return int(is_damaged)
-
-    return await with_driver(metadata_uri(arguments), dump)
-
-
-def _lines(path: str) -> Iterator[dict[str, Any]]:
-    """All lines but the last one, when that says that there are no more. Raises UsageError, InvalidArgument."""
-    from bookies.metadata.dump_format import parse_line
-
-    try:
-        with open(path, encoding="utf-8") as file:
-            for number, text in enumerate(file, 1):
-                line = parse_line(text)
-                if line["kind"] == "end":
-                    if line.get("lines") != number or file.readline():
-                        raise UsageError(f"{path} is not complete: it says {line.get('lines')} lines, there are others")
-                    return
-                yield line
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    raise UsageError(f"{path} is not complete: its last line is missing. Nothing was made a cluster")
-
-
-def _read_dump(path: str) -> tuple[str, str, int]:
-    """(instance id, where it is from, items) of a dump that can be loaded. Raises UsageError, InvalidArgument."""
-    from bookies.metadata.driver import GivenIds
-    from bookies.metadata.dump_format import FORMAT, parse_item
-    from bookies.metadata.transfer import Damaged, unreadable
-
-    lines = _lines(path)
-    first = next(lines, {})
-    if first.get("kind") != "cluster" or first.get("format") != FORMAT or not first.get("instance_id"):
-        raise UsageError(f"{path} does not begin as a dump of format {FORMAT} does")
-    count = 0
-    for line in lines:
-        item = parse_item(line)
-        if isinstance(item, GivenIds) is not (count == 0):
-            raise UsageError(f"{path}: the ids that are given have to be on the second line, and nowhere else")
-        if isinstance(item, Damaged):
-            raise unreadable(item)
-        count += 1
-    return first["instance_id"], str(first.get("from", path)), count
-
-
-async def _load(arguments: argparse.Namespace) -> int:
-    from bookies.errors import MetadataError
-    from bookies.metadata.transfer import Filling
-
-    uri = metadata_uri(arguments)
-    instance_id, origin, count = _read_dump(arguments.file)
-    if arguments.dry_run:
-        print(f"{count:,} lines of cluster {instance_id}, from {origin}, can be loaded")
-        return 0
-
-    async def load(driver: MetadataDriver) -> int:
-        filling = Filling(driver, instance_id, arguments.file)
-        if await filling.is_there():
-            raise MetadataError(f"{uri} is cluster {instance_id} already; nothing was changed")
-        progress = Progress("lines", count, quiet=arguments.json)
-        await _fill(driver, filling, arguments.file, progress)
-        progress.clear()
-        await filling.finish()
-        if arguments.json:
-            print_json({"metadata": uri, "instance_id": instance_id, "items": count})
-        else:
-            print(f"loaded {count:,} lines: {uri} is cluster {instance_id}")
-        return 0
-
-    return await with_driver(uri, load, may_create=True, must_be_cluster=False)
-
-
-async def _fill(driver: MetadataDriver, filling: Filling, path: str, progress: Progress) -> None:
-    from bookies.metadata.driver import GivenIds
-    from bookies.metadata.dump_format import parse_item
-    from bookies.metadata.transfer import AT_ONCE, read_items
-
-    batch: list[Item] = []
-    seen: set[tuple[str, object]] = set()
-    lines = _lines(path)
-    next(lines)
-    for done, line in enumerate(lines):
-        item = parse_item(line)
-        seen.add(_name_of(item))
-        if isinstance(item, GivenIds):
-            await filling.begin(item)
-            continue
-        batch.append(item)
-        if len(batch) >= AT_ONCE:
-            await filling.put(batch)
-            batch = []
-            progress.update(done)
-    await filling.put(batch)
-    if filling.is_resumed:  # from another dump, perhaps
-        for item in [each async for each in read_items(driver) if _name_of(each) not in seen]:
-            await filling.remove(item)
-
-
-def _name_of(item: Item) -> tuple[str, object]:
-    from bookies.metadata.transfer import NamedRecord, StoredCookie
-
-    if isinstance(item, StoredCookie):
-        return "cookie", item.bookie
-    if isinstance(item, NamedRecord):
-        return "record", item.name
-    return "ledger", getattr(item, "ledger_id", None)
-
-
 # -- check ------------------------------------------------------------------------------------------------------------
 
 
@@ -339,9 +195,25 @@ async def _check(arguments: argparse.Namespace) -> int:
 
 
 async def _migrate(arguments: argparse.Namespace) -> int:
-    if arguments.source == arguments.target:
+    if _place(arguments.source) == _place(arguments.target):
         raise UsageError("FROM and TO are the same store")
     return await with_driver(arguments.source, lambda source: _migrate_from(source, arguments))
+
+
+def _place(uri: str) -> object:
+    """The same for two spellings of one store."""
+    from bookies.errors import ConfigError
+    from bookies.metadata.zk_layout import parse_uri
+
+    if uri.startswith("file:"):
+        return os.path.realpath(uri.removeprefix("file:").removeprefix("//"))
+    if uri.startswith("zk"):
+        try:
+            place = parse_uri(uri)
+        except ConfigError:
+            return uri  # Opening it says what is wrong.
+        return sorted(place.hosts.split(",")), place.root
+    return uri
 
 
 async def _migrate_from(source: MetadataDriver, arguments: argparse.Namespace) -> int:
@@ -374,6 +246,8 @@ async def _migrate_from(source: MetadataDriver, arguments: argparse.Namespace) -
 
 
 async def _move(source: MetadataDriver, target: MetadataDriver, total: int, arguments: argparse.Namespace) -> int:
+    import asyncio
+
     from bookies.metadata.transfer import Filling, copy, differences
 
     instance_id = await source.instance_id()
@@ -386,7 +260,11 @@ async def _move(source: MetadataDriver, target: MetadataDriver, total: int, argu
         if not left:
             await filling.finish()
     else:
-        left = await copy(source, target, filling, progress.update)
+        try:
+            left = await copy(source, target, filling, progress.update)
+        except asyncio.CancelledError:
+            progress.note(f"{target.uri} is half filled, and no cluster yet: say the same again")
+            raise
     progress.clear()
     if left:
         return _not_moved(arguments, left, was_there)
