@@ -190,6 +190,9 @@ class Bookie:
         return [*java_command(self._version), "org.apache.bookkeeper.server.Main", "--conf", str(conf)]
 
     def _ours(self) -> list[str]:
+        """On the configuration that Apache's ran with, if it did."""
+        if (self.folder / "bookie.conf").exists():
+            return [sys.executable, "-m", "bookies", "bookie", "run", "--conf", "bookie.conf"]
         command = [sys.executable, "-m", "bookies", "bookie", "run", "--metadata", self._uri, "--bookie-id", self.name]
         command += ["--port", str(self.port), "--journal-dir", "journal", "--ledger-dir", "ledgers"]
         command += ["--lease-ms", str(LEASE_MS)]

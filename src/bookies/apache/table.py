@@ -128,6 +128,11 @@ def percent(value: str) -> int:
     return max(0, round(float(value) * 100))
 
 
+def disk_percent(value: str) -> int:
+    """From a fraction; of what is less than one, 99 at most."""
+    return min(99, percent(value)) if float(value) < 1 else percent(value)
+
+
 # -- looking up -------------------------------------------------------------------------------------------------------
 
 

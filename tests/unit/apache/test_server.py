@@ -146,7 +146,10 @@ MAPPED: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
         ({"compactionRateByBytes": "1000000"}, {}),
         ({"compactionRateByBytes": "1000000", "isThrottleByBytes": "true"}, {"compaction_rate_size": 1_000_000}),
     ],
-    "diskUsageThreshold": [({"diskUsageThreshold": "0.97"}, {"disk_usage_threshold": 97})],
+    "diskUsageThreshold": [
+        ({"diskUsageThreshold": "0.97"}, {"disk_usage_threshold": 97}),
+        ({"diskUsageThreshold": "0.999"}, {"disk_usage_threshold": 99}),  # Apache's takes whatever is below 1
+    ],
     "diskUsageWarnThreshold": [({"diskUsageWarnThreshold": "0.91"}, {"disk_usage_warn_threshold": 91})],
     "diskUsageLwmThreshold": [({"diskUsageLwmThreshold": "0.85"}, {"disk_usage_lwm_threshold": 85})],
     "diskCheckInterval": [({"diskCheckInterval": "5000"}, {"disk_check_interval_ms": 5000})],
