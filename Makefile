@@ -48,7 +48,8 @@ apache: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache
 apache: $(VENV)/.dev
 	@$(BIN)/python -m pytest -q -n 0 -m apache tests/apache $(ARGS)
 
-# A real etcd server, from PATH or where BOOKIES_ETCD says (Debian: etcd-server).
+# A real etcd server, from PATH or where BOOKIES_ETCD says (Debian: etcd-server); and Apache's driver beside ours.
+etcd: export BOOKIES_APACHE_CACHE ?= $(HOME)/.cache/bookies-apache
 etcd: $(VENV)/.dev
 	@$(BIN)/python -m pytest -q -n 0 -m etcd tests/etcd $(ARGS)
 

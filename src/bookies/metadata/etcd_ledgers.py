@@ -21,7 +21,7 @@ from bookies.model import LedgerMetadata
 from bookies.protocol.intervals import IdSet
 from bookies.runtime.etcd import Delete, Get, KeyValue, MadeAt, OutcomeUnknown, Put, WrittenAt
 
-COUNTED_IDS_MAX = 100_000  # that a counter is raised by, a request for each
+COUNTED_IDS_MAX = 10_000  # that a counter is raised by, a request for each
 COUNTED_AT_ONCE = 64
 _LISTS_COUNT_MAX = 64  # lists of spent ids that this driver remembers
 

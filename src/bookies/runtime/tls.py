@@ -43,6 +43,8 @@ class TlsSide:
         received: bytes = b"",
     ) -> asyncio.Transport:
         """See `ports.Encryption`."""
+        if transport.is_closing():  # Otherwise the handshake would wait for its time to run out.
+            raise TlsFailed("the TLS handshake failed: the connection was closed")
         loop = asyncio.get_running_loop()
         handshake = loop.create_task(
             loop.start_tls(
@@ -55,12 +57,17 @@ class TlsSide:
             )
         )
         try:
-            if received:
-                # Now the handshake's protocol is in place, and in the loop's next turn it begins; only then the
-                # transport reads again, and what was read before comes first.
-                await asyncio.sleep(0)
-                loop.call_soon(_hand_over, transport, received)
-            encrypted = await handshake
+            async with asyncio.timeout(HANDSHAKE_S + 1):
+                if received:
+                    # Now the handshake's protocol is in place, and in the loop's next turn it begins; only then the
+                    # transport reads again, and what was read before comes first.
+                    await asyncio.sleep(0)
+                    loop.call_soon(_hand_over, transport, received)
+                encrypted = await handshake
+        except TimeoutError as error:  # The loop's own timeout does not cover a connection lost as it began.
+            handshake.cancel()
+            transport.abort()
+            raise TlsFailed("the TLS handshake failed: it took too long") from error
         except ssl.SSLCertVerificationError as error:
             raise TlsFailed(f"the other side's certificate is not accepted: {error.verify_message}") from error
         except ssl.SSLError as error:

@@ -162,7 +162,11 @@ def test_migrate_moves_and_says_what_next(store: pathlib.Path, capsys: pytest.Ca
     printed = capsys.readouterr()
     assert [each["what"] for each in json.loads(printed.out)["differences"]] == ["ledger 3"]
     assert "one of the two stores has been used since" in printed.err
-    assert main(["metadata", "migrate", f"file:{store}", f"file:{store}"]) == 2
+    for source, same in (
+        (f"file:{store}", f"file:///{store}/../store"),
+        ("zk://a:1;b:2/ledgers", "zk+flat://b:2,a:1/ledgers"),
+    ):
+        assert main(["metadata", "migrate", source, same]) == 2
 
 
 def test_a_cluster_in_use_is_not_moved(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
