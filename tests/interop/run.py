@@ -42,6 +42,7 @@ def main() -> int:
     parser.add_argument("--cells", default="all", help="comma-separated names; quiet, kills, all")
     parser.add_argument("--runs", type=int, default=1, help="of each cell with kills, in a row")
     parser.add_argument("--results", type=pathlib.Path, help="a file to add a line to for each cell")
+    parser.add_argument("--table", action="store_true", help="run nothing: only the table of --results")
     parser.add_argument("--write", action="store_true", help="write the table to docs/compatibility.md")
     parser.add_argument("--keep", action="store_true", help="keep the folders of the processes")
     arguments = parser.parse_args()
@@ -53,7 +54,7 @@ def main() -> int:
     folder = pathlib.Path(tempfile.mkdtemp(prefix="bookies-interop-"))
     results: list[table.Result] = table.read(arguments.results)
     try:
-        for layout, version in _plan(arguments):
+        for layout, version in [] if arguments.table else _plan(arguments):
             _run_layout(arguments, folder / f"{layout}-{version}", layout, version, results)
     finally:
         if not arguments.keep:
