@@ -480,6 +480,32 @@ def _bytes(request: Request) -> bytes:
     return b"".join(bytes(part) for part in encode_request(request))
 
 
+@pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "fastest"])
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_peer_that_reads_slowly_gets_everything(
+    place: Place, version: int, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """More than all buffers hold, so that the bookie has to wait for it inside of TLS."""
+    count, size = 150, 70_000
+
+    async def body() -> None:
+        async with place.bookie(**place.tls()) as server:
+            async with bk.connect(place.uri, **place.encrypted()) as store:
+                ledger = await store.create(ensemble=1, write_quorum=1, ack_quorum=1)
+                await ledger.append_many([bytes(size)] * count)
+                await ledger.seal()
+            raw = await Raw.connect(server)
+            await raw.ask(StartTlsRequest(3, 1))
+            await raw.encrypt(place)
+            raw.send(*(ReadRequest(version, 10 + each, ledger.ledger_id, each) for each in range(count)))
+            await asyncio.sleep(0.5)  # the bookie's and the system's buffers are full by now
+            found = [await raw.response(f"v{version}") for _ in range(count)]
+            assert all(isinstance(each, ReadResponse) and each.status is Status.OK for each in found)
+            raw.close()
+
+    run(body(), loop)
+
+
 # -- certificates that change ------------------------------------------------------------------------------------------
 def test_renewed_certificates_count_for_new_connections(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "bookies.tls")
