@@ -145,7 +145,7 @@ def _(patch: Patch) -> None:
         else:
             await self._flush_all()
             await self.write_index()
-            self.persisted = await self.worker.run(self.mark_files.read)
+            self.persisted = tuple(found[-1] for found in await self.worker.run(self.mark_files.read) if found)
 
     patch.setattr(Checkpointer, "checkpoint", checkpoint)
 

@@ -83,7 +83,7 @@ def target(what: str) -> tuple[Base, str, int, int]:
         "lastId": (base(True), "/ledgers/current/lastId", 0, 1),
         "BOOKIE_STATUS": (base(True), STATUS, 0, 10),
         "removedLedgers": (base(True), REMOVED, 0, 80),
-        "index.catalog": (base(True), "/ledgers/current/index.catalog", 12, 400),
+        "index.catalog": (base(True), "/ledgers/current/index.catalog", 0, 400),
     }
     return places[what]
 

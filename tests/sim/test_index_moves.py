@@ -11,8 +11,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from bookies.errors import DiskFull
-from bookies.sim.disk import LOSSES, PROCESS_DIES, Fault
+from bookies.sim.disk import LOSSES, PROCESS_DIES
 from bookies.storage import index_format
 from bookies.storage.ledger_store import LedgerStore
 
@@ -104,20 +106,24 @@ def test_a_crash_while_files_move(machine: Any, body: Body) -> None:
     print(f"{count} disk calls")
 
 
-def test_no_room_where_they_go(machine: Any, body: Body) -> None:
+@pytest.mark.parametrize("operation", ["open", "pwrite", "pwritev"])
+def test_no_room_where_they_go(machine: Any, body: Body, operation: str) -> None:
     """What could not move is tried again, and stays readable meanwhile."""
     made = fresh(machine, body)
 
     async def during(store: LedgerStore, promises: Any) -> None:
         crowd(store)
-        made.disk.faults.append(Fault("pwritev", r"/ledgers[12]/.*\.idx\.new$", lambda: DiskFull("no room"), count=3))
         await asyncio.gather(*(promises.add(store, each, {30: body(each, 30)}) for each in ALL if each != 2))
-        for _ in range(10):
+        made.disk.fail(operation, ".idx.new", lambda: DiskFull("no room"), count=3)
+        failed = 0
+        while True:
             try:
                 await store.checkpoint()
                 break
             except DiskFull:
+                failed += 1
                 await promises.check(store)
+        assert failed == 3
         await promises.check(store)
 
     assert made.live(during)

@@ -148,3 +148,25 @@ def test_ledgers_and_logs_go_while_index_files_are_built_again(machine: Any, bod
     assert made.live(during)
     assert not made.failures
     made.check()
+
+
+@pytest.mark.parametrize("slot", [b"\x10" + bytes(7), b"\0\0\0\x09\0\0\x40\0", b"\0\0\0\0\0\0\x03\xf8"])
+def test_a_slot_that_names_no_log_there_ever_was_is_no_entry(machine: Any, body: Body, slot: bytes) -> None:
+    """Bits flipped in an empty slot, or a log nobody made: the ledger has to stay recoverable."""
+    made = machine("phantom")
+
+    async def before(store: LedgerStore, promises: Any) -> None:
+        await promises.add(store, 1, {entry: body(1, entry) for entry in range(20)})  # in pages of eight
+
+    assert made.live(before)
+    [path] = [path for path in made.disk.files() if path.endswith("/1.idx")]
+    data = bytearray(made.disk.read_bytes(path)).ljust(1024 + 24 * 8, b"\0")
+    data[1024 + 20 * 8 : 1024 + 21 * 8] = slot
+    made.disk.put(path, bytes(data))
+
+    async def after(store: LedgerStore, promises: Any) -> None:
+        assert not (await store.repair())["uncertain"]
+        await promises.check(store)
+
+    assert made.live(after)
+    made.check()

@@ -273,3 +273,28 @@ def test_a_header_changes_after_a_restart_without_a_page_in_memory(machine: Any,
         await store.checkpoint()
 
     assert sweep(machine, script, prepare=prepare) > 20
+
+
+@pytest.mark.parametrize("loss", [NOTHING_SURVIVES, PROCESS_DIES])
+@pytest.mark.parametrize("journals", [1, 2])
+def test_one_flipped_bit_in_one_copy_of_a_mark(
+    machine: Any, body: Callable[..., bytes], loss: Loss, journals: int
+) -> None:
+    """In the first life of a bookie, when the catalog may not have noted a mark yet."""
+
+    async def load(store: LedgerStore, promises: Any) -> None:
+        for first in (0, 10):
+            for ledger_id in range(1, 5):
+                entries = {entry: body(ledger_id, entry) for entry in range(first, first + 10)}
+                await promises.add(store, ledger_id, entries)
+            if not first:
+                await store.checkpoint()
+
+    for bit in range(9, 24):
+        made = machine(f"mark {bit}", journals=journals, ledgers=2)
+        assert made.live(load, stops=False)
+        made.crash(loss)
+        for path in [path for path in made.disk.files() if path.startswith("/ledgers0") and "lastMark" in path]:
+            data = int.from_bytes(made.disk.read_bytes(path), "big") ^ (1 << bit)
+            made.disk.put(path, data.to_bytes(16, "big"))
+        made.check()

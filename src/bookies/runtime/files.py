@@ -247,7 +247,10 @@ class DirectoryLock:
         """Everything of the file system that the directory is on. Raises what any write since the lock failed with."""
         call = _syncfs()
         assert call is not None
-        if number := call(self._descriptor):
+        number = call(self._descriptor)
+        if not number and os.fstatvfs(self._descriptor).f_flag & os.ST_RDONLY:
+            number = errno.EROFS  # since an error, perhaps; there are kernels that say nothing then
+        if number:
             raise _mapped(OSError(number, os.strerror(number)), self._path)
 
     def release(self) -> None:

@@ -22,7 +22,7 @@ from bookies.storage.mark_format import LogMark
 
 FILE_NAME = "index.catalog"
 MAGIC = b"BKIC"
-VERSION = 1
+VERSION = 2
 PAGE_SIZE_MAX = 1 << 24  # bytes
 RECORD_SIZE_MAX = 64 << 20  # bytes; a ledger of 10**10 entries in one checkpoint is below it
 
@@ -33,7 +33,7 @@ RESET = 1  # flag: the index file is written anew, earlier pages are gone
 PARTIAL = 2  # flag: the file has pages of which no checksum is known
 
 _FILE = struct.Struct(">4sII")
-FILE_HEADER_SIZE = _FILE.size
+FILE_HEADER_SIZE = _FILE.size + 4  # with its crc32
 _RECORD = struct.Struct(">II")
 _LEDGER = struct.Struct(">BqBHI")
 _DELETED = struct.Struct(">Bq")
@@ -127,16 +127,19 @@ def checksum_of(data: Buffer, page_size: int) -> int:
 
 
 def page_size_of(header: bytes) -> int | None:
-    """What the first bytes of the file say of the page size; None if they cannot be right."""
+    """What the first bytes of the file say of the page size; None if they are not what was written."""
     if len(header) < FILE_HEADER_SIZE:
         return None
     magic, version, page_size = _FILE.unpack_from(header)
+    if int.from_bytes(header[_FILE.size : FILE_HEADER_SIZE], "big") != zlib.crc32(header[: _FILE.size]):
+        return None
     is_right = (magic, version) == (MAGIC, VERSION) and 0 < page_size <= PAGE_SIZE_MAX and not page_size % SLOT_SIZE
     return page_size if is_right else None
 
 
 def pack_file_header(page_size: int) -> bytes:
-    return _FILE.pack(MAGIC, VERSION, page_size)
+    packed = _FILE.pack(MAGIC, VERSION, page_size)
+    return packed + zlib.crc32(packed).to_bytes(4, "big")
 
 
 def pack_ledger(ledger_id: int, header: IndexHeader, pages: Sequence[tuple[int, int]], flags: int = 0) -> bytes:
@@ -192,16 +195,16 @@ def pack(contents: Contents) -> Iterator[bytes]:
 def parse(data: bytes, page_size: int) -> Contents:
     """What the file says, as far as it can be believed. `page_size`: of the index files now."""
     contents = Contents(page_size)
-    magic, version, size_then = _FILE.unpack_from(data.ljust(_FILE.size, b"\0"))
-    if (magic, version) != (MAGIC, VERSION) or not 0 < size_then <= PAGE_SIZE_MAX:
-        contents.problem = "not a catalog of this version"
+    size_then = page_size_of(data)
+    if size_then is None:
+        contents.problem = "its header is not that of a catalog of this version"
         return contents
     if size_then != page_size:
         contents.problem, page_size = f"pages had {size_then:,} bytes then", size_then
         contents.has_other_pages = True
     absent = checksum_of(b"", page_size)
     unsettled: dict[int, Known] = {}
-    at = _FILE.size
+    at = FILE_HEADER_SIZE
     while at < len(data):
         if len(data) - at < _RECORD.size:
             contents.problem = "the last record is cut off"

@@ -26,6 +26,7 @@ class CatalogWriter:
         self._directories = directories
         self._health = health
         self._must_move = False
+        self._noted: list[int] = []  # the journals that the marks in the file name, for certain
 
     def abandon(self, directory: str) -> None:
         """The directory has failed; if the file is there, it has to move."""
@@ -45,18 +46,23 @@ class CatalogWriter:
         self._must_move = False
 
     async def settle(self, marks: Sequence[LogMark], worker: Worker) -> None:
-        """Everything is written: note that, and the marks that are about to be persisted. Raises: DiskFull, OSError."""
+        """Everything is written: note that, and the marks that are about to be persisted. Raises: DiskFull, OSError.
+
+        Journals before a mark are removed once it is persisted, so what is noted has to name one that stays.
+        """
         await self.move(worker)
+        named = [mark.journal_id for mark in marks]
         self._catalog.settle(marks)
         notes = self._catalog.take()
         try:
             if self._file.is_bloated:
                 await worker.run(self._file.replace, self._whole())
             else:
-                await worker.run(partial(self._file.append, notes, is_durable=False))
+                await worker.run(partial(self._file.append, notes, is_durable=named != self._noted))
         except BaseException:
             self._catalog.give_back(notes)
             raise
+        self._noted = named
 
     async def forget(self, ledger_ids: Sequence[int], worker: Worker) -> None:
         """From now on it is no damage that these ledgers have no file. Raises: OSError, DiskFull; SyncFailed."""

@@ -63,14 +63,13 @@ class MarkFiles:
         self._names = [mark_format.file_name(index, journal_count) for index in range(journal_count)]
         self._written: list[LogMark] = []
 
-    def read(self) -> Marks:
-        """The greatest mark of each journal in any directory; torn copies do not count."""
-        self._written = []
+    def read(self) -> list[list[LogMark]]:
+        """Of each journal what its files say, in whatever directory, ascending; torn copies do not count."""
+        found = []
         for name in self._names:
             paths = (posixpath.join(directory, name) for directory in self._directories)
-            copies = [self._disk.read_bytes(path) for path in paths if self._disk.exists(path)]
-            self._written.append(mark_format.greatest(copies))
-        return tuple(self._written)
+            found.append(mark_format.distinct(self._disk.read_bytes(path) for path in paths if self._disk.exists(path)))
+        return found
 
     def assume(self, marks: Sequence[LogMark]) -> None:
         """Replay begins at these, whatever the files say; greater ones will be written over them."""

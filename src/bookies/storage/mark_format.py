@@ -1,7 +1,8 @@
 """The log mark's file format: from where on a journal has to be replayed.
 
 16 bytes: int64 journal id, int64 offset in that journal. Everything before is durable in entry logs and index. Each
-writable ledger directory has a copy; the greatest counts, because a mark only ever moves forward.
+writable ledger directory has a copy. A mark only ever moves forward, so a smaller one is as right, as long as the
+journals from there on are there.
 
 Source: storage 2.9.
 """
@@ -49,6 +50,6 @@ def parse(data: bytes) -> LogMark | None:
     return mark if mark.journal_id >= 0 and mark.offset >= 0 else None
 
 
-def greatest(copies: Iterable[bytes]) -> LogMark:
-    """The greatest mark of the copies found in all ledger directories; (0, 0) without any."""
-    return max((mark for data in copies if (mark := parse(data)) is not None), default=LogMark())
+def distinct(copies: Iterable[bytes]) -> list[LogMark]:
+    """The marks of the copies found in all ledger directories, ascending; without those that are torn."""
+    return sorted({mark for data in copies if (mark := parse(data)) is not None})

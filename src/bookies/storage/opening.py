@@ -33,6 +33,7 @@ from bookies.storage.index import LedgerIndex
 from bookies.storage.index_files import find_index_files
 from bookies.storage.journal import Journal, journal_ids
 from bookies.storage.mark_format import LogMark
+from bookies.storage.marks import find_marks
 from bookies.storage.readers import Readers
 from bookies.storage.rebuild import Rebuilder, ledgers_in_logs
 from bookies.storage.removal import Removals
@@ -127,12 +128,16 @@ async def open_storage(parts: Opened, events: Events) -> None:
     parts.index.found(paths, catalog, parts.removals.is_deleted)
     unsettled = parts.index.catalog.unsettled()
     parts.index.catalog.resolve(await worker.run(parts.index.read_checksums, unsettled))
-    marks = list(await worker.run(checkpointer.mark_files.read))
     noted = parts.index.catalog.marks
-    if len(noted) == len(marks):
-        for number, directory in enumerate(directories.journals):
-            marks[number] = await worker.run(credible_mark, runtime.disk, directory, marks[number], noted[number])
-        checkpointer.mark_files.assume(marks)
+    marks = await worker.run(
+        find_marks,
+        runtime.disk,
+        directories.journals,
+        checkpointer.mark_files,
+        noted,
+        config.frame_size_max + 64 * 1024,
+    )
+    checkpointer.mark_files.assume(marks)
     restorer = Restorer(parts.cache, parts.index, checkpointer, parts.readers, parts.removals.is_deleted)
     size = await worker.run(_size_to_replay, runtime.disk, directories.journals, marks)
     async with _explaining(parts, stores, size):
@@ -231,19 +236,6 @@ def _check_journals(disk: Disk, directories: Directories) -> None:
                 f"{directory}: this bookie did not stop in an orderly way, and its journal is gone; acknowledged "
                 "entries would be lost. Nothing was changed. Put the files back, or give it up: bk bookie format"
             )
-
-
-def credible_mark(disk: Disk, directory: str, found: LogMark, noted: LogMark) -> LogMark:
-    """From where to replay: `found` is what the mark files say, `noted` what the catalog says.
-
-    They differ by a crash at most, or one is damaged, or another program has run here since. So the smaller one from
-    which on all journals are there, as replaying too much does no harm.
-    """
-    for mark in sorted({found, noted}):
-        ids = [number for number in journal_ids(disk, directory) if number >= mark.journal_id]
-        if ids and ids == list(range(mark.journal_id, mark.journal_id + len(ids))):
-            return mark
-    return found
 
 
 def _tell(report: ReplayReport, events: Events) -> None:

@@ -21,6 +21,8 @@ from bookies.runtime.ports import Disk, Runtime
 from bookies.storage import entry_log_format as layout
 from bookies.storage.catalog_format import Known, checker
 from bookies.storage.durable import run_last
+from bookies.storage.entry_log import greatest_log_id
+from bookies.storage.entry_log_format import LOG_ID_MAX
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index_files import IndexFiles
 from bookies.storage.index_format import iterate_slots, slots_per_page
@@ -170,11 +172,12 @@ class Rebuilder:
             path, known = self._index.file_of(ledger_id)
             await self._worker.run(self._read_old, path, known, wanted[ledger_id])
         for ledger_id in [ledger_id for ledger_id, found in wanted.items() if found.is_whole]:
-            await self._finish(ledger_id, wanted.pop(ledger_id), set(), is_complete=True)
+            await self._finish(ledger_id, wanted.pop(ledger_id), set(), LOG_ID_MAX, is_complete=True)
         if not wanted:
             return
         readable: set[int] = set()
         logs, is_complete = await self._worker.run(self._find_logs)
+        id_max = await self._worker.run(greatest_log_id, self._disk, self._directories) if is_complete else LOG_ID_MAX
         for log_id, path in logs.items():
             try:
                 is_whole = await self._read_log(log_id, path, wanted)
@@ -186,7 +189,7 @@ class Rebuilder:
             else:
                 is_complete = False
         for ledger_id, found in wanted.items():
-            await self._finish(ledger_id, found, readable, is_complete=is_complete)
+            await self._finish(ledger_id, found, readable, id_max, is_complete=is_complete)
 
     def _find_logs(self) -> tuple[dict[int, str], bool]:
         """On the worker: entry logs by id, and whether every directory could be looked at."""
@@ -227,12 +230,15 @@ class Rebuilder:
         await self._worker.run(next, pieces, None)  # which closes the file
         return piece
 
-    async def _finish(self, ledger_id: int, found: Found, readable: set[int], *, is_complete: bool) -> None:
-        doubted = {
-            entry_id: location
-            for entry_id, location in found.doubted.items()
-            if layout.split_location(location)[0] not in readable
-        }
+    async def _finish(
+        self, ledger_id: int, found: Found, readable: set[int], log_id_max: int, *, is_complete: bool
+    ) -> None:
+        """Of a page that is not what was written, slots count that may name what cannot be read now."""
+        doubted = {}
+        for entry_id, location in found.doubted.items():
+            log_id, offset = layout.split_location(location)
+            if log_id not in readable and log_id <= log_id_max and offset > layout.HEADER_SIZE:
+                doubted[entry_id] = location
         entries = doubted | found.kept | found.entries
         try:
             count = await self._index.rebuilt(ledger_id, entries, is_complete=is_complete)

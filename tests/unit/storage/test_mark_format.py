@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bookies.storage.mark_format import LogMark, file_name, greatest, pack, parse, parse_file_name
+from bookies.storage.mark_format import LogMark, distinct, file_name, pack, parse, parse_file_name
 
 EXAMPLE = bytes.fromhex("0000018f1548f7010000000000000400")
 
@@ -27,10 +27,10 @@ def test_names() -> None:
 @pytest.mark.parametrize("data", [b"", EXAMPLE[:8], EXAMPLE[:15], EXAMPLE + b"\0", b"\xff" * 16])
 def test_torn_copies_do_not_count(data: bytes) -> None:
     assert parse(data) is None
-    assert greatest([data, EXAMPLE, data]) == LogMark(0x18F1548F701, 1024)
+    assert distinct([data, EXAMPLE, data]) == [LogMark(0x18F1548F701, 1024)]
 
 
-def test_the_greatest_copy_counts() -> None:
-    marks = [LogMark(2, 0), LogMark(1, 999), LogMark(2, 7), LogMark(0, 0)]
-    assert greatest(map(pack, marks)) == LogMark(2, 7)
-    assert greatest([]) == LogMark(0, 0)
+def test_copies_ascend() -> None:
+    marks = [LogMark(2, 0), LogMark(1, 999), LogMark(2, 7), LogMark(2, 0)]
+    assert distinct(map(pack, marks)) == [LogMark(1, 999), LogMark(2, 0), LogMark(2, 7)]
+    assert distinct([]) == []
