@@ -154,6 +154,12 @@ async def reclaim(store: LedgerStore, promises: Any, records: FakeRecords) -> No
     await check_entries(store, promises, records)
 
 
+def submitted_size(promises: Any, records: FakeRecords) -> int:
+    """Bytes in logs of one copy of everything that was sent to ledgers that there are."""
+    sent = promises.submitted.items()
+    return sum(4 + max(map(len, bodies)) for (ledger_id, _), bodies in sent if ledger_id in records.ledgers)
+
+
 async def check_reclaimed(store: LedgerStore, promises: Any, records: FakeRecords, made: Any) -> None:
     """What is not wanted is not there any more, and everything else is in the books."""
     await reclaim(store, promises, records)
@@ -163,6 +169,7 @@ async def check_reclaimed(store: LedgerStore, promises: Any, records: FakeRecord
     assert space["logs_set_aside"] == {}
     assert space["entry_logs"] == len(logs_of(made)), logs_of(made)
     assert space["entry_log_bytes"] <= space["live_bytes"] / 0.8
+    assert space["live_bytes"] <= submitted_size(promises, records)
     check_ledgers(store, records)
     forget(promises, *{ledger_id: None for ledger_id, _ in promises.acknowledged if ledger_id not in records.ledgers})
     await promises.check(store)

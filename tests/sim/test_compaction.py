@@ -19,6 +19,7 @@ from tests.sim.space_world import (
     Body,
     Script,
     SpaceSweep,
+    check_reclaimed,
     collect,
     compact,
     compaction_script,
@@ -30,9 +31,9 @@ from tests.sim.space_world import (
 )
 
 from bookies.errors import BookieBusy, LedgerUnknownToBookie
-from bookies.sim.disk import NOTHING_SURVIVES
-from bookies.storage.compaction import Piece, matching_parts
+from bookies.sim.disk import NOTHING_SURVIVES, PROCESS_DIES
 from bookies.storage.ledger_store import LedgerStore
+from bookies.storage.log_pieces import Piece, matching_parts
 
 KINDS = ["transactional", "plain"]
 STEP = int(os.environ.get("BK_SWEEP_STEP", "11"))
@@ -344,3 +345,55 @@ def test_a_crash_while_a_ledger_is_brought_back(small: Any, body: Body) -> None:
 
     assert sweep(with_quarantine, body, restored) > 60
     assert pinned
+
+
+@pytest.mark.parametrize("kills", [1, 5])
+@pytest.mark.parametrize("when", ["a flush", "the mark"])
+def test_what_a_replay_has_written_twice_is_given_back(machine: Any, body: Body, when: str, kills: int) -> None:
+    """A process dies after its entries were flushed and before its mark says so, again and again."""
+    made = small_machine(machine, "twice")
+    records = FakeRecords.of(1, 2, 3)
+
+    async def load(store: LedgerStore, promises: Any) -> None:
+        for first in range(0, 100, 10):
+            for ledger_id in (1, 2, 3):
+                entries = {each: body(ledger_id, each, size=300) for each in range(first, first + 10)}
+                await promises.add(store, ledger_id, entries)
+
+    async def load_and_flush(store: LedgerStore, promises: Any) -> None:
+        await load(store, promises)
+        await store._parts.checkpointer._flush_all()
+
+    async def nothing(store: LedgerStore, promises: Any) -> None:
+        pass
+
+    rename = made.disk.rename
+
+    def crash_at_mark(source: str, target: str) -> None:
+        if target.endswith("lastMark"):
+            made.disk.crash_at = made.disk.call_count + 1
+        rename(source, target)
+
+    if when == "a flush":
+        for _ in range(kills):
+            assert made.live(load_and_flush, stops=False)
+            made.crash(PROCESS_DIES)
+    else:
+        assert made.live(load, stops=False)
+        made.crash(PROCESS_DIES)
+        for kill in range(kills):
+            made.disk.rename = crash_at_mark
+            has_marked = made.live(
+                nothing, stops=False
+            )  # the catalog may know all the same, and then nothing is replayed
+            made.disk.rename = rename
+            assert not has_marked or kill
+            made.crash(PROCESS_DIES)
+
+    async def after(store: LedgerStore, promises: Any) -> None:
+        await check_reclaimed(store, promises, records, made)
+
+    assert made.live(nothing)
+    assert made.live(after)
+    assert made.live(after)
+    made.check()

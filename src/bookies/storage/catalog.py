@@ -111,6 +111,7 @@ class Catalog:
     def __init__(self, page_size: int) -> None:
         self.is_trusted = False
         self.marks: tuple[LogMark, ...] = ()
+        self.doubtful_from = 0  # see `Contents`
         self.holes: list[str] = []
         self.ledgers: dict[int, Known] = {}
         self._page_size = page_size
@@ -130,6 +131,7 @@ class Catalog:
         self.holes = contents.holes
         self.ledgers = contents.ledgers
         self.marks = contents.marks
+        self.doubtful_from = contents.doubtful_from
         if not self.is_trusted:
             for known in self.ledgers.values():
                 known.is_doubted = True
@@ -138,7 +140,7 @@ class Catalog:
                     known.is_partial = True
 
     def contents(self) -> Contents:
-        return Contents(self._page_size, self.ledgers, self.marks, self.holes)
+        return Contents(self._page_size, self.ledgers, self.marks, self.holes, self.doubtful_from)
 
     # -- comparing -----------------------------------------------------------------------------------------------
     def is_right(self, ledger_id: int, page: int, data: Buffer) -> bool:
@@ -238,10 +240,10 @@ class Catalog:
         self.holes = []
         self._pending.append(layout.pack_holes_settled())
 
-    def settle(self, marks: Sequence[LogMark]) -> None:
+    def settle(self, marks: Sequence[LogMark], doubtful_from: int) -> None:
         """All that was staged is in the files, and these marks are about to be persisted."""
-        self.marks = tuple(marks)
-        self._pending.append(layout.pack_settled(marks))
+        self.marks, self.doubtful_from = tuple(marks), doubtful_from
+        self._pending.append(layout.pack_settled(marks, doubtful_from))
 
     def take(self) -> bytes:
         """What is to be appended. `give_back` it when that fails."""

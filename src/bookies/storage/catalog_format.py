@@ -39,6 +39,7 @@ _LEDGER = struct.Struct(">BqBHI")
 _DELETED = struct.Struct(">Bq")
 _SETTLED = struct.Struct(">BI")
 _MARK = struct.Struct(">qq")
+_LOG = struct.Struct(">q")
 _PAGE = struct.Struct(">QI")  # number, crc32
 
 
@@ -109,6 +110,9 @@ def checker(known: Known | None, page_size: int) -> Callable[[int, bytes], bool]
 class Contents:
     """What a catalog says. `marks`: of the last checkpoint. `problem`: why the rest of the file was not believed.
 
+    `doubtful_from`: the entry log from which on there may be copies that no slot names, if the bookie does not stop in
+    an orderly way; -1 less that id if there are some in any case.
+
     `has_other_pages`: pages had another size then, so nothing can be compared with their checksums.
     """
 
@@ -116,6 +120,7 @@ class Contents:
     ledgers: dict[int, Known] = field(default_factory=dict)
     marks: tuple[LogMark, ...] = ()
     holes: list[str] = field(default_factory=list)
+    doubtful_from: int = 0
     problem: str = ""
     has_other_pages: bool = False
 
@@ -162,9 +167,13 @@ def pack_deleted(ledger_id: int) -> bytes:
     return _record(_DELETED.pack(DELETED, ledger_id))
 
 
-def pack_settled(marks: Sequence[LogMark]) -> bytes:
-    """Everything above is in the index files; the marks that a checkpoint is about to persist."""
-    return _record(_SETTLED.pack(SETTLED, len(marks)) + b"".join(_MARK.pack(*mark) for mark in marks))
+def pack_settled(marks: Sequence[LogMark], doubtful_from: int = 0) -> bytes:
+    """Everything above is in the index files; the marks that a checkpoint is about to persist.
+
+    `doubtful_from`: see `Contents`.
+    """
+    packed = b"".join(_MARK.pack(*mark) for mark in marks)
+    return _record(_SETTLED.pack(SETTLED, len(marks)) + packed + _LOG.pack(doubtful_from))
 
 
 def pack_hole(text: str) -> bytes:
@@ -189,7 +198,7 @@ def pack(contents: Contents) -> Iterator[bytes]:
         yield pack_known(ledger_id, known.header, list(known.pages.items()), flags | RESET)
     for text in contents.holes:
         yield pack_hole(text)
-    yield pack_settled(contents.marks)
+    yield pack_settled(contents.marks, contents.doubtful_from)
 
 
 def parse(data: bytes, page_size: int) -> Contents:
@@ -238,6 +247,7 @@ def _apply(contents: Contents, body: bytes, unsettled: dict[int, Known], absent:
     elif kind == SETTLED:
         count = _SETTLED.unpack_from(body)[1]
         contents.marks = tuple(LogMark(*_MARK.unpack_from(body, _SETTLED.size + 16 * index)) for index in range(count))
+        contents.doubtful_from = _LOG.unpack_from(body, _SETTLED.size + _MARK.size * count)[0]
         for known in unsettled.values():
             known.older.clear()
             known.is_fresh = False

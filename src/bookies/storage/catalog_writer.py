@@ -45,14 +45,15 @@ class CatalogWriter:
             raise
         self._must_move = False
 
-    async def settle(self, marks: Sequence[LogMark], worker: Worker) -> None:
+    async def settle(self, marks: Sequence[LogMark], doubtful_from: int, worker: Worker) -> None:
         """Everything is written: note that, and the marks that are about to be persisted. Raises: DiskFull, OSError.
 
-        Journals before a mark are removed once it is persisted, so what is noted has to name one that stays.
+        `doubtful_from`: see `Contents`. Journals before a mark are removed once it is persisted, so what is noted has
+        to name one that stays.
         """
         await self.move(worker)
         named = [mark.journal_id for mark in marks]
-        self._catalog.settle(marks)
+        self._catalog.settle(marks, doubtful_from)
         notes = self._catalog.take()
         try:
             if self._file.is_bloated:

@@ -132,6 +132,8 @@ class Checkpointer:
         self._journal_size_max = config.checkpoint_journal_size
         self._checkpointed_size = 0
         self._installed_log_id = -1  # the entry log that the newest slot names
+        self._cut_log_id = -1  # the same, for what the checkpoint under way covers
+        self.uncounted_log_id: int | None = None  # from this log on there may be copies that no slot names
         self._flushed_runs = 0  # of the snapshot, by an attempt that failed later
         self._waiters: list[asyncio.Future[None]] = []
         self._flush_wanted = asyncio.Event()
@@ -245,7 +247,7 @@ class Checkpointer:
         """
         async with self._checkpoint_lock:
             cut = await self._flush_all()
-            installed = self._installed_log_id
+            self._cut_log_id = installed = self._installed_log_id
             await self.write_index(marks or cut)
             self.persisted = await self.worker.run(self.mark_files.write, marks or cut)
             self.covered_log_id = max(self.covered_log_id, installed)
@@ -303,7 +305,13 @@ class Checkpointer:
             if not self._index.has_proven:
                 break
         if marks is not None:
-            await self._index.catalog_writer.settle(marks, self.worker)
+            await self._index.catalog_writer.settle(marks, self._doubtful_from(), self.worker)
+
+    def _doubtful_from(self) -> int:
+        """See `Contents`. What a replay would write once more is behind the cut."""
+        if self.uncounted_log_id is not None:
+            return -1 - self.uncounted_log_id
+        return self._cut_log_id if self._cut_log_id >= 0 else self._index.catalog.doubtful_from
 
     async def _rescue(self) -> None:
         """Write again what lost logs had not synced, and let the slots name the new places. Raises as a flush does."""

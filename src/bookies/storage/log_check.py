@@ -18,7 +18,7 @@ from bookies import kernels
 from bookies.model import ENTRY_HEADER_SIZE, DigestType
 from bookies.runtime.ports import File
 from bookies.storage import entry_log_format as layout
-from bookies.storage.compaction import Piece
+from bookies.storage.log_pieces import Piece
 from bookies.storage.record_scan import CHUNK_SIZE, IDS, RECORD_SIZE_MIN, WORD
 
 CHECKED = (DigestType.CRC32C, DigestType.CRC32)  # anybody can compute them

@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from bookies.errors import CorruptRecord
 from bookies.runtime.ports import Disk
 from bookies.storage import entry_log_format as layout
 from bookies.storage.durable import sync_data, sync_directory
@@ -25,7 +26,7 @@ from bookies.storage.record_scan import Batch, ScanEnd
 class LogUsage:
     """One log. `ledger_ids`, ascending, and `sizes`, bytes of each, are those of ledgers that are still here.
 
-    `total`: bytes of all ledgers that it was written with.
+    `total`: bytes of all its records, also of those that no slot names any more.
     """
 
     log_id: int
@@ -36,11 +37,12 @@ class LogUsage:
     remaining: int = 0
 
     @classmethod
-    def of(cls, log_id: int, path: str, sizes: Mapping[int, int]) -> LogUsage:
-        """A log with these bytes by ledger."""
+    def of(cls, log_id: int, path: str, sizes: Mapping[int, int], total: int = 0) -> LogUsage:
+        """A log with these bytes by ledger. `total`: bytes of all its records, if that is more."""
         ledger_ids = array("q", sorted(sizes))
-        total = sum(sizes.values())
-        return cls(log_id, path, total, ledger_ids, array("q", [sizes[each] for each in ledger_ids]), total)
+        size = sum(sizes.values())
+        found = array("q", [sizes[each] for each in ledger_ids])
+        return cls(log_id, path, max(size, total), ledger_ids, found, size)
 
     @property
     def share(self) -> float:
@@ -83,23 +85,28 @@ def read_map(disk: Disk, path: str) -> dict[int, int] | None:
         file.close()
 
 
+def records_size(disk: Disk, path: str) -> int:
+    """Bytes of records in a log with a map, which is behind them; 0 for one without. Raises: OSError."""
+    file = disk.open(path, "r")
+    try:
+        header = layout.parse_header(file.pread(layout.HEADER_SIZE, 0), path=path)
+    except CorruptRecord:
+        return 0
+    finally:
+        file.close()
+    return max(0, header.map_offset - layout.HEADER_SIZE) if header is not None else 0
+
+
 class LogScan:
-    """Bytes by ledger of a log without a map, a batch at a time: `read` until it returns a `ScanEnd`."""
+    """A log, a batch at a time: `read` until it returns a `ScanEnd`."""
 
     def __init__(self, disk: Disk, path: str) -> None:
-        self.sizes: dict[int, int] = {}
         self._file = disk.open(path, "r")
         self._items: Iterator[Batch | ScanEnd] = layout.scan(self._file.pread, self._file.size())
 
-    def read(self) -> tuple[int, ScanEnd | None]:
-        """(bytes of the next batch, None), or (0, the end). Raises: OSError."""
-        item = next(self._items)
-        if isinstance(item, ScanEnd):
-            return 0, item
-        starts, sizes = item.records.starts, self.sizes
-        for index, (ledger_id, _) in enumerate(item.ids):
-            sizes[ledger_id] = sizes.get(ledger_id, 0) + starts[index + 1] - starts[index]
-        return item.records.size, None
+    def read(self) -> Batch | ScanEnd:
+        """The next batch, or the end. Raises: OSError."""
+        return next(self._items)
 
     def close(self) -> None:
         self._file.close()

@@ -138,6 +138,7 @@ async def open_storage(parts: Opened, events: Events) -> None:
         config.frame_size_max + 64 * 1024,
     )
     checkpointer.mark_files.assume(marks)
+    is_counted = not (parts.index.catalog.is_trusted and parts.index.catalog.doubtful_from < 0)
     restorer = Restorer(parts.cache, parts.index, checkpointer, parts.readers, parts.removals.is_deleted)
     size = await worker.run(_size_to_replay, runtime.disk, directories.journals, marks)
     async with _explaining(parts, stores, size):
@@ -146,6 +147,9 @@ async def open_storage(parts: Opened, events: Events) -> None:
         for number, directory in enumerate(directories.journals):
             marks[number] = await replay(runtime, config, directory, marks[number], worker, restorer)
     parts.report = restorer.report
+    if parts.index.catalog.is_trusted and (restorer.report.entry_count or not is_counted):
+        first = parts.index.catalog.doubtful_from
+        checkpointer.uncounted_log_id = first if first >= 0 else -1 - first
     if catalog is None:
         for ledger_id in await worker.run(ledgers_in_logs, runtime.disk, directories.ledgers):
             if not parts.removals.is_deleted(ledger_id):

@@ -22,9 +22,9 @@ from bookies.model import DigestType
 from bookies.runtime.ports import Disk, Runtime, Worker
 from bookies.storage import entry_log_format as layout
 from bookies.storage import index_looks
-from bookies.storage.compaction import Piece, current_slots, matching_parts
 from bookies.storage.garbage import LedgerRecords
 from bookies.storage.log_check import Kinds, Part, Place, Proof, check, check_places, read_part
+from bookies.storage.log_pieces import Piece, current_slots, matching_parts
 from bookies.storage.log_usage import find_logs
 from bookies.storage.opening import Opened
 from bookies.storage.record_scan import CHUNK_SIZE

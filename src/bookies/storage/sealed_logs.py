@@ -14,13 +14,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from bookies.errors import BookKeeperError, CorruptRecord, StorageError
+from bookies.errors import BookKeeperError, CorruptRecord, ReadFailed, StorageError
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime, Worker
 from bookies.storage.durable import SyncFailed, unlink_all
-from bookies.storage.log_usage import LogScan, LogUsage, complete, find_logs, read_map
+from bookies.storage.entry_log_format import HEADER_SIZE
+from bookies.storage.log_pieces import Piece, current_slots, matching_parts, pieces_of, slots_of
+from bookies.storage.log_usage import LogScan, LogUsage, complete, find_logs, read_map, records_size
 from bookies.storage.opening import Opened
-from bookies.storage.record_scan import EndKind, ScanEnd
+from bookies.storage.record_scan import Batch, EndKind, ScanEnd
 from bookies.storage.references import greatest_offsets
 from bookies.storage.throttle import Throttle
 
@@ -51,6 +53,7 @@ class SealedLogs:
         paths = await self._worker.run(find_logs, self._disk, self._parts.health.good(self._parts.directories.ledgers))
         self.known = {log_id: usage for log_id, usage in self.known.items() if log_id in paths}
         unmapped: dict[int, str] = {}
+        first_uncounted = self._parts.checkpointer.uncounted_log_id
         for log_id, path in paths.items():
             covered = self._parts.checkpointer.covered_log_id
             if log_id >= covered or log_id in self.known or log_id in self.set_aside:
@@ -60,12 +63,15 @@ class SealedLogs:
             except (OSError, CorruptRecord) as error:
                 self.put_aside(log_id, str(error))
                 continue
-            if sizes is None:
+            if sizes is None or (first_uncounted is not None and log_id >= first_uncounted):
                 unmapped[log_id] = path
             else:
-                self.known[log_id] = LogUsage.of(log_id, path, sizes)
+                total = await self._worker.run(records_size, self._disk, path)
+                self.known[log_id] = LogUsage.of(log_id, path, sizes, total)
             self.on_progress()
         await self._complete(unmapped)
+        if first_uncounted is not None:
+            self._parts.checkpointer.uncounted_log_id = None
         self.was_examined = True
 
     async def look_at(self, log_id: int) -> LogUsage | None:
@@ -75,7 +81,8 @@ class SealedLogs:
             return None
         sizes = await self._worker.run(read_map, self._disk, paths[log_id])
         if sizes is not None:
-            self.known[log_id] = LogUsage.of(log_id, paths[log_id], sizes)
+            total = await self._worker.run(records_size, self._disk, paths[log_id])
+            self.known[log_id] = LogUsage.of(log_id, paths[log_id], sizes, total)
         return self.known.get(log_id)
 
     def put_aside(self, log_id: int, reason: str) -> None:
@@ -91,45 +98,64 @@ class SealedLogs:
             self._events.info("gc.log_taken_back", log=f"{log_id:x}")
 
     async def _complete(self, paths: dict[int, str]) -> None:
-        """Scan logs without a map, once, and give them one."""
-        scanned: dict[int, tuple[dict[int, int], ScanEnd]] = {}
+        """Scan logs without a map, and those an unclean end may have left copies in, once; they get another map."""
+        scanned: dict[int, tuple[dict[int, int], int, ScanEnd]] = {}
         for log_id, path in paths.items():
             try:
-                scanned[log_id] = await self._scan(path)
+                scanned[log_id] = await self._scan(log_id, path)
             except OSError as error:
                 self.put_aside(log_id, str(error))
-        doubtful = [log_id for log_id, (_, end) in scanned.items() if end.kind is not EndKind.CLEAN]
+        doubtful = [log_id for log_id, (_, _, end) in scanned.items() if end.kind is not EndKind.CLEAN]
         named: dict[int, int] = {}
         if doubtful:
             try:
                 named = await greatest_offsets(self._parts.index, doubtful)
             except BookKeeperError as error:
                 for log_id in doubtful:
-                    self.put_aside(log_id, f"{scanned.pop(log_id)[1].problem}; what is behind is unknown: {error}")
-        for log_id, (sizes, end) in scanned.items():
+                    self.put_aside(log_id, f"{scanned.pop(log_id)[2].problem}; what is behind is unknown: {error}")
+        for log_id, (sizes, stop, end) in scanned.items():
             if (behind := named.get(log_id, 0)) >= max(end.offset, 1):
                 self.put_aside(log_id, f"byte {end.offset:,}: {end.problem}; an entry at {behind:,} is behind it")
                 continue
             try:
                 if sizes:
-                    await self._worker.run(complete, self._disk, paths[log_id], end.offset, sizes)
+                    await self._worker.run(complete, self._disk, paths[log_id], stop, sizes)
             except SyncFailed:
                 raise
             except (OSError, StorageError) as error:
                 self._events.warning("gc.log_not_completed", log=f"{log_id:x}", error=error)
                 continue
-            self.known[log_id] = LogUsage.of(log_id, paths[log_id], sizes)
+            self.known[log_id] = LogUsage.of(log_id, paths[log_id], sizes, stop - HEADER_SIZE)
 
-    async def _scan(self, path: str) -> tuple[dict[int, int], ScanEnd]:
+    async def _scan(self, log_id: int, path: str) -> tuple[dict[int, int], int, ScanEnd]:
+        """(bytes by ledger, where records end, how the log ends).
+
+        Of ledgers that the index can speak for only what its slots name.
+        """
         await self._worker.run(self.close_files)
         self._open = scan = await self._worker.run(LogScan, self._disk, path)
-        while True:
-            size, end = await self._worker.run(scan.read)
-            if end is not None:
-                await self._worker.run(self.close_files)
-                return scan.sizes, end
-            await self._throttle.take(size)
+        sizes: dict[int, int] = {}
+        stop = HEADER_SIZE
+        while isinstance(batch := await self._worker.run(scan.read), Batch):
+            starts, stop = batch.records.starts, batch.end
+            for piece in pieces_of(batch):
+                for part in await self._named(log_id, batch, piece):
+                    size = starts[part.stop] - starts[part.start]
+                    sizes[piece.ledger_id] = sizes.get(piece.ledger_id, 0) + size
+            await self._throttle.take(batch.records.size)
             self.on_progress()
+        await self._worker.run(self.close_files)
+        return sizes, stop, batch
+
+    async def _named(self, log_id: int, batch: Batch, piece: Piece) -> list[Piece]:
+        """The parts that count: after a replay entries are in two places, and slots name the later one."""
+        index = self._parts.index
+        if not index.is_known(piece.ledger_id):
+            return [piece]
+        try:
+            return list(matching_parts(piece, slots_of(log_id, batch, piece), await current_slots(index, piece)))
+        except ReadFailed:
+            return [piece]
 
     def close_files(self) -> None:
         """On the worker: a scan that was given up leaves its file open until then."""
