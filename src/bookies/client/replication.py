@@ -106,7 +106,9 @@ async def replicate_anywhere(
         try:
             replacements = plan(list(refusals))
         except NotEnoughBookies as error:
-            raise next(iter(refusals.values()), error) from error
+            if not refusals:
+                raise
+            raise next(iter(refusals.values())) from error
         try:
             return await replicate(access, fragment, replacements, update, account)
         except CopyRefused as refused:

@@ -194,7 +194,12 @@ class History:
         """An operation ended with a documented error; one that accuses ourselves is a problem all the same."""
         self._trace.note(who, f"{what} failed: {type(error).__name__}: {error}")
         cause: BaseException | None = error
+        seen: list[BaseException] = []
         while cause is not None:
+            if cause in seen:
+                self.violated("errors", f"{who}: {what} failed by an error that is its own cause: {cause}")
+                return
+            seen.append(cause)
             if isinstance(cause, LocalProtocolError):
                 self.violated("errors", f"{who}: {what} failed by a mistake of its own: {cause}")
             cause = cause.__cause__

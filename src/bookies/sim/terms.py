@@ -98,6 +98,8 @@ class Terms:
         writer = self._writers.get(ledger_id)
         if writer is None or not isinstance(error, BookKeeperError):
             return  # A process that was killed is told nothing.
+        if isinstance(error, AckQuorumTimeout) and (error.entry_id or 0) > entry_id:
+            return  # Entries of one batch have one outcome: the first ones had their quorum, which nobody was told.
         self._check_patience(ledger_id, writer, entry_id)
         limit_s = writer.config.add_quorum_timeout_ms / 1000
         if isinstance(error, AckQuorumTimeout) and writer.is_timed and entry_id == writer.confirmed:
