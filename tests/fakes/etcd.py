@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from bookies.errors import ClientClosed, MetadataError
@@ -39,8 +40,8 @@ class Server:
         self.lost_requests = 0
         self.lost_replies = 0
         self.is_silent = False
-        self._changes: list[tuple[int, str]] = []
-        self._watches: dict[tuple[FakeEtcd, Watch], tuple[str, str | None]] = {}
+        self._changes: list[tuple[int, str, bool]] = []  # revision, key, whether it was a deletion
+        self._watches: dict[tuple[FakeEtcd, Watch], tuple[str, str | None, bool]] = {}
         for key in keys:
             self.transact((), [Put(key, b"")], ())
 
@@ -79,9 +80,10 @@ class Server:
             return None
         else:
             del self.items[key]
-        self._changes.append((self.revision, key))
-        for watch, (start, stop) in list(self._watches.items()):
-            if _is_in(key, start, stop):
+        is_deletion = isinstance(operation, Delete)
+        self._changes.append((self.revision, key, is_deletion))
+        for watch, (start, stop, puts_only) in list(self._watches.items()):
+            if _is_in(key, start, stop) and not (puts_only and is_deletion):
                 self._fire(watch)
         return None
 
@@ -92,10 +94,14 @@ class Server:
         self.transact((), [Delete(key) for key in keys], ())
 
     # -- watches -------------------------------------------------------------------------------------------------
-    def watch(self, client: FakeEtcd, key: str, stop: str | None, revision: int, callback: Watch) -> None:
-        self._watches[client, callback] = (key, stop)
-        if any(at >= revision and _is_in(changed, key, stop) for at, changed in self._changes):
-            self._fire((client, callback))
+    def watch(
+        self, client: FakeEtcd, key: str, stop: str | None, revision: int, callback: Watch, puts_only: bool
+    ) -> None:
+        self._watches[client, callback] = (key, stop, puts_only)
+        for at, changed, is_deletion in self._changes[bisect_left(self._changes, (revision,)) :]:
+            if at >= revision and _is_in(changed, key, stop) and not (puts_only and is_deletion):
+                self._fire((client, callback))
+                return
 
     def unwatch(self, client: FakeEtcd, callback: Watch | None) -> None:
         for each in [each for each in self._watches if each[0] is client and callback in (None, each[1])]:
@@ -171,8 +177,8 @@ class FakeEtcd:
         await self._ready()
         self.server.end_lease(lease)
 
-    def watch(self, key: str, stop: str | None, revision: int, callback: Watch) -> None:
-        self.server.watch(self, key, stop, revision, callback)
+    def watch(self, key: str, stop: str | None, revision: int, callback: Watch, *, puts_only: bool = False) -> None:
+        self.server.watch(self, key, stop, revision, callback, puts_only)
 
     def unwatch(self, callback: Watch) -> None:
         self.server.unwatch(self, callback)

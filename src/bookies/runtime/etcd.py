@@ -152,9 +152,13 @@ class Etcd(Protocol):
     async def revoke_lease(self, lease: int) -> None:
         """End it, and what is attached to it goes. One that is gone already counts as success."""
 
-    def watch(self, key: str, stop: str | None, revision: int, callback: Callable[[], None]) -> None:
+    def watch(
+        self, key: str, stop: str | None, revision: int, callback: Callable[[], None], *, puts_only: bool = False
+    ) -> None:
         """Call back once, on the loop, soon after this key, or one from it up to `stop`, was changed by `revision` or
         later; and also whenever that cannot be known any more: look again, and watch again.
+
+        `puts_only`: deletions do not count.
         """
 
     def unwatch(self, callback: Callable[[], None]) -> None:

@@ -46,7 +46,16 @@ _ANSWER = Schema({"header": (1, _HEADER), "succeeded": (2, "int"), "responses": 
 _LEASE = Schema({"ttl": (1, "int")})
 _LEASE_ID = Schema({"id": (1, "int")})
 _LEASE_ANSWER = Schema({"id": (2, "int"), "ttl": (3, "int")})
-_WATCH_CREATE = Schema({"key": (1, "bytes"), "range_end": (2, "bytes"), "start_revision": (3, "int"), "id": (7, "int")})
+_WATCH_CREATE = Schema(
+    {
+        "key": (1, "bytes"),
+        "range_end": (2, "bytes"),
+        "start_revision": (3, "int"),
+        "filters": (5, "int"),
+        "id": (7, "int"),
+    }
+)
+_NO_DELETIONS = 1  # a filter
 _WATCH_CANCEL = Schema({"id": (1, "int")})
 _WATCH = Schema({"create": (1, _WATCH_CREATE), "cancel": (2, _WATCH_CANCEL)})
 _EVENT = Schema({"type": (1, "int")})
@@ -166,12 +175,13 @@ class WatchNews:
     is_ended: bool
 
 
-def pack_watch(number: int, key: str, stop: str | None, revision: int) -> bytes:
+def pack_watch(number: int, key: str, stop: str | None, revision: int, *, puts_only: bool = False) -> bytes:
     """`number`: by which the watch is known on its stream, from 1 on."""
     fields: Message = [("key", _key(key))]
     if stop is not None:
         fields.append(("range_end", _key(stop)))
-    fields += [("start_revision", revision), ("id", number)]
+    filters: Message = [("filters", _NO_DELETIONS)] if puts_only else []
+    fields += [("start_revision", revision), *filters, ("id", number)]
     return protobuf.pack(_WATCH, [("create", fields)])
 
 

@@ -40,12 +40,14 @@ class Watches:
         self._requests: asyncio.Queue[bytes] = asyncio.Queue()  # not sent yet
         self._is_running = False
 
-    def watch(self, key: str, stop: str | None, revision: int, callback: _Callback) -> None:
+    def watch(
+        self, key: str, stop: str | None, revision: int, callback: _Callback, *, puts_only: bool = False
+    ) -> None:
         """See `etcd.Etcd.watch`."""
         self._count += 1
         self._callbacks[self._count] = callback
         self._numbers.setdefault(callback, []).append(self._count)
-        self._requests.put_nowait(pack_watch(self._count, key, stop, revision))
+        self._requests.put_nowait(pack_watch(self._count, key, stop, revision, puts_only=puts_only))
         if not self._is_running:
             self._is_running = True
             self._tasks.start(self._run(), "watches of etcd")

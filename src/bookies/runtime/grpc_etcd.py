@@ -337,9 +337,11 @@ class GrpcEtcd:
     async def _open_watch_stream(self) -> _Stream:
         return _Stream(self, await self._connected(), messages.WATCH)
 
-    def watch(self, key: str, stop: str | None, revision: int, callback: Callable[[], None]) -> None:
+    def watch(
+        self, key: str, stop: str | None, revision: int, callback: Callable[[], None], *, puts_only: bool = False
+    ) -> None:
         if not self._is_closed:
-            self._watches.watch(key, stop, revision, callback)
+            self._watches.watch(key, stop, revision, callback, puts_only=puts_only)
 
     def unwatch(self, callback: Callable[[], None]) -> None:
         self._watches.unwatch(callback)
