@@ -143,7 +143,8 @@ class BookieConfig:
         low=4 * KIB,
     )
     auto_recovery: bool = setting(
-        False, "take part in finding and copying what lost bookies held (docs/recovery.md); `bk recovery run` is that alone"
+        False,
+        "take part in finding and copying what lost bookies held (docs/recovery.md); `bk recovery run` is that alone",
     )
     control: bool = setting(True, "listen on a local port for `bk bookie gc` and the like; control.json names it")
     tls_certificate: str = setting("", "PEM file with the certificate to show to clients, and its chain; empty: no TLS")
@@ -244,7 +245,9 @@ class RecoveryConfig:
     """The auditor and the replication worker of one process."""
 
     lost_bookie_delay_s: int = setting(
-        60, "a bookie that is not registered for so long counts as lost; only until the metadata store has a value", low=0
+        60,
+        "a bookie that is not registered for so long counts as lost; only until the metadata store has a value",
+        low=0,
     )
     audit_bookies_interval_s: int = setting(
         86_400, "between two looks at all ledgers for bookies that nobody saw go; 0: only when an auditor starts", low=0

@@ -239,7 +239,7 @@ class Administration:
     async def check_record(
         self, found: Versioned, registered: Collection[BookieId], *, percentage: float = 0
     ) -> LedgerCheck:
-        """As `check_ledger`, of a record as it was read, by who knows which bookies are registered: asks nobody else."""
+        """As `check_ledger`, of a record as it was read, for those who know which bookies are registered."""
         fragments = await self._fragments(found)
         replicas = self._access.replicas(found.metadata)
         verdicts = [await self._check(fragment, registered, percentage, replicas) for fragment in fragments]
@@ -376,7 +376,9 @@ class Administration:
             found = await self._access.read(fragment.ledger_id)
             check_finished(fragment)
             update = MetadataLoop(self._access.runtime, self._driver, found)
-            return await replicate_anywhere(self._access, fragment, plan, update, Account(1, pace or bytes_per_s, progress))
+            return await replicate_anywhere(
+                self._access, fragment, plan, update, Account(1, pace or bytes_per_s, progress)
+            )
 
     async def renew_entries(
         self,

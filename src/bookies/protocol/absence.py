@@ -8,8 +8,8 @@ Several bookies away at the same time do not make the delay shorter. They mostly
 without power, a rolling restart, a store that was away itself and has given up every session. To copy what all of
 them hold just then is the storm that the delay is there to prevent. What cannot wait is single ledgers, of which all
 replicas but one are on bookies that are away: `is_endangered` finds those, and they are marked at once. While more
-than half of the bookies are away not even that is done, and the delay is never shorter than `MASS_DELAY_S`: then it
-is more probable that the store has lost them than that they are gone.
+than half of the bookies are away not even that is done, and the delay is never shorter than `MASS_DELAY_S`, nor when
+they come back one by one: then it is more probable that the store has lost them than that they are gone.
 
 Time is data: seconds of one monotonic clock. Source: metadata 8.3 (the audit check; the delay that several lost
 bookies skip there is kept here).
@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterable, Mapping
 from bookies.model import BookieId, LedgerMetadata, fragments_of
 from bookies.protocol.quorum import write_set
 
+NEVER = float("inf")
 MASS_DELAY_S = 30.0
 SETTLE_S = 1.0  # of any absence: a bookie that changes its mode may be in neither set for a moment
 HURRY_S = 5.0  # of absences that together endanger ledgers, before anything is done about it
@@ -37,6 +38,7 @@ class Absence:
         self._since: dict[BookieId, float] = {}  # of those that are away
         self._maintenance: Mapping[BookieId, float] = {}  # until when
         self._declared: dict[BookieId, None] = {}  # away, and lost because somebody said so
+        self._mass_at = -NEVER  # when most bookies were away last
 
     def expect(self, bookies: Iterable[BookieId]) -> None:
         """These, and no others, are there or ought to be. `observe` comes next."""
@@ -51,6 +53,8 @@ class Absence:
         away = [bookie for bookie in self._expected if bookie not in registered]
         self._since = {bookie: self._since.get(bookie, now) for bookie in away}
         self._declared = {bookie: None for bookie in self._declared if bookie in self._since}
+        if self.is_mass:
+            self._mass_at = now
 
     def declare(self, now: float) -> None:
         """Whoever is away now, outside a maintenance, is lost: somebody who knows does not want to wait."""
@@ -80,8 +84,10 @@ class Absence:
             return None
         if bookie in self._declared:
             return since
-        delay_s = max(self.delay_s, MASS_DELAY_S if self.is_mass else SETTLE_S)
-        return max(since + delay_s, self._maintenance.get(bookie, since))
+        settled_at = since + SETTLE_S
+        if since <= self._mass_at:  # When they come back one by one, the last ones have not been away alone.
+            settled_at = MASS_DELAY_S + (since if self.is_mass else self._mass_at)
+        return max(since + self.delay_s, settled_at, self._maintenance.get(bookie, since))
 
     def lost(self, now: float) -> list[BookieId]:
         """Those that count as lost, sorted."""
@@ -94,7 +100,9 @@ class Absence:
 
     def endangering(self, now: float) -> list[BookieId]:
         """Those whose absence together may endanger ledgers before the delay is over; none unless there are several."""
-        away = [each for each, since in self._since.items() if now >= since + HURRY_S and not self.is_excused(each, now)]
+        away = [
+            each for each, since in self._since.items() if now >= since + HURRY_S and not self.is_excused(each, now)
+        ]
         return away if len(away) >= ENDANGERED_COUNT and not self.is_mass else []
 
 

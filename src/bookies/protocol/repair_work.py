@@ -139,7 +139,9 @@ def assess(record: LedgerMetadata, verdicts: Sequence[FragmentVerdict], circumst
 
 def _assess_finished(verdict: FragmentVerdict, circumstances: Circumstances, found: Assessment) -> None:
     fragment = verdict.fragment
-    renewed, replaced, unknown = [], [], []
+    renewed: list[int] = []
+    replaced: list[int] = []
+    unknown: list[int] = []
     for replica in verdict.replicas:
         is_leaving = replica.bookie in circumstances.leaving
         if replica.state is ReplicaState.OK:

@@ -181,9 +181,7 @@ class Auditor:
             report.ledgers, report.unreadable = coverage.ledgers, coverage.unreadable_count
             report.unreadable_ids = coverage.unreadable
         report.ended_ms = self._clock.wall_ms()
-        self._events.info(
-            "audit.passed", checks="+".join(report.checks), ledgers=report.ledgers, marked=report.marked
-        )
+        self._events.info("audit.passed", checks="+".join(report.checks), ledgers=report.ledgers, marked=report.marked)
         if report.unreadable:
             self._events.error("audit.unreadable_records", count=report.unreadable, first=coverage.unreadable[0])
         return True
@@ -193,7 +191,8 @@ class Auditor:
 
         async def work() -> None:
             for found in waiting:
-                report.marked += await self._look(found, checks)
+                marked = await self._look(found, checks)
+                report.marked += marked
 
         asks_bookies = any(check.asks_bookies for check in checks)
         lanes = min(len(page), self._config.audit_ledgers_at_once if asks_bookies else PAGE_COUNT)
@@ -210,7 +209,5 @@ class Auditor:
                 replicas.update(dict.fromkeys(bad))
         if not is_bad:
             return 0
-        marked = await self._driver.recovery.mark(
-            found.metadata.ledger_id, list(replicas), self._clock.wall_ms()
-        )
+        marked = await self._driver.recovery.mark(found.metadata.ledger_id, list(replicas), self._clock.wall_ms())
         return int(marked)

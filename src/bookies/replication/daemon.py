@@ -62,9 +62,7 @@ class AutoRecovery:
         self._events = Events("recovery", runtime.clock)
         self.membership = Membership(driver, runtime.clock, config.lost_bookie_delay_s, announced, self._events)
         self._switch = Switch(driver.recovery)
-        self.auditor = Auditor(
-            client, driver, self.membership, self._switch, config, runtime.clock, self._events
-        )
+        self.auditor = Auditor(client, driver, self.membership, self._switch, config, runtime.clock, self._events)
         self.worker = Worker(
             runtime, client, driver, self.membership, self._switch, config, owner, self.pace, self._events
         )

@@ -38,5 +38,5 @@ async def lead(store: RecoveryStore, bookie: BookieId, work: Callable[[], Corout
         await candidacy.resign()
 
 
-class _Deposed(Exception):  # noqa: N818  (nothing went wrong)
+class _Deposed(Exception):
     """Somebody else leads, or nobody knows."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from bookies.errors import MetadataCorrupt
 from bookies.metadata.driver import BookieSet, MetadataDriver, Watch
@@ -67,7 +68,7 @@ class Membership:
         await self._driver.recovery.init_lost_bookie_delay_s(self._delay_s)
         for mode in BookieMode:
             self._sets[mode] = await self._driver.bookies(mode)
-            self._watches.append(self._driver.watch_bookies(mode, lambda found, mode=mode: self._changed(mode, found)))
+            self._watches.append(self._driver.watch_bookies(mode, partial(self._changed, mode)))
         self._watches.append(self._driver.recovery.watch_lost_bookie_delay(self._delay_changed))
         await self.refresh()
 
@@ -103,7 +104,7 @@ class Membership:
         now, registered = self._now(), self.registered
         away = self.absence.away
         excused = [bookie for bookie in away if self.absence.is_excused(bookie, now)]
-        lost = {bookie: None for bookie in self.absence.lost(now)}
+        lost = dict.fromkeys(self.absence.lost(now))
         lost |= {bookie: None for bookie in named if bookie not in registered and bookie not in excused}
         planned = [each for each in self._announcements.maintenance if self.absence.is_excused(each, now)]
         return Circumstances(registered, tuple(lost), tuple(excused), self.leaving, (*self.leaving, *planned))

@@ -177,9 +177,7 @@ def report_facts(report: LedgerReport) -> dict[str, Any]:
             {"for": wait.cause.value, "first": wait.first, "last": wait.last, "bookie": wait.bookie, "why": wait.reason}
             for wait in report.waits
         ],
-        "losses": [
-            {"first": loss.first, "last": loss.last, "evidence": dict(loss.evidence)} for loss in report.losses
-        ],
+        "losses": [{"first": loss.first, "last": loss.last, "evidence": dict(loss.evidence)} for loss in report.losses],
         "since_ms": report.since_ms,
         "checked_ms": report.checked_ms,
         "next_ms": report.next_ms,

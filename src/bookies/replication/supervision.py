@@ -40,9 +40,8 @@ async def supervise(
     while True:
         task.starts += 1
         begun = loop.time()
-        try:
-            await work()
-        except Exception as error:  # noqa: BLE001  (isolating it is what this is for)
+        error = await _ended(loop.create_task(work(), name=task.name))
+        if error is not None:
             task.failures += 1
             task.error = f"{type(error).__name__}: {error}"
             log = events.warning if isinstance(error, BookKeeperError | OSError) else events.error
@@ -51,3 +50,14 @@ async def supervise(
             pause_s = PAUSE_FIRST_S
         await asyncio.sleep(pause_s * jitter(0.5, 1.0))
         pause_s = min(PAUSE_MAX_S, 2 * pause_s)
+
+
+async def _ended(task: asyncio.Task[None]) -> BaseException | None:
+    """Wait for its end: what it died of. Whoever cancels this cancels the task, and waits for that."""
+    try:
+        await asyncio.wait((task,))
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait((task,))
+        raise
+    return None if task.cancelled() else task.exception()

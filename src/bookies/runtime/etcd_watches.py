@@ -40,9 +40,7 @@ class Watches:
         self._requests: asyncio.Queue[bytes] = asyncio.Queue()  # not sent yet
         self._is_running = False
 
-    def watch(
-        self, key: str, stop: str | None, revision: int, callback: _Callback, *, puts_only: bool = False
-    ) -> None:
+    def watch(self, key: str, stop: str | None, revision: int, callback: _Callback, *, puts_only: bool = False) -> None:
         """See `etcd.Etcd.watch`."""
         self._count += 1
         self._callbacks[self._count] = callback

@@ -84,6 +84,13 @@ async def check_ledgers(cluster: SimCluster, history: History, readers: Readers)
     await client.participant.create_task(_check_ledgers(cluster, client, history, readers), name="checker")
 
 
+async def recover_ledgers(cluster: SimCluster, client: SimClient, history: History) -> None:
+    """Seal every ledger. Called as the participant."""
+    for story in list(history.stories.values()):
+        if cluster.store.record(story.ledger_id) is not None:
+            await _recover(client, history, story)
+
+
 async def _check_ledgers(cluster: SimCluster, client: SimClient, history: History, readers: Readers) -> None:
     await cluster.open_client(client)
     for story in list(history.stories.values()):
