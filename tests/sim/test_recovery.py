@@ -301,8 +301,11 @@ def test_a_writer_that_is_silent_loses_its_ledger_after_the_grace_period() -> No
             await ledger.append(b"one")
             world.kill(world.record(ledger.ledger_id).last_ensemble[0])
             begun = asyncio.get_running_loop().time()
-            while not world.record(ledger.ledger_id).is_closed:
-                await asyncio.sleep(0.1)
+
+            async def sealed() -> bool:
+                return world.record(ledger.ledger_id).is_closed
+
+            await world.until(sealed)
             with pytest.raises(LedgerFenced):
                 await ledger.append(b"two")
             return asyncio.get_running_loop().time() - begun

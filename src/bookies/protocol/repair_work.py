@@ -2,7 +2,8 @@
 
 A replica is *bad* only when that is certain: its bookie says that it lacks an entry, or has a damaged one; or its
 bookie is not registered and counts as lost (`protocol/absence.py`). Whatever is not known, because a bookie does not
-answer, is busy, cannot read, or is away for less than the delay, is waited for and never copied: unknown is not missing.
+answer, is busy, cannot read, or is away for less than the delay, is waited for and never copied: unknown is not
+missing.
 
     bad, bookie registered   made again where it is: nothing but what it lacks is copied, the record stays as it is
     bad, bookie lost         copied to another bookie, which then takes its place in the record

@@ -96,7 +96,7 @@ class LedgerRepair:
         self._percentage = percentage
 
     async def run(self, ledger_id: int, known: Sequence[Loss] = ()) -> Outcome:
-        """`known`: what was found to be lost before, and cannot have come back. Raises `MetadataError`, `ClientClosed`."""
+        """`known`: found to be lost before, and nothing came back since. Raises `MetadataError`, `ClientClosed`."""
         try:
             return await self._rounds(ledger_id, known)
         except LedgerNotFound:

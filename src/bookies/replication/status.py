@@ -27,9 +27,11 @@ SIZE_MAX = 512 * 1024  # bytes of one record; further reports are left out, and 
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """One process that takes part, as it says itself. `written_ms`: when, wall clock. `tasks`: what each does, how often
-    it was started again, and why the last time. `auditor`: its passes; empty unless it is the auditor. `reports`:
-    ledgers it could not repair."""
+    """One process that takes part, as it says itself.
+
+    `written_ms`: when, wall clock. `tasks`: what each does, how often it was started, and why the last time.
+    `auditor`: its passes, if it was the auditor. `reports`: ledgers that it could not repair.
+    """
 
     name: str
     bookie: BookieId
@@ -43,7 +45,7 @@ class ProcessStatus:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryStatus:
-    """All of a cluster's auto-recovery. `marked`: ledgers; `locks`: ledger -> who works on it; `checked_ms`: by kind."""
+    """A cluster's auto-recovery. `marked`: ledgers; `locks`: ledger -> who works on it; `checked_ms`: by kind."""
 
     is_enabled: bool
     auditor: BookieId | None
