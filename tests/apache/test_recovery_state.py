@@ -32,7 +32,9 @@ async def driver_at(uri: str) -> AsyncIterator[MetadataDriver]:
         await driver.close()
 
 
-def play(folder: pathlib.Path, body: Callable[[str, MetadataDriver, Callable[..., Awaitable[str]]], Awaitable[None]]) -> None:
+def play(
+    folder: pathlib.Path, body: Callable[[str, MetadataDriver, Callable[..., Awaitable[str]]], Awaitable[None]]
+) -> None:
     with zookeeper_server(folder) as server:
         uri = f"zk+hierarchical://{server.address}/ledgers"
         done("metadata", "init", "--metadata", uri)

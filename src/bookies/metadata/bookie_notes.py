@@ -71,9 +71,7 @@ class Notes:
     def exempt(self) -> dict[BookieId, int]:
         """Bookies that are not lost though they are away, and until when, wall clock in ms."""
         return {
-            bookie: note.maintenance.until_ms
-            for bookie, note in self.by_bookie.items()
-            if note.maintenance is not None
+            bookie: note.maintenance.until_ms for bookie, note in self.by_bookie.items() if note.maintenance is not None
         }
 
     @property
@@ -94,7 +92,7 @@ class BookieNotes:
         self._wall_ms = wall_ms
 
     async def read(self) -> Notes:
-        """Those of now; none if the record cannot be understood. Raises `MetadataError` if the store does not answer."""
+        """Those of now; none if the record cannot be understood. Raises `MetadataError` without an answer."""
         try:
             return await self._read()
         except MetadataCorrupt:

@@ -9,8 +9,8 @@ the record `MARK`, by which an interrupted filling is known and can be gone on w
     instance id                                                                 from now on it is the cluster
     the mark is removed
 
-Registrations, locks and votes are not items: their owners make them again. A ledger without its time of creation in the record takes the
-store's along in the record (`stores_ctime`), where Apache's clients of today look for it too.
+Registrations, locks and votes are not items: their owners make them again. A ledger without its time of creation in the
+record takes the store's along in the record (`stores_ctime`), where Apache's clients of today look for it too.
 
 Source: metadata 2.6, 11.
 """

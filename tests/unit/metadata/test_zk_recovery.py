@@ -90,12 +90,15 @@ async def lock_of(driver: ZooKeeperDriver, ledger_id: int) -> LedgerLock:
 # -- Apache's znodes -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("ledger_id", "path"), [
-    (5, "0000/0000/0000/0005/urL0000000005"),
-    (12345678, "0000/0000/00bc/614e/urL0012345678"),
-    (2147483647, "0000/0000/7fff/ffff/urL2147483647"),
-    (4294967297, "0000/0001/0000/0001/urL4294967297"),
-])
+@pytest.mark.parametrize(
+    ("ledger_id", "path"),
+    [
+        (5, "0000/0000/0000/0005/urL0000000005"),
+        (12345678, "0000/0000/00bc/614e/urL0012345678"),
+        (2147483647, "0000/0000/7fff/ffff/urL2147483647"),
+        (4294967297, "0000/0001/0000/0001/urL4294967297"),
+    ],
+)
 def test_paths_of_marks(ledger_id: int, path: str) -> None:
     places = RecoveryPaths("/x")
     assert places.mark(ledger_id) == f"/x/ledgers/{path}"
@@ -152,10 +155,17 @@ def test_ours_are_the_same_at_every_stage() -> None:
 
 def test_another_layout_is_refused() -> None:
     async def body(world: World) -> None:
-        nodes: Tree = {TOP: (b"", False, 0, Acl.OPEN), f"{TOP}/LAYOUT": (b'type: "X"\nversion: 1\n', False, 0, Acl.OPEN)}
+        nodes: Tree = {
+            TOP: (b"", False, 0, Acl.OPEN),
+            f"{TOP}/LAYOUT": (b'type: "X"\nversion: 1\n', False, 0, Acl.OPEN),
+        }
         put(world.server, nodes)
         driver = await world.driver()
-        for call in (driver.recovery.mark(5, [], 1), driver.recovery.is_enabled(), driver.recovery.campaign(BK1, print)):
+        for call in (
+            driver.recovery.mark(5, [], 1),
+            driver.recovery.is_enabled(),
+            driver.recovery.campaign(BK1, print),
+        ):
             with pytest.raises(MetadataCorrupt, match="layout"):
                 await call
 
@@ -166,7 +176,13 @@ def test_what_is_no_mark_and_no_lock_is_left_alone() -> None:
     async def body(world: World) -> None:
         driver = await world.driver()
         await driver.recovery.mark(5, [BK3], 1)
-        strange = ("ledgers/00", "ledgers/0000/xyz0", "ledgers/0000/0001/0000", "ledgers/0000/0000/0000/0005/urL5", "locks/x")
+        strange = (
+            "ledgers/00",
+            "ledgers/0000/xyz0",
+            "ledgers/0000/0001/0000",
+            "ledgers/0000/0000/0000/0005/urL5",
+            "locks/x",
+        )
         for path in strange:
             parts = path.split("/")
             for depth in range(1, len(parts) + 1):
@@ -203,7 +219,9 @@ def test_watches_are_as_many_as_directories_and_are_taken_back() -> None:
         news = asyncio.Event()
         watch = driver.recovery.watch_marks(news.set)
         await news.wait()
-        directories = [path for path, node in world.server.nodes.items() if path.startswith(f"{TOP}/ledgers") and not node.data]
+        directories = [
+            path for path, node in world.server.nodes.items() if path.startswith(f"{TOP}/ledgers") and not node.data
+        ]
         assert len(watches(world.server)) == len(directories) + 1  # and the locks
         watch.cancel()
         await asyncio.sleep(0.01)
