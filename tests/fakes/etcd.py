@@ -19,6 +19,7 @@ from bookies.runtime.etcd import (
     KeyValue,
     LeaseMissing,
     MadeAt,
+    Only,
     Operation,
     OutcomeUnknown,
     Put,
@@ -41,7 +42,7 @@ class Server:
         self.lost_replies = 0
         self.is_silent = False
         self._changes: list[tuple[int, str, bool]] = []  # revision, key, whether it was a deletion
-        self._watches: dict[tuple[FakeEtcd, Watch], tuple[str, str | None, bool]] = {}
+        self._watches: dict[tuple[FakeEtcd, Watch], tuple[str, str | None, Only | None]] = {}
         for key in keys:
             self.transact((), [Put(key, b"")], ())
 
@@ -82,8 +83,8 @@ class Server:
             del self.items[key]
         is_deletion = isinstance(operation, Delete)
         self._changes.append((self.revision, key, is_deletion))
-        for watch, (start, stop, puts_only) in list(self._watches.items()):
-            if _is_in(key, start, stop) and not (puts_only and is_deletion):
+        for watch, (start, stop, only) in list(self._watches.items()):
+            if _is_in(key, start, stop) and _counts(only, is_deletion):
                 self._fire(watch)
         return None
 
@@ -95,11 +96,11 @@ class Server:
 
     # -- watches -------------------------------------------------------------------------------------------------
     def watch(
-        self, client: FakeEtcd, key: str, stop: str | None, revision: int, callback: Watch, puts_only: bool
+        self, client: FakeEtcd, key: str, stop: str | None, revision: int, callback: Watch, only: Only | None
     ) -> None:
-        self._watches[client, callback] = (key, stop, puts_only)
+        self._watches[client, callback] = (key, stop, only)
         for at, changed, is_deletion in self._changes[bisect_left(self._changes, (revision,)) :]:
-            if at >= revision and _is_in(changed, key, stop) and not (puts_only and is_deletion):
+            if at >= revision and _is_in(changed, key, stop) and _counts(only, is_deletion):
                 self._fire((client, callback))
                 return
 
@@ -115,6 +116,10 @@ class Server:
     def _fire(self, watch: tuple[FakeEtcd, Watch]) -> None:
         del self._watches[watch]
         asyncio.get_running_loop().call_soon(watch[1])
+
+
+def _counts(only: Only | None, is_deletion: bool) -> bool:
+    return only is None or (only is Only.DELETIONS) is is_deletion
 
 
 def _is_in(key: str, start: str, stop: str | None) -> bool:
@@ -177,8 +182,8 @@ class FakeEtcd:
         await self._ready()
         self.server.end_lease(lease)
 
-    def watch(self, key: str, stop: str | None, revision: int, callback: Watch, *, puts_only: bool = False) -> None:
-        self.server.watch(self, key, stop, revision, callback, puts_only)
+    def watch(self, key: str, stop: str | None, revision: int, callback: Watch, *, only: Only | None = None) -> None:
+        self.server.watch(self, key, stop, revision, callback, only)
 
     def unwatch(self, callback: Watch) -> None:
         self.server.unwatch(self, callback)

@@ -5,6 +5,7 @@ those of its ledgers. Locks and votes are attached to the lease. Source: metadat
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 
 from bookies.errors import SessionExpired
 from bookies.metadata.driver import Watch
@@ -15,7 +16,18 @@ from bookies.metadata.marks_watch import MarksWatch
 from bookies.metadata.observers import Observers
 from bookies.metadata.recovery import Node, Vote
 from bookies.metadata.watches import NEVER_SEEN
-from bookies.runtime.etcd import Answer, Condition, Delete, Get, LeaseMissing, Operation, OutcomeUnknown, Put, WrittenAt
+from bookies.runtime.etcd import (
+    Answer,
+    Condition,
+    Delete,
+    Get,
+    LeaseMissing,
+    Only,
+    Operation,
+    OutcomeUnknown,
+    Put,
+    WrittenAt,
+)
 from bookies.runtime.tasks import Tasks
 
 
@@ -147,40 +159,29 @@ class RecoveryArea:
 
 
 class _KeysWatch(MarksWatch):
-    """Of every mark that is written, and of the list of locks."""
+    """Of every mark that is written, and every lock that is given up. Whether a lock was one of a ledger that is marked
+    still, or was held so short that nobody saw it, cannot be told.
+    """
 
     def __init__(self, values: Values, places: RecoveryKeys, tasks: Tasks, callback: Callable[[], None]) -> None:
         self._values = values
-        self._places = places
-        self._locks: dict[str, None] = {}  # keys, as seen last
-        self._sees_locks = self._sees_marks = False  # there is a watch
+        self._watched = {Only.PUTS: places.marks, Only.DELETIONS: places.locks}
+        self._hearers = {only: partial(self._hear, only) for only in Only}
+        self._fired = dict.fromkeys(Only)  # and to be begun anew
         super().__init__(tasks, callback)
 
     async def _look(self) -> None:
-        marks, locks = self._places.marks, self._places.locks
-        found, revision = await self._values.below(locks)
-        if not self._sees_locks:
-            self._sees_locks = True
-            self._values.etcd.watch(locks, stop_of(locks), revision + 1, self._lock_news)
-        if not self._sees_marks:
-            self._sees_marks = True
-            self._values.etcd.watch(marks, stop_of(marks), revision + 1, self._mark_news, puts_only=True)
-        present = {each.key: None for each in found}
-        freed = [self._places.ledger_id(key) for key in self._locks if key not in present]
-        marked = [self._places.mark(each) for each in freed if each is not None]
-        if marked and any(each is not None for each in await self._values.read(*marked)):
-            self.is_work = True
-        self._locks = present
+        _, revision = await self._values.below(self._watched[Only.DELETIONS])
+        for only in list(self._fired):
+            del self._fired[only]
+            prefix = self._watched[only]
+            self._values.etcd.watch(prefix, stop_of(prefix), revision + 1, self._hearers[only], only=only)
 
-    def _lock_news(self) -> None:
-        self._sees_locks = False
-        self.news.set()
-
-    def _mark_news(self) -> None:
-        self._sees_marks = False
+    def _hear(self, only: Only) -> None:
+        self._fired[only] = None
         self.is_work = True
         self.news.set()
 
     def _end(self) -> None:
-        self._values.etcd.unwatch(self._lock_news)
-        self._values.etcd.unwatch(self._mark_news)
+        for hearer in self._hearers.values():
+            self._values.etcd.unwatch(hearer)

@@ -48,7 +48,6 @@ from bookies.metadata.driver import (
 )
 from bookies.metadata.leased_recovery import LeasedArea
 from bookies.metadata.recovery import Node, SharedRecovery
-from bookies.metadata.recovery_store import RecoveryStore
 from bookies.metadata.serde import is_bookie_id, pack_bookie_info, pack_ledger, parse_bookie_info, parse_ledger
 from bookies.metadata.watches import MISSING, NEVER_SEEN, Subscription
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
@@ -78,8 +77,8 @@ class Record:
 class Observation:
     """What an observer asked for, at one moment.
 
-    `ledgers`, `records`, `nodes`: versions of those watched that exist. `sets`: those that the observer did not know in this
-    version.
+    `ledgers`, `records`, `nodes`: versions of those watched that exist. `sets`: those that the observer did not know in
+    this version.
     """
 
     ledgers: Mapping[int, int]
@@ -502,7 +501,7 @@ class LeasedDriver(MetadataDriver):
         return await self.run("record_names", self._store.record_names, prefix)
 
     @property
-    def recovery(self) -> RecoveryStore:
+    def recovery(self) -> SharedRecovery:
         return self._recovery
 
     # -- watches -------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from bookies.metadata.driver import Watch
 from bookies.metadata.leased import RETRY_INTERVAL_S
 from bookies.runtime.tasks import Tasks
 
-PAUSE_S = 0.1
+PAUSE_S = 0.25
 
 
 class MarksWatch(Watch):

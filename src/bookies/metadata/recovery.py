@@ -1,9 +1,9 @@
 """Auto-recovery's state: the logic that all drivers share, over what each one's store can do (`Area`).
 
-Locks. `hold` puts a node into the store that goes with the session. A request whose answer was lost, or whose caller was
-cancelled, may have taken a lock that nobody knows of; so this driver remembers every ledger for which it has asked, asks
-for none of them twice at once, and gives back in the background what it is not known to want. A node of our own session
-that is found where we hold none is such a leftover, and is taken over.
+Locks. `hold` puts a node into the store that goes with the session. A request whose answer was lost, or whose caller
+was cancelled, may have taken a lock that nobody knows of; so this driver remembers every ledger for which it has asked,
+asks for none of them twice at once, and gives back in the background what it is not known to want. A node of our own
+session that is found where we hold none is such a leftover, and is taken over.
 
 Election. A candidate watches its own vote and the one before it. The first leads. Source: metadata 8.1, 8.4, 8.5, 8.8.
 """
@@ -88,7 +88,8 @@ class Area(Protocol):
     succeeded. Callbacks of watches come at least once after each change, and may come for nothing.
     """
 
-    places: Places
+    @property
+    def places(self) -> Places: ...
 
     @property
     def session(self) -> int | None:

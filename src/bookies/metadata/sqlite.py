@@ -542,7 +542,6 @@ class SqliteStore:
             raise RecordNotFound(f"no record {name} in the metadata store")
         return found
 
-
     # -- nodes ---------------------------------------------------------------------------------------------------
     def read_node(self, place: str) -> Node | None:
         self._end_expired()

@@ -7,7 +7,6 @@ locks. Only directories whose list has changed are read again.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
@@ -16,7 +15,7 @@ from bookies.metadata.driver import Watch
 from bookies.metadata.marks_watch import MarksWatch
 from bookies.metadata.observers import Observers
 from bookies.metadata.recovery import Node, Vote
-from bookies.metadata.recovery_formats import LAYOUT, check_layout, leaf, ledger_of
+from bookies.metadata.recovery_formats import LAYOUT, check_layout, ledger_of
 from bookies.metadata.watches import NEVER_SEEN
 from bookies.metadata.zk_layout import MARK_DEPTH, RecoveryPaths, mark_directories
 from bookies.metadata.zk_nodes import Nodes
@@ -211,8 +210,8 @@ class RecoveryArea:
     async def _leaf(self, ledger_id: int, *, with_data: bool) -> Node | None:
         path = self.places.mark(ledger_id)
         if not with_data:
-            stat = await self._nodes.repeat(lambda: self._zookeeper.exists(path))
-            return None if stat is None else Node(b"", stat.mzxid)
+            found = await self._nodes.repeat(lambda: self._zookeeper.exists(path))
+            return None if found is None else Node(b"", found.mzxid)
         try:
             data, stat = await self._nodes.repeat(lambda: self._zookeeper.get(path))
         except NodeMissing:
@@ -266,6 +265,7 @@ class _TreeWatch(MarksWatch):
         self._nodes = nodes
         self._places = places
         self._locks: Sequence[str] = ()  # as seen last
+        self._locks_changed = 0  # how often one had come or gone by then
         self._watches: dict[str, Callable[[], None]] = {}
         self._changed: dict[str, None] = {places.marks: None, places.locks: None}
         super().__init__(tasks, callback)
@@ -281,28 +281,38 @@ class _TreeWatch(MarksWatch):
         try:
             if path in (self._places.marks, self._places.locks):
                 listed = await self._nodes.children(path, watch)
-                names = [] if listed is None else listed[0]
+                names, changed = ([], 0) if listed is None else (listed[0], listed[1].cversion)
             else:
-                names, _ = await self._nodes.repeat(lambda: self._nodes.zookeeper.children(path, watch=watch))
+                changed, names = (
+                    0,
+                    (await self._nodes.repeat(lambda: self._nodes.zookeeper.children(path, watch=watch)))[0],
+                )
         except NodeMissing:
             self._forget(path)
         except BaseException:
             self._changed[path] = None
             raise
         else:
-            await self._saw(path, names)
+            await self._saw(path, names, changed)
 
-    async def _saw(self, path: str, names: Sequence[str]) -> None:
+    async def _saw(self, path: str, names: Sequence[str], changed: int) -> None:
         if path == self._places.locks:
-            freed = [each for each in map(ledger_of, self._locks) if each is not None and leaf(each) not in names]
-            marks = await all_of(self._nodes.stat(self._places.mark(each)) for each in freed)
-            self.is_work |= any(mark is not None for mark in marks)
-            self._locks = names
+            await self._saw_locks(names, changed)
         elif path.removeprefix(self._places.marks).count("/") == MARK_DEPTH:
             self.is_work |= bool(names)
         else:
             below = [f"{path}/{name}" for name in mark_directories(names)]
             self._changed |= {each: None for each in below if each not in self._watches}
+
+    async def _saw_locks(self, names: Sequence[str], changed: int) -> None:
+        """There is work where a marked ledger is free again, or a lock has come and gone since we looked last."""
+        freed = [name for name in self._locks if name not in names]
+        taken = [name for name in names if name not in self._locks]
+        ledger_ids = [each for each in map(ledger_of, freed) if each is not None]
+        marks = await all_of(self._nodes.stat(self._places.mark(each)) for each in ledger_ids)
+        is_complete = changed - self._locks_changed == len(freed) + len(taken)
+        self.is_work |= not is_complete or any(mark is not None for mark in marks)
+        self._locks, self._locks_changed = names, changed
 
     def _forget(self, path: str) -> None:
         self._nodes.zookeeper.unwatch(self._watches.pop(path))

@@ -32,8 +32,8 @@ from bookies.metadata.recovery_store import RecoveryStore
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
 from bookies.runtime.tasks import Tasks
 from bookies.sim.loop import SimLoop
+from bookies.sim.metadata_recovery import SimArea
 from bookies.sim.network import SimNetwork
-from bookies.sim.recovery_area import SimArea
 from bookies.sim.trace import Trace
 
 T = TypeVar("T")
@@ -138,13 +138,11 @@ class SimDriver(MetadataDriver):
         self.uri = inner.uri
         self.inner = inner
         self._store = store
-        shared = inner.recovery
-        assert isinstance(shared, SharedRecovery)
-        self._tasks: Tasks | None = None  # of the participant, and not of the store that outlives it
-        self._recovery = SharedRecovery(SimArea(self, shared.area), self._require_open, self.on_session_expired)
         self._host = host
         self._news: deque[tuple[float, contextvars.Context, Callable[[], None]]] = deque()
         self._is_pumping = False
+        self._tasks: Tasks | None = None  # None: not open
+        self._recovery = SharedRecovery(SimArea(self, inner.recovery.area), self._require_open, self.on_session_expired)
 
     def expire(self) -> None:
         """The store gives this session up."""
@@ -223,7 +221,7 @@ class SimDriver(MetadataDriver):
             self._store.loop.call_soon(deliver, context=context)
         self._pump()
 
-    def watch_with(self, begin: Callable[[Callable[..., None]], Watch], callback: Callable[..., None]) -> Watch:
+    def watch(self, begin: Callable[[Callable[..., None]], Watch], callback: Callable[..., None]) -> Watch:
         """Begin a watch as the world, whose callback hears of it as the participant that is running now."""
         context = contextvars.copy_context()
         watch = _SimWatch()
@@ -234,22 +232,18 @@ class SimDriver(MetadataDriver):
         watch.inner = self._store.loop.world.copy().run(begin, tell)
         return watch
 
-    @property
-    def recovery(self) -> RecoveryStore:
-        return self._recovery
-
     # -- MetadataDriver ------------------------------------------------------------------------------------------
     async def open(self) -> None:
         await self.call(self.inner.open)
         self._tasks = Tasks(self._died)
 
+    def _died(self, cause: BaseException) -> None:
+        raise cause
+
     def _require_open(self) -> Tasks:
         if self._tasks is None:
-            raise ClientClosed("the session is closed")
+            raise ClientClosed(f"the session with {self.uri} is closed")
         return self._tasks
-
-    def _died(self, error: BaseException) -> None:
-        self._store.loop.errors.append(f"{self._host}: a task of its session ended by {error!r}")
 
     async def close(self) -> None:
         tasks, self._tasks = self._tasks, None
@@ -295,13 +289,17 @@ class SimDriver(MetadataDriver):
             lambda _: self._store.note(self._host, ledger_id, None),
         )
 
+    async def travel_back(self) -> None:
+        """One more part of an answer that comes in parts."""
+        await self._travel(STORE_HOST, self._host, self._store.loop.time() + PATIENCE_S)
+
     async def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
         async for ids in self.inner.ledger_ids():
-            await self._travel(STORE_HOST, self._host, self._store.loop.time() + PATIENCE_S)
+            await self.travel_back()
             yield ids
 
     def watch_ledger(self, ledger_id: int, callback: Callable[[LedgerEvent], None]) -> Watch:
-        return self.watch_with(lambda tell: self.inner.watch_ledger(ledger_id, tell), callback)
+        return self.watch(lambda tell: self.inner.watch_ledger(ledger_id, tell), callback)
 
     async def register(self, bookie: BookieId, mode: BookieMode, info: BookieInfo) -> None:
         await self.call(lambda: self.inner.register(bookie, mode, info))
@@ -319,10 +317,10 @@ class SimDriver(MetadataDriver):
         return await self.call(lambda: self.inner.bookie_info(bookie))
 
     def watch_bookies(self, mode: BookieMode, callback: Callable[[BookieSet], None]) -> Watch:
-        return self.watch_with(lambda tell: self.inner.watch_bookies(mode, tell), callback)
+        return self.watch(lambda tell: self.inner.watch_bookies(mode, tell), callback)
 
     def on_session_expired(self, callback: Callable[[], None]) -> Watch:
-        return self.watch_with(self.inner.on_session_expired, callback)
+        return self.watch(self.inner.on_session_expired, callback)
 
     async def create_cookie(self, bookie: BookieId, data: bytes) -> int:
         return await self.call(lambda: self.inner.create_cookie(bookie, data))
@@ -365,7 +363,11 @@ class SimDriver(MetadataDriver):
         return await self.call(lambda: self.inner.record_names(prefix))
 
     def watch_record(self, name: str, version: int, callback: Callable[[], None]) -> Watch:
-        return self.watch_with(lambda tell: self.inner.watch_record(name, version, tell), callback)
+        return self.watch(lambda tell: self.inner.watch_record(name, version, tell), callback)
+
+    @property
+    def recovery(self) -> RecoveryStore:
+        return self._recovery
 
     def _note_record(self, name: str, data: bytes | None) -> Callable[[object], None]:
         """What to do at the moment of the commit: write it down, for the checkers of named records."""
