@@ -9,9 +9,9 @@ from typing import Any
 
 from bookies.client.administration import Administration
 from bookies.config import RecoveryConfig
+from bookies.metadata.bookie_notes import BookieNotes
 from bookies.model import BookieId, LedgerMetadata
 from bookies.replication.daemon import AutoRecovery
-from bookies.replication.membership import NOTHING_ANNOUNCED, Announcements
 from bookies.sim.cluster import SimClient, SimCluster
 from bookies.sim.disk import PROCESS_DIES
 from bookies.sim.run import Result, Simulation, simulate
@@ -42,10 +42,13 @@ class World:
     def __init__(self, simulation: Simulation) -> None:
         self.cluster: SimCluster = simulation.cluster
         self.simulation = simulation
-        self.announcements = NOTHING_ANNOUNCED
         self.healers: list[Healer] = []
         self.user: SimClient
         self.names = 0
+
+    @property
+    def notes(self) -> BookieNotes:
+        return BookieNotes(self.user.driver, self.user.runtime.clock.wall_ms)
 
     @property
     def admin(self) -> Administration:
@@ -66,9 +69,6 @@ class World:
         client = self.cluster.new_client(f"replicator-healer{self.names}")
         await client.participant.create_task(self.cluster.open_client(client))
 
-        async def announced() -> Announcements:
-            return self.announcements
-
         recovery = AutoRecovery(
             client.runtime,
             client.client,
@@ -76,7 +76,6 @@ class World:
             RecoveryConfig(**{**QUICK, **settings}),  # type: ignore[arg-type]
             BookieId(client.name),
             client.name,
-            announced,
         )
         task = client.participant.create_task(recovery.run(), name=f"auto-recovery of {client.name}")
         self.healers.append(Healer(client, recovery, task))

@@ -10,7 +10,6 @@ from tests.sim.recovery_world import World, run
 from bookies.errors import LedgerFenced
 from bookies.model import BookieId, LedgerState
 from bookies.protocol.repair_work import Cause, RepairState
-from bookies.replication.membership import Announcements
 from bookies.replication.status import read_status, reports_on
 from bookies.sim.disk import PROCESS_DIES
 
@@ -152,7 +151,8 @@ def test_maintenance_is_left_in_peace_until_it_ends() -> None:
         ledgers = [await world.write() for _ in range(6)]
         healer = await world.heal()
         until_ms = healer.client.runtime.clock.wall_ms() + 60_000
-        world.announcements = Announcements({B1: until_ms}, ())
+        world.user.runtime.clock.skew_ms = healer.client.runtime.clock.skew_ms
+        await world.act(world.notes.begin_maintenance(B1, until_ms, "an operator"))
         world.kill("b1")
         await asyncio.sleep(50)
         assert await world.marked() == []
@@ -166,12 +166,14 @@ def test_maintenance_is_left_in_peace_until_it_ends() -> None:
 def test_a_bookie_that_is_to_be_emptied_is_replaced_while_it_serves() -> None:
     async def scenario(world: World) -> None:
         ledgers = [await world.write() for _ in range(6)]
-        world.announcements = Announcements({}, (B1,))
         await world.heal()
-        for ledger_id in ledgers:
-            await world.act(world.user.driver.recovery.mark(ledger_id, [], 0))
+        await world.act(world.notes.begin_draining(B1, "an operator"))
+
+        async def emptied() -> bool:
+            return not any(world.record(each).names("b1") for each in ledgers)
+
+        await world.until(emptied)
         await world.until_whole(ledgers)
-        assert not any(world.record(each).names("b1") for each in ledgers)
 
     run(scenario)
 

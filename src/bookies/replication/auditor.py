@@ -1,7 +1,7 @@
 """The auditor: notices bookies that are lost, and marks the ledgers that need them; looks at replicas now and then.
 
-Two tasks. One follows the bookies: when one counts as lost it reads every ledger's record and marks those that need
-it; when several are away that are not lost yet it marks those that have one replica left (`protocol/absence.py` says
+Two tasks. One follows the bookies: when one counts as lost, or is to be emptied, it reads every ledger's record and
+marks those that need it; when several are away that are not lost yet it marks those that have one replica left (`protocol/absence.py` says
 why not more). The other makes the checks that are due, which ask bookies and take long, in one pass over the records.
 
 A mark is a claim that workers look into: an auditor that is wrong costs them a look, not a copy. Everything it writes
@@ -96,7 +96,7 @@ class Auditor:
                 triggers = membership.triggered
                 membership.absence.declare(loop.time())
                 next_check = loop.time()
-            lost = membership.lost()
+            lost = list(dict.fromkeys([*membership.lost(), *membership.draining]))
             is_periodic = loop.time() >= next_check
             if is_periodic or any(bookie not in self._audited for bookie in lost):
                 if await self._find_ledgers_of(lost) and is_periodic:
@@ -109,7 +109,7 @@ class Auditor:
             await self._wait(next_check - loop.time())
 
     async def _find_ledgers_of(self, lost: Sequence[BookieId]) -> bool:
-        """Mark the ledgers that need these. False: switched off meanwhile."""
+        """Mark the ledgers that need these, which are lost or to be emptied. False: switched off meanwhile."""
         check = LostBookies(lost)
         if not await self._pass([check], self._rate):
             return False

@@ -30,7 +30,7 @@ class Check(Protocol):
 
 
 class LostBookies:
-    """Ledgers that need one of these bookies, which are lost. Remembers whom records name."""
+    """Ledgers that need one of these bookies, which are lost or to be emptied. Remembers whom records name."""
 
     name = "lost bookies"
     asks_bookies = False

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -21,7 +20,7 @@ from bookies.model import BookieId
 from bookies.protocol.yielding import YieldingPace
 from bookies.replication.auditor import Auditor
 from bookies.replication.election import lead
-from bookies.replication.membership import NOTHING_ANNOUNCED, Announcements, Membership
+from bookies.replication.membership import Membership
 from bookies.replication.status import ProcessStatus, StatusRecord, pack, pass_facts, remove_old, report_facts
 from bookies.replication.supervision import Supervised, supervise
 from bookies.replication.switch import Switch
@@ -33,15 +32,8 @@ from bookies.runtime.tasks import all_of
 STOP_S = 5.0  # for giving back what is held; then the session's end does
 
 
-async def _nothing_announced() -> Announcements:
-    return NOTHING_ANNOUNCED
-
-
 class AutoRecovery:
-    """`client`, `driver`: open, and not closed here. `bookie`: stands for auditor under this id. `owner`: of locks.
-
-    `announced`: what operators have said of bookies.
-    """
+    """`client`, `driver`: open, and not closed here. `bookie`: stands for auditor under this id. `owner`: of locks."""
 
     def __init__(
         self,
@@ -51,7 +43,6 @@ class AutoRecovery:
         config: RecoveryConfig,
         bookie: BookieId,
         owner: str,
-        announced: Callable[[], Awaitable[Announcements]] = _nothing_announced,
     ) -> None:
         self.pace = YieldingPace(config.recovery_rate_size or None)
         self._runtime = runtime
@@ -60,7 +51,7 @@ class AutoRecovery:
         self._bookie = bookie
         self._name = f"{bookie}@{owner}" if owner != bookie else owner
         self._events = Events("recovery", runtime.clock)
-        self.membership = Membership(driver, runtime.clock, config.lost_bookie_delay_s, announced, self._events)
+        self.membership = Membership(driver, runtime.clock, config.lost_bookie_delay_s, self._events)
         self._switch = Switch(driver.recovery)
         self.auditor = Auditor(client, driver, self.membership, self._switch, config, runtime.clock, self._events)
         self.worker = Worker(

@@ -8,11 +8,11 @@ decisions are those of `protocol/absence.py`. Source: metadata 8.2 and 8.3.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from bookies.errors import MetadataCorrupt
+from bookies.metadata.bookie_notes import BookieNotes, Notes
 from bookies.metadata.driver import BookieSet, MetadataDriver, Watch
 from bookies.model import BookieId, BookieMode
 from bookies.protocol.absence import Absence
@@ -21,41 +21,21 @@ from bookies.runtime.events import Events
 from bookies.runtime.ports import Clock
 
 
-@dataclass(frozen=True, slots=True)
-class Announcements:
-    """What operators have said of bookies. `maintenance`: until when, wall clock, ms. `leaving`: to be emptied."""
-
-    maintenance: dict[BookieId, int]
-    leaving: tuple[BookieId, ...]
-
-
-NOTHING_ANNOUNCED = Announcements({}, ())
-
-
 class Membership:
-    """`delay_s`: until the store's own is read. `announced`: reads what operators have said.
+    """`delay_s`: until the store's own is read."""
 
-    `on_change`: called, on the loop, after everything that may change a decision; must not raise.
-    """
-
-    def __init__(
-        self,
-        driver: MetadataDriver,
-        clock: Clock,
-        delay_s: int,
-        announced: Callable[[], Awaitable[Announcements]],
-        events: Events,
-    ) -> None:
+    def __init__(self, driver: MetadataDriver, clock: Clock, delay_s: int, events: Events) -> None:
         self._driver = driver
         self._clock = clock
         self._delay_s = delay_s
-        self._announced = announced
+        self._reader = BookieNotes(driver, clock.wall_ms)
+        self._notes = Notes()
+        self._notes_watch: Watch | None = None
         self._events = events
         self.absence = Absence(delay_s)
         self._sets: dict[BookieMode, BookieSet | None] = dict.fromkeys(BookieMode)
         self._cookies: tuple[BookieId, ...] = ()
         self._named: tuple[BookieId, ...] = ()  # by records, though they have no cookie
-        self._announcements = NOTHING_ANNOUNCED
         self._watches: list[Watch] = []
         self._listeners: dict[Callable[[], None], None] = {}
         self._is_stale = True  # something changed that has to be read
@@ -73,9 +53,11 @@ class Membership:
         await self.refresh()
 
     def stop(self) -> None:
-        for watch in self._watches:
-            watch.cancel()
+        for watch in (*self._watches, self._notes_watch):
+            if watch is not None:
+                watch.cancel()
         self._watches.clear()
+        self._notes_watch = None
 
     def listen(self, callback: Callable[[], None]) -> None:
         self._listeners[callback] = None
@@ -94,8 +76,9 @@ class Membership:
         return frozenset((*self.writable, *self._of(BookieMode.READ_ONLY)))
 
     @property
-    def leaving(self) -> tuple[BookieId, ...]:
-        return self._announcements.leaving
+    def draining(self) -> list[BookieId]:
+        """Bookies that are to be emptied."""
+        return list(self._notes.draining)
 
     def circumstances(self, named: Iterable[BookieId] = ()) -> Circumstances:
         """What a repair has to know. `named`: by the ledger's mark, so an auditor, perhaps another one, took them for
@@ -106,8 +89,8 @@ class Membership:
         excused = [bookie for bookie in away if self.absence.is_excused(bookie, now)]
         lost = dict.fromkeys(self.absence.lost(now))
         lost |= {bookie: None for bookie in named if bookie not in registered and bookie not in excused}
-        planned = [each for each in self._announcements.maintenance if self.absence.is_excused(each, now)]
-        return Circumstances(registered, tuple(lost), tuple(excused), self.leaving, (*self.leaving, *planned))
+        notes = self._notes
+        return Circumstances(registered, tuple(lost), tuple(excused), tuple(notes.draining), notes.avoided)
 
     def lost(self) -> list[BookieId]:
         self._look()
@@ -127,7 +110,7 @@ class Membership:
         self._is_stale = False
         try:
             self._cookies = (await self._driver.all_bookies()).bookies
-            self._announcements = await self._announced()
+            await self._read_notes()
             await self._read_delay()
         except BaseException:
             self._is_stale = True
@@ -138,6 +121,14 @@ class Membership:
         """Records name these, and no others, though perhaps they have no cookie."""
         self._named = tuple(sorted(bookies))
         self._look()
+
+    async def _read_notes(self) -> None:
+        notes = await self._reader.read()
+        if self._notes_watch is None or notes.version != self._notes.version:
+            if self._notes_watch is not None:
+                self._notes_watch.cancel()
+            self._notes_watch = self._reader.watch(notes, self._note_changed)
+        self._notes = notes
 
     async def _read_delay(self) -> None:
         try:
@@ -155,7 +146,7 @@ class Membership:
     def _look(self) -> None:
         """Bring the judgement up to now."""
         now, wall_ms = self._now(), self._clock.wall_ms()
-        until = {bookie: now + (at - wall_ms) / 1000 for bookie, at in self._announcements.maintenance.items()}
+        until = {bookie: now + (at - wall_ms) / 1000 for bookie, at in self._notes.exempt.items()}
         self.absence.expect((*self._cookies, *self._named))
         self.absence.observe(self.registered, now, until)
 
@@ -169,6 +160,10 @@ class Membership:
             self._sets[mode] = found
         self._is_stale = True
         self._look()
+        self._tell()
+
+    def _note_changed(self) -> None:
+        self._is_stale = True
         self._tell()
 
     def _delay_changed(self) -> None:

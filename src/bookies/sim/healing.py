@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bookies.sim.plan import Plan
 
 QUIET_S = 120.0  # virtual time until everything has to be healed
-LOOK_S = 1.0
+LOOK_S = 2.0
 
 
 class Healers:

@@ -194,7 +194,7 @@ PROFILES = {
     # A bookie is lost for good, others come and go, and auditors and workers that die themselves put it right.
     "recovery": Profile(
         bookies=6,
-        duration_s=6.0,
+        duration_s=3.0,
         plan=Plan(
             writers=2,
             recoverers=1,
@@ -202,13 +202,14 @@ PROFILES = {
             deleters=1,
             healers=2,
             quorums=((3, 3, 2), (3, 2, 2), (4, 3, 2), (2, 2, 2), (5, 3, 2), (4, 4, 3)),
-            entries_max=40,
-            pause_ms=30,
+            entries_max=25,
+            pause_ms=40,
+            read_ms=300,
             deferred_probability=0.0,
             healer_settings={
                 "lost_bookie_delay_s": 1,
                 "audit_ledgers_interval_s": 2,
-                "audit_replicas_interval_s": 3,
+                "audit_replicas_interval_s": 0,
                 "audit_bookies_interval_s": 20,
                 "audit_verification_percentage": 100,
                 "recovery_ledgers_at_once": 3,
