@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from bookies.admin.common import print_json, print_table
 from bookies.admin.usage import UsageError
-from bookies.client.preference import shuffled
+from bookies.client.preference import preferred
 from bookies.model import BookieId
 from bookies.protocol.candidates import Candidates, Cluster
 from bookies.protocol.placement import choose_ensemble, judge
@@ -89,10 +89,10 @@ def measure(shape: Shape, creates: int, seed: int) -> dict[str, object]:
     adhering = 0
     quorums = shape.write_quorum, shape.ack_quorum
     for _ in range(creates):
-        candidates = Candidates(cluster, shuffled(cluster.bookies, rng.random, {}), turn=rng.getrandbits(16))
+        candidates = Candidates(cluster, preferred(cluster.bookies, rng, {}), turn=rng.getrandbits(16))
         places.update(choose_ensemble(candidates, shape.size, *quorums))
     chosen = time.process_time()
-    sample = [choose_ensemble(Candidates(cluster, shuffled(cluster.bookies, rng.random, {})), shape.size, *quorums)]
+    sample = [choose_ensemble(Candidates(cluster, preferred(cluster.bookies, rng, {})), shape.size, *quorums)]
     adhering = sum(judge(topology, shape.policy, each, *quorums).is_adhering for each in sample)
     mean = creates * shape.size / len(locations)
     counts = [places[BookieId(name)] for name in locations]

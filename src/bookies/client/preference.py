@@ -6,24 +6,38 @@ client-protocol 2.2 and 7.8, metadata 9.6.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
+from typing import Protocol
 
 from bookies.model import BookieId
 
+FEW = 64  # bookies of which all are put in order at once
 
-def shuffled(
-    bookies: Sequence[BookieId], chance: Callable[[], float], after: Mapping[BookieId, int]
-) -> Iterator[BookieId]:
-    """The bookies in an order that is as likely as any other, drawn one by one; those of `after` at the end, by
-    the number they have there. `chance`: a number from 0 to 1, without 1.
 
-    Fisher and Yates's shuffle, which remembers only the places that it has changed.
-    """
+class Chance(Protocol):
+    """What is needed of `Runtime.random`."""
+
+    def random(self) -> float: ...
+
+    def shuffle(self, x: MutableSequence[BookieId]) -> None: ...
+
+
+def preferred(bookies: Sequence[BookieId], chance: Chance, after: Mapping[BookieId, int]) -> Iterable[BookieId]:
+    """The bookies in an order that is as likely as any other; those of `after` at the end, by their number there."""
+    if len(bookies) > FEW:
+        return _drawn(bookies, chance, after)
+    order = list(bookies)
+    chance.shuffle(order)
+    return sorted(order, key=lambda bookie: after.get(bookie, -1)) if after else order
+
+
+def _drawn(bookies: Sequence[BookieId], chance: Chance, after: Mapping[BookieId, int]) -> Iterator[BookieId]:
+    """One by one: Fisher and Yates's shuffle, which remembers only the places that it has changed."""
     count = len(bookies)
     moved: dict[int, int] = {}
     late: list[BookieId] = []
     for index in range(count):
-        other = index + int(chance() * (count - index))
+        other = index + int(chance.random() * (count - index))
         chosen = bookies[moved.get(other, other)]
         moved[other] = moved.get(index, index)
         if chosen in after:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from bookies.client.locations import Locations
-from bookies.client.preference import shuffled
+from bookies.client.preference import FEW, preferred
 from bookies.errors import BookieUnreachable, MetadataError, NotEnoughBookies
 from bookies.metadata.driver import BookieSet, MetadataDriver, Watch
 from bookies.model import BookieId, BookieMode, Ensemble
@@ -110,16 +110,16 @@ class BookieWatcher:
         ailing = self._ailing()
         return Candidates(
             cluster,
-            shuffled(cluster.bookies, random.random, ailing),
+            preferred(cluster.bookies, random, ailing),
             last=[bookie for bookie, rank in ailing.items() if rank is Rank.OPEN],
             first=self._near(cluster, ailing),
-            turn=random.getrandbits(16),
+            turn=random.getrandbits(16) if len(cluster) > FEW else 0,
         )
 
     def _near(self, cluster: Cluster, ailing: Mapping[BookieId, Rank]) -> list[BookieId]:
         """Some bookies in the client's own rack, else in its region."""
         for domain in self._locations.own_domains(cluster.policy.kind):
-            near = shuffled(cluster.within(domain), self._runtime.random.random, ailing)
+            near = preferred(cluster.within(domain), self._runtime.random, ailing)
             if found := [bookie for bookie in islice(near, NEAR_MAX) if bookie not in ailing]:
                 return found
         return []
