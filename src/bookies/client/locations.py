@@ -56,6 +56,7 @@ class Locations:
         self._warned: dict[object, None] = {}
         self._is_begun = False
         self._learning: asyncio.Lock | None = None
+        self.addresses: dict[BookieId, tuple[str, int]] = {}  # where bookies listen, read by the way
         self.topology = Topology(self._pairs)
 
     @property
@@ -170,6 +171,8 @@ class Locations:
         if info is None:
             return True  # It has gone again; it is where it was.
         address = info.rpc_address()
+        if address is not None:
+            self.addresses.setdefault(bookie, address)
         self._hosts[bookie] = address[0] if address and host_of(bookie) == bookie else host_of(bookie)
         self._published.pop(bookie, None)
         said = info.properties.get(LOCATION)

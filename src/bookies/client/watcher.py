@@ -63,7 +63,7 @@ class BookieWatcher:
         self._writable: BookieSet | None = None
         self._cluster: Cluster | None = None
         self._cluster_of: tuple[BookieSet | None, Topology] | None = None  # what it was made of
-        self._addresses: dict[BookieId, tuple[str, int]] = {}
+        self._addresses = locations.addresses
         self._places_bookies = False  # somebody has asked where they are, and will again
         self._learning: Tasks | None = None
 
