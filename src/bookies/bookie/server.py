@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from bookies.bookie.connection import Connection, RejectedConnection
 from bookies.bookie.control import (
@@ -271,7 +272,8 @@ class BookieServer:
         host, port = self.config.advertised_host or self.address[0], self.config.advertised_port or self.address[1]
         extensions = ("tls",) if self.config.tls_certificate else ()
         endpoint = Endpoint("bookie", host, port, "bookie-rpc", extensions=extensions)
-        await self._driver.register(self.bookie_id, mode, BookieInfo((endpoint,)))
+        properties = {"location": self.config.location} if self.config.location else {}
+        await self._driver.register(self.bookie_id, mode, BookieInfo((endpoint,), MappingProxyType(properties)))
         if session == self._sessions_lost:  # otherwise it went with the session it was made in
             self.state.registered(mode)
 

@@ -112,7 +112,14 @@ class Administration:
         self._pool = pool
         self._driver = driver
         self._access = LedgerAccess(
-            runtime, config, pool, driver, watcher.candidates, password=password, digest_type=digest_type
+            runtime,
+            config,
+            pool,
+            driver,
+            watcher.candidates,
+            watcher.locate,
+            password=password,
+            digest_type=digest_type,
         )
 
     # -- ledgers -------------------------------------------------------------------------------------------------
@@ -156,9 +163,9 @@ class Administration:
         """
         await LedgerCopier(self._access, self._pool, record).check()
 
-    def with_new_bookies(self, record: LedgerMetadata) -> LedgerMetadata:
+    async def with_new_bookies(self, record: LedgerMetadata) -> LedgerMetadata:
         """The record with writable bookies in all its fragments. Raises `NotEnoughBookies`."""
-        return on_new_bookies(self._access, record)
+        return await on_new_bookies(self._access, record)
 
     async def instance_id(self) -> str:
         """The cluster's own, which tells it from every other cluster."""
@@ -367,10 +374,9 @@ class Administration:
         in_place, bytes_per_s = switch("in_place", in_place), rate("bytes_per_s", bytes_per_s)
 
         def plan(refusing: Collection[BookieId]) -> tuple[Replacement, ...]:
-            access = self._access
             if in_place:
                 return renewals(fragment, wanted)
-            return choose_targets(fragment, wanted, access.candidates(), access.domains, [*unwanted, *refusing])
+            return choose_targets(fragment, wanted, self._access.candidates(), [*unwanted, *refusing])
 
         async with TimeLimit(timeout, f"copy entries {fragment.first} to {fragment.last} of {fragment.ledger_id}"):
             found = await self._access.read(fragment.ledger_id)
@@ -451,8 +457,7 @@ class Administration:
         return tuple(moves)
 
     def _repairs(self, verdict: FragmentVerdict, refusing: Collection[BookieId]) -> tuple[Replacement, ...]:
-        candidates = [bookie for bookie in self._access.candidates() if bookie not in refusing]
-        return repairs(verdict, candidates, self._access.domains)
+        return repairs(verdict, self._access.candidates(), refusing)
 
     async def recover_bookies(
         self,
