@@ -444,7 +444,7 @@ def test_what_everybody_does_can_be_read_from_the_store() -> None:
         now_ms = world.healers[0].client.runtime.clock.wall_ms()
         status = await world.act(read_status(world.user.driver, now_ms))
         assert status.is_enabled
-        assert status.auditor == "replicator-healer1"
+        assert status.auditor in ("replicator-healer1", "replicator-healer2")
         assert (status.marked, status.lost_bookie_delay_s) == (1, 5)
         assert [each.name for each in status.processes] == ["replicator-healer1", "replicator-healer2"]
         assert [each["task"] for each in status.processes[0].tasks] == ["auditor", "worker", "status"]

@@ -1,8 +1,9 @@
 """The auditor: notices bookies that are lost, and marks the ledgers that need them; looks at replicas now and then.
 
 Two tasks. One follows the bookies: when one counts as lost, or is to be emptied, it reads every ledger's record and
-marks those that need it; when several are away that are not lost yet it marks those that have one replica left (`protocol/absence.py` says
-why not more). The other makes the checks that are due, which ask bookies and take long, in one pass over the records.
+marks those that need it; when several are away that are not lost yet it marks those that have one replica left
+(`protocol/absence.py` says why not more). The other makes the checks that are due, which ask bookies and take long, in
+one pass over the records.
 
 A mark is a claim that workers look into: an auditor that is wrong costs them a look, not a copy. Everything it writes
 can be repeated, so one that dies, or two at a time, do no harm. Source: metadata 8.1 to 8.4.
