@@ -110,6 +110,8 @@ SERVER: tuple[Row, ...] = (
     Mapped("auditorPeriodicBookieCheckInterval", "audit_bookies_interval_s", natural, note="s"),
     Mapped("auditorPeriodicCheckInterval", "audit_ledgers_interval_s", natural, note="s"),
     Mapped("auditorReplicasCheckInterval", "audit_replicas_interval_s", natural, note="s"),
+    Mapped("auditorPeriodicPlacementPolicyCheckInterval", "audit_placement_interval_s", natural, note="s"),
+    Mapped("repairedPlacementPolicyNotAdheringBookieEnabled", "recovery_repairs_placement", switch),
     Mapped("auditorLedgerVerificationPercentage", "audit_verification_percentage", natural),
     Mapped("auditorMaxNumberOfConcurrentOpenLedgerOperations", "audit_ledgers_at_once", positive),
     Mapped("openLedgerRereplicationGracePeriod", "recovery_open_ledger_grace_ms", natural, note="ms"),
@@ -306,10 +308,6 @@ SERVER: tuple[Row, ...] = (
         "auditorAcquireConcurrentOpenLedgerOperationsTimeOutMSec inFlightReadEntryNumInLedgerChecker "
         "rereplicationEntryBatchSize zkReplicationTaskRateLimit storeSystemTimeAsLedgerUnderreplicatedMarkTime "
         "underreplicatedLedgerRecoveryGracePeriod",
-    ),
-    Unused(
-        "the auditor's placement check is not there yet",
-        "auditorPeriodicPlacementPolicyCheckInterval repairedPlacementPolicyNotAdheringBookieEnabled",
     ),
     Unused(
         "settings of the client in Apache's AutoRecovery: ours has BK_... variables",

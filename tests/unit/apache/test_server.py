@@ -64,6 +64,12 @@ MAPPED: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
     ],
     "auditorPeriodicCheckInterval": [({"auditorPeriodicCheckInterval": "-1"}, {"audit_ledgers_interval_s": 0})],
     "auditorReplicasCheckInterval": [({"auditorReplicasCheckInterval": "9"}, {"audit_replicas_interval_s": 9})],
+    "auditorPeriodicPlacementPolicyCheckInterval": [
+        ({"auditorPeriodicPlacementPolicyCheckInterval": "86400"}, {"audit_placement_interval_s": 86_400})
+    ],
+    "repairedPlacementPolicyNotAdheringBookieEnabled": [
+        ({"repairedPlacementPolicyNotAdheringBookieEnabled": "true"}, {"recovery_repairs_placement": True})
+    ],
     "auditorLedgerVerificationPercentage": [
         ({"auditorLedgerVerificationPercentage": "5"}, {"audit_verification_percentage": 5})
     ],
