@@ -46,6 +46,8 @@ WARM_UPS = 2  # before the first run that counts: of a short one the compiler of
 MEMORY_SIZES = (64 << 10, 4 << 20)
 MEMORY_BYTES = 256 << 20
 FILL_BYTES = 1 << 20  # of one append while data are made
+# What was written is deleted after each run, and given back before the next ones need the room.
+SPACE = {"gc_interval_ms": 30_000, "gc_quarantine_ms": 0, "gc_share_max": 100}
 SESSION_MEMORY = "2g"
 # Rows a second of Spark's Kafka source and sink on a machine of two cores, and how much of that is asked of ours.
 REFERENCE = {
@@ -85,7 +87,7 @@ def cases(arguments: argparse.Namespace) -> list[Case]:
         for size in sizes
         for shape in SHAPES
     ]
-    return [case for case in made if any(text in case.name for text in arguments.case or [""])]
+    return [case for case in made if is_wanted(case.name, arguments)]
 
 
 # -- the session -----------------------------------------------------------------------------------------------------
@@ -289,7 +291,7 @@ def measure(bench: Bench, arguments: argparse.Namespace) -> list[dict[str, Any]]
                     found = tried(bench, spark, case)
                     if number >= 0:
                         runs.append({"case": case.name, "run": number, **found})
-        if not arguments.case:
+        if is_wanted("latency", arguments):
             runs.append({"case": "latency", **latency(bench, spark, 40 if arguments.quick else 300)})
     return runs
 
@@ -334,6 +336,10 @@ def memory(bench: Bench, size: int, what: str) -> float:
 
 def at_rank(ordered: Sequence[float], percent: int) -> float:
     return ordered[int(percent / 100 * (len(ordered) - 1))]
+
+
+def is_wanted(name: str, arguments: argparse.Namespace) -> bool:
+    return not arguments.case or any(part in name for part in arguments.case)
 
 
 def say(text: str) -> None:
@@ -399,7 +405,7 @@ def main() -> int:
     parser.add_argument(
         "--case",
         action="append",
-        help="only cases whose name contains this (may be given again); no latency, no memory",
+        help="only cases whose name contains this (may be given again); `latency` and `memory` are names too",
     )
     parser.add_argument("--profile", action="store_true", help="only this: where a reading worker's time goes")
     parser.add_argument("--json", metavar="FILE", help="every run, one JSON document")
@@ -409,7 +415,7 @@ def main() -> int:
     runs: list[dict[str, Any]] = []
     with (
         tempfile.TemporaryDirectory(prefix="bk-spark-", dir=arguments.directory) as directory,
-        LocalCluster(os.path.join(directory, "bookies"), 3) as cluster,
+        LocalCluster(os.path.join(directory, "bookies"), 3, settings=SPACE) as cluster,
         bk.blocking.connect(cluster.metadata_uri) as store,
     ):
         bench = Bench(cluster, store, directory)
@@ -421,7 +427,7 @@ def main() -> int:
             return 0
         try:
             runs += measure(bench, arguments)
-            if not arguments.case:
+            if is_wanted("memory", arguments):
                 runs += memories(bench)
         finally:
             end_java()

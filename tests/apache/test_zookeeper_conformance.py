@@ -11,6 +11,7 @@ import pytest
 from kazoo.client import KazooClient
 from tests.apache.zookeeper import ZooKeeperServer, zookeeper_server
 from tests.conformance import test_metadata as suite
+from tests.conformance import test_metadata_recovery as recovery_suite
 
 from bookies.metadata.zk_layout import Manager
 from bookies.metadata.zookeeper import ZooKeeperDriver
@@ -18,7 +19,8 @@ from bookies.runtime import aio
 from bookies.runtime.kazoo_client import KazooZooKeeper
 
 pytestmark = pytest.mark.apache
-globals().update({name: value for name, value in vars(suite).items() if name.startswith("test_")})
+for each in (suite, recovery_suite):
+    globals().update({name: value for name, value in vars(each).items() if name.startswith("test_")})
 
 _ROOTS = itertools.count(1)
 

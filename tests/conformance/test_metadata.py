@@ -108,11 +108,17 @@ class Kind:
             )
         return lambda: EmbeddedDriver(str(self._directory), runtime, lease_ms=lease_ms)
 
-    def run(self, body: Callable[[Cluster], Coroutine[Any, Any, T]], *, lease_ms: int = 10_000) -> T:
+    def run(
+        self,
+        body: Callable[[Cluster], Coroutine[Any, Any, T]],
+        *,
+        lease_ms: int = 10_000,
+        patience_s: float = PATIENCE_S,
+    ) -> T:
         async def main() -> T:
             cluster = Cluster(self._maker(lease_ms))
             try:
-                async with asyncio.timeout(PATIENCE_S):
+                async with asyncio.timeout(patience_s):
                     return await body(cluster)
             finally:
                 await cluster.close()

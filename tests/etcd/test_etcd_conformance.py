@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from tests.conformance import test_metadata as suite
+from tests.conformance import test_metadata_recovery as recovery_suite
 from tests.etcd.server import EtcdServer, etcd_server
 
 from bookies.metadata.etcd import EtcdDriver
@@ -17,7 +18,8 @@ from bookies.runtime.etcd import Put
 from bookies.runtime.grpc_etcd import GrpcEtcd
 
 pytestmark = pytest.mark.etcd
-globals().update({name: value for name, value in vars(suite).items() if name.startswith("test_")})
+for each in (suite, recovery_suite):
+    globals().update({name: value for name, value in vars(each).items() if name.startswith("test_")})
 
 _SCOPES = itertools.count(1)
 

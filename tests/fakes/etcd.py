@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from bookies.errors import ClientClosed, MetadataError
@@ -18,6 +19,7 @@ from bookies.runtime.etcd import (
     KeyValue,
     LeaseMissing,
     MadeAt,
+    Only,
     Operation,
     OutcomeUnknown,
     Put,
@@ -39,8 +41,8 @@ class Server:
         self.lost_requests = 0
         self.lost_replies = 0
         self.is_silent = False
-        self._changes: list[tuple[int, str]] = []
-        self._watches: dict[tuple[FakeEtcd, Watch], tuple[str, str | None]] = {}
+        self._changes: list[tuple[int, str, bool]] = []  # revision, key, whether it was a deletion
+        self._watches: dict[tuple[FakeEtcd, Watch], tuple[str, str | None, Only | None]] = {}
         for key in keys:
             self.transact((), [Put(key, b"")], ())
 
@@ -79,9 +81,10 @@ class Server:
             return None
         else:
             del self.items[key]
-        self._changes.append((self.revision, key))
-        for watch, (start, stop) in list(self._watches.items()):
-            if _is_in(key, start, stop):
+        is_deletion = isinstance(operation, Delete)
+        self._changes.append((self.revision, key, is_deletion))
+        for watch, (start, stop, only) in list(self._watches.items()):
+            if _is_in(key, start, stop) and _counts(only, is_deletion):
                 self._fire(watch)
         return None
 
@@ -92,10 +95,14 @@ class Server:
         self.transact((), [Delete(key) for key in keys], ())
 
     # -- watches -------------------------------------------------------------------------------------------------
-    def watch(self, client: FakeEtcd, key: str, stop: str | None, revision: int, callback: Watch) -> None:
-        self._watches[client, callback] = (key, stop)
-        if any(at >= revision and _is_in(changed, key, stop) for at, changed in self._changes):
-            self._fire((client, callback))
+    def watch(
+        self, client: FakeEtcd, key: str, stop: str | None, revision: int, callback: Watch, only: Only | None
+    ) -> None:
+        self._watches[client, callback] = (key, stop, only)
+        for at, changed, is_deletion in self._changes[bisect_left(self._changes, (revision,)) :]:
+            if at >= revision and _is_in(changed, key, stop) and _counts(only, is_deletion):
+                self._fire((client, callback))
+                return
 
     def unwatch(self, client: FakeEtcd, callback: Watch | None) -> None:
         for each in [each for each in self._watches if each[0] is client and callback in (None, each[1])]:
@@ -109,6 +116,10 @@ class Server:
     def _fire(self, watch: tuple[FakeEtcd, Watch]) -> None:
         del self._watches[watch]
         asyncio.get_running_loop().call_soon(watch[1])
+
+
+def _counts(only: Only | None, is_deletion: bool) -> bool:
+    return only is None or (only is Only.DELETIONS) is is_deletion
 
 
 def _is_in(key: str, start: str, stop: str | None) -> bool:
@@ -171,8 +182,8 @@ class FakeEtcd:
         await self._ready()
         self.server.end_lease(lease)
 
-    def watch(self, key: str, stop: str | None, revision: int, callback: Watch) -> None:
-        self.server.watch(self, key, stop, revision, callback)
+    def watch(self, key: str, stop: str | None, revision: int, callback: Watch, *, only: Only | None = None) -> None:
+        self.server.watch(self, key, stop, revision, callback, only)
 
     def unwatch(self, callback: Watch) -> None:
         self.server.unwatch(self, callback)

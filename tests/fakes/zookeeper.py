@@ -88,7 +88,8 @@ class Server:
     # -- changes -------------------------------------------------------------------------------------------------
     def apply(self, operations: Sequence[Operation], session: int) -> list[Stat | None]:
         """All or nothing. Raises the first `Refusal`."""
-        before = {path: dataclasses.replace(node, children=dict(node.children)) for path, node in self.nodes.items()}
+        touched = [path for each in operations for path in (each.path, _split(each.path)[0])]
+        before = {path: self._copy(path) for path in touched}
         self.zxid += 1
         fired: list[tuple[str, bool]] = []
         results: list[Stat | None] = []
@@ -97,10 +98,17 @@ class Server:
                 results.append(self._apply(operation, session, fired))
             except Refusal as refusal:
                 refusal.index = index
-                self.nodes = before
+                for path, node in before.items():
+                    self.nodes.pop(path, None)
+                    if node is not None:
+                        self.nodes[path] = node
                 raise
         self._fire(fired)
         return results
+
+    def _copy(self, path: str) -> Node | None:
+        node = self.nodes.get(path)
+        return None if node is None else dataclasses.replace(node, children=dict(node.children))
 
     def _apply(self, operation: Operation, session: int, fired: list[tuple[str, bool]]) -> Stat | None:
         path = operation.path
@@ -268,7 +276,8 @@ class FakeZooKeeper:
             return [Create(made[0], data, acl, is_ephemeral)]
 
         zxid, _ = await self._change(operations)
-        return made[0], Stat(zxid, zxid, zxid, 1_700_000_000_000 + zxid, 0, 0, 0, 0)
+        owner = self.session_id if is_ephemeral and self.session_id is not None else 0
+        return made[0], Stat(zxid, zxid, zxid, 1_700_000_000_000 + zxid, 0, 0, owner, 0)
 
     async def get(self, path: str, *, sync: bool = False) -> tuple[bytes, Stat]:
         await self._ready()
@@ -298,7 +307,9 @@ class FakeZooKeeper:
         assert stat is not None
         return stat
 
-    async def delete(self, path: str, version: int = ANY_VERSION) -> None:
+    async def delete(self, path: str, version: int = ANY_VERSION, *, session: int | None = None) -> None:
+        if session is not None and await self._ready() != session:
+            raise SessionExpired("the session with ZooKeeper at fake:2181 was lost")
         await self.multi([Delete(path, version)])
 
     async def multi(self, operations: Sequence[Operation]) -> list[Stat | None]:

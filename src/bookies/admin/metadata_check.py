@@ -18,6 +18,9 @@ Findings have names, which stay the same, so that scripts can tell them apart:
 | id-spent | a ledger has the id of a deleted one |
 | log-unreadable | a log's list cannot be parsed, or a part of it is missing |
 | log-ledger-missing | a log's list names a ledger that does not exist |
+| recovery-unreadable | auto-recovery's layout or delay cannot be read |
+| notes-unreadable | what operators have said of bookies, maintenance and drains, cannot be read |
+| mark-without-ledger | a note: a ledger is marked under-replicated that does not exist; repair removes such marks |
 | ids-ahead | a note: ids that the store has not come to yet; applications chose them, or the counter is old |
 """
 
@@ -29,20 +32,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bookies.client.segments import LOGS, LogStore
-from bookies.errors import (
-    BookKeeperError,
-    CorruptRecord,
-    LedgerNotFound,
-    MetadataCorrupt,
-    NotSupported,
-    RecordNotFound,
-)
+from bookies.errors import BookKeeperError, CorruptRecord, LedgerNotFound, MetadataCorrupt, NotSupported, RecordNotFound
+from bookies.metadata import bookie_notes
 from bookies.metadata.driver import GivenIds, MetadataDriver
-from bookies.metadata.transfer import MARK, Damaged, read_cookie, read_ledgers, some
+from bookies.metadata.recovery_items import read_settings
+from bookies.metadata.transfer import MARK, Damaged, read_cookie, read_ledgers, read_record, some
 from bookies.model import BookieId, BookieMode, LedgerMetadata
 from bookies.storage import cookie
 
-NOTES = ("ids-ahead",)  # findings that are no fault
+NOTES = ("ids-ahead", "mark-without-ledger")  # findings that are no fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,37 @@ async def check(driver: MetadataDriver, progress: Callable[[int], None] = lambda
         missing = [each for each in ledger_ids if each not in ledgers]
         if missing and (lost := await _lost(driver, log, missing)):
             report.add("log-ledger-missing", log, f"its list names {some(lost, 'ledger')} that no longer exist")
+    await _check_marks(driver, ledgers, report)
+    await _check_notes(driver, report)
     return report
+
+
+async def _check_notes(driver: MetadataDriver, report: Report) -> None:
+    stored = await read_record(driver, bookie_notes.NAME)
+    try:
+        bookie_notes.parse(stored.data if stored is not None else bookie_notes.pack({}))
+    except MetadataCorrupt as error:
+        report.add("notes-unreadable", "", error.message)
+
+
+async def _check_marks(driver: MetadataDriver, ledgers: set[int], report: Report) -> None:
+    try:
+        await read_settings(driver.recovery)
+    except MetadataCorrupt as error:
+        report.add("recovery-unreadable", "", error.message)
+    stray = []
+    try:
+        async for page in driver.recovery.marked_ids():
+            stray += [each for each in page if each not in ledgers]
+    except MetadataCorrupt:
+        return  # The layout, which was reported.
+    for ledger_id in stray:
+        try:
+            await driver.read_ledger(ledger_id)
+        except LedgerNotFound:
+            report.add("mark-without-ledger", ledger_id, "it is marked under-replicated, and there is no such ledger")
+        except MetadataCorrupt:
+            continue  # It came meanwhile, and is there.
 
 
 async def _check_cookies(driver: MetadataDriver, instance_id: str | None, report: Report) -> None:

@@ -134,10 +134,15 @@ async def _fill(driver: MetadataDriver, filling: Filling, path: str, progress: P
 
 
 def _name_of(item: Item) -> tuple[str, object]:
+    from bookies.metadata.recovery_items import RecoverySettings, UnderReplicated
     from bookies.metadata.transfer import NamedRecord, StoredCookie
 
     if isinstance(item, StoredCookie):
         return "cookie", item.bookie
     if isinstance(item, NamedRecord):
         return "record", item.name
+    if isinstance(item, RecoverySettings):
+        return "recovery", ""
+    if isinstance(item, UnderReplicated):
+        return "mark", item.ledger_id
     return "ledger", getattr(item, "ledger_id", None)

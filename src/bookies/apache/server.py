@@ -26,7 +26,7 @@ from bookies.apache.table import (
     translate,
     value_of,
 )
-from bookies.config import MIB, BookieConfig
+from bookies.config import MIB, BookieConfig, RecoveryConfig
 from bookies.errors import ConfigError
 
 PAGE_SIZE = 8192  # Apache's, where the file has none
@@ -45,11 +45,15 @@ class Host(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BookieOptions:
-    """`settings`: fields of `BookieConfig` and their values. `metadata_uri` None: the file names no store."""
+    """`settings`, `recovery_settings`: fields of `BookieConfig` and of `RecoveryConfig`, and their values.
+
+    `metadata_uri` None: the file names no store.
+    """
 
     settings: dict[str, Any]
     metadata_uri: str | None
     notices: list[Notice]
+    recovery_settings: dict[str, Any]
     properties: Mapping[str, str]
 
     def explained(self, error: ConfigError, path: str) -> ConfigError:
@@ -71,7 +75,9 @@ def bookie_options(properties: Mapping[str, str], host: Host) -> BookieOptions:
     _compaction(properties, settings)
     bookie_tls(properties, settings, notices)
     bookie_authentication(properties, settings, notices)
-    return BookieOptions(settings, uri, notices, properties)
+    ours = RecoveryConfig.__dataclass_fields__
+    recovery = {name: settings.pop(name) for name in list(settings) if name in ours}
+    return BookieOptions(settings, uri, notices, recovery, properties)
 
 
 def _is_on(properties: Mapping[str, str], key: str) -> bool:

@@ -2,8 +2,8 @@
 
 One abstract class, one conformance suite (`tests/conformance/test_metadata.py`), any number of drivers. Versions are
 integers; versions of one key are totally ordered and strictly grow. "Linearizable" means that a successful operation
-is visible to every later operation of any client. Auto-recovery's parts (marks, locks, election) join this interface
-when that is built. Source: metadata 11; behaviour of single operations: metadata 5.1, 6 and 7.2.
+is visible to every later operation of any client. What auto-recovery needs (marks, locks, election) is an interface of
+its own, `recovery_store`. Source: metadata 11; behaviour of single operations: metadata 5.1, 6 and 7.2.
 """
 
 from __future__ import annotations
@@ -12,9 +12,13 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from bookies.errors import InvalidArgument
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
+
+if TYPE_CHECKING:
+    from bookies.metadata.recovery_store import RecoveryStore
 
 RECORD_SIZE_MAX = (1 << 20) - (1 << 14)  # bytes; ZooKeeper refuses requests of 1 MiB and more, names included
 RECORD_NAME_LENGTH_MAX = 255
@@ -277,6 +281,12 @@ class MetadataDriver(ABC):
 
         `version`: what the caller has read; 0 for a record that is missing.
         """
+
+    # -- auto-recovery -------------------------------------------------------------------------------------------
+    @property
+    @abstractmethod
+    def recovery(self) -> RecoveryStore:
+        """Marks, locks, the switch, the delay, the election; in this session."""
 
 
 def check_record(name: str, data: bytes = b"") -> None:

@@ -4,6 +4,8 @@
     {"kind": "ids", "next_id": ..., "spent": [[first, last], ...]}
     {"kind": "cookie", "bookie": ..., "data": ...}
     {"kind": "record", "name": ..., "data": ...}
+    {"kind": "recovery", "enabled": ..., "delay_s": ..., "checked_at_ms": {"all ledgers": ...}}
+    {"kind": "mark", "ledger": ..., "replicas": [...], "ctime_ms": ...}
     {"kind": "ledger", "ledger": ..., "state": ..., "ensembles": [{"first": 0, "bookies": [...]}], ...}
     {"kind": "end", "lines": ...}                                           the last one; without it something is lost
 
@@ -20,6 +22,8 @@ from typing import Any
 
 from bookies.errors import InvalidArgument, MetadataCorrupt
 from bookies.metadata.driver import GivenIds, check_record
+from bookies.metadata.recovery_items import RecoverySettings, UnderReplicated
+from bookies.metadata.recovery_store import AuditKind
 from bookies.metadata.serde import is_bookie_id, pack_ledger
 from bookies.metadata.transfer import Damaged, Item, NamedRecord, StoredCookie
 from bookies.model import BookieId, DigestType, LedgerMetadata, LedgerState
@@ -35,6 +39,16 @@ def pack_item(item: Item, *, passwords: bool) -> dict[str, Any]:
         return {"kind": "cookie", "bookie": item.bookie, "data": pack_bytes(item.data)}
     if isinstance(item, NamedRecord):
         return {"kind": "record", "name": item.name, "data": pack_bytes(item.data)}
+    if isinstance(item, RecoverySettings):
+        checked = {kind.value: at_ms for kind, at_ms in item.checked_at_ms}
+        return {"kind": "recovery", "enabled": item.is_enabled, "delay_s": item.delay_s, "checked_at_ms": checked}
+    if isinstance(item, UnderReplicated):
+        return {
+            "kind": "mark",
+            "ledger": item.ledger_id,
+            "replicas": list(item.replicas),
+            "ctime_ms": item.ctime_ms,
+        }
     if isinstance(item, Damaged):
         return {"kind": "damaged", "ledger": item.ledger_id, "reason": item.reason}
     is_shown = item.password is not None and (passwords or not item.password)
@@ -82,6 +96,12 @@ def parse_item(line: Mapping[str, Any]) -> Item:
         if kind == "record":
             check_record(line["name"])
             return NamedRecord(line["name"], parse_bytes(line["data"]))
+        if kind == "recovery":
+            return _parse_settings(line)
+        if kind == "mark":
+            return UnderReplicated(
+                int(line["ledger"]), tuple(map(BookieId, line["replicas"])), _optional(line["ctime_ms"])
+            )
         if kind == "damaged":
             return Damaged(int(line["ledger"]), str(line["reason"]))
         if kind == "ledger":
@@ -98,6 +118,19 @@ def _parse_ids(line: Mapping[str, Any]) -> GivenIds:
     if ids.next_id < 0 or any(not 0 <= first <= last for first, last in ids.spent):
         raise ValueError("ids below 0, or a run of spent ids that ends before it begins")
     return ids
+
+
+def _parse_settings(line: Mapping[str, Any]) -> RecoverySettings:
+    checked = {kind: line["checked_at_ms"].get(kind.value) for kind in AuditKind}
+    return RecoverySettings(
+        bool(line["enabled"]),
+        _optional(line["delay_s"]),
+        tuple((kind, int(at_ms)) for kind, at_ms in checked.items() if at_ms is not None),
+    )
+
+
+def _optional(value: Any) -> int | None:
+    return None if value is None else int(value)
 
 
 def _parse_ledger(line: Mapping[str, Any]) -> LedgerMetadata:

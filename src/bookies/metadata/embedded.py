@@ -31,6 +31,8 @@ _READS = frozenset(
         "bookie_info",
         "read_record",
         "record_names",
+        "read_node",
+        "nodes",
         "watch",
         "heartbeat",
         "given_ids",

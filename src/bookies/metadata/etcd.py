@@ -1,9 +1,9 @@
 """The metadata driver on etcd, with the keys of Apache's: for clusters where etcd runs and ZooKeeper does not.
 
 `EtcdDriver` is one session. What is where is in `etcd_layout`; the parts that do the work are `etcd_ledgers`,
-`etcd_bookies` and `etcd_records`, over `etcd_values`; `etcd_session` keeps the lease that registrations depend on.
-A lost lease takes registrations with it, nothing else: the owner is told, and everything goes on.
-Source: metadata 5, 6, 10 and 11.
+`etcd_bookies`, `etcd_records` and `etcd_recovery`, over `etcd_values`; `etcd_session` keeps the lease that
+registrations, locks and votes depend on. A lost lease takes these with it, nothing else: the owner is told, and
+everything goes on. Source: metadata 5, 6, 8, 10 and 11.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from bookies.metadata.etcd_bookies import Bookies
 from bookies.metadata.etcd_layout import Keys, check_layout
 from bookies.metadata.etcd_ledgers import LedgerIds, Ledgers, SpentIds
 from bookies.metadata.etcd_records import KeyExists, KeyMissing, Records, Transactions
+from bookies.metadata.etcd_recovery import RecoveryArea
 from bookies.metadata.etcd_session import Session
 from bookies.metadata.etcd_values import Values
 from bookies.metadata.leased import parse_instance_id
@@ -47,7 +48,8 @@ class EtcdDriver(SessionDriver):
         self._bookies = Bookies(self._values, self._session)
         ledgers = Ledgers(self._values, self._spent, runtime.clock.wall_ms)
         records, transactions = Records(self._values), Transactions(self._values, self._spent)
-        parts = Parts(self._keys, ledgers, self._bookies, records, transactions, KeyExists, KeyMissing)
+        recovery = RecoveryArea(self._values, self._session, self._require_open, self._open_observers)
+        parts = Parts(self._keys, ledgers, self._bookies, records, transactions, recovery, KeyExists, KeyMissing)
         super().__init__(uri, lease_ms, runtime, parts)
 
     def __repr__(self) -> str:
@@ -57,7 +59,7 @@ class EtcdDriver(SessionDriver):
     # -- the session ---------------------------------------------------------------------------------------------
     @property
     def session_id(self) -> int | None:
-        """The lease that holds our registrations; None when there are none."""
+        """The lease that holds our registrations, locks and votes; None when there are none."""
         return self._session.lease
 
     async def open(self) -> None:

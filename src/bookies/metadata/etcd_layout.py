@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bookies.errors import ConfigError, MetadataCorrupt
+from bookies.metadata.recovery_store import AuditKind
 from bookies.metadata.serde import is_bookie_id
 from bookies.metadata.spent import SPENT_SIZE
 from bookies.model import BookieId, BookieMode
@@ -76,15 +77,11 @@ class Keys:
 
     def ledger(self, ledger_id: int) -> str | None:
         """None for an id that can have no key."""
-        if not 0 <= ledger_id <= LEDGER_ID_MAX:
-            return None
-        digits = f"{ledger_id:032x}"
-        return self.ledgers + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+        return self.ledgers + _uuid(ledger_id) if 0 <= ledger_id <= LEDGER_ID_MAX else None
 
     def ledger_id(self, key: str) -> int | None:
         """The other way; None for a key that is no ledger's."""
-        found = _LEDGER.fullmatch(key.removeprefix(self.ledgers))
-        return None if found is None else int(found[1] + found[2], 16)
+        return _ledger_of(key.removeprefix(self.ledgers))
 
     def fixed(self, instance_id: str) -> list[tuple[str, bytes]]:
         """What a cluster begins with, in Apache's order."""
@@ -105,12 +102,83 @@ class Keys:
         return self.records + name
 
     @property
+    def recovery(self) -> RecoveryKeys:
+        return RecoveryKeys(f"{self.scope}/underreplication")
+
+    @property
     def spent(self) -> str:
         return f"{self.scope}/spent/"
 
     def spent_list(self, ledger_id: int) -> str:
         """The list with the ids of deleted ledgers around this one."""
         return f"{self.spent}{ledger_id // SPENT_SIZE:012x}"
+
+
+_CHECKED = {
+    AuditKind.ALL_LEDGERS: "checkallledgersctime",
+    AuditKind.PLACEMENT: "placementpolicycheckctime",
+    AuditKind.REPLICAS: "replicascheckctime",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryKeys:
+    """What auto-recovery keeps, below `top`: Apache's driver has a marker there and no more. The values, and the names
+    but for ledgers', which are as those of their records, are Apache's in ZooKeeper.
+    """
+
+    top: str
+
+    @property
+    def marks(self) -> str:
+        return f"{self.top}/ledgers/"
+
+    def mark(self, ledger_id: int) -> str:
+        return self.marks + _uuid(ledger_id)
+
+    @property
+    def locks(self) -> str:
+        return f"{self.top}/locks/"
+
+    def lock(self, ledger_id: int) -> str:
+        return self.locks + _uuid(ledger_id)
+
+    def ledger_id(self, key: str) -> int | None:
+        """Of a mark or a lock; None for a key that is neither."""
+        return _ledger_of(key.rpartition("/")[2])
+
+    @property
+    def switch(self) -> str:
+        return f"{self.top}/disable"
+
+    @property
+    def delay(self) -> str:
+        return f"{self.top}/lostBookieRecoveryDelay"
+
+    def checked(self, kind: AuditKind) -> str:
+        return f"{self.top}/{_CHECKED[kind]}"
+
+    @property
+    def election(self) -> str:
+        return f"{self.top}/auditorelection"
+
+    @property
+    def votes(self) -> str:
+        return f"{self.election}/"
+
+    def vote(self, lease: int, number: int) -> str:
+        """Votes are in the order in which they were made, whatever their names."""
+        return f"{self.votes}{lease:016x}-{number}"
+
+
+def _uuid(ledger_id: int) -> str:
+    digits = f"{ledger_id:032x}"
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+def _ledger_of(name: str) -> int | None:
+    found = _LEDGER.fullmatch(name)
+    return None if found is None else int(found[1] + found[2], 16)
 
 
 def check_layout(data: bytes) -> None:

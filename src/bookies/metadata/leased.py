@@ -47,6 +47,8 @@ from bookies.metadata.driver import (
     check_record,
     check_steps,
 )
+from bookies.metadata.leased_recovery import LeasedArea
+from bookies.metadata.recovery import Node, SharedRecovery
 from bookies.metadata.serde import is_bookie_id, pack_bookie_info, pack_ledger, parse_bookie_info, parse_ledger
 from bookies.metadata.watches import MISSING, NEVER_SEEN, Subscription
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
@@ -76,13 +78,14 @@ class Record:
 class Observation:
     """What an observer asked for, at one moment.
 
-    `ledgers`, `records`: versions of those watched that exist. `sets`: those that the observer did not know in this
-    version.
+    `ledgers`, `records`, `nodes`: versions of those watched that exist. `sets`: those that the observer did not know in
+    this version.
     """
 
     ledgers: Mapping[int, int]
     sets: Mapping[BookieMode, BookieSet]
     records: Mapping[str, int]
+    nodes: Mapping[str, int]
 
 
 class Store(Protocol):
@@ -138,10 +141,16 @@ class Store(Protocol):
     def registration(self, bookie: BookieId) -> bytes | None: ...
 
     def observe(
-        self, ledger_ids: Sequence[int], known: Mapping[BookieMode, int], is_complete: bool, names: Sequence[str] = ()
+        self,
+        ledger_ids: Sequence[int],
+        known: Mapping[BookieMode, int],
+        is_complete: bool,
+        names: Sequence[str] = (),
+        places: Sequence[str] = (),
     ) -> Observation | None:
-        """See `Observation`. `known`: versions of the sets that are watched; `names`: of watched records. None:
-        nothing changed since this connection's last observation; never so if it has to be complete.
+        """See `Observation`. `known`: versions of the sets that are watched; `names`: of watched records; `places`: of
+        watched nodes. None: nothing changed since this connection's last observation; never so if it has to be
+        complete.
         """
 
     def create_cookie(self, bookie: BookieId, data: bytes) -> int: ...
@@ -163,6 +172,29 @@ class Store(Protocol):
     def record_names(self, prefix: str) -> Sequence[str]: ...
 
     def transact(self, steps: Sequence[Step]) -> int: ...
+
+    # Nodes: what auto-recovery keeps, see `leased_recovery`.
+    def read_node(self, place: str) -> Node | None: ...
+
+    def create_node(self, place: str, data: bytes) -> bool:
+        """False: there is one."""
+
+    def write_node(self, place: str, data: bytes, expected_version: int | None) -> bool:
+        """False: it is missing, or has another version. None: whatever is there, also when nothing is."""
+
+    def delete_node(self, place: str, expected_version: int | None) -> bool:
+        """False: as `write_node`; None: whatever is there."""
+
+    def nodes(self, prefix: str, above: str, count: int) -> Sequence[tuple[str, Node]]:
+        """Those whose places begin with `prefix` and come after `above`, ascending, `count` at most."""
+
+    def hold_node(self, session_id: int, place: str, data: bytes) -> int | None:
+        """Make a node that ends with the session; its version. None: another session's is there. One of this session's
+        stays as it is. Raises `SessionExpired`.
+        """
+
+    def release_node(self, session_id: int, place: str) -> None:
+        """Delete the node if it is this session's."""
 
 
 def check_version(found: int, expected: int, *, ledger_id: int | None = None, bookie: str | None = None) -> None:
@@ -255,11 +287,13 @@ class LeasedDriver(MetadataDriver):
         self._ledger_watches: dict[Subscription[int, LedgerEvent], None] = {}
         self._set_watches: dict[Subscription[BookieMode, BookieSet], None] = {}
         self._record_watches: dict[Subscription[str, None], None] = {}
+        self._node_watches: dict[Subscription[str, None], None] = {}
         self._expiry_watches: dict[Subscription[None, None], None] = {}
         self._sets: dict[BookieMode, BookieSet] = {}
         self._observer: asyncio.Task[None] | None = None
         self._has_news = asyncio.Event()
         self._has_new_watch = False
+        self._recovery = SharedRecovery(LeasedArea(self, store), self._require_open, self.on_session_expired)
 
     def __repr__(self) -> str:
         state = "closed" if self._tasks is None else f"session {self.session_id}"
@@ -275,7 +309,8 @@ class LeasedDriver(MetadataDriver):
     @abstractmethod
     def _new_instance_id(self) -> str: ...
 
-    async def _run(self, operation: str, function: Callable[..., T], *arguments: object) -> T:
+    async def run(self, operation: str, function: Callable[..., T], *arguments: object) -> T:
+        """An operation of the store, in a session that is open and well."""
         self._require_open()
         if self._failure is not None:
             raise MetadataError(f"the session with {self.uri} failed: {self._failure}") from self._failure
@@ -296,6 +331,7 @@ class LeasedDriver(MetadataDriver):
         self._ledger_watches.clear()
         self._set_watches.clear()
         self._record_watches.clear()
+        self._node_watches.clear()
         self._expiry_watches.clear()
         if tasks is None:
             return
@@ -313,11 +349,12 @@ class LeasedDriver(MetadataDriver):
         message = f"the session with {self.uri} failed"
         asyncio.get_running_loop().call_exception_handler({"message": message, "exception": cause})
         if self.session_id is not None:
-            self._lose_session(self.session_id)
+            self.lose_session(self.session_id)
 
-    async def _require_session(self) -> int:
+    async def require_session(self) -> int:
+        """The session at present, begun if there is none."""
         if self.session_id is None:
-            session_id = await self._run("begin_session", self._store.begin_session, self.lease_ms)
+            session_id = await self.run("begin_session", self._store.begin_session, self.lease_ms)
             if self.session_id is None:  # otherwise a concurrent registration was faster; ours ends with its lease
                 self.session_id = session_id
                 if self.has_heartbeat:
@@ -328,12 +365,12 @@ class LeasedDriver(MetadataDriver):
         while self.session_id == session_id:
             await asyncio.sleep(self.lease_ms / 3000)
             try:
-                if not await self._run("heartbeat", self._store.renew_session, session_id):
-                    self._lose_session(session_id)
+                if not await self.run("heartbeat", self._store.renew_session, session_id):
+                    self.lose_session(session_id)
             except (MetadataError, StorageError):
                 continue  # Two more tries before the lease ends; one that comes too late finds the session gone.
 
-    def _lose_session(self, session_id: int) -> None:
+    def lose_session(self, session_id: int) -> None:
         """Tell the owner, once a session; the next registration begins a new one."""
         if self.session_id == session_id:
             self.session_id = None
@@ -342,27 +379,27 @@ class LeasedDriver(MetadataDriver):
 
     # -- the cluster ---------------------------------------------------------------------------------------------
     async def initialize_cluster(self) -> str:
-        return await self._run("initialize_cluster", self._store.initialize, self._new_instance_id())
+        return await self.run("initialize_cluster", self._store.initialize, self._new_instance_id())
 
     async def instance_id(self) -> str | None:
-        return await self._run("instance_id", self._store.instance_id)
+        return await self.run("instance_id", self._store.instance_id)
 
     async def given_ids(self) -> GivenIds:
-        return await self._run("given_ids", self._store.given_ids)
+        return await self.run("given_ids", self._store.given_ids)
 
     async def restore_ids(self, ids: GivenIds) -> None:
-        await self._run("restore_ids", self._store.restore_ids, ids)
+        await self.run("restore_ids", self._store.restore_ids, ids)
 
     async def restore_instance_id(self, instance_id: str) -> None:
-        await self._run("restore_instance_id", self._store.restore_instance_id, instance_id)
+        await self.run("restore_instance_id", self._store.restore_instance_id, instance_id)
 
     # -- ledgers -------------------------------------------------------------------------------------------------
     async def next_ledger_id(self) -> int:
-        return await self._run("next_ledger_id", self._store.next_ledger_id)
+        return await self.run("next_ledger_id", self._store.next_ledger_id)
 
     async def create_ledger(self, metadata: LedgerMetadata) -> Versioned:
         data, ledger_id, ctime_ms = pack_ledger(metadata), metadata.ledger_id, self._wall_ms()
-        is_new, record = await self._run("create_ledger", self._store.create_ledger, ledger_id, data, ctime_ms)
+        is_new, record = await self.run("create_ledger", self._store.create_ledger, ledger_id, data, ctime_ms)
         found = self._versioned(ledger_id, record)
         # Our own earlier attempt, whose answer was lost. Formats before 3 have no token, and then nobody can tell.
         if is_new or (metadata.creator_token and found.metadata.creator_token == metadata.creator_token):
@@ -370,7 +407,7 @@ class LeasedDriver(MetadataDriver):
         raise taken(ledger_id)
 
     async def read_ledger(self, ledger_id: int) -> Versioned:
-        record = await self._run("read_ledger", self._store.read_ledger, ledger_id)
+        record = await self.run("read_ledger", self._store.read_ledger, ledger_id)
         if record is None:
             self._remember(ledger_id, MISSING)
             raise LedgerNotFound("no such ledger in the metadata store", ledger_id=ledger_id)
@@ -378,15 +415,15 @@ class LeasedDriver(MetadataDriver):
 
     async def write_ledger(self, metadata: LedgerMetadata, expected_version: int) -> Versioned:
         data, ledger_id = pack_ledger(metadata), metadata.ledger_id
-        record = await self._run("write_ledger", self._store.write_ledger, ledger_id, data, expected_version)
+        record = await self.run("write_ledger", self._store.write_ledger, ledger_id, data, expected_version)
         return self._versioned(ledger_id, record)
 
     async def delete_ledger(self, ledger_id: int, expected_version: int | None = None) -> None:
-        await self._run("delete_ledger", self._store.delete_ledger, ledger_id, expected_version)
+        await self.run("delete_ledger", self._store.delete_ledger, ledger_id, expected_version)
 
     async def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
         above = -1
-        while ids := await self._run("ledger_ids", self._store.ledger_ids, above, PAGE_COUNT):
+        while ids := await self.run("ledger_ids", self._store.ledger_ids, above, PAGE_COUNT):
             yield ids
             above = ids[-1]
 
@@ -408,11 +445,11 @@ class LeasedDriver(MetadataDriver):
         loop = asyncio.get_running_loop()
         deadline: float | None = None
         while True:
-            session_id = await self._require_session()
+            session_id = await self.require_session()
             try:
-                wait_ms = await self._run("register", self._store.register, session_id, bookie, mode, data)
+                wait_ms = await self.run("register", self._store.register, session_id, bookie, mode, data)
             except SessionExpired:
-                self._lose_session(session_id)
+                self.lose_session(session_id)
                 raise
             if wait_ms is None:
                 return
@@ -425,57 +462,61 @@ class LeasedDriver(MetadataDriver):
     async def unregister(self, bookie: BookieId) -> None:
         self._require_open()
         if self.session_id is not None:
-            await self._run("unregister", self._store.unregister, self.session_id, bookie)
+            await self.run("unregister", self._store.unregister, self.session_id, bookie)
 
     async def bookies(self, mode: BookieMode) -> BookieSet:
-        return await self._run("bookies", self._store.bookies, mode)
+        return await self.run("bookies", self._store.bookies, mode)
 
     async def all_bookies(self) -> BookieSet:
-        return await self._run("all_bookies", self._store.all_bookies)
+        return await self.run("all_bookies", self._store.all_bookies)
 
     async def bookie_info(self, bookie: BookieId) -> BookieInfo | None:
-        data = await self._run("bookie_info", self._store.registration, bookie)
+        data = await self.run("bookie_info", self._store.registration, bookie)
         return None if data is None else parse_bookie_info(bookie, data)
 
     # -- cookies -------------------------------------------------------------------------------------------------
     async def create_cookie(self, bookie: BookieId, data: bytes) -> int:
-        return await self._run("create_cookie", self._store.create_cookie, bookie, data)
+        return await self.run("create_cookie", self._store.create_cookie, bookie, data)
 
     async def read_cookie(self, bookie: BookieId) -> tuple[bytes, int]:
-        found = await self._run("read_cookie", self._store.read_cookie, bookie)
+        found = await self.run("read_cookie", self._store.read_cookie, bookie)
         if found is None:
             raise CookieNotFound("no cookie in the metadata store", bookie=bookie)
         return found
 
     async def write_cookie(self, bookie: BookieId, data: bytes, expected_version: int) -> int:
-        return await self._run("write_cookie", self._store.write_cookie, bookie, data, expected_version)
+        return await self.run("write_cookie", self._store.write_cookie, bookie, data, expected_version)
 
     async def delete_cookie(self, bookie: BookieId, expected_version: int) -> None:
-        await self._run("delete_cookie", self._store.delete_cookie, bookie, expected_version)
+        await self.run("delete_cookie", self._store.delete_cookie, bookie, expected_version)
 
     # -- named records -------------------------------------------------------------------------------------------
     async def create_record(self, name: str, data: bytes) -> int:
         check_record(name, data)
-        return await self._run("create_record", self._store.create_record, name, data)
+        return await self.run("create_record", self._store.create_record, name, data)
 
     async def read_record(self, name: str) -> tuple[bytes, int]:
         check_record(name)
-        return await self._run("read_record", self._store.read_record, name)
+        return await self.run("read_record", self._store.read_record, name)
 
     async def write_record(self, name: str, data: bytes, expected_version: int) -> int:
         check_record(name, data)
-        return await self._run("write_record", self._store.write_record, name, data, expected_version)
+        return await self.run("write_record", self._store.write_record, name, data, expected_version)
 
     async def delete_record(self, name: str, expected_version: int) -> None:
         check_record(name)
-        await self._run("delete_record", self._store.delete_record, name, expected_version)
+        await self.run("delete_record", self._store.delete_record, name, expected_version)
 
     async def transact(self, steps: Sequence[Step]) -> int:
         check_steps(steps)
-        return await self._run("transact", self._store.transact, tuple(steps))
+        return await self.run("transact", self._store.transact, tuple(steps))
 
     async def record_names(self, prefix: str) -> Sequence[str]:
-        return await self._run("record_names", self._store.record_names, prefix)
+        return await self.run("record_names", self._store.record_names, prefix)
+
+    @property
+    def recovery(self) -> SharedRecovery:
+        return self._recovery
 
     # -- watches -------------------------------------------------------------------------------------------------
     def watch_ledger(self, ledger_id: int, callback: Callable[[LedgerEvent], None]) -> Watch:
@@ -497,6 +538,13 @@ class LeasedDriver(MetadataDriver):
         self._observe_soon()
         return watch
 
+    def watch_node(self, place: str, callback: Callable[[], None]) -> Watch:
+        """Called soon, and after each change of the node; several may be one."""
+        self._require_open()
+        watch = Subscription(self._node_watches, place, lambda _: callback(), NEVER_SEEN)
+        self._observe_soon()
+        return watch
+
     def on_session_expired(self, callback: Callable[[], None]) -> Watch:
         return Subscription(self._expiry_watches, None, lambda _: callback(), NEVER_SEEN)
 
@@ -508,21 +556,23 @@ class LeasedDriver(MetadataDriver):
 
     async def _observe(self) -> None:
         """Look at the store for as long as there are watches."""
-        while self._ledger_watches or self._set_watches or self._record_watches:
+        while self._ledger_watches or self._set_watches or self._record_watches or self._node_watches:
             await self._wait_for_news()
             is_complete, self._has_new_watch = self._has_new_watch, False
             ledger_ids = {watch.key: None for watch in self._ledger_watches}
             names = {watch.key: None for watch in self._record_watches}
+            places = {watch.key: None for watch in self._node_watches}
             modes = {watch.key: self._sets.get(watch.key, _NO_SET).version for watch in self._set_watches}
+            watched = list(ledger_ids), modes, is_complete, list(names), list(places)
             try:
-                seen = await self._run("watch", self._store.observe, list(ledger_ids), modes, is_complete, list(names))
+                seen = await self.run("watch", self._store.observe, *watched)
             except (MetadataError, StorageError):
                 self._has_new_watch = True  # Whatever was to be seen then has to be seen later.
                 self._has_news.set()
                 await asyncio.sleep(RETRY_INTERVAL_S)
                 continue
             if seen is not None:
-                self._deliver(seen, ledger_ids, names)
+                self._deliver(seen, ledger_ids, names, places)
         self._observer = None
 
     async def _wait_for_news(self) -> None:
@@ -533,7 +583,9 @@ class LeasedDriver(MetadataDriver):
             pass  # Time to look anyway.
         self._has_news.clear()
 
-    def _deliver(self, seen: Observation, ledger_ids: Collection[int], names: Collection[str]) -> None:
+    def _deliver(
+        self, seen: Observation, ledger_ids: Collection[int], names: Collection[str], places: Collection[str]
+    ) -> None:
         self._sets.update(seen.sets)
         for ledger_watch in self._ledger_watches:
             if ledger_watch.key not in ledger_ids:
@@ -542,11 +594,15 @@ class LeasedDriver(MetadataDriver):
             if version != ledger_watch.known:
                 ledger_watch.known = version
                 ledger_watch.deliver(LedgerEvent.DELETED if version == MISSING else LedgerEvent.CHANGED)
-        for record_watch in self._record_watches:
-            version = seen.records.get(record_watch.key, MISSING)
-            if record_watch.key in names and version != record_watch.known:
-                record_watch.known = version
-                record_watch.deliver(None)
+        for watches, watched, versions in (
+            (self._record_watches, names, seen.records),
+            (self._node_watches, places, seen.nodes),
+        ):
+            for watch in watches:
+                version = versions.get(watch.key, MISSING)
+                if watch.key in watched and version != watch.known:
+                    watch.known = version
+                    watch.deliver(None)
         for set_watch in self._set_watches:
             found = self._sets.get(set_watch.key, _NO_SET)
             if found.version > set_watch.known:

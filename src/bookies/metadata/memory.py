@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from heapq import nsmallest
 from typing import Protocol, TypeVar
 
 from bookies.errors import (
@@ -34,6 +35,8 @@ from bookies.metadata.leased import (
     instance_id_of,
     other_cluster,
 )
+from bookies.metadata.leased_recovery import MARKS, WORK, mark_of_lock
+from bookies.metadata.recovery import Node
 from bookies.model import BookieId, BookieMode
 from bookies.protocol.intervals import IdSet
 from bookies.runtime.ports import Runtime
@@ -71,6 +74,9 @@ class MemoryStore:
         self._deleted = IdSet(0)  # ids that no ledger can have again
         self._cookies: dict[BookieId, tuple[bytes, int]] = {}
         self._records: dict[str, tuple[bytes, int]] = {}
+        self._nodes: dict[str, Node] = {}
+        self._owners: dict[str, int] = {}  # of nodes that end with a session
+        self._work = 0  # see `leased_recovery`
         self._session_count = 0
         self._sessions: dict[int, dict[BookieId, tuple[BookieMode, bytes]]] = {}  # alive, with their registrations
         self._set_versions: dict[BookieMode | None, int] = {None: 0, BookieMode.WRITABLE: 0, BookieMode.READ_ONLY: 0}
@@ -181,7 +187,10 @@ class MemoryStore:
 
     def end_session(self, session_id: int) -> None:
         registrations = self._sessions.pop(session_id, {})
-        if registrations:
+        places = [place for place, owner in self._owners.items() if owner == session_id]
+        for place in places:
+            self._remove_node(place)
+        if registrations or places:
             self._changed(*(mode for mode, _ in registrations.values()))
 
     def register(self, session_id: int, bookie: BookieId, mode: BookieMode, data: bytes) -> int | None:
@@ -215,11 +224,18 @@ class MemoryStore:
         return next((session[bookie][1] for session in self._sessions.values() if bookie in session), None)
 
     def observe(
-        self, ledger_ids: Sequence[int], known: Mapping[BookieMode, int], is_complete: bool, names: Sequence[str] = ()
+        self,
+        ledger_ids: Sequence[int],
+        known: Mapping[BookieMode, int],
+        is_complete: bool,
+        names: Sequence[str] = (),
+        places: Sequence[str] = (),
     ) -> Observation | None:
         found = {each: self._ledgers[each].version for each in ledger_ids if each in self._ledgers}
         sets = {mode: self.bookies(mode) for mode, version in known.items() if self._set_versions[mode] != version}
-        return Observation(found, sets, {name: self._records[name][1] for name in names if name in self._records})
+        records = {name: self._records[name][1] for name in names if name in self._records}
+        nodes = {place: self._nodes[place].version for place in places if place in self._nodes}
+        return Observation(found, sets, records, nodes | {place: self._work for place in places if place == WORK})
 
     # -- cookies -------------------------------------------------------------------------------------------------
     def create_cookie(self, bookie: BookieId, data: bytes) -> int:
@@ -291,6 +307,52 @@ class MemoryStore:
     def record_names(self, prefix: str) -> Sequence[str]:
         return sorted(name for name in self._records if name.startswith(prefix))
 
+    # -- nodes ---------------------------------------------------------------------------------------------------
+    def read_node(self, place: str) -> Node | None:
+        return self._nodes.get(place)
+
+    def create_node(self, place: str, data: bytes) -> bool:
+        return place not in self._nodes and self.write_node(place, data, None)
+
+    def write_node(self, place: str, data: bytes, expected_version: int | None) -> bool:
+        found = self._nodes.get(place)
+        if expected_version is not None and (found is None or found.version != expected_version):
+            return False
+        self._nodes[place] = Node(data, self._changed())
+        if found is None and place.startswith(MARKS):
+            self._work = self.revision
+        return True
+
+    def delete_node(self, place: str, expected_version: int | None) -> bool:
+        found = self._nodes.get(place)
+        if found is None or expected_version not in (None, found.version):
+            return False
+        self._remove_node(place)
+        self._changed()
+        return True
+
+    def _remove_node(self, place: str) -> None:
+        del self._nodes[place]
+        self._owners.pop(place, None)
+        if mark_of_lock(place) in self._nodes:
+            self._work = self.revision + 1
+
+    def nodes(self, prefix: str, above: str, count: int) -> Sequence[tuple[str, Node]]:
+        places = nsmallest(count, (each for each in self._nodes if each.startswith(prefix) and each > above))
+        return [(place, self._nodes[place]) for place in places]
+
+    def hold_node(self, session_id: int, place: str, data: bytes) -> int | None:
+        if session_id not in self._sessions:
+            raise SessionExpired("the session with the metadata store has ended")
+        if place not in self._nodes:
+            self._owners[place] = session_id
+            self._nodes[place] = Node(data, self._changed())
+        return self._nodes[place].version if self._owners.get(place) == session_id else None
+
+    def release_node(self, session_id: int, place: str) -> None:
+        if self._owners.get(place) == session_id:
+            self.delete_node(place, None)
+
 
 _SHARED: dict[str, MemoryStore] = {}
 
@@ -323,7 +385,7 @@ class MemoryDriver(LeasedDriver):
         session_id = self.session_id
         if session_id is not None:
             self.store.end_session(session_id)
-            self._lose_session(session_id)
+            self.lose_session(session_id)
 
     def notify(self) -> None:
         """The store changed. The observer wakes as its own task, whoever made the change."""

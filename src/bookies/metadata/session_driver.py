@@ -32,6 +32,8 @@ from bookies.metadata.driver import (
     check_steps,
 )
 from bookies.metadata.observers import Eyes, Observers
+from bookies.metadata.recovery import Area, SharedRecovery
+from bookies.metadata.recovery_store import RecoveryStore
 from bookies.metadata.serde import is_bookie_id
 from bookies.metadata.watches import NEVER_SEEN, Subscription
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
@@ -98,12 +100,13 @@ class Parts:
     bookies: Bookies
     records: Records
     transactions: Transactions
+    recovery: Area
     exists: type[Exception]
     missing: type[Exception]
 
 
 class SessionDriver(MetadataDriver):
-    """A driver whose registrations depend on a session with servers."""
+    """A driver whose registrations, locks and votes depend on a session with servers."""
 
     def __init__(self, uri: str, lease_ms: int, runtime: Runtime, parts: Parts) -> None:
         self.uri = uri
@@ -114,6 +117,7 @@ class SessionDriver(MetadataDriver):
         self._tasks: Tasks | None = None  # None: not open
         self._observers: Observers | None = None
         self._failure: BaseException | None = None
+        self._recovery = SharedRecovery(parts.recovery, self._require_open, self.on_session_expired)
 
     # -- the session ---------------------------------------------------------------------------------------------
     @abstractmethod
@@ -305,6 +309,10 @@ class SessionDriver(MetadataDriver):
         check_steps(steps)
         self._require_open()
         return await self._parts.transactions.transact(steps)
+
+    @property
+    def recovery(self) -> RecoveryStore:
+        return self._recovery
 
     # -- watches -------------------------------------------------------------------------------------------------
     def watch_bookies(self, mode: BookieMode, callback: Callable[[BookieSet], None]) -> Watch:

@@ -42,6 +42,8 @@ from bookies.metadata.leased import (
     half_a_cluster,
     other_cluster,
 )
+from bookies.metadata.leased_recovery import MARKS, WORK, mark_of_lock
+from bookies.metadata.recovery import Node
 from bookies.model import BookieId, BookieMode
 
 if TYPE_CHECKING:
@@ -73,6 +75,11 @@ _LATER = (
     "(name TEXT PRIMARY KEY, version INTEGER NOT NULL, data BLOB NOT NULL) WITHOUT ROWID",
     # Runs of ids that no ledger can have again; they do not touch.
     "CREATE TABLE IF NOT EXISTS deleted_ledgers (first INTEGER PRIMARY KEY, last INTEGER NOT NULL)",
+    # What auto-recovery keeps; session 0: for good.
+    "CREATE TABLE IF NOT EXISTS nodes (place TEXT PRIMARY KEY, version INTEGER NOT NULL, data BLOB NOT NULL, "
+    "session INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE INDEX IF NOT EXISTS session_nodes ON nodes (session) WHERE session != 0",
+    "INSERT OR IGNORE INTO counters VALUES ('work', 0)",
 )
 _COOKIES = "cookies"  # the counter of the set of all bookies; those of the modes have the modes' names
 
@@ -323,6 +330,9 @@ class SqliteStore:
             modes |= {row[0]: None for row in rows}
             self._connection.execute(f"DELETE {which}", (session_id,))
             self._connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
+            query = "SELECT place FROM nodes WHERE session = ? ORDER BY place"
+            for row in self._connection.execute(query, (session_id,)).fetchall():
+                self._remove_node(row[0])
         if modes:
             self._changed(*modes)
 
@@ -396,21 +406,30 @@ class SqliteStore:
         return None if row is None else bytes(row[0])
 
     def observe(
-        self, ledger_ids: Sequence[int], known: Mapping[BookieMode, int], is_complete: bool, names: Sequence[str] = ()
+        self,
+        ledger_ids: Sequence[int],
+        known: Mapping[BookieMode, int],
+        is_complete: bool,
+        names: Sequence[str] = (),
+        places: Sequence[str] = (),
     ) -> Observation | None:
         # Taken before looking, so that a commit that comes in between is looked at twice rather than never.
         token = self._number("PRAGMA data_version"), self._commits
-        if token == self._observed and not is_complete and (not known or self._now_ms() < self._next_expiry_ms):
+        sees_sessions = bool(known or places)
+        if token == self._observed and not is_complete and (not sees_sessions or self._now_ms() < self._next_expiry_ms):
             return None
-        if known:
+        if sees_sessions:
             self._end_expired()
         with self._reading():
             found: dict[int, int] = self._versions("SELECT id, version FROM ledgers WHERE id", ledger_ids)
             records: dict[str, int] = self._versions("SELECT name, version FROM records WHERE name", names)
+            nodes: dict[str, int] = self._versions("SELECT place, version FROM nodes WHERE place", places)
+            if WORK in places:
+                nodes[WORK] = self._counter(WORK)
             sets = {mode: self._registered(mode) for mode in known if self._counter(mode.value) != known[mode]}
             self._next_expiry_ms = self._number("SELECT coalesce(min(expires_at_ms), 1 << 62) FROM sessions")
         self._observed = token
-        return Observation(found, sets, records)
+        return Observation(found, sets, records, nodes)
 
     def _versions(self, query: str, keys: Sequence[Any]) -> dict[Any, int]:
         assert self._connection is not None
@@ -522,6 +541,79 @@ class SqliteStore:
         if found is None:
             raise RecordNotFound(f"no record {name} in the metadata store")
         return found
+
+    # -- nodes ---------------------------------------------------------------------------------------------------
+    def read_node(self, place: str) -> Node | None:
+        self._end_expired()
+        with self._reading():
+            return self._node(place)[0]
+
+    def _node(self, place: str) -> tuple[Node | None, int]:
+        """And whose session's it is."""
+        assert self._connection is not None
+        query = "SELECT data, version, session FROM nodes WHERE place = ?"
+        row = self._connection.execute(query, (place,)).fetchone()
+        return (None, 0) if row is None else (Node(bytes(row[0]), int(row[1])), int(row[2]))
+
+    def create_node(self, place: str, data: bytes) -> bool:
+        with self._writing():
+            is_new = self._node(place)[0] is None
+            if is_new:
+                self._put_node(place, data, 0)
+            return is_new
+
+    def write_node(self, place: str, data: bytes, expected_version: int | None) -> bool:
+        with self._writing():
+            found = self._node(place)[0]
+            if expected_version is not None and (found is None or found.version != expected_version):
+                return False
+            self._put_node(place, data, 0)
+            return True
+
+    def _put_node(self, place: str, data: bytes, session_id: int) -> int:
+        assert self._connection is not None
+        is_work = place.startswith(MARKS) and self._node(place)[0] is None
+        version = self._changed(*([WORK] if is_work else []))
+        query = "INSERT OR REPLACE INTO nodes (place, version, data, session) VALUES (?, ?, ?, ?)"
+        self._connection.execute(query, (place, version, data, session_id))
+        return version
+
+    def delete_node(self, place: str, expected_version: int | None) -> bool:
+        with self._writing():
+            found = self._node(place)[0]
+            if found is None or expected_version not in (None, found.version):
+                return False
+            self._remove_node(place)
+            return True
+
+    def _remove_node(self, place: str) -> None:
+        assert self._connection is not None
+        self._connection.execute("DELETE FROM nodes WHERE place = ?", (place,))
+        mark = mark_of_lock(place)
+        self._changed(*([WORK] if mark is not None and self._node(mark)[0] is not None else []))
+
+    def nodes(self, prefix: str, above: str, count: int) -> Sequence[tuple[str, Node]]:
+        self._end_expired()
+        with self._reading() as connection:
+            query = "SELECT place, data, version FROM nodes WHERE place > ? AND place < ? ORDER BY place LIMIT ?"
+            stop = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+            rows = connection.execute(query, (max(prefix, above), stop, count))
+            return [(str(place), Node(bytes(data), int(version))) for place, data, version in rows]
+
+    def hold_node(self, session_id: int, place: str, data: bytes) -> int | None:
+        self._end_expired()
+        with self._writing():
+            if not self._number("SELECT count(*) FROM sessions WHERE id = ?", session_id):
+                raise SessionExpired("the session with the metadata store has ended")
+            found, owner = self._node(place)
+            if found is None:
+                return self._put_node(place, data, session_id)
+            return found.version if owner == session_id else None
+
+    def release_node(self, session_id: int, place: str) -> None:
+        with self._writing():
+            if self._node(place)[1] == session_id:
+                self._remove_node(place)
 
 
 def is_busy(error: BaseException) -> bool:

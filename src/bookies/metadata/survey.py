@@ -12,11 +12,14 @@ from bookies.model import BookieId, BookieMode, LedgerMetadata
 
 @dataclass(slots=True)
 class Survey:
-    """What there is in a store. `open_ledgers`: ids; `ledgers`: by state, in lower case, and `damaged`."""
+    """What there is in a store. `open_ledgers`: ids; `ledgers`: by state, in lower case, and `damaged`;
+    `marks`: ledgers marked under-replicated.
+    """
 
     bookies: dict[str, tuple[BookieId, ...]]
     cookies: tuple[BookieId, ...]
     records: int
+    marks: int
     ledgers: dict[str, int]
     open_ledgers: list[int]
 
@@ -30,7 +33,8 @@ async def survey(driver: MetadataDriver, progress: Callable[[int], None] = lambd
     bookies = {mode.value: (await driver.bookies(mode)).bookies for mode in (BookieMode.WRITABLE, BookieMode.READ_ONLY)}
     cookies = (await driver.all_bookies()).bookies
     records = len([name for name in await driver.record_names("") if name != MARK])
-    found = Survey(bookies, cookies, records, {"open": 0, "in_recovery": 0, "closed": 0, "damaged": 0}, [])
+    marks = sum([len(page) async for page in driver.recovery.marked_ids()])
+    found = Survey(bookies, cookies, records, marks, {"open": 0, "in_recovery": 0, "closed": 0, "damaged": 0}, [])
     async for ledgers in read_ledgers(driver):
         for ledger in ledgers:
             state = "damaged" if isinstance(ledger, Damaged) else ledger.state.name.lower()

@@ -4,13 +4,13 @@ A store that is being filled is no cluster yet: its instance id comes last, so t
 the cluster refuses to start on it, Apache's as well, and a new one does not begin a cluster in it. First comes a mark,
 the record `MARK`, by which an interrupted filling is known and can be gone on with:
 
-    mark; ids that are given; cookies, named records, ledgers, in any order      every step can be repeated
+    mark; ids that are given; everything else, in any order                      every step can be repeated
     compare with the source, remove what it has no longer
     instance id                                                                 from now on it is the cluster
     the mark is removed
 
-Registrations are not items: bookies make them again. A ledger without its time of creation in the record takes the
-store's along in the record (`stores_ctime`), where Apache's clients of today look for it too.
+Registrations, locks and votes are not items: their owners make them again. A ledger without its time of creation in the
+record takes the store's along in the record (`stores_ctime`), where Apache's clients of today look for it too.
 
 Source: metadata 2.6, 11.
 """
@@ -37,6 +37,17 @@ from bookies.errors import (
 )
 from bookies.metadata.driver import GivenIds, MetadataDriver
 from bookies.metadata.leased import other_cluster
+from bookies.metadata.recovery_items import (
+    RecoverySettings,
+    UnderReplicated,
+    agree,
+    paired_marks,
+    put_mark,
+    put_settings,
+    read_marks,
+    read_settings,
+    remove_mark,
+)
 from bookies.model import BookieId, LedgerMetadata
 
 T = TypeVar("T")
@@ -73,14 +84,16 @@ class Damaged:
     reason: str
 
 
-Item = GivenIds | StoredCookie | NamedRecord | LedgerMetadata | Damaged
+Item = GivenIds | StoredCookie | NamedRecord | RecoverySettings | UnderReplicated | LedgerMetadata | Damaged
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
 async def read_items(driver: MetadataDriver) -> AsyncIterator[Item]:
-    """All there is but the instance id: ids, cookies, records, then ledgers by id. Raises `MetadataError`.
+    """All there is but the instance id: ids, cookies, records, what auto-recovery keeps, then ledgers by id.
+
+    Raises `MetadataError`.
 
     What comes into being or goes meanwhile may be missing or there. Records come before ledgers, so that the ledgers of
     a log that is written to are there, too.
@@ -94,6 +107,12 @@ async def read_items(driver: MetadataDriver) -> AsyncIterator[Item]:
         record = None if name == MARK else await read_record(driver, name)
         if record is not None:
             yield record
+    settings = await read_settings(driver.recovery)
+    if settings != RecoverySettings():
+        yield settings
+    async for marks in read_marks(driver.recovery):
+        for mark in marks:
+            yield mark
     async for ledgers in read_ledgers(driver):
         for ledger in ledgers:
             yield ledger
@@ -227,6 +246,10 @@ class Filling:
                 data, version = await driver.read_record(item.name)
                 if data != item.data:
                     await driver.write_record(item.name, item.data, version)
+        elif isinstance(item, RecoverySettings):
+            await put_settings(driver.recovery, item)
+        elif isinstance(item, UnderReplicated):
+            await put_mark(driver.recovery, item)
         elif isinstance(item, LedgerMetadata):
             await self._put_ledger(carried(item))
         elif isinstance(item, Damaged):
@@ -249,6 +272,8 @@ class Filling:
             await self._driver.delete_cookie(item.bookie, (await self._driver.read_cookie(item.bookie))[1])
         elif isinstance(item, NamedRecord):
             await self._driver.delete_record(item.name, (await self._driver.read_record(item.name))[1])
+        elif isinstance(item, UnderReplicated):
+            await remove_mark(self._driver.recovery, item.ledger_id)
         elif isinstance(item, LedgerMetadata | Damaged):
             await self._driver.delete_ledger(item.ledger_id)
 
@@ -312,6 +337,11 @@ async def differences(
     names, others_names = [[each for each in found if each != MARK] for found in (names, others_names)]
     async for each in _compared(names, others_names, lambda name: _records(source, target, name), "record"):
         yield each
+    if not agree(await read_settings(source.recovery), await read_settings(target.recovery)):
+        yield Difference("auto-recovery's switch, delay and times of checks", "are others")
+    async for there, here in paired_marks(source.recovery, target.recovery):
+        if there != here and (mark := there or here) is not None:
+            yield _difference(f"mark of ledger {mark.ledger_id}", there, here)
     async for each in _ledgers(source, target, progress):
         yield each
 

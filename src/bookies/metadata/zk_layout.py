@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bookies.errors import ConfigError, MetadataCorrupt
+from bookies.metadata.recovery_formats import leaf
+from bookies.metadata.recovery_store import AuditKind
 from bookies.metadata.serde import is_bookie_id
 from bookies.metadata.spent import SPENT_SIZE
 from bookies.model import BookieId, BookieMode
@@ -135,6 +137,10 @@ class Paths:
     def high_id_prefix(self, number: int) -> str:
         return f"{self.high_directory(number)}/ID-"
 
+    @property
+    def recovery(self) -> RecoveryPaths:
+        return RecoveryPaths(f"{self.root}/underreplication")
+
     # -- our own --------------------------------------------------------------------------------------------------
     @property
     def own(self) -> str:
@@ -161,6 +167,76 @@ class Paths:
     def spent_list(self, ledger_id: int) -> str:
         """The list with the ids of deleted ledgers around this one."""
         return f"{self.spent}/{ledger_id // SPENT_SIZE:012x}"
+
+
+_CHECKED = {
+    AuditKind.ALL_LEDGERS: "checkallledgersctime",
+    AuditKind.PLACEMENT: "placementpolicycheckctime",
+    AuditKind.REPLICAS: "replicascheckctime",
+}
+MARK_DEPTH = 4  # directories between `RecoveryPaths.marks` and a mark
+_HEX_DIGITS = re.compile(r"[0-9a-f]{4}")
+_VOTE = re.compile(r"V_(-?[0-9]{10})")
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryPaths:
+    """What auto-recovery keeps, below `top`. Source: metadata 2.1 and 8."""
+
+    top: str
+
+    @property
+    def layout(self) -> str:
+        return f"{self.top}/LAYOUT"
+
+    @property
+    def marks(self) -> str:
+        return f"{self.top}/ledgers"
+
+    def mark(self, ledger_id: int) -> str:
+        """In a directory of its own, which is called as the id is in hex."""
+        digits = f"{ledger_id:016x}"
+        return f"{self.marks}/{digits[:4]}/{digits[4:8]}/{digits[8:12]}/{digits[12:]}/{leaf(ledger_id)}"
+
+    def marked_in(self, directory: str) -> int:
+        """The ledger whose mark belongs into a directory at the depth of marks."""
+        return int(directory.removeprefix(self.marks).replace("/", ""), 16)
+
+    @property
+    def locks(self) -> str:
+        return f"{self.top}/locks"
+
+    def lock(self, ledger_id: int) -> str:
+        return f"{self.locks}/{leaf(ledger_id)}"
+
+    @property
+    def switch(self) -> str:
+        return f"{self.top}/disable"
+
+    @property
+    def delay(self) -> str:
+        return f"{self.top}/lostBookieRecoveryDelay"
+
+    def checked(self, kind: AuditKind) -> str:
+        return f"{self.top}/{_CHECKED[kind]}"
+
+    @property
+    def election(self) -> str:
+        return f"{self.top}/auditorelection"
+
+    @property
+    def vote_prefix(self) -> str:
+        return f"{self.election}/V_"
+
+    def vote_number(self, child: str) -> int | None:
+        """None for what is no vote among the children of `election`."""
+        found = _VOTE.fullmatch(child)
+        return None if found is None else int(found[1])
+
+
+def mark_directories(children: Iterable[str]) -> list[str]:
+    """Those that lead to marks, in the order of the ids."""
+    return sorted(child for child in children if _HEX_DIGITS.fullmatch(child))
 
 
 def record_name(child: str) -> str:

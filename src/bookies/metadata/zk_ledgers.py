@@ -257,7 +257,7 @@ class Ledgers:
     async def removed(self, path: str) -> None:
         """A ledger is gone: what is left of its path goes too, where Apache does it."""
         if self.manager.has_long_ids:
-            await self._nodes.remove_empty_parents(path)
+            await self._nodes.remove_empty_parents(path, self._nodes.paths.root)
 
     # -- listing -------------------------------------------------------------------------------------------------
     async def listing(self, page_count: int) -> AsyncIterator[list[int]]:

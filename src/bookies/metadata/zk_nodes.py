@@ -87,10 +87,12 @@ class Nodes:
             except NodeMissing:
                 await self.ensure(parent_of(path))
 
-    async def remove_empty_parents(self, path: str) -> None:
-        """Above a znode that was deleted, as Apache does. Whatever prevents it leaves an empty znode, no harm."""
+    async def remove_empty_parents(self, path: str, top: str) -> None:
+        """Between a znode that was deleted and one that stays, as Apache does. Whatever prevents it leaves an empty
+        znode, no harm.
+        """
         parent = parent_of(path)
-        while parent != self.paths.root:
+        while parent != top:
             try:
                 stat = await self.zookeeper.exists(parent)
                 if stat is None or stat.children_count:

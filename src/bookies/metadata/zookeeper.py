@@ -1,8 +1,9 @@
 """The metadata driver on ZooKeeper, in Apache's layout: our bookies and clients beside Apache's in one cluster.
 
 `ZooKeeperDriver` is one session. What is where is in `zk_layout`; the parts that do the work are `zk_ledgers`,
-`zk_bookies` and `zk_records`, over `zk_nodes`. A lost session takes registrations with it, nothing else: the owner is
-told, everything goes on in the next session, and watches look again. Source: metadata 1 to 7 and 11.
+`zk_bookies`, `zk_records` and `zk_recovery`, over `zk_nodes`. A lost session takes registrations, locks and votes with
+it, nothing else: the owner is told, everything goes on in the next session, and watches look again.
+Source: metadata 1 to 8 and 11.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from bookies.metadata.zk_layout import Manager, Paths, managers_of, pack_layout,
 from bookies.metadata.zk_ledgers import LedgerIds, Ledgers, SpentIds
 from bookies.metadata.zk_nodes import Nodes
 from bookies.metadata.zk_records import Records, Transactions
+from bookies.metadata.zk_recovery import RecoveryArea
 from bookies.model import BookieId, BookieInfo, BookieMode
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import Tasks
@@ -72,11 +74,15 @@ class ZooKeeperDriver(SessionDriver):
         self._ledgers = Ledgers(self._nodes, self._spent)
         self._sessions_lost = 0
         self._bookies = Bookies(self._nodes, lease_ms, lambda: self._sessions_lost)
-        self._has_registered = False  # in this session
+        self._needs_session = False  # something of ours ends with the present one
         self._ids: LedgerIds | None = None
         records = Records(self._nodes)
         transactions = Transactions(self._nodes, self._ledgers, self._spent, records)
-        parts = Parts(self._paths, self._ledgers, self._bookies, records, transactions, NodeExists, NodeMissing)
+        lost, use = (lambda: self._sessions_lost), self._use_session
+        recovery = RecoveryArea(self._nodes, lost, use, self._require_open, self._open_observers)
+        parts = Parts(
+            self._paths, self._ledgers, self._bookies, records, transactions, recovery, NodeExists, NodeMissing
+        )
         super().__init__(uri, lease_ms, runtime, parts)
 
     def __repr__(self) -> str:
@@ -86,8 +92,11 @@ class ZooKeeperDriver(SessionDriver):
     # -- the session ---------------------------------------------------------------------------------------------
     @property
     def session_id(self) -> int | None:
-        """Of the session that holds our registrations; None when there are none."""
-        return self.zookeeper.session_id if self._has_registered else None
+        """Of the session that our registrations, locks and votes end with; None when there are none."""
+        return self.zookeeper.session_id if self._needs_session else None
+
+    def _use_session(self) -> None:
+        self._needs_session = True
 
     async def open(self) -> None:
         assert self._tasks is None, "opened twice"
@@ -108,8 +117,8 @@ class ZooKeeperDriver(SessionDriver):
 
     def _session_lost(self) -> None:
         self._sessions_lost += 1
-        if self._has_registered:
-            self._has_registered = False
+        if self._needs_session:
+            self._needs_session = False
             self._tell_expired()
 
     # -- the cluster ---------------------------------------------------------------------------------------------
@@ -207,7 +216,7 @@ class ZooKeeperDriver(SessionDriver):
     # -- bookies -------------------------------------------------------------------------------------------------
     async def register(self, bookie: BookieId, mode: BookieMode, info: BookieInfo) -> None:
         self._require_registrable(bookie)
-        self._has_registered = True
+        self._use_session()
         await self._bookies.register(bookie, mode, info)
 
     # -- watches -------------------------------------------------------------------------------------------------

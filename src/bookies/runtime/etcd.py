@@ -14,6 +14,7 @@ Source: metadata 10; the meaning of each operation is that of etcd's published A
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -127,6 +128,13 @@ class Credentials:
     server_name: str | None = None
 
 
+class Only(enum.Enum):
+    """Changes that a watch hears of."""
+
+    PUTS = "puts"
+    DELETIONS = "deletions"
+
+
 class Etcd(Protocol):
     """One client."""
 
@@ -152,9 +160,13 @@ class Etcd(Protocol):
     async def revoke_lease(self, lease: int) -> None:
         """End it, and what is attached to it goes. One that is gone already counts as success."""
 
-    def watch(self, key: str, stop: str | None, revision: int, callback: Callable[[], None]) -> None:
+    def watch(
+        self, key: str, stop: str | None, revision: int, callback: Callable[[], None], *, only: Only | None = None
+    ) -> None:
         """Call back once, on the loop, soon after this key, or one from it up to `stop`, was changed by `revision` or
         later; and also whenever that cannot be known any more: look again, and watch again.
+
+        `only`: the other changes do not count.
         """
 
     def unwatch(self, callback: Callable[[], None]) -> None:

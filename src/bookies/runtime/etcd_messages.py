@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bookies.kernels import protobuf
 from bookies.kernels.protobuf import Message, Schema, Value
-from bookies.runtime.etcd import Answer, Condition, Get, KeyValue, MadeAt, Operation, Put
+from bookies.runtime.etcd import Answer, Condition, Get, KeyValue, MadeAt, Only, Operation, Put
 
 TRANSACT = "/etcdserverpb.KV/Txn"
 WATCH = "/etcdserverpb.Watch/Watch"
@@ -46,7 +46,16 @@ _ANSWER = Schema({"header": (1, _HEADER), "succeeded": (2, "int"), "responses": 
 _LEASE = Schema({"ttl": (1, "int")})
 _LEASE_ID = Schema({"id": (1, "int")})
 _LEASE_ANSWER = Schema({"id": (2, "int"), "ttl": (3, "int")})
-_WATCH_CREATE = Schema({"key": (1, "bytes"), "range_end": (2, "bytes"), "start_revision": (3, "int"), "id": (7, "int")})
+_WATCH_CREATE = Schema(
+    {
+        "key": (1, "bytes"),
+        "range_end": (2, "bytes"),
+        "start_revision": (3, "int"),
+        "filters": (5, "int"),
+        "id": (7, "int"),
+    }
+)
+_FILTERS = {Only.DELETIONS: 0, Only.PUTS: 1}  # what is left out is the other kind
 _WATCH_CANCEL = Schema({"id": (1, "int")})
 _WATCH = Schema({"create": (1, _WATCH_CREATE), "cancel": (2, _WATCH_CANCEL)})
 _EVENT = Schema({"type": (1, "int")})
@@ -166,12 +175,13 @@ class WatchNews:
     is_ended: bool
 
 
-def pack_watch(number: int, key: str, stop: str | None, revision: int) -> bytes:
+def pack_watch(number: int, key: str, stop: str | None, revision: int, *, only: Only | None = None) -> bytes:
     """`number`: by which the watch is known on its stream, from 1 on."""
     fields: Message = [("key", _key(key))]
     if stop is not None:
         fields.append(("range_end", _key(stop)))
-    fields += [("start_revision", revision), ("id", number)]
+    filters: Message = [("filters", _FILTERS[only])] if only is not None else []
+    fields += [("start_revision", revision), *filters, ("id", number)]
     return protobuf.pack(_WATCH, [("create", fields)])
 
 

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from bookies.errors import ClientClosed, MetadataError
+from bookies.runtime.etcd import Only
 from bookies.runtime.etcd_messages import pack_unwatch, pack_watch, parse_watch_news
 from bookies.runtime.tasks import Tasks
 
@@ -40,12 +41,14 @@ class Watches:
         self._requests: asyncio.Queue[bytes] = asyncio.Queue()  # not sent yet
         self._is_running = False
 
-    def watch(self, key: str, stop: str | None, revision: int, callback: _Callback) -> None:
+    def watch(
+        self, key: str, stop: str | None, revision: int, callback: _Callback, *, only: Only | None = None
+    ) -> None:
         """See `etcd.Etcd.watch`."""
         self._count += 1
         self._callbacks[self._count] = callback
         self._numbers.setdefault(callback, []).append(self._count)
-        self._requests.put_nowait(pack_watch(self._count, key, stop, revision))
+        self._requests.put_nowait(pack_watch(self._count, key, stop, revision, only=only))
         if not self._is_running:
             self._is_running = True
             self._tasks.start(self._run(), "watches of etcd")

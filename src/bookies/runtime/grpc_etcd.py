@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from bookies.errors import ClientClosed, ConfigError, InvalidArgument, MetadataError
 from bookies.runtime import etcd_messages as messages
-from bookies.runtime.etcd import Answer, Condition, Credentials, Get, LeaseMissing, Operation, OutcomeUnknown
+from bookies.runtime.etcd import Answer, Condition, Credentials, Get, LeaseMissing, Only, Operation, OutcomeUnknown
 from bookies.runtime.etcd_watches import Watches
 from bookies.runtime.tasks import Tasks
 
@@ -337,9 +337,11 @@ class GrpcEtcd:
     async def _open_watch_stream(self) -> _Stream:
         return _Stream(self, await self._connected(), messages.WATCH)
 
-    def watch(self, key: str, stop: str | None, revision: int, callback: Callable[[], None]) -> None:
+    def watch(
+        self, key: str, stop: str | None, revision: int, callback: Callable[[], None], *, only: Only | None = None
+    ) -> None:
         if not self._is_closed:
-            self._watches.watch(key, stop, revision, callback)
+            self._watches.watch(key, stop, revision, callback, only=only)
 
     def unwatch(self, callback: Callable[[], None]) -> None:
         self._watches.unwatch(callback)

@@ -108,6 +108,7 @@ class KazooZooKeeper:
         self._replaced: asyncio.Task[None] | None = None  # ends a client that gave up
         # (is of children, path) -> (what kazoo calls, whom we call): one kazoo watch per znode however often it is read
         self._watches: dict[tuple[bool, str], tuple[Callable[[Any], None], dict[_Watch, None]]] = {}
+        self._watched: dict[_Watch, dict[tuple[bool, str], None]] = {}  # the other way
 
     # -- the session ---------------------------------------------------------------------------------------------
     @property
@@ -230,9 +231,11 @@ class KazooZooKeeper:
         return self._client
 
     # -- requests ------------------------------------------------------------------------------------------------
-    async def _request(self, path: str, *calls: Callable[[Any], Any]) -> Any:
-        """Send requests one right after the other; the last one's result."""
+    async def _request(self, path: str, *calls: Callable[[Any], Any], only_in: int | None = None) -> Any:
+        """Send requests one right after the other; the last one's result. `only_in`: a session."""
         client = await self._wait_connected()
+        if only_in is not None and self.session_id not in (None, only_in):
+            raise SessionExpired(f"the session with ZooKeeper at {self.hosts} was lost")
         loop, session = asyncio.get_running_loop(), self._sessions_lost
         answered: asyncio.Future[Any] = loop.create_future()
 
@@ -310,8 +313,8 @@ class KazooZooKeeper:
     async def set(self, path: str, data: bytes, version: int = ANY_VERSION) -> Stat:
         return _stat(await self._request(path, lambda client: client.set_async(path, data, version)))
 
-    async def delete(self, path: str, version: int = ANY_VERSION) -> None:
-        await self._request(path, lambda client: client.delete_async(path, version))
+    async def delete(self, path: str, version: int = ANY_VERSION, *, session: int | None = None) -> None:
+        await self._request(path, lambda client: client.delete_async(path, version), only_in=session)
 
     async def multi(self, operations: Sequence[Operation]) -> list[Stat | None]:
         def call(client: Any) -> Any:
@@ -342,10 +345,16 @@ class KazooZooKeeper:
             self._watches[key] = (lambda _: self._post(self._fire, key), {})
         seen, callbacks = self._watches[key]
         callbacks[watch] = None
+        self._watched.setdefault(watch, {})[key] = None
         return seen
 
     def _fire(self, key: tuple[bool, str]) -> None:
         _, callbacks = self._watches.pop(key, (None, {}))
+        for callback in callbacks:
+            keys = self._watched[callback]
+            del keys[key]
+            if not keys:
+                del self._watched[callback]
         for callback in callbacks:
             callback()
 
@@ -355,8 +364,8 @@ class KazooZooKeeper:
             self._fire(key)
 
     def unwatch(self, watch: _Watch) -> None:
-        for _, callbacks in self._watches.values():
-            callbacks.pop(watch, None)
+        for key in self._watched.pop(watch, {}):
+            del self._watches[key][1][watch]
 
 
 def _handler() -> Any:

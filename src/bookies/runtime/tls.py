@@ -73,7 +73,7 @@ class TlsSide:
         except ssl.SSLError as error:
             raise TlsFailed(f"the TLS handshake failed: {_reason(error)}") from error
         except OSError as error:
-            raise TlsFailed(f"the TLS handshake failed: {error or 'the connection was closed'}") from error
+            raise TlsFailed(f"the TLS handshake failed: {str(error) or 'the connection was closed'}") from error
         except asyncio.CancelledError:
             handshake.cancel()
             transport.abort()

@@ -183,8 +183,10 @@ class ZooKeeper(Protocol):
     async def set(self, path: str, data: bytes, version: int = ANY_VERSION) -> Stat:
         """Raises `NodeMissing`, `WrongVersion`."""
 
-    async def delete(self, path: str, version: int = ANY_VERSION) -> None:
-        """Raises `NodeMissing`, `WrongVersion`, `NotEmpty`."""
+    async def delete(self, path: str, version: int = ANY_VERSION, *, session: int | None = None) -> None:
+        """Raises `NodeMissing`, `WrongVersion`, `NotEmpty`. `session`: if this one is not the present one any more,
+        nothing is sent, and `SessionExpired` raised: the znode may be another's by now.
+        """
 
     async def multi(self, operations: Sequence[Operation]) -> list[Stat | None]:
         """All or nothing; the new stat for each `SetData`. Raises the `Refusal` of the first operation refused."""

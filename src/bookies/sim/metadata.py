@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from bookies.errors import MetadataError
+from bookies.errors import ClientClosed, MetadataError
 from bookies.metadata.driver import (
     BookieSet,
     GivenIds,
@@ -27,8 +27,12 @@ from bookies.metadata.driver import (
     Watch,
 )
 from bookies.metadata.memory import MemoryDriver
+from bookies.metadata.recovery import SharedRecovery
+from bookies.metadata.recovery_store import RecoveryStore
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
+from bookies.runtime.tasks import Tasks
 from bookies.sim.loop import SimLoop
+from bookies.sim.metadata_recovery import SimArea
 from bookies.sim.network import SimNetwork
 from bookies.sim.trace import Trace
 
@@ -137,13 +141,15 @@ class SimDriver(MetadataDriver):
         self._host = host
         self._news: deque[tuple[float, contextvars.Context, Callable[[], None]]] = deque()
         self._is_pumping = False
+        self._tasks: Tasks | None = None  # None: not open
+        self._recovery = SharedRecovery(SimArea(self, inner.recovery.area), self._require_open, self.on_session_expired)
 
     def expire(self) -> None:
         """The store gives this session up."""
         self._store.loop.world.copy().run(self.inner.expire)
 
     # -- the way there and back ----------------------------------------------------------------------------------
-    async def _call(
+    async def call(
         self,
         work: Callable[[], Awaitable[T]],
         then: Callable[[T], None] | None = None,
@@ -215,7 +221,7 @@ class SimDriver(MetadataDriver):
             self._store.loop.call_soon(deliver, context=context)
         self._pump()
 
-    def _watch(self, begin: Callable[[Callable[..., None]], Watch], callback: Callable[..., None]) -> Watch:
+    def watch(self, begin: Callable[[Callable[..., None]], Watch], callback: Callable[..., None]) -> Watch:
         """Begin a watch as the world, whose callback hears of it as the participant that is running now."""
         context = contextvars.copy_context()
         watch = _SimWatch()
@@ -228,106 +234,120 @@ class SimDriver(MetadataDriver):
 
     # -- MetadataDriver ------------------------------------------------------------------------------------------
     async def open(self) -> None:
-        await self._call(self.inner.open)
+        await self.call(self.inner.open)
+        self._tasks = Tasks(self._died)
+
+    def _died(self, cause: BaseException) -> None:
+        raise cause
+
+    def _require_open(self) -> Tasks:
+        if self._tasks is None:
+            raise ClientClosed(f"the session with {self.uri} is closed")
+        return self._tasks
 
     async def close(self) -> None:
+        tasks, self._tasks = self._tasks, None
+        if tasks is not None:
+            await tasks.stop()
         await self._as_the_world(self.inner.close, None)
 
     async def initialize_cluster(self) -> str:
-        return await self._call(self.inner.initialize_cluster)
+        return await self.call(self.inner.initialize_cluster)
 
     async def instance_id(self) -> str | None:
-        return await self._call(self.inner.instance_id)
+        return await self.call(self.inner.instance_id)
 
     async def given_ids(self) -> GivenIds:
-        return await self._call(self.inner.given_ids)
+        return await self.call(self.inner.given_ids)
 
     async def restore_ids(self, ids: GivenIds) -> None:
-        await self._call(lambda: self.inner.restore_ids(ids))
+        await self.call(lambda: self.inner.restore_ids(ids))
 
     async def restore_instance_id(self, instance_id: str) -> None:
-        await self._call(lambda: self.inner.restore_instance_id(instance_id))
+        await self.call(lambda: self.inner.restore_instance_id(instance_id))
 
     async def next_ledger_id(self) -> int:
-        return await self._call(self.inner.next_ledger_id)
+        return await self.call(self.inner.next_ledger_id)
 
     async def create_ledger(self, metadata: LedgerMetadata) -> Versioned:
-        return await self._call(lambda: self.inner.create_ledger(metadata), self._note_commit)
+        return await self.call(lambda: self.inner.create_ledger(metadata), self._note_commit)
 
     async def read_ledger(self, ledger_id: int) -> Versioned:
-        return self._store.maybe_stale(await self._call(lambda: self.inner.read_ledger(ledger_id)))
+        return self._store.maybe_stale(await self.call(lambda: self.inner.read_ledger(ledger_id)))
 
     async def write_ledger(self, metadata: LedgerMetadata, expected_version: int) -> Versioned:
         delays_s = self._store.on_update(self._host) if self._store.on_update is not None else (0.0, 0.0)
-        return await self._call(
-            lambda: self.inner.write_ledger(metadata, expected_version), self._note_commit, delays_s
-        )
+        return await self.call(lambda: self.inner.write_ledger(metadata, expected_version), self._note_commit, delays_s)
 
     def _note_commit(self, written: Versioned) -> None:
         self._store.remember(written)
         self._store.note(self._host, written.metadata.ledger_id, written.metadata)
 
     async def delete_ledger(self, ledger_id: int, expected_version: int | None = None) -> None:
-        await self._call(
+        await self.call(
             lambda: self.inner.delete_ledger(ledger_id, expected_version),
             lambda _: self._store.note(self._host, ledger_id, None),
         )
 
+    async def travel_back(self) -> None:
+        """One more part of an answer that comes in parts."""
+        await self._travel(STORE_HOST, self._host, self._store.loop.time() + PATIENCE_S)
+
     async def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
         async for ids in self.inner.ledger_ids():
-            await self._travel(STORE_HOST, self._host, self._store.loop.time() + PATIENCE_S)
+            await self.travel_back()
             yield ids
 
     def watch_ledger(self, ledger_id: int, callback: Callable[[LedgerEvent], None]) -> Watch:
-        return self._watch(lambda tell: self.inner.watch_ledger(ledger_id, tell), callback)
+        return self.watch(lambda tell: self.inner.watch_ledger(ledger_id, tell), callback)
 
     async def register(self, bookie: BookieId, mode: BookieMode, info: BookieInfo) -> None:
-        await self._call(lambda: self.inner.register(bookie, mode, info))
+        await self.call(lambda: self.inner.register(bookie, mode, info))
 
     async def unregister(self, bookie: BookieId) -> None:
-        await self._call(lambda: self.inner.unregister(bookie))
+        await self.call(lambda: self.inner.unregister(bookie))
 
     async def bookies(self, mode: BookieMode) -> BookieSet:
-        return await self._call(lambda: self.inner.bookies(mode))
+        return await self.call(lambda: self.inner.bookies(mode))
 
     async def all_bookies(self) -> BookieSet:
-        return await self._call(self.inner.all_bookies)
+        return await self.call(self.inner.all_bookies)
 
     async def bookie_info(self, bookie: BookieId) -> BookieInfo | None:
-        return await self._call(lambda: self.inner.bookie_info(bookie))
+        return await self.call(lambda: self.inner.bookie_info(bookie))
 
     def watch_bookies(self, mode: BookieMode, callback: Callable[[BookieSet], None]) -> Watch:
-        return self._watch(lambda tell: self.inner.watch_bookies(mode, tell), callback)
+        return self.watch(lambda tell: self.inner.watch_bookies(mode, tell), callback)
 
     def on_session_expired(self, callback: Callable[[], None]) -> Watch:
-        return self._watch(self.inner.on_session_expired, callback)
+        return self.watch(self.inner.on_session_expired, callback)
 
     async def create_cookie(self, bookie: BookieId, data: bytes) -> int:
-        return await self._call(lambda: self.inner.create_cookie(bookie, data))
+        return await self.call(lambda: self.inner.create_cookie(bookie, data))
 
     async def read_cookie(self, bookie: BookieId) -> tuple[bytes, int]:
-        return await self._call(lambda: self.inner.read_cookie(bookie))
+        return await self.call(lambda: self.inner.read_cookie(bookie))
 
     async def write_cookie(self, bookie: BookieId, data: bytes, expected_version: int) -> int:
-        return await self._call(lambda: self.inner.write_cookie(bookie, data, expected_version))
+        return await self.call(lambda: self.inner.write_cookie(bookie, data, expected_version))
 
     async def delete_cookie(self, bookie: BookieId, expected_version: int) -> None:
-        await self._call(lambda: self.inner.delete_cookie(bookie, expected_version))
+        await self.call(lambda: self.inner.delete_cookie(bookie, expected_version))
 
     async def create_record(self, name: str, data: bytes) -> int:
-        return await self._call(lambda: self.inner.create_record(name, data), self._note_record(name, data))
+        return await self.call(lambda: self.inner.create_record(name, data), self._note_record(name, data))
 
     async def read_record(self, name: str) -> tuple[bytes, int]:
-        return self._store.maybe_stale_record(name, await self._call(lambda: self.inner.read_record(name)))
+        return self._store.maybe_stale_record(name, await self.call(lambda: self.inner.read_record(name)))
 
     async def write_record(self, name: str, data: bytes, expected_version: int) -> int:
         delays_s = self._store.on_update(self._host) if self._store.on_update is not None else (0.0, 0.0)
-        return await self._call(
+        return await self.call(
             lambda: self.inner.write_record(name, data, expected_version), self._note_record(name, data), delays_s
         )
 
     async def delete_record(self, name: str, expected_version: int) -> None:
-        await self._call(lambda: self.inner.delete_record(name, expected_version), self._note_record(name, None))
+        await self.call(lambda: self.inner.delete_record(name, expected_version), self._note_record(name, None))
 
     async def transact(self, steps: Sequence[Step]) -> int:
         def note(_: int) -> None:
@@ -337,13 +357,17 @@ class SimDriver(MetadataDriver):
                 elif isinstance(step, RecordWrite):
                     self._store.note_record(self._host, step.name, step.data)
 
-        return await self._call(lambda: self.inner.transact(steps), note)
+        return await self.call(lambda: self.inner.transact(steps), note)
 
     async def record_names(self, prefix: str) -> Sequence[str]:
-        return await self._call(lambda: self.inner.record_names(prefix))
+        return await self.call(lambda: self.inner.record_names(prefix))
 
     def watch_record(self, name: str, version: int, callback: Callable[[], None]) -> Watch:
-        return self._watch(lambda tell: self.inner.watch_record(name, version, tell), callback)
+        return self.watch(lambda tell: self.inner.watch_record(name, version, tell), callback)
+
+    @property
+    def recovery(self) -> RecoveryStore:
+        return self._recovery
 
     def _note_record(self, name: str, data: bytes | None) -> Callable[[object], None]:
         """What to do at the moment of the commit: write it down, for the checkers of named records."""

@@ -398,7 +398,7 @@ def test_a_tail_whose_session_was_lost_reaches_the_end() -> None:
         await asyncio.sleep(1)
         driver = other._driver
         assert isinstance(driver, MemoryDriver)
-        await driver._require_session()
+        await driver.require_session()
         for watch in [watch for watch in driver._ledger_watches if watch.key == writer.ledger_id]:
             watch.cancel()  # The session takes its watches with it, as ZooKeeper's do.
         driver.expire()

@@ -159,6 +159,7 @@ async def _show(arguments: argparse.Namespace) -> int:
             "bookies": {mode: len(each) for mode, each in found.bookies.items()},
             "cookies": len(found.cookies),
             "records": found.records,
+            "marks": found.marks,
             "next_id": given.next_id,
             "spent_ids": sum(last - first + 1 for first, last in given.spent),
         }
@@ -175,6 +176,7 @@ async def _show(arguments: argparse.Namespace) -> int:
     print(f"{'bookies':12} {', '.join(f'{count} {mode}' for mode, count in facts['bookies'].items())}")
     print(f"{'cookies':12} {facts['cookies']:,}")
     print(f"{'records':12} {facts['records']:,}")
+    print(f"{'marks':12} {facts['marks']:,} under-replicated ledgers")
     print(f"{'ids':12} next {facts['next_id']:,}, {facts['spent_ids']:,} spent by deleted ledgers")
     return 0
 

@@ -1,0 +1,79 @@
+"""The way between a participant and what auto-recovery keeps in the metadata store.
+
+The logic that the drivers share runs as the participant; each of its requests travels to the session in the store, may
+be lost on the way, and its answer on the way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
+
+from bookies.metadata.driver import Watch
+from bookies.metadata.recovery import Area, Node, Vote
+
+T = TypeVar("T")
+
+
+class Way(Protocol):
+    """Of a `SimDriver`."""
+
+    async def call(self, work: Callable[[], Awaitable[T]]) -> T: ...
+
+    async def travel_back(self) -> None: ...
+
+    def watch(self, begin: Callable[[Callable[..., None]], Watch], callback: Callable[..., None]) -> Watch: ...
+
+
+class SimArea:
+    """See `recovery.Area`. `inner`: of the session in the store."""
+
+    def __init__(self, way: Way, inner: Area) -> None:
+        self.places = inner.places
+        self._way = way
+        self._inner = inner
+
+    @property
+    def session(self) -> int | None:
+        return self._inner.session
+
+    async def read(self, place: str) -> Node | None:
+        return await self._way.call(lambda: self._inner.read(place))
+
+    async def create(self, place: str, data: bytes) -> bool:
+        return await self._way.call(lambda: self._inner.create(place, data))
+
+    async def write(self, place: str, data: bytes, version: int | None) -> bool:
+        return await self._way.call(lambda: self._inner.write(place, data, version))
+
+    async def delete(self, place: str, version: int | None) -> bool:
+        return await self._way.call(lambda: self._inner.delete(place, version))
+
+    async def hold(self, place: str, data: bytes) -> int | None:
+        return await self._way.call(lambda: self._inner.hold(place, data))
+
+    async def release(self, place: str, session: int) -> None:
+        await self._way.call(lambda: self._inner.release(place, session))
+
+    async def vote(self, data: bytes) -> Vote:
+        return await self._way.call(lambda: self._inner.vote(data))
+
+    async def votes(self) -> list[Vote]:
+        return await self._way.call(self._inner.votes)
+
+    async def own_votes(self) -> list[str]:
+        return await self._way.call(self._inner.own_votes)
+
+    async def marks(self, page_count: int, *, with_data: bool) -> AsyncIterator[Sequence[tuple[int, Node]]]:
+        async for page in self._inner.marks(page_count, with_data=with_data):
+            await self._way.travel_back()
+            yield page
+
+    async def locks(self) -> list[tuple[int, bytes]]:
+        return await self._way.call(self._inner.locks)
+
+    def watch(self, place: str, callback: Callable[[], None]) -> Watch:
+        return self._way.watch(lambda tell: self._inner.watch(place, tell), callback)
+
+    def watch_marks(self, callback: Callable[[], None]) -> Watch:
+        return self._way.watch(self._inner.watch_marks, callback)
