@@ -127,8 +127,8 @@ def _storage(properties: Mapping[str, str], settings: dict[str, Any]) -> None:
         settings["journal_directories"] = names(properties["journalDirectory"])
     pages = value_of(properties, "pageLimit", number)
     if pages is not None and pages > 0:
-        size = pages * (value_of(properties, "pageSize", number) or PAGE_SIZE)
-        settings["index_cache_size"] = max(INDEX_CACHE_SIZE_MIN, size)
+        cache_size = pages * (value_of(properties, "pageSize", number) or PAGE_SIZE)
+        settings["index_cache_size"] = max(INDEX_CACHE_SIZE_MIN, cache_size)
     files = value_of(properties, "openFileLimit", number)
     if files is not None and files > 0:
         settings["open_files_max"] = max(OPEN_FILES_MIN, files)
