@@ -126,6 +126,13 @@ class LedgerIndex:
         ledger = await self.load(ledger_id)
         self.set_header(ledger, ledger.header.with_state(layout.STATE_FENCED | layout.STATE_LIMBO))
 
+    async def doubt(self, ledger_id: int) -> None:
+        """Its file may lack what was here, and nothing tells: that is looked for in the logs. What it has is served."""
+        with contextlib.suppress(ReadFailed):  # Then nothing is denied either.
+            ledger = await self.load(ledger_id)
+            self.set_header(ledger, ledger.header.with_state(layout.STATE_REBUILDING))
+            self._want_rebuild(ledger_id)
+
     def abandon(self, directory: str) -> int:
         """A directory has failed: its index files are built again elsewhere; how many."""
         self.catalog_writer.abandon(directory)
