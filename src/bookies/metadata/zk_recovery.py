@@ -161,7 +161,8 @@ class RecoveryArea:
         """
         await self._check()
         is_ours = False  # a deletion of ours may have succeeded
-        while (stat := await self._stat(place)) is not None:
+        look = self._stat if version is not None else self._nodes.stat  # who names a version has seen it
+        while (stat := await look(place)) is not None:
             if version not in (None, stat.mzxid):
                 return False
             try:
