@@ -170,8 +170,32 @@ def test_entries_in_logs_of_another_directory() -> None:
     run(disk, ToRocks)
     assert in_databases(disk) == LEDGERS
     discard(disk)
-    run(disk, ToIndexFiles)  # the log has an id of its own in each directory again
+    assert [path for path in disk.files() if path.endswith(".log")] == [
+        "a/current/0.log",
+        "a/current/1.log",
+        "b/current/1.log",
+    ]
+    run(disk, ToIndexFiles)  # one of the two names of the log is enough again
     assert in_index_files(disk) == LEDGERS
+    assert [path for path in disk.files() if path.endswith(".log")] == ["a/current/0.log", "a/current/1.log"]
+
+
+def test_a_log_is_the_same_only_byte_for_byte() -> None:
+    """Of one that has another end in the other directory nobody knows whose that is."""
+    disk = apache_bookie()
+    run(disk, ToIndexFiles)
+    discard(disk)
+    disk.rename("b/current/1.log", "a/current/1.log")
+    run(disk, ToRocks)
+    discard(disk)
+    disk.put("b/current/1.log", disk.read_bytes("b/current/1.log") + b"more")
+    run(disk, ToIndexFiles)
+    assert in_index_files(disk) == LEDGERS
+    assert [path for path in disk.files() if path.endswith(".log")] == [
+        "a/current/0.log",
+        "a/current/1.log",
+        "b/current/2.log",
+    ]
 
 
 def test_index_directories_of_their_own() -> None:
@@ -206,21 +230,39 @@ def test_a_log_is_copied_where_it_cannot_be_linked() -> None:
         run(disk, ToRocks)
     assert not disk.exists("b/current/1.log.converting")
     disk.fail("link", "1.log", lambda: OSError(errno.EXDEV, "another file system"))
+    disk.devices = {"b": 1}
+    conversion = ToRocks(disk, FakeDatabases(disk), CONFIG, lambda *_: None)
+    conversion.open()
+    survey = conversion.survey() if conversion.restart() else None
+    conversion.close()
+    assert survey is not None
+    assert (survey.logs_linked, survey.logs_copied) == (0, 1)
+    assert survey.copied_size == len(disk.read_bytes("a/current/1.log"))
     run(disk, ToRocks)
     assert disk.read_bytes("b/current/1.log") == disk.read_bytes("a/current/1.log")
     assert in_databases(disk) == LEDGERS
+    discard(disk)
+    run(disk, ToIndexFiles)  # gives the space of the copy back
+    assert not disk.exists("b/current/1.log")
+    assert in_index_files(disk) == LEDGERS
 
 
-@pytest.mark.parametrize("kind", [ToIndexFiles, ToRocks])
-def test_a_crash_at_every_call(kind: type[Conversion]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "is_back"), [(ToIndexFiles, False), (ToRocks, False), (ToIndexFiles, True)], ids=["there", "rocks", "back"]
+)
+def test_a_crash_at_every_call(kind: type[Conversion], is_back: bool) -> None:
+    """`is_back`: of what was converted before, so directories share a log."""
     read_new, read_old = (in_index_files, in_databases) if kind is ToIndexFiles else (in_databases, in_index_files)
 
     def before() -> SimDisk:
         disk = apache_bookie()
-        if kind is ToRocks:
+        if kind is ToRocks or is_back:
             run(disk, ToIndexFiles)
             discard(disk)
             disk.rename("b/current/1.log", "a/current/1.log")
+            if is_back:
+                run(disk, ToRocks)
+                discard(disk)
             for directory in ("a/current", "b/current"):
                 disk.sync_directory(directory)
         return disk
@@ -255,6 +297,7 @@ def test_a_crash_at_every_call(kind: type[Conversion]) -> None:
             assert not disk.exists(f"a/current/{RECORD}")
             extra = [path for path in disk.files() if path.endswith((".converting", ".new"))]
             assert not extra
+            assert not (is_back and disk.exists("b/current/1.log"))
     assert switched
 
 

@@ -297,7 +297,7 @@ def test_a_crash_while_a_directory_is_given_up(three: Callable[..., Any], body: 
         made.disk.fail(KINDS["writes"], f"{broken}/", error, count=1 << 40, skip=skip)
         return made
 
-    for skip in (14, 22, 35):  # the start takes some of them
+    for skip in (16, 24, 37):  # the start takes some of them
         first = fresh(skip)
         begin = first.disk.call_count
         assert first.live(script, stops=False)

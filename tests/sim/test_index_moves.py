@@ -17,6 +17,7 @@ from bookies.errors import DiskFull
 from bookies.sim.disk import LOSSES, PROCESS_DIES
 from bookies.storage import index_format
 from bookies.storage.ledger_store import LedgerStore
+from bookies.storage.removal_format import RemovalState
 
 Body = Callable[..., bytes]
 WAYS = (*LOSSES, PROCESS_DIES)
@@ -128,4 +129,64 @@ def test_no_room_where_they_go(machine: Any, body: Body, operation: str) -> None
 
     assert made.live(during)
     assert index_files(made) == Counter(ALL)
+    made.check()
+
+
+def unfinished(made: Any) -> list[str]:
+    return [path for path in made.disk.files() if path.endswith((".new", ".rloc"))]
+
+
+@pytest.mark.parametrize(("operation", "path"), [("rename", ".idx.new"), ("rename", ".idx.rloc"), ("unlink", ".idx")])
+@pytest.mark.parametrize("also", [0, 2])
+def test_what_a_failure_leaves_is_removed_by_the_next_write(
+    machine: Any, body: Body, operation: str, path: str, also: int
+) -> None:
+    """`also`: so many of the removals fail too."""
+    made = fresh(machine, body)
+
+    async def during(store: LedgerStore, promises: Any) -> None:
+        crowd(store)
+        await asyncio.gather(*(promises.add(store, each, {30: body(each, 30)}) for each in ALL if each != 2))
+        made.disk.fail(operation, path, lambda: OSError(1, "Operation not permitted"))
+        with pytest.raises(OSError, match="not permitted"):
+            await store.checkpoint()
+        assert unfinished(made)
+        assert store.stats()["index_files_stray"] >= len(unfinished(made))
+        if also:
+            made.disk.fail("unlink", ".idx.", lambda: OSError(1, "Operation not permitted"), count=also)
+        for number in range(1 + also):
+            await promises.add(store, 1, {31 + number: body(1, 31 + number)})
+            await store.checkpoint()
+            await promises.check(store)
+        assert not unfinished(made)
+        assert store.stats()["index_files_stray"] == 0
+        made.disk.faults.clear()
+
+    assert made.live(during)
+    assert index_files(made) == Counter(ALL)
+    made.check()
+    assert not made.failures
+
+
+def test_what_a_failure_has_left_of_a_deleted_ledger_does_not_come_back(machine: Any, body: Body) -> None:
+    made = fresh(machine, body)
+    gone = next(number for path in left_behind(made) if (number := index_format.parse_path(path)) not in (None, 2))
+
+    async def during(store: LedgerStore, promises: Any) -> None:
+        crowd(store)
+        await promises.add(store, gone, {30: body(gone, 30)})
+        made.disk.fail("rename", ".idx.rloc", lambda: OSError(1, "Operation not permitted"))
+        with pytest.raises(OSError, match="not permitted"):
+            await store.checkpoint()
+        assert [path for path in unfinished(made) if path.endswith(".rloc")]
+        assert store._parts is not None
+        await store._parts.removals.quarantine([gone], RemovalState.QUARANTINED, 0)
+        await store._parts.removals.delete([gone], 0)
+        await store._parts.removals.forget([gone])
+        assert not unfinished(made)
+        for key in [key for key in promises.acknowledged if key[0] == gone]:
+            del promises.acknowledged[key]
+
+    assert made.live(during)
+    assert set(index_files(made)) == set(ALL) - {gone}
     made.check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,6 +12,8 @@ from tests.fakes.records import BOOKIE, FakeRecords, record
 from tests.sim.space_world import Body, collect, compact, fill, logs_of, small_machine
 
 from bookies.errors import DataUnknown, EntryNotFound, LedgerUnknownToBookie
+from bookies.sim.disk import NOTHING_SURVIVES
+from bookies.storage import catalog_format
 from bookies.storage.cookie import Cookie
 from bookies.storage.ledger_store import LedgerStore
 from bookies.storage.removal_format import Removal, RemovalState, identity_of, pack
@@ -149,3 +152,48 @@ def test_a_list_is_believed_only_of_this_bookie(small: Any, body: Body, owner: s
     made.disk.put(LIST, pack(7, {LOST: Removal(RemovalState.DELETED, 0)}, identity))
     assert made.live(again)
     assert told == ([] if owner == "b2" else [LOST])
+
+
+def broken_catalog(data: bytes, how: str) -> bytes:
+    if how == "header":
+        return b"\xff" + data[1:]
+    if how == "flipped":
+        return data[:30] + bytes([data[30] ^ 1]) + data[31:]
+    ends, at = [catalog_format.FILE_HEADER_SIZE], catalog_format.FILE_HEADER_SIZE
+    while at < len(data):  # between two records
+        at += 8 + int.from_bytes(data[at : at + 4], "big")
+        ends.append(at)
+    return data[: ends[0 if how == "empty" else len(ends) // 2]]
+
+
+@pytest.mark.parametrize("crash_at", [None, *range(8, 80, 6)])
+@pytest.mark.parametrize("how", ["header", "flipped", "empty", "half"])
+def test_a_ledger_whose_index_file_and_catalog_are_lost_is_found_in_the_logs(
+    small: Any, body: Body, how: str, crash_at: int | None
+) -> None:
+    """Damage of two files; `crash_at`: and the start that has noticed it ends early."""
+    made = small(how)
+
+    async def before(store: LedgerStore, promises: Any) -> None:
+        for number in range(3):
+            for ledger_id in range(1, 7):
+                entries = {entry: body(ledger_id, entry, size=200) for entry in range(4 * number, 4 * number + 4)}
+                await promises.add(store, ledger_id, entries)
+            await store.checkpoint()
+
+    assert made.live(before)
+    catalog = "/ledgers0/current/index.catalog"
+    made.disk.put(catalog, broken_catalog(made.disk.read_bytes(catalog), how))
+    path = next(path for path in made.disk.files() if path.endswith(f"/{LOST}.idx"))
+    made.disk.unlink(path)
+    made.disk.sync_directory(posixpath.dirname(path))
+
+    async def check(store: LedgerStore, promises: Any) -> None:
+        await store.repair()
+        await promises.check(store)
+
+    if crash_at is not None:
+        made.live(check, crash_at=crash_at)
+        made.crash(NOTHING_SURVIVES)
+    assert made.live(check)
+    made.check()

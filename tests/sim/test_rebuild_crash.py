@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 from tests.fakes.records import BOOKIE, FakeRecords
 
-from bookies.errors import DataUnknown
+from bookies.errors import DataUnknown, ReadFailed
 from bookies.sim.disk import LOSSES, PROCESS_DIES
+from bookies.storage import catalog_format, entry_log_format, mark_format
 from bookies.storage.collection import Compaction
 from bookies.storage.ledger_store import LedgerStore
+from bookies.storage.record_scan import EndKind, ScanEnd
 
 Body = Callable[..., bytes]
 WAYS = (*LOSSES, PROCESS_DIES)
@@ -170,3 +172,116 @@ def test_a_slot_that_names_no_log_there_ever_was_is_no_entry(machine: Any, body:
 
     assert made.live(after)
     made.check()
+
+
+# -- logs that a power failure has torn ------------------------------------------------------------------------------
+CATALOG = "/ledgers0/current/index.catalog"
+
+
+def with_torn_log(machine: Any, body: Body) -> tuple[Any, str, int]:
+    """(machine, log, its synced end) after a power failure: what was flushed since the last checkpoint is torn.
+
+    The index files of all ledgers but one are gone, too, and the journal has what was torn.
+    """
+    made = machine("torn", write_cache_size=1 << 13)
+
+    async def before(store: LedgerStore, promises: Any) -> None:
+        for ledger_id in ALL:
+            await promises.add(store, ledger_id, {entry: body(ledger_id, entry, size=90) for entry in range(20)})
+        await store.checkpoint()
+        for first in range(20, 60, 10):
+            for ledger_id in (1, 3, 5):
+                entries = {entry: body(ledger_id, entry, size=90) for entry in range(first, first + 10)}
+                await promises.add(store, ledger_id, entries)
+        assert store.stats()["flushes"] > 1
+
+    assert made.live(before, stops=False)
+    made.crash(PROCESS_DIES)
+    synced = catalog_format.parse(made.disk.read_bytes(CATALOG), 64).synced
+    assert synced is not None
+    path = f"/ledgers0/current/{synced.log_id:x}.log"
+    data = made.disk.read_bytes(path)
+    assert len(data) > synced.end + 3000
+    made.disk.put(path, data[: synced.end + 600] + bytes(1024) + data[synced.end + 1624 :])
+    assert break_index(made, "gone") >= 3
+    return made, path, synced.end
+
+
+async def repaired(store: LedgerStore, promises: Any) -> None:
+    assert (await store.repair())["uncertain"] == 0
+    await promises.check(store)
+
+
+def test_what_a_power_failure_tears_makes_nothing_uncertain(machine: Any, body: Body) -> None:
+    made, path, _ = with_torn_log(machine, body)
+    data = made.disk.read_bytes(path)
+    *_, end = entry_log_format.scan(lambda size, at: data[at : at + size], len(data))
+    assert isinstance(end, ScanEnd)
+    assert end.kind is EndKind.CORRUPT
+    assert made.live(repaired)
+    assert made.live(repaired)  # from index files that are whole
+    made.check()
+
+
+@pytest.mark.parametrize("crash_at", [45, 60, 90, 120, None])
+def test_that_is_not_forgotten_by_starts_that_end_early(machine: Any, body: Body, crash_at: int | None) -> None:
+    """The life after the failure has synced logs of its own, and what it knows of the torn one has to stay."""
+    made, _, _ = with_torn_log(machine, body)
+
+    async def nothing(store: LedgerStore, promises: Any) -> None:
+        """Only start."""
+
+    made.live(nothing, crash_at=crash_at, stops=False)
+    made.crash(PROCESS_DIES)
+    made.live(nothing, crash_at=30, stops=False)
+    made.crash(PROCESS_DIES)
+    break_index(made, "gone")
+    assert made.live(repaired)
+    made.check()
+
+
+def uncertain_after(made: Any) -> int:
+    """How many ledgers, when nothing is denied and nothing is wrong."""
+    found: list[int] = []
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        found.append((await store.repair())["uncertain"])
+        for (ledger_id, entry_id), expected in promises.acknowledged.items():
+            with contextlib.suppress(DataUnknown, ReadFailed):
+                assert (await store.read(ledger_id, entry_id))[:16] == expected[
+                    :16
+                ]  # the rest is the reader's to check
+
+    assert made.live(script)
+    return found[0]
+
+
+def test_damage_of_what_was_synced_is_damage(machine: Any, body: Body) -> None:
+    made, path, end = with_torn_log(machine, body)
+    data = made.disk.read_bytes(path)
+    made.disk.put(path, data[: end - 700] + bytes(600) + data[end - 100 :])
+    assert uncertain_after(made) > 0
+    made, path, end = with_torn_log(machine, body)
+    made.disk.put(path, made.disk.read_bytes(path)[: end - 10])
+    assert uncertain_after(made) > 0
+
+
+def test_nothing_is_believed_after_another_program(machine: Any, body: Body) -> None:
+    """Its mark is greater than any that was announced: perhaps it has compacted into the log, and sources are gone."""
+    made, _, _ = with_torn_log(machine, body)
+    mark = mark_format.parse(made.disk.read_bytes("/ledgers0/current/lastMark"))
+    assert mark is not None
+    made.disk.put("/ledgers0/current/lastMark", mark_format.pack(mark._replace(offset=mark.offset + 512)))
+    assert uncertain_after(made) > 0
+
+
+def test_where_the_journal_has_a_hole_all_of_the_logs_counts(machine: Any, body: Body) -> None:
+    """What was in the hole may be in the log."""
+    made, path, end = with_torn_log(machine, body)
+    whole = made.disk.read_bytes(path)
+    mark = mark_format.parse(made.disk.read_bytes("/ledgers0/current/lastMark"))
+    assert mark is not None
+    made.disk.flip_bit(f"/journal0/current/{mark.journal_id + 1:x}.txn", 512 + 100)
+    assert uncertain_after(made) == len(ALL)
+    assert catalog_format.parse(made.disk.read_bytes(CATALOG), 64).torn == {}
+    assert whole[:end] == made.disk.read_bytes(path)[:end]

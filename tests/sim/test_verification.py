@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
 from random import Random
 from typing import Any
@@ -70,6 +71,24 @@ def test_damage_is_found(path: str, at: int, problem: str, costs_entries: bool) 
     assert matching, findings
     assert total["findings"] == len(findings)
     assert not costs_entries or matching[0]["entries"] >= 1
+
+
+def test_index_files_on_a_disk_that_is_not_mounted_are_not_called_gone() -> None:
+    """They are neither lost nor to be built again: the directory is what is missing, and is named."""
+    config = BookieConfig(journal_directories=("/journal",), ledger_directories=("/ledgers",))
+    config = dataclasses.replace(config, index_directories=("/x", "/y"))
+    files = {}
+    for path, data in base().files.items():
+        name = path.rpartition("/")[2]
+        if name.endswith(".idx") or name == "index.catalog":
+            place = "/y" if name.endswith(".idx") and int(name[:-4], 16) % 2 else "/x"
+            path = path.replace("/ledgers", place)
+        files[path] = data
+    for directory in ("/journal", "/ledgers", "/x", "/y"):
+        files[f"{directory}/current/VERSION"] = master_cookie(config, "b1", "cluster").pack()
+    assert verified(files)[0] == []
+    findings, _ = verified({path: data for path, data in files.items() if not path.startswith("/y/")})
+    assert [(row["path"], "not there" in row["problem"]) for row in findings] == [("/y", True)]
 
 
 def test_a_file_that_is_gone_is_found() -> None:

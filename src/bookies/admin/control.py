@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 VERBS = ("state", "disks", "read-only", "read-write", "space", "gc", "compact", "undelete", "why-not-deleted")
 _ONE_AT_A_TIME = ("read-only", "read-write")
 CONNECT_S = 5.0
+LEDGER_ID_MAX = (1 << 63) - 1
 _LEARNED = ("entry_logs", "entry_log_bytes", "live_bytes")  # None until the bookie has looked at its logs
 _ANOTHER = "name another of its ledger directories with --ledger-dir"
 
@@ -103,6 +104,8 @@ def _call_of(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
     if arguments.verb == "state":
         return "state", {}
     if arguments.verb == "undelete":
+        if not 0 <= arguments.ledger <= LEDGER_ID_MAX:
+            raise UsageError(f"{arguments.ledger} is no ledger's id: those are from 0 to {LEDGER_ID_MAX}")
         return "undelete", {"ledger": arguments.ledger}
     if arguments.verb == "why-not-deleted":
         return "why", {"log": arguments.log}

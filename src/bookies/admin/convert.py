@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Iterator
 
-from bookies.admin.common import Progress, print_json
+from bookies.admin.common import Progress, print_json, size_text
 from bookies.admin.repair import replay_and_repair
 from bookies.admin.usage import UsageError
 from bookies.config import BookieConfig
@@ -90,6 +91,8 @@ def _tell(arguments: argparse.Namespace, survey: Survey | None, progress: Progre
         row: dict[str, object] = {"to": arguments.to, "done": is_done}
         if survey is not None:
             row |= {"ledgers": len(survey.headers), "entries": survey.entries, "orphans": survey.orphans}
+            row |= {"logs_linked": survey.logs_linked, "logs_copied": survey.logs_copied}
+            row |= {"copied_bytes": survey.copied_size, "logs_spared": survey.logs_spared}
             row |= {"damaged": survey.damaged_count, "damaged_entries": survey.damaged, "problems": survey.problems}
         print_json(row)
         return
@@ -97,6 +100,8 @@ def _tell(arguments: argparse.Namespace, survey: Survey | None, progress: Progre
         print(f"{len(survey.headers):,} ledgers, {survey.entries:,} entries, looked up in the entry logs one by one")
         if survey.orphans:
             print(f"{survey.orphans:,} entries of ledgers that the bookie had deleted: left out")
+        for text in _about_logs(survey, is_done=is_done):
+            print(text)
         for problem in survey.problems:
             print(f"{problem}: of these ledgers nothing will be denied, and they take no ordinary adds")
         for ledger_id, entry_id in survey.damaged[:10]:
@@ -112,3 +117,19 @@ def _tell(arguments: argparse.Namespace, survey: Survey | None, progress: Progre
         )
     else:
         print("nothing was changed")
+
+
+def _about_logs(survey: Survey, *, is_done: bool) -> Iterator[str]:
+    """Entry logs that directories share, as with databases each has those that its ledgers are in."""
+    verb = "were" if is_done else "would be"
+    if survey.logs_linked:
+        yield f"{survey.logs_linked:,} entry logs {verb} given second names in directories that need them too"
+    if survey.logs_copied:
+        yield (
+            f"{survey.logs_copied:,} entry logs, {size_text(survey.copied_size)}, {verb} copied to directories on "
+            "other file systems that need them too; a conversion back to index files gives that space back"
+        )
+    if survey.logs_spared:
+        yield (
+            f"{survey.logs_spared:,} second names and copies of entry logs that other directories have {verb} removed"
+        )

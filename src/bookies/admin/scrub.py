@@ -32,8 +32,8 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     """Add the verb."""
     parser = verb(verbs, "scrub", "what the background check of everything stored has verified, and what it found")
     parser.description = (
-        "Show what the scrub has verified and found. Exit status 1 if a bookie has damaged entries. A pass that was "
-        "begun goes on in the bookie whatever becomes of this command."
+        "Show what the scrub has verified and found. Exit status 1 if a bookie has damaged entries, or if --wait ends "
+        "because the scrub is suspended. A pass that was begun goes on in the bookie whatever becomes of this command."
     )
     parser.epilog = "example:  bk bookie scrub --now --wait"
     parser.add_argument("--now", action="store_true", help="begin a pass now, at the greatest rate that is allowed")
@@ -68,7 +68,17 @@ def run(arguments: argparse.Namespace) -> int:
         for name, answer in answers.items():
             for line in lines_of(answer):
                 print(f"{name}: {line}")
-    return 1 if any(answer["damaged_entries"] for answer in answers.values()) else 0
+    held = [name for name, answer in answers.items() if arguments.wait and _is_held_up(answer, arguments.now)]
+    for name in held:
+        print(
+            f"{name}: not waited for, the scrub is suspended; go on with it: bk bookie scrub --resume", file=sys.stderr
+        )
+    return 1 if held or any(answer["damaged_entries"] for answer in answers.values()) else 0
+
+
+def _is_held_up(answer: Any, is_wanted: bool) -> bool:
+    """Whether a pass is under way, or was asked for, that does not end before somebody says so."""
+    return bool(answer["is_suspended"] and (answer["is_running"] or is_wanted))
 
 
 def _wait(path: Any) -> tuple[str, Any]:

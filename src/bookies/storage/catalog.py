@@ -12,13 +12,14 @@ Invariants
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from bookies.errors import DiskFull
 from bookies.runtime.ports import Buffer, Disk, File
 from bookies.storage import catalog_format as layout
-from bookies.storage.catalog_format import Contents, Known
+from bookies.storage.catalog_format import Contents, Known, Synced
 from bookies.storage.durable import replace_bytes, sync_data
+from bookies.storage.entry_log_format import LOG_ID_MAX
 from bookies.storage.index_files import IndexWrite, LoadedIndex
 from bookies.storage.index_format import STATE_FENCED, IndexHeader, page_offset
 from bookies.storage.mark_format import LogMark
@@ -112,6 +113,9 @@ class Catalog:
         self.is_trusted = False
         self.marks: tuple[LogMark, ...] = ()
         self.doubtful_from = 0  # see `Contents`
+        self.run_id = bytes(16)  # see `Directories`
+        self.synced: Synced | None = None  # see `Contents`
+        self.torn: dict[int, int] = {}
         self.holes: list[str] = []
         self.ledgers: dict[int, Known] = {}
         self._page_size = page_size
@@ -132,6 +136,8 @@ class Catalog:
         self.ledgers = contents.ledgers
         self.marks = contents.marks
         self.doubtful_from = contents.doubtful_from
+        self.synced = contents.synced if self.is_trusted else None  # What is lost may have said more.
+        self.torn = contents.torn
         if not self.is_trusted:
             for known in self.ledgers.values():
                 known.is_doubted = True
@@ -140,7 +146,15 @@ class Catalog:
                     known.is_partial = True
 
     def contents(self) -> Contents:
-        return Contents(self._page_size, self.ledgers, self.marks, self.holes, self.doubtful_from)
+        return Contents(
+            self._page_size,
+            self.ledgers,
+            self.marks,
+            self.holes,
+            self.doubtful_from,
+            synced=self.synced,
+            torn=self.torn,
+        )
 
     # -- comparing -----------------------------------------------------------------------------------------------
     def is_right(self, ledger_id: int, page: int, data: Buffer) -> bool:
@@ -244,6 +258,31 @@ class Catalog:
         """All that was staged is in the files, and these marks are about to be persisted."""
         self.marks, self.doubtful_from = tuple(marks), doubtful_from
         self._pending.append(layout.pack_settled(marks, doubtful_from))
+
+    def note_synced(self, log_id: int, end: int, greatest_id: int, marks: Sequence[LogMark] | None) -> None:
+        """Entry logs are durable so far, and slots that name them are about to be; see `Synced`.
+
+        `marks`: are about to be persisted; None: those from before stay.
+        """
+        before = self.synced.marks if self.synced is not None else ()
+        synced = Synced(log_id, end, greatest_id, tuple(marks) if marks is not None else before, self.run_id)
+        if synced != self.synced:
+            self.synced = synced
+            self._pending.append(layout.pack_synced(synced))
+
+    def note_lacking(self) -> None:
+        """There may have been ledgers that it does not name: the next start looks too, unless a checkpoint comes first.
+
+        As no marks are announced, whatever there are look like those of another program.
+        """
+        self.synced = Synced(-1, 0, LOG_ID_MAX, (), self.run_id)
+        self._pending.append(layout.pack_synced(self.synced))
+
+    def note_torn(self, torn: Mapping[int, int]) -> None:
+        """These logs, and no others, count only up to these bytes."""
+        if torn != self.torn:
+            self.torn = dict(torn)
+            self._pending.append(layout.pack_torn(torn))
 
     def take(self) -> bytes:
         """What is to be appended. `give_back` it when that fails."""

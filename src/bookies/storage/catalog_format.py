@@ -13,8 +13,9 @@ from __future__ import annotations
 import dataclasses
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from bookies.runtime.ports import Buffer
 from bookies.storage.index_format import HEADER_SIZE, SLOT_SIZE, IndexHeader, pack_header, parse_header
@@ -28,7 +29,7 @@ RECORD_SIZE_MAX = 64 << 20  # bytes; a ledger of 10**10 entries in one checkpoin
 
 ANY = -1  # in place of a checksum that nobody knows
 
-LEDGER, DELETED, SETTLED, HOLE, HOLES_SETTLED = 1, 2, 3, 4, 5
+LEDGER, DELETED, SETTLED, HOLE, HOLES_SETTLED, SYNCED, TORN = 1, 2, 3, 4, 5, 6, 7
 RESET = 1  # flag: the index file is written anew, earlier pages are gone
 PARTIAL = 2  # flag: the file has pages of which no checksum is known
 
@@ -41,6 +42,9 @@ _SETTLED = struct.Struct(">BI")
 _MARK = struct.Struct(">qq")
 _LOG = struct.Struct(">q")
 _PAGE = struct.Struct(">QI")  # number, crc32
+_SYNCED = struct.Struct(">Bqqq16sI")
+_TORN = struct.Struct(">BI")
+_LOG_END = struct.Struct(">qq")
 
 
 @dataclass(slots=True)
@@ -106,6 +110,21 @@ def checker(known: Known | None, page_size: int) -> Callable[[int, bytes], bool]
     return lambda page, data: copy.is_right(page, data, page_size)
 
 
+class Synced(NamedTuple):
+    """How far the entry logs were durable: `log_id` up to byte `end`, all others as a whole up to `greatest_id`.
+
+    No durable slot names anything behind that. `marks`: of each journal, none that was persisted is greater; from there
+    on the journals have whatever else is in the logs, but for copies by a compaction whose source is still there.
+    `run_id`: see `Directories`; only with the same one there it is about the same logs.
+    """
+
+    log_id: int
+    end: int
+    greatest_id: int
+    marks: tuple[LogMark, ...] = ()
+    run_id: bytes = bytes(16)
+
+
 @dataclass
 class Contents:
     """What a catalog says. `marks`: of the last checkpoint. `problem`: why the rest of the file was not believed.
@@ -114,6 +133,9 @@ class Contents:
     an orderly way; -1 less that id if there are some in any case.
 
     `has_other_pages`: pages had another size then, so nothing can be compared with their checksums.
+
+    `synced`: None if nobody knows. `torn`: entry log to the byte from which on it does not count: a power failure may
+    have torn what was there, and a replay has written it again.
     """
 
     page_size: int
@@ -123,6 +145,8 @@ class Contents:
     doubtful_from: int = 0
     problem: str = ""
     has_other_pages: bool = False
+    synced: Synced | None = None
+    torn: dict[int, int] = field(default_factory=dict)
 
 
 def checksum_of(data: Buffer, page_size: int) -> int:
@@ -176,6 +200,18 @@ def pack_settled(marks: Sequence[LogMark], doubtful_from: int = 0) -> bytes:
     return _record(_SETTLED.pack(SETTLED, len(marks)) + packed + _LOG.pack(doubtful_from))
 
 
+def pack_synced(synced: Synced) -> bytes:
+    """How far the entry logs are durable, before index files may name anything in them."""
+    *extent, marks, run_id = synced
+    head = _SYNCED.pack(SYNCED, *extent, run_id, len(marks))
+    return _record(head + b"".join(_MARK.pack(*mark) for mark in synced.marks))
+
+
+def pack_torn(torn: Mapping[int, int]) -> bytes:
+    """See `Contents`; all of them."""
+    return _record(_TORN.pack(TORN, len(torn)) + b"".join(_LOG_END.pack(*each) for each in torn.items()))
+
+
 def pack_hole(text: str) -> bytes:
     """A part of a journal was lost: of ledgers that are not known nothing may be denied."""
     return _record(bytes([HOLE]) + text.encode())
@@ -198,6 +234,10 @@ def pack(contents: Contents) -> Iterator[bytes]:
         yield pack_known(ledger_id, known.header, list(known.pages.items()), flags | RESET)
     for text in contents.holes:
         yield pack_hole(text)
+    if contents.torn:
+        yield pack_torn(contents.torn)
+    if contents.synced is not None:
+        yield pack_synced(contents.synced)
     yield pack_settled(contents.marks, contents.doubtful_from)
 
 
@@ -213,6 +253,7 @@ def parse(data: bytes, page_size: int) -> Contents:
         contents.has_other_pages = True
     absent = checksum_of(b"", page_size)
     unsettled: dict[int, Known] = {}
+    is_settled = False
     at = FILE_HEADER_SIZE
     while at < len(data):
         if len(data) - at < _RECORD.size:
@@ -224,7 +265,10 @@ def parse(data: bytes, page_size: int) -> Contents:
             contents.problem = f"the record at byte {at:,} is not what was written"
             break
         _apply(contents, body, unsettled, absent)
+        is_settled = is_settled or body[0] == SETTLED
         at += _RECORD.size + size
+    if not (is_settled or contents.problem):
+        contents.problem = "it is cut off: it lacks a record that every catalog begins with"
     return contents
 
 
@@ -256,3 +300,9 @@ def _apply(contents: Contents, body: bytes, unsettled: dict[int, Known], absent:
         contents.holes.append(body[1:].decode("utf-8", "replace"))
     elif kind == HOLES_SETTLED:
         contents.holes.clear()
+    elif kind == SYNCED:
+        _, log_id, end, greatest_id, run_id, count = _SYNCED.unpack_from(body)
+        marks = tuple(LogMark(*_MARK.unpack_from(body, _SYNCED.size + _MARK.size * index)) for index in range(count))
+        contents.synced = Synced(log_id, end, greatest_id, marks, run_id)
+    elif kind == TORN:
+        contents.torn = dict(_LOG_END.iter_unpack(body[_TORN.size :]))

@@ -298,7 +298,8 @@ class Checkpointer:
         while True:
             frozen = self._index.freeze()
             try:
-                await self._log_worker.run(self._log.sync)
+                extent = await self._log_worker.run(self._log.sync)
+                self._index.catalog.note_synced(*extent, marks)
                 await self._index.write(frozen, self.worker)
             finally:
                 self._index.unfreeze(frozen)

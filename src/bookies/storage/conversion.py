@@ -49,14 +49,19 @@ Progress = Callable[[str, int], None]  # (what is being done, entries so far)
 
 @dataclass
 class Step:
-    """What the file `CONVERSION` says. `links`: (directory number, log id, id it gets there) of extra names of logs."""
+    """What the file `CONVERSION` says. `links`: (directory number, log id, id it gets there) of extra names of logs.
+
+    `spare`: (directory number, log id, its id elsewhere) of second names, or copies, of logs in other directories.
+    """
 
     target: str
     step: str
     links: list[tuple[int, int, int]] = field(default_factory=list)
+    spare: list[tuple[int, int, int]] = field(default_factory=list)
 
     def pack(self) -> bytes:
-        return json.dumps({"version": 1, "to": self.target, "step": self.step, "links": self.links}).encode() + b"\n"
+        facts = {"version": 1, "to": self.target, "step": self.step, "links": self.links, "spare": self.spare}
+        return json.dumps(facts).encode() + b"\n"
 
 
 def read_step(disk: Disk, directory: str) -> Step | None:
@@ -66,8 +71,11 @@ def read_step(disk: Disk, directory: str) -> Step | None:
         return None
     try:
         found = json.loads(disk.read_bytes(path))
-        links = [(int(number), int(old), int(new)) for number, old, new in found["links"]]
-        return Step(found["to"], found["step"], links)
+        links, spare = (
+            [(int(number), int(old), int(new)) for number, old, new in some]
+            for some in (found["links"], found.get("spare", ()))
+        )
+        return Step(found["to"], found["step"], links, spare)
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(f"{path} is not what bk bookie convert writes: {error}") from error
 
@@ -162,7 +170,7 @@ class Conversion(ABC):
 
     def convert(self, survey: Survey) -> None:
         """All of it. Raises: StorageError, DiskFull, OSError; then `restart` and `survey` again."""
-        step = Step(self.target, BUILD, self._links(survey))
+        step = Step(self.target, BUILD, self._links(survey), self._spare())
         self._write_step(step)
         self._link(step)
         self._build(survey, step)
@@ -213,6 +221,9 @@ class Conversion(ABC):
 
     @abstractmethod
     def _links(self, survey: Survey) -> list[tuple[int, int, int]]: ...
+
+    def _spare(self) -> list[tuple[int, int, int]]:
+        return []
 
     @abstractmethod
     def _link(self, step: Step) -> None: ...

@@ -42,7 +42,8 @@ class Fingerprint:
 class Survey:
     """What there is to be converted. `damaged_count`: entries whose record cannot be read; the first are in `damaged`.
 
-    `orphans`: entries in databases whose ledgers the bookie had deleted already.
+    `orphans`: entries in databases whose ledgers the bookie had deleted already. `logs_linked`, `logs_copied` and
+    `copied_size`, bytes: entry logs that other directories need too. `logs_spared`: such ones that are needed no more.
     """
 
     headers: dict[int, IndexHeader] = field(default_factory=dict)
@@ -52,6 +53,10 @@ class Survey:
     damaged_count: int = 0
     damaged: list[tuple[int, int]] = field(default_factory=list)
     is_dirty: bool = False  # the bookie did not stop in an orderly way
+    logs_linked: int = 0
+    logs_copied: int = 0
+    copied_size: int = 0
+    logs_spared: int = 0
     problems: list[str] = field(default_factory=list)  # why nothing at all may be denied afterwards
 
     def add_damaged(self, ledger_id: int, entry_ids: list[int]) -> None:
@@ -99,6 +104,20 @@ def runs_of_file(disk: Disk, ledger_id: int, path: str) -> Iterator[Run]:
             offset += len(data)
     finally:
         file.close()
+
+
+def is_same_file(disk: Disk, first: str, second: str) -> bool:
+    """Whether two files have the same bytes. Raises: OSError."""
+    files = [disk.open(path, "r") for path in (first, second)]
+    try:
+        sizes = [file.size() for file in files]
+        steps = range(0, sizes[0], READ_SIZE)
+        return sizes[0] == sizes[1] and all(
+            files[0].pread(READ_SIZE, at) == files[1].pread(READ_SIZE, at) for at in steps
+        )
+    finally:
+        for file in files:
+            file.close()
 
 
 class RecordCheck:

@@ -3,7 +3,8 @@
 Index files are written where they will be: as long as the databases are there nobody looks at them.
 
 Entry logs of several directories may have the same ids, which index files cannot tell apart. All but one of them get
-another id: first as a second name of the same file, at the switch as the only one.
+another id: first as a second name of the same file, at the switch as the only one. But where both are the same log, as
+an earlier conversion to databases has left it, one is enough: the other goes at the switch, with its space.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ import dataclasses
 import posixpath
 from collections.abc import Iterable, Iterator
 
+from bookies.config import BookieConfig
 from bookies.errors import StorageError
+from bookies.runtime.ports import Disk
 from bookies.storage import catalog_format, index_format, rocks
 from bookies.storage.catalog_format import Contents, Known
-from bookies.storage.conversion import ASIDE, INDEX_FILES, Conversion, Step
+from bookies.storage.conversion import ASIDE, INDEX_FILES, Conversion, Progress, Step
 from bookies.storage.conversion_check import (
     Fingerprint,
     RecordCheck,
     Survey,
     by_ledger,
     fingerprint,
+    is_same_file,
     runs_of_file,
 )
 from bookies.storage.durable import replace_bytes, sync_directory, unlink_all
@@ -29,7 +33,7 @@ from bookies.storage.entry_log_format import LOG_ID_MAX, file_name, parse_last_i
 from bookies.storage.index_files import IndexFiles, IndexWrite
 from bookies.storage.index_format import SLOT_SIZE, STATE_FENCED, STATE_LIMBO, IndexHeader
 from bookies.storage.log_usage import find_logs
-from bookies.storage.rocks import Run
+from bookies.storage.rocks import Databases, Run
 from bookies.storage.store_writes import ENTRY_ID_MAX
 
 WRITE_FILES_MAX = 64  # index files written by one call
@@ -41,6 +45,11 @@ class ToIndexFiles(Conversion):
     """`links` are new ids of logs."""
 
     target = INDEX_FILES
+
+    def __init__(self, disk: Disk, databases: Databases, config: BookieConfig, on_progress: Progress) -> None:
+        super().__init__(disk, databases, config, on_progress)
+        self._ids: list[tuple[int, int, int]] | None = None
+        self._spares: list[tuple[int, int, int]] = []
 
     def _check_source(self) -> None:
         found = [path for directory in self._indexes for path in rocks.paths_in(directory)]
@@ -59,8 +68,9 @@ class ToIndexFiles(Conversion):
                 )
 
     def _survey(self) -> Survey:
-        survey = Survey()
-        renamed = _by_directory(self._new_ids())
+        self._ids = None
+        renamed = _by_directory([*self._new_ids(), *self._spares])
+        survey = Survey(logs_spared=len(self._spares))
         for number, directory in enumerate(self._indexes):
             self._read_ledgers(directory, number, survey)
             check = RecordCheck(self._disk, find_logs(self._disk, [self._ledgers[number]]))
@@ -122,23 +132,31 @@ class ToIndexFiles(Conversion):
             yield _renamed_run(run, renamed)
 
     def _new_ids(self) -> list[tuple[int, int, int]]:
-        """(directory number, id, new id) of logs whose id another directory has too."""
-        by_directory: list[list[int]] = []
+        """(directory number, id, new id) of logs whose id another directory has too; looks at them once a survey."""
+        if self._ids is not None:
+            return self._ids
+        by_directory: list[dict[int, str]] = []
         greatest = -1
         for directory in self._ledgers:
-            by_directory.append(list(find_logs(self._disk, [directory])))
+            by_directory.append(find_logs(self._disk, [directory]))
             greatest = max([greatest, self._last_id(directory), *by_directory[-1]])
-        taken: set[int] = set()
-        found = []
-        for number, ids in enumerate(by_directory):
-            for log_id in ids:
-                if log_id in taken:
+        taken: dict[int, list[tuple[str, int]]] = {}  # by id: (path, id to be) of logs that had it
+        self._ids, self._spares = [], []
+        for number, logs in enumerate(by_directory):
+            for log_id, path in logs.items():
+                others = taken.setdefault(log_id, [])
+                same = next((new for other, new in others if is_same_file(self._disk, other, path)), None)
+                if same is not None:
+                    self._spares.append((number, log_id, same))
+                elif others:
                     greatest += 1
                     if greatest > LOG_ID_MAX:
                         raise StorageError("there are no ids of entry logs left")
-                    found.append((number, log_id, greatest))
-            taken.update(ids)
-        return found
+                    self._ids.append((number, log_id, greatest))
+                    others.append((path, greatest))
+                else:
+                    others.append((path, log_id))
+        return self._ids
 
     def _last_id(self, directory: str) -> int:
         path = posixpath.join(directory, "lastId")
@@ -156,6 +174,9 @@ class ToIndexFiles(Conversion):
     def _links(self, survey: Survey) -> list[tuple[int, int, int]]:
         return self._new_ids()
 
+    def _spare(self) -> list[tuple[int, int, int]]:
+        return self._spares
+
     def _link(self, step: Step) -> None:
         for number, old, new in step.links:
             directory = self._ledgers[number]
@@ -165,7 +186,7 @@ class ToIndexFiles(Conversion):
 
     # -- build ---------------------------------------------------------------------------------------------------
     def _build(self, survey: Survey, step: Step) -> None:
-        renamed = _by_directory(step.links)
+        renamed = _by_directory([*step.links, *step.spare])
         contents = Contents(self._page_size, holes=survey.problems)
         files = IndexFiles(self._disk, self._page_size, self._config.open_files_max, "r+")
         writer = _Writer(files, contents, self._page_size)
@@ -215,7 +236,8 @@ class ToIndexFiles(Conversion):
                 if name in rocks.NAMES and not self._disk.exists(path):
                     replace_bytes(self._disk, path, GUARD)
             sync_directory(self._disk, directory)
-        unlink_all(self._disk, [posixpath.join(self._ledgers[number], file_name(old)) for number, old, _ in step.links])
+        gone = [posixpath.join(self._ledgers[number], file_name(old)) for number, old, _ in (*step.links, *step.spare)]
+        unlink_all(self._disk, gone)
 
 
 class _Writer:
@@ -284,7 +306,7 @@ class _Writer:
 def _by_directory(links: list[tuple[int, int, int]]) -> dict[int, dict[bytes, bytes]]:
     """By directory number, the old to the new id of logs, as slots begin with them."""
     found: dict[int, dict[bytes, bytes]] = {}
-    for number, old, new in links:
+    for number, old, new in [each for each in links if each[1] != each[2]]:
         found.setdefault(number, {})[old.to_bytes(4, "big")] = new.to_bytes(4, "big")
     return found
 

@@ -109,10 +109,14 @@ class ToRocks(Conversion):
             needed.append((place, LEDGER_SIZE + count * ENTRY_SIZE))
         for number, log_id, _ in self._links(survey):
             source, target = self._logs[log_id], self._ledgers[number]
-            if self._disk.usage(posixpath.dirname(source)) != self._disk.usage(target):  # not a link, but a copy
-                file = self._disk.open(source, "r")
-                needed.append((target, file.size()))
-                file.close()
+            if self._disk.device(posixpath.dirname(source)) == self._disk.device(target):
+                survey.logs_linked += 1
+                continue
+            file = self._disk.open(source, "r")
+            needed.append((target, file.size()))
+            survey.logs_copied += 1
+            survey.copied_size += file.size()
+            file.close()
         return needed
 
     def _links(self, survey: Survey) -> list[tuple[int, int, int]]:

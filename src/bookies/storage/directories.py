@@ -7,15 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
+import re
 from collections.abc import Sequence
 
 from bookies.config import BookieConfig
 from bookies.runtime.ports import Disk, Lock
-from bookies.storage.durable import sync_directory
+from bookies.storage.durable import remove, sync_data, sync_directory
+from bookies.storage.status_format import FILE_NAME as STATUS
 
 CONTROL_FILE = "control.json"  # beside every ledger directory's `current`: how to talk to the running bookie
 HELD = "COMPACTION_HELD"  # an empty file in every ledger directory while an operator has suspended compaction
-DIRTY = "DIRTY"  # an empty file in every ledger directory from the start until an orderly stop
+DIRTY = (
+    "DIRTY"  # a file in every ledger directory from the start until an orderly stop; has the `run_id` in hexadecimal
+)
+RUN_ID_SIZE = 16  # bytes
+
+
+def parse_run_id(data: bytes) -> bytes:
+    """What the file says; empty for one of Apache's or of an older release, which is empty, and for garbage."""
+    return bytes.fromhex(data.decode()) if re.fullmatch(rb"[0-9a-f]{%d}\n" % (2 * RUN_ID_SIZE), data) else b""
 
 
 def current(directory: str) -> str:
@@ -24,13 +34,18 @@ def current(directory: str) -> str:
 
 
 class Directories:
-    """The three sets of `current` directories. Blocks, except for its fields; confined to the checkpoint's worker."""
+    """The three sets of `current` directories. Blocks, except for its fields; confined to the checkpoint's worker.
+
+    `run_id`: random bytes of this bookie, the same from one orderly stop to the next, over all crashes; empty if nobody
+    knows. What a crash leaves in different directories belongs together if both have it.
+    """
 
     def __init__(self, disk: Disk, config: BookieConfig) -> None:
         self.journals = [current(each) for each in config.journal_directories]
         self.ledgers = [current(each) for each in config.ledger_directories]
         self.indexes = [current(each) for each in config.index_directories or config.ledger_directories]
         self.was_clean = True
+        self.run_id = b""
         self._disk = disk
         self._locks: list[Lock] = []
 
@@ -44,12 +59,26 @@ class Directories:
             self._disk.make_directories(directory)
             self._locks.append(self._disk.lock_directory(directory))
             sync_directory(self._disk, directory)
-        self.was_clean = not any(self._disk.exists(posixpath.join(each, DIRTY)) for each in self.ledgers)
+        paths = [posixpath.join(each, DIRTY) for each in self.ledgers]
+        marks = [self._disk.read_bytes(path) for path in paths if self._disk.exists(path)]
+        self.was_clean = not marks
+        found = {run_id: None for data in marks if (run_id := parse_run_id(data))}
+        self.run_id = next(iter(found)) if len(found) == 1 else b""
 
-    def mark_dirty(self) -> None:
-        """From now on only `mark_clean` tells of an orderly stop."""
+    def mark_dirty(self, run_id: bytes) -> None:
+        """From now on only `mark_clean` tells of an orderly stop. Raises: DiskFull, OSError; SyncFailed."""
+        data = run_id.hex().encode() + b"\n"
         for directory in self.ledgers:
-            self._disk.open(posixpath.join(directory, DIRTY), "w+").close()
+            path = posixpath.join(directory, DIRTY)
+            if self._disk.exists(path) and self._disk.read_bytes(path) == data:
+                continue
+            file = self._disk.open(path, "w+")
+            try:
+                file.truncate(0)
+                file.pwrite(data, 0)
+                sync_data(file)
+            finally:
+                file.close()
             sync_directory(self._disk, directory)
 
     def mark_clean(self, directories: Sequence[str]) -> None:
@@ -62,6 +91,13 @@ class Directories:
                 if self._disk.exists(posixpath.join(directory, DIRTY)):
                     self._disk.unlink(posixpath.join(directory, DIRTY))
                     sync_directory(self._disk, directory)
+
+    def remove_leftovers(self) -> None:
+        """Remove what was being written when a process died, or a disk failed, and was never given its name."""
+        for directory in dict.fromkeys([*self.journals, *self.ledgers, *self.indexes]):
+            for name in self._disk.list(directory):
+                if name.startswith(".") and name.endswith(".tmp") and name != f".{STATUS}.tmp":
+                    remove(self._disk, posixpath.join(directory, name))
 
     def is_held(self, directories: Sequence[str]) -> bool:
         """Whether any of these says that compaction is suspended. Raises: OSError."""

@@ -84,6 +84,7 @@ class EntryLogWriter:
         self._health = health or DirectoryHealth(directories, directories, keeps_going=False)
         self._size_max = config.entry_log_size_max
         self._last_id: int | None = None
+        self._is_last_id_certain = False  # all directories were looked at
         self._file: File | None = None
         self._log_id = -1
         self._position = 0
@@ -182,9 +183,15 @@ class EntryLogWriter:
         """The active log, or the next one: all logs with smaller ids are sealed."""
         if self._file is not None:
             return self._log_id
+        return self._find_last_id() + 1
+
+    def _find_last_id(self) -> int:
+        """The greatest id that was ever given out. Raises: OSError."""
         if self._last_id is None:
-            self._last_id = greatest_log_id(self._disk, self._health.good(self._directories))
-        return self._last_id + 1
+            good = self._health.good(self._directories)
+            self._is_last_id_certain = len(good) == len(self._directories)
+            self._last_id = greatest_log_id(self._disk, good)
+        return self._last_id
 
     def extent(self) -> tuple[int, int]:
         """(id of the active log, bytes of it that are synced); (-1, 0) without one."""
@@ -208,9 +215,7 @@ class EntryLogWriter:
 
     def _allocate_id(self) -> int:
         """The next id, durable in every directory that can be written, and in at least one."""
-        if self._last_id is None:
-            self._last_id = greatest_log_id(self._disk, self._health.good(self._directories))
-        self._last_id = (self._last_id + 1) & layout.LOG_ID_MAX
+        self._last_id = (self._find_last_id() + 1) & layout.LOG_ID_MAX
         paths = [posixpath.join(directory, "lastId") for directory in self._directories]
         replace_copies(self._disk, paths, layout.pack_last_id(self._last_id))
         return self._last_id
@@ -252,11 +257,11 @@ class EntryLogWriter:
         else:
             self._seal()
 
-    def sync(self) -> None:
-        """Make every byte written so far durable.
+    def sync(self) -> tuple[int, int, int]:
+        """Make every byte written so far durable; (the active log, where it ends, the greatest id given out).
 
-        Raises LogLost until `rescue` has nothing left to do; SyncFailed, which is final: the page cache cannot be
-        trusted again.
+        -1 for the first without an active log, `LOG_ID_MAX` for the last if it is not certain. Raises LogLost until
+        `rescue` has nothing left to do; SyncFailed, which is final: the page cache cannot be trusted again.
         """
         self._unnamed.clear()
         self._sync_active()
@@ -269,6 +274,14 @@ class EntryLogWriter:
             self._unsynced.pop(0).file.close()
         if self._lost:
             raise LogLost(f"entry log {self._lost[0][0]:x} is lost: what was new in it is written again elsewhere")
+        return (*self.extent(), self._greatest_id())
+
+    def _greatest_id(self) -> int:
+        try:
+            last_id = self._find_last_id()
+        except OSError:
+            return layout.LOG_ID_MAX
+        return last_id if self._is_last_id_certain else layout.LOG_ID_MAX
 
     def _sync_active(self) -> None:
         if self._file is None or self._position == self._synced:

@@ -21,6 +21,7 @@ Source: storage 4.4 to 4.6, 5.2, 5.5.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import errno
 import posixpath
@@ -140,14 +141,16 @@ class LedgerIndex:
                 self._want_rebuild(ledger_id)
         return len(here)
 
-    def may_be_lost(self, ledger_id: int) -> None:
+    async def may_be_lost(self, ledger_id: int) -> None:
         """The ledger has entries in the logs. If it has no index file, there are some of which only the logs tell.
 
-        Deleted ledgers come back so, until the next collection.
+        Deleted ledgers come back so, until the next collection. What comes back is durable with the next checkpoint.
         """
         ledger = self._ledgers.get(ledger_id)
         if not self.is_known(ledger_id):
             self.lost(ledger_id)
+            with contextlib.suppress(ReadFailed):  # Then the rebuild has to try again.
+                await self.load(ledger_id)
         elif ledger is not None and ledger.path is None and ledger_id not in self._moving:
             # What the journal says of it is all that is known, but perhaps not all there was.
             self.set_header(ledger, ledger.header.with_state(layout.STATE_REBUILDING))
@@ -600,6 +603,13 @@ class LedgerIndex:
             for ledger, change, file_size in zip(ledgers, writes, sizes, strict=True):
                 self._written(ledger, change, file_size)
             self.cache.evict()
+        if self._files.stray_count:
+            await worker.run(self._files.tidy, self._health.is_failed)
+
+    @property
+    def stray_count(self) -> int:
+        """Files that a failure has left, of index files that were to be made or moved; tried again with each write."""
+        return self._files.stray_count
 
     def _write(self, notes: bytes, writes: list[IndexWrite]) -> list[int]:
         """On the checkpoint's worker. What the catalog says is durable before the files change."""

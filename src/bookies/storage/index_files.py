@@ -8,6 +8,8 @@ Invariants
   the rename and the sync of the directory, and then this life sees a file that a power failure takes away.
 - A header that cannot be read is never taken for an empty one: the ledger begins afresh as uncertain (F-43).
 - What is replaced because it was damaged stays beside the new file, under another name.
+- A file that a failure leaves under the name of one that is not complete, or that moves, is known from then on, and
+  removed once its ledger's file is where it should be (`tidy`). Until then it may be the only one.
 
 Source: storage 4.
 """
@@ -113,6 +115,8 @@ class IndexFiles:
         self._mode = mode
         self._page_size = page_size
         self._synced: dict[str, None] = {}  # directories whose names from before our start are durable
+        self._left: dict[str, None] = {}  # by a failure, of ledgers whose file has still to be written
+        self._strays: dict[str, None] = {}  # that nobody needs
         self._files = FileCache(disk, open_files_max)
 
     def load(self, path: str) -> LoadedIndex:
@@ -228,23 +232,69 @@ class IndexFiles:
             sizes = [file.size() for file in files]
             sync_many(self._disk, files)
         except (OSError, DiskFull):
-            for each in new:
-                remove(self._disk, each.path + NEW_SUFFIX)
+            self._leave([path for each in new if not self._is_removed(path := each.path + NEW_SUFFIX)])
             raise
         finally:
             for file, each in zip(files, writes, strict=False):
                 if each.is_new:
                     file.close()
-        for each in new:
-            if each.left is None:
-                self._put_in_place(each.path)
-            else:
-                self._put_in_place_of(each.path, each.left)
+        self._name(new)
         places = [(posixpath.dirname(each.path), each.is_new) for each in writes]
         directories = dict.fromkeys(place for place, is_new in places if is_new or place not in self._synced)
         sync_many(self._disk, (), list(directories))
         self._synced |= directories
         return sizes
+
+    def _name(self, new: Sequence[IndexWrite]) -> None:
+        """Give new files their names; what a failure leaves is noted. Raises: DiskFull, OSError, SyncFailed."""
+        for index, each in enumerate(new):
+            try:
+                if each.left is None:
+                    self._put_in_place(each.path)
+                else:
+                    self._put_in_place_of(each.path, each.left)
+            except (OSError, DiskFull):
+                self._leave([each.path + MOVING_SUFFIX, *(other.path + NEW_SUFFIX for other in new[index:])])
+                raise
+            self._may_go(each.path)
+
+    def _leave(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self._strays.pop(path, None)
+            self._left[path] = None
+
+    def _may_go(self, path: str) -> None:
+        """What was left of earlier tries to write this ledger's file, wherever that was, is of no use any more."""
+        name = posixpath.basename(path) + "."
+        for each in [each for each in self._left if posixpath.basename(each).startswith(name)]:
+            del self._left[each]
+            self._strays[each] = None
+
+    @property
+    def stray_count(self) -> int:
+        """Files that failures have left, and that are not removed yet; from any thread."""
+        return len(self._left) + len(self._strays)
+
+    def tidy(self, is_failed: Callable[[str], bool]) -> None:
+        """Remove what is of no use; what cannot be removed is tried again the next time.
+
+        `is_failed`: whether a path is in a directory that was given up; a start that finds that again tidies there.
+        """
+        for path in [each for each in (*self._left, *self._strays) if is_failed(each)]:
+            self._left.pop(path, None)
+            self._strays.pop(path, None)
+        for path in list(self._strays):
+            if self._is_removed(path):
+                del self._strays[path]
+
+    def _is_removed(self, path: str) -> bool:
+        try:
+            self._disk.unlink(path)
+        except FileNotFoundError:
+            return True
+        except (OSError, DiskFull):
+            return False
+        return True
 
     def _opened(self, change: IndexWrite) -> File:
         if change.is_new:
@@ -274,6 +324,7 @@ class IndexFiles:
     def forget(self, path: str) -> None:
         """Close a file whose path will name another one, or none."""
         self._files.forget(path)
+        self._may_go(path)
 
     def close(self) -> None:
         self._files.close()

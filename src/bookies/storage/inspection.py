@@ -25,6 +25,7 @@ from bookies.storage import (
     entry_log_format,
     index_format,
     journal_format,
+    journal_place,
     mark_format,
     removal_format,
     scrub_format,
@@ -345,6 +346,10 @@ def _item(disk: Disk, path: str, name: str) -> Row:
         return {"kind": "conversion", "size": size, "detail": "it was interrupted: repeat bk bookie convert"}
     if name == catalog_format.FILE_NAME:
         return {"kind": "catalog", "size": size, "detail": "which index files there are, and their checksums"}
+    if name == journal_place.FILE_NAME:
+        place = journal_place.parse(first)
+        detail = "damaged; the next start writes it again" if place is None else f"journal {place[0] + 1} of {place[1]}"
+        return {"kind": "journal place", "size": size, "detail": detail}
     if name == removal_format.FILE_NAME:
         _, removals = removal_format.parse(disk.read_bytes(path), path=path)
         return {"kind": "removed ledgers", "size": size, "detail": f"{len(removals):,} in quarantine or deleted"}

@@ -357,6 +357,7 @@ class LedgerStore(StoreWrites, StoreReads):
             "disk_free": free,
             "disks_full": len(parts.disks.space.full),
             "directories_failed": len(parts.health.failed),
+            "index_files_stray": parts.index.stray_count,
         } | (self.scrubber.gauges() if self.scrubber is not None else {})
 
     def __repr__(self) -> str:

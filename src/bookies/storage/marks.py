@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from bookies.errors import CorruptRecord
 from bookies.runtime.ports import Disk
 from bookies.storage import journal_format
-from bookies.storage.checkpoint import MarkFiles
 from bookies.storage.journal import journal_ids
 from bookies.storage.mark_format import LogMark
 from bookies.storage.record_scan import EndKind, ScanEnd
@@ -20,12 +19,11 @@ from bookies.storage.record_scan import EndKind, ScanEnd
 def find_marks(
     disk: Disk,
     directories: Sequence[str],
-    files: MarkFiles,
+    found: Sequence[Sequence[LogMark]],
     noted: Sequence[LogMark],
     record_size_max: int,
 ) -> list[LogMark]:
-    """From where to replay each journal. `noted`: what the catalog says."""
-    found = files.read()
+    """From where to replay each journal. `found`: what the mark files say of each. `noted`: what the catalog says."""
     if len(noted) == len(found):
         found = [[*marks, mark] for marks, mark in zip(found, noted, strict=True)]
     return [

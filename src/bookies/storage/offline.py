@@ -23,12 +23,16 @@ from bookies.storage.inspection import current_of
 
 @dataclass
 class Offline:
-    """`journals`, `ledgers`, `indexes`: directories that are there. `problems`: path to what is wrong with others."""
+    """`journals`, `ledgers`, `indexes`: directories that are there. `problems`: path to what is wrong with others.
+
+    `has_all_indexes`: none of those that hold index files is among the others.
+    """
 
     journals: list[str]
     ledgers: list[str]
     indexes: list[str]
     problems: dict[str, str] = field(default_factory=dict)
+    has_all_indexes: bool = True
 
     def config(self) -> BookieConfig:
         """Settings of the environment, and these directories. Raises StorageError for problems."""
@@ -57,6 +61,7 @@ def bookie_at(disk: Disk, path: str) -> Offline:
             place = posixpath.join(base, name)
             if problem := _problem_of(disk, place, own, path):
                 found.problems[place] = problem
+                found.has_all_indexes = found.has_all_indexes and there is not found.indexes
             if disk.is_directory(place):
                 there.append(place)
     return found
@@ -64,14 +69,15 @@ def bookie_at(disk: Disk, path: str) -> Offline:
 
 def _base_of(path: str, own: Cookie) -> str | None:
     """As the cookie says, of the path as it was given, from the root, or where its links lead to; None: elsewhere."""
-    given = os.path.normpath(path)
-    if os.path.basename(given) == cookie.CURRENT:
-        given = os.path.dirname(given)
-    for each in (given, os.path.abspath(given)):
-        if (base := own.base_of(each)) is not None:
+    for each in (os.path.normpath(path), os.path.abspath(path)):
+        if (base := own.base_of(_without_current(each))) is not None:
             return base
-    real = os.path.realpath(given)
+    real = _without_current(os.path.realpath(path))
     return "" if any(os.path.isabs(name) and os.path.realpath(name) == real for name in own.directories) else None
+
+
+def _without_current(path: str) -> str:
+    return os.path.dirname(path) if os.path.basename(path) == cookie.CURRENT else path
 
 
 def _elsewhere(path: str, own: Cookie) -> Offline:

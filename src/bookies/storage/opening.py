@@ -4,7 +4,7 @@ Nothing is written before all that has to be there was found. Any failure on the
 fails the start (F-38). A start that fails for lack of room leaves no new file behind, so it may be tried again and
 again. But with nothing to replay, or room for that, a bookie starts on full disks, and waits with the rest, read-only,
 until there is room. Entry logs are not read, so it takes as long as the replay; but without a catalog (the first start
-on Apache's directories) there is nothing else that tells which ledgers there were.
+on Apache's directories), or with one that lacks something, there is nothing else that tells which ledgers there were.
 
 Source: storage 9.5, 2.10.
 """
@@ -25,19 +25,21 @@ from bookies.storage import journal_format
 from bookies.storage.catalog_format import pack
 from bookies.storage.checkpoint import Checkpointer
 from bookies.storage.conversion import refuse_unconverted
-from bookies.storage.directories import Directories
+from bookies.storage.directories import RUN_ID_SIZE, Directories
 from bookies.storage.disk_watch import DiskWatch
-from bookies.storage.failover import Failover, cut_lost, drop_stale, read_notes, remove_notes
+from bookies.storage.failover import Failover, Note, cut_lost, drop_stale, read_notes, remove_notes
 from bookies.storage.health import DirectoryHealth
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index_files import find_index_files
 from bookies.storage.journal import Journal, journal_ids
+from bookies.storage.journal_place import check_places, note_place
 from bookies.storage.mark_format import LogMark
 from bookies.storage.marks import find_marks
 from bookies.storage.readers import Readers
 from bookies.storage.rebuild import Rebuilder, ledgers_in_logs
 from bookies.storage.removal import Removals
 from bookies.storage.replay import ReplayReport, Restorer, replay
+from bookies.storage.torn_logs import is_behind, torn_logs
 from bookies.storage.watched_disk import WatchedDisk
 from bookies.storage.write_cache import WriteCache
 
@@ -108,6 +110,7 @@ async def open_storage(parts: Opened, events: Events) -> None:
     worker = checkpointer.worker
     await worker.run(directories.acquire)
     await worker.run(refuse_unconverted, runtime.disk, directories.indexes)
+    await worker.run(check_places, runtime.disk, directories.journals)
     stores = list(dict.fromkeys([*directories.ledgers, *directories.indexes]))
     note = await worker.run(read_notes, runtime.disk, stores)
     returned = [each for each in directories.indexes if each in note.failed]
@@ -128,15 +131,12 @@ async def open_storage(parts: Opened, events: Events) -> None:
     parts.index.found(paths, catalog, parts.removals.is_deleted)
     unsettled = parts.index.catalog.unsettled()
     parts.index.catalog.resolve(await worker.run(parts.index.read_checksums, unsettled))
-    noted = parts.index.catalog.marks
-    marks = await worker.run(
-        find_marks,
-        runtime.disk,
-        directories.journals,
-        checkpointer.mark_files,
-        noted,
-        config.frame_size_max + 64 * 1024,
-    )
+    found = await worker.run(checkpointer.mark_files.read)
+    noted, record_size_max = parts.index.catalog.marks, config.frame_size_max + 64 * 1024
+    marks = await worker.run(find_marks, runtime.disk, directories.journals, found, noted, record_size_max)
+    lacks_ledgers = catalog is None or is_behind(parts.index.catalog.synced, found, directories.run_id)
+    lacks_ledgers = lacks_ledgers or not parts.index.catalog.is_trusted
+    await _note_logs(parts, note, lacks_ledgers=lacks_ledgers)
     checkpointer.mark_files.assume(marks)
     is_counted = not (parts.index.catalog.is_trusted and parts.index.catalog.doubtful_from < 0)
     restorer = Restorer(parts.cache, parts.index, checkpointer, parts.readers, parts.removals.is_deleted)
@@ -150,11 +150,10 @@ async def open_storage(parts: Opened, events: Events) -> None:
     if parts.index.catalog.is_trusted and (restorer.report.entry_count or not is_counted):
         first = parts.index.catalog.doubtful_from
         checkpointer.uncounted_log_id = first if first >= 0 else -1 - first
-    if catalog is None:
-        for ledger_id in await worker.run(ledgers_in_logs, runtime.disk, directories.ledgers):
-            if not parts.removals.is_deleted(ledger_id):
-                parts.index.may_be_lost(ledger_id)
+    if lacks_ledgers:
+        await _find_ledgers(parts)
     for text in restorer.report.holes:
+        parts.index.catalog.note_torn({})  # What was lost may be there.
         await parts.index.doubt_all(text)
     _tell(restorer.report, events)
     for journal, mark in zip(parts.journals, marks, strict=True):
@@ -172,11 +171,37 @@ async def open_storage(parts: Opened, events: Events) -> None:
     # Not before the mark is persisted: the torn end of a file that is not the newest any more would be damage.
     if parts.is_covered:
         await worker.run(remove_notes, runtime.disk, stores)
+        await worker.run(directories.remove_leftovers)
         await open_journals(parts)
     async with _explaining(parts, stores, 0):
-        await worker.run(directories.mark_dirty)
+        await worker.run(directories.mark_dirty, parts.index.catalog.run_id)
     if config.gc_interval_ms:
         await checkpointer.cover_logs()
+
+
+async def _note_logs(parts: Opened, note: Note, *, lacks_ledgers: bool) -> None:
+    """Tell the catalog what a power failure may have torn, before anything else is written to entry logs.
+
+    Of earlier runs nothing is left: the first look at the entry logs has given those their end.
+    """
+    known, directories = parts.index.catalog, parts.directories
+    synced = known.synced
+    known.run_id = directories.run_id or parts.runtime.random.randbytes(RUN_ID_SIZE)
+    if lacks_ledgers:
+        known.note_lacking()
+    if lacks_ledgers or synced is None or synced.run_id != directories.run_id:
+        known.note_torn({})
+        return
+    worker, disk = parts.checkpointer.worker, parts.runtime.disk
+    known.note_torn(await worker.run(torn_logs, disk, directories.ledgers, note.failed, known.torn, synced))
+
+
+async def _find_ledgers(parts: Opened) -> None:
+    """Those that only the logs know of. Raises: OSError."""
+    worker = parts.checkpointer.worker
+    for ledger_id in await worker.run(ledgers_in_logs, parts.runtime.disk, parts.directories.ledgers):
+        if not parts.removals.is_deleted(ledger_id):
+            await parts.index.may_be_lost(ledger_id)
 
 
 async def open_journals(parts: Opened) -> bool:
@@ -185,16 +210,19 @@ async def open_journals(parts: Opened) -> bool:
     If need be at the expense of files that are kept without need.
     """
     worker, disk = parts.checkpointer.worker, parts.runtime.disk
-    for journal in parts.journals:
+    for number, journal in enumerate(parts.journals):
         if journal.is_open:
             continue
         ids = await worker.run(journal_ids, disk, journal.directory)
         first_id = (ids[-1] if ids else parts.runtime.clock.wall_ms()) + 1
+        place = journal.directory, number, len(parts.journals)
         try:
+            await worker.run(note_place, disk, *place)
             await journal.open(first_id)
         except DiskFull:
             await journal.make_room(journal.mark.journal_id)
             with contextlib.suppress(DiskFull):
+                await worker.run(note_place, disk, *place)
                 await journal.open(first_id)
     return all(journal.is_open for journal in parts.journals)
 

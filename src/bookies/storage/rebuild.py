@@ -3,7 +3,8 @@
 One pass over all logs for all ledgers that wait. Ledgers maps are not asked which logs to read: they have no checksum.
 Of copies of an entry the one behind counts, in the order of log ids; a slot set meanwhile, by a flush, counts more.
 
-What an unreadable part of a log may have held is not known, so ledgers rebuilt then stay uncertain (limbo).
+What an unreadable part of a log may have held is not known, so ledgers rebuilt then stay uncertain (limbo). But for
+what a power failure has torn, which was not synced: that does not count, as the journal has had it (`torn_logs`).
 
 Source: storage 3.5, 4.6, 10.2.
 """
@@ -66,17 +67,19 @@ class Found:
     is_whole: bool = False
 
 
-def entries_of(disk: Disk, log_id: int, path: str, ledger_ids: Sequence[int], size_max: int) -> Iterator[object]:
+def entries_of(
+    disk: Disk, log_id: int, path: str, ledger_ids: Sequence[int], size_max: int, end: int | None = None
+) -> Iterator[object]:
     """For each piece of a log a list of (ledger id, entry id, location); at last whether it was read to its end.
 
-    Blocks, a piece at a time.
+    `end`: what is behind does not count. Blocks, a piece at a time.
     """
     wanted = frozenset(ledger_ids)
     file = disk.open(path, "r")
     try:
         size = file.size()
-        is_whole = _is_whole(file.pread(layout.HEADER_SIZE, 0), size)
-        for item in layout.scan(file.pread, size, record_size_max=size_max):
+        is_whole = _is_whole(file.pread(layout.HEADER_SIZE, 0), size) if end is None else size >= end
+        for item in layout.scan(file.pread, size if end is None else min(size, end), record_size_max=size_max):
             if isinstance(item, Batch):
                 starts = item.records.starts
                 yield [
@@ -222,7 +225,10 @@ class Rebuilder:
 
     async def _read_log(self, log_id: int, path: str, wanted: dict[int, Found]) -> bool:
         """Whether all of it could be read."""
-        pieces = entries_of(self._disk, log_id, path, list(wanted), self._record_size_max)
+        end = self._index.catalog.torn.get(log_id)
+        if end is not None and end <= layout.HEADER_SIZE:
+            return True  # Nothing in it counts.
+        pieces = entries_of(self._disk, log_id, path, list(wanted), self._record_size_max, end)
         while not isinstance(piece := await self._worker.run(next, pieces), bool):
             assert isinstance(piece, list)
             for ledger_id, entry_id, location in piece:

@@ -9,7 +9,7 @@ Source: storage 5.8, 9.2, 10.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ from bookies.errors import CorruptRecord
 from bookies.runtime.ports import Disk
 from bookies.storage import catalog_format, entry_log_format, index_format, inspection
 from bookies.storage.inspection import Row
-from bookies.storage.offline import bookie_at
+from bookies.storage.offline import Offline, bookie_at
 from bookies.storage.record_scan import Batch, EndKind
 from bookies.storage.replay import looks_intact
 
@@ -48,14 +48,14 @@ def verify_rows(disk: Disk, path: str) -> Iterator[Row]:
     for place, problem in bookie.problems.items():
         findings += 1
         yield {"row": "finding", "path": place, "problem": problem, "remedy": "put it back, or mount the disk"}
-    for row in _all_rows(disk, (bookie.journals, bookie.ledgers, bookie.indexes), total):
+    for row in _all_rows(disk, bookie, total):
         findings += row["row"] == "finding"
         yield row
     yield total | {"findings": findings}
 
 
-def _all_rows(disk: Disk, directories: tuple[list[str], list[str], list[str]], total: Row) -> Iterator[Row]:
-    journals, ledgers, indexes = directories
+def _all_rows(disk: Disk, bookie: Offline, total: Row) -> Iterator[Row]:
+    journals, ledgers, indexes = bookie.journals, bookie.ledgers, bookie.indexes
     for directory in dict.fromkeys([*journals, *ledgers, *indexes]):
         for row in inspection.directory_rows(disk, directory):
             if row["row"] == "finding" or ("problem" in row and row["kind"] in ("cookie", "mark", "last log id")):
@@ -66,7 +66,8 @@ def _all_rows(disk: Disk, directories: tuple[list[str], list[str], list[str]], t
     for directory in ledgers:
         yield from _log_findings(disk, directory, total, records)
     yield from _digest_findings(records, total)
-    yield from _index_findings(disk, indexes, records, total)
+    if indexes:
+        yield from _index_findings(disk, bookie, records, total)
 
 
 def _journal_findings(disk: Disk, directory: str, total: Row) -> Iterator[Row]:
@@ -130,16 +131,16 @@ def _digest_findings(records: dict[int, _Records], total: Row) -> Iterator[Row]:
             }
 
 
-def _index_findings(disk: Disk, directories: Sequence[str], records: dict[int, _Records], total: Row) -> Iterator[Row]:
+def _index_findings(disk: Disk, bookie: Offline, records: dict[int, _Records], total: Row) -> Iterator[Row]:
     catalog = None
-    path = os.path.join(inspection.current_of(disk, directories[0]), catalog_format.FILE_NAME)
+    path = os.path.join(inspection.current_of(disk, bookie.indexes[0]), catalog_format.FILE_NAME)
     if disk.exists(path):
         data = disk.read_bytes(path)
         catalog = catalog_format.parse(data, int.from_bytes(data[8:12], "big"))
         if catalog.problem:
             yield {"row": "finding", "path": path, "problem": catalog.problem, "remedy": "index files are believed"}
     found: set[int] = set()
-    for directory in directories:
+    for directory in bookie.indexes:
         for ledger_id, path in inspection.index_files_of(disk, directory):
             yield {"row": "progress", "path": path}
             found.add(ledger_id)
@@ -147,7 +148,7 @@ def _index_findings(disk: Disk, directories: Sequence[str], records: dict[int, _
             size = catalog.page_size if catalog is not None else 0
             yield from _ledger_findings(disk, ledger_id, path, known, size, records.get(ledger_id) or _Records())
     total["ledgers"] = len(found)
-    if catalog is not None:
+    if catalog is not None and bookie.has_all_indexes:  # Otherwise it may be where nothing is mounted.
         for ledger_id, known in sorted(catalog.ledgers.items()):
             if ledger_id not in found and not known.is_fresh:
                 count = len(set((records.get(ledger_id) or _Records()).places.values()))

@@ -97,6 +97,14 @@ def test_a_suspension_says_one_thing_only(endpoint: Endpoint, capsys: pytest.Cap
     assert not endpoint.asked
 
 
+@pytest.mark.parametrize("ledger", ["-1", "99999999999999999999"])
+def test_what_is_no_ledger_id_is_named(endpoint: Endpoint, capsys: pytest.CaptureFixture[str], ledger: str) -> None:
+    assert main(["bookie", "undelete", ledger]) == 2
+    text = f"bk bookie: {ledger} is no ledger's id: those are from 0 to 9223372036854775807\n"
+    assert capsys.readouterr().err == text
+    assert not endpoint.asked
+
+
 def test_one_bookie_at_a_time_is_made_read_only(endpoint: Endpoint, capsys: pytest.CaptureFixture[str]) -> None:
     other = pathlib.Path("bk-data/b2/ledgers")
     other.mkdir(parents=True)

@@ -122,6 +122,18 @@ def test_waiting_ends_with_the_pass_or_with_patience(
     assert "goes on in the bookie" in capsys.readouterr().err
 
 
+def test_nobody_waits_for_a_scrub_that_is_suspended(given: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    given({"is_running": True, "is_suspended": True, "next_pass_s": None})
+    assert main(["bookie", "scrub", "--now", "--wait"]) == 1
+    output = capsys.readouterr()
+    assert "pass 3 suspended" in output.out
+    assert output.err == "b1: not waited for, the scrub is suspended; go on with it: bk bookie scrub --resume\n"
+    assert main(["bookie", "scrub", "--wait"]) == 1
+    assert main(["bookie", "scrub", "--now"]) == 0
+    given({"is_suspended": True})  # between two passes there is nothing to wait for
+    assert main(["bookie", "scrub", "--wait"]) == 0
+
+
 def test_a_bookie_without_a_pass_says_so(given: Any, capsys: pytest.CaptureFixture[str]) -> None:
     given({"pass": 0, "is_suspended": True, "next_pass_s": 0})
     assert main(["bookie", "scrub"]) == 0

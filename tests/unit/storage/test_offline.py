@@ -59,3 +59,23 @@ def test_links_lead_to_the_directory(tmp_path: pathlib.Path) -> None:
     link.symlink_to(real)
     found = bookie_at(OsDisk(), str(real / "ledgers"))
     assert (found.journals, found.problems) == ([str(link / "journal")], {})
+
+
+@pytest.mark.parametrize("inside", ["ledgers/current", "journal/current", "ledgers"])
+def test_from_inside_of_a_directory(inside: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("journal", "ledgers"):
+        (tmp_path / name / "current").mkdir(parents=True)
+        (tmp_path / name / "current" / "VERSION").write_bytes(cookie("journal", "ledgers").pack())
+    monkeypatch.chdir(tmp_path / inside)
+    found = bookie_at(OsDisk(), ".")
+    assert (found.journals, found.ledgers) == ([str(tmp_path / "journal")], [str(tmp_path / "ledgers")])
+    assert not found.problems
+
+
+def test_which_kind_of_directory_is_missing() -> None:
+    config = BookieConfig(journal_directories=("/j",), ledger_directories=("/l",), index_directories=("/x", "/y"))
+    own = master_cookie(config, "b1", "cluster")
+    found = bookie_at(disk_with(own, "/j", "/l", "/x"), "/l")
+    assert (list(found.problems), found.has_all_indexes) == (["/y"], False)
+    found = bookie_at(disk_with(own, "/l", "/x", "/y"), "/l")
+    assert (list(found.problems), found.has_all_indexes) == (["/j"], True)
