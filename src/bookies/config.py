@@ -19,6 +19,8 @@ T = TypeVar("T")
 KIB, MIB = 1 << 10, 1 << 20
 SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 TLS_VERSIONS = ("1.2", "1.3")
+LOCATION = re.compile(r"(/[^/\s]+)+/?")
+PLACEMENTS = ("auto", "random", "rack", "region", "zone")
 AUTHENTICATIONS = ("none", "sasl", "certificate")
 # Of both sides.
 TLS_KEY = "PEM file with the private key of tls_certificate; empty: it is in the same file"
@@ -38,6 +40,7 @@ class BookieConfig:
     """One bookie."""
 
     bookie_id: str = setting("", "fixed identity; empty: host:port")
+    location: str = setting("", "where this bookie is, for placement: /rack, /region/rack; empty: it does not say")
     host: str = setting("127.0.0.1", "address to listen on, and to publish unless advertised_host says otherwise")
     port: int = setting(3181, "TCP port; 0: any free one (needs bookie_id)", low=0, high=65535)
     advertised_host: str = setting("", "address to publish, of a proxy or translated; empty: host")
@@ -142,6 +145,10 @@ class BookieConfig:
         "bytes that the scrub reads in a second at most; it reads no faster than the period asks for",
         low=4 * KIB,
     )
+    auto_recovery: bool = setting(
+        False,
+        "take part in finding and copying what lost bookies held (docs/recovery.md); `bk recovery run` is that alone",
+    )
     control: bool = setting(True, "listen on a local port for `bk bookie gc` and the like; control.json names it")
     tls_certificate: str = setting("", "PEM file with the certificate to show to clients, and its chain; empty: no TLS")
     tls_key: str = setting("", TLS_KEY)
@@ -208,9 +215,45 @@ class ClientConfig:
     opportunistic_striping: bool = setting(
         False, "create ledgers with fewer bookies than asked for, down to the write quorum, when there are no more"
     )
-    fault_domains: str = setting("", "racks or zones of the bookies: bookie=domain pairs, separated by commas")
+    placement: str = setting(
+        "auto",
+        "what the replicas of an entry are spread over: rack, region (and racks in them), zone (and upgrade domains), "
+        "random (hosts only); auto: racks, if anybody has said where bookies are",
+    )
+    placement_rule: bool = setting(
+        False,
+        "an ensemble that does not have racks_min (zone: zones_min) is refused, and bookies that nobody knows the "
+        "location of are not used; false: it is a wish",
+    )
+    racks_min: int = setting(
+        2, "racks, and with `region` regions, that the replicas of each entry are in; at most its write quorum", low=1
+    )
+    regions_min: int = setting(
+        0,
+        "with `region`: any ack quorum of an entry's replicas is in so many regions, as a rule; 0: no such rule",
+        low=0,
+    )
+    zones_min: int = setting(2, "with `zone`: zones that the replicas of each entry are in", low=1)
+    zones_desired: int = setting(3, "with `zone`: zones that they are in where that can be had", low=1)
+    fault_domains: str = setting(
+        "", "where bookies are: pairs bookie=location or host=location, separated by commas; /rack, /region/rack"
+    )
     fault_domains_min: int = setting(
-        0, "an entry is confirmed only with replicas in so many fault domains (at most its write quorum)", low=0
+        0,
+        "an entry is confirmed only with replicas in so many racks (regions, zones), at most its write quorum, and "
+        "ensembles that could not do that are refused",
+        low=0,
+    )
+    locations_file: str = setting("", "file that says where bookies are, in lines `bookie-or-host location`")
+    locations_script: str = setting(
+        "", "program that prints a location for each host in its arguments, as Apache's networkTopologyScriptFileName"
+    )
+    locations_script_names_max: int = setting(100, "hosts that it is asked for at once", low=1)
+    locations_interval_ms: int = setting(
+        10_000, "locations_file is looked at again after so long, when bookies are chosen", low=0
+    )
+    location: str = setting(
+        "", "where this client is; the first bookie of an ensemble is in the same rack or region then, if it can be"
     )
     tls: bool = setting(False, "encrypt the connections to bookies")
     tls_authority: str = setting(
@@ -236,6 +279,44 @@ class ClientConfig:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecoveryConfig:
+    """The auditor and the replication worker of one process."""
+
+    lost_bookie_delay_s: int = setting(
+        60,
+        "a bookie that is not registered for so long counts as lost; only until the metadata store has a value",
+        low=0,
+    )
+    audit_bookies_interval_s: int = setting(
+        86_400, "between two looks at all ledgers for bookies that nobody saw go; 0: only when an auditor starts", low=0
+    )
+    audit_ledgers_interval_s: int = setting(
+        604_800, "between two checks that read the first and last entry of every replica; 0: never", low=0
+    )
+    audit_replicas_interval_s: int = setting(
+        0, "between two checks of every replica of sealed ledgers by the bookies' own lists; 0: never", low=0
+    )
+    audit_verification_percentage: int = setting(
+        0, "percent of the entries between the first and the last that checks and repairs read", low=0, high=100
+    )
+    audit_ledgers_at_once: int = setting(16, "ledgers whose replicas are being checked at a time", low=1, high=500)
+    audit_metadata_rate: int = setting(2_000, "metadata operations of checks, per second", low=1)
+    recovery_ledgers_at_once: int = setting(8, "ledgers that this process repairs at a time", low=1, high=1_000)
+    recovery_rate_size: int = setting(
+        0, "bytes copied in a second at most; 0: as many as those who write and read do not feel", low=0
+    )
+    recovery_metadata_rate: int = setting(2_000, "metadata operations for choosing what to repair, per second", low=1)
+    recovery_open_ledger_grace_ms: int = setting(
+        30_000, "the writer of an unfinished ledger may replace a lost bookie for so long; then it is sealed", low=0
+    )
+    recovery_backoff_ms: int = setting(5_000, "before the second try at a ledger; twice as long each time", low=1)
+    recovery_backoff_max_ms: int = setting(300_000, "the longest time between two tries at a ledger", low=1)
+    recovery_report_interval_ms: int = setting(
+        10_000, "what a worker could not repair is written to the metadata store, at most once in so long", low=100
+    )
+
+
 def validate(config: T) -> T:
     """Check every field's type and range, and that they agree. Raises `ConfigError` naming field, value, range."""
     for each in fields(config):  # type: ignore[arg-type]
@@ -256,6 +337,10 @@ def validate(config: T) -> T:
         _validate_authentication(config)
     if isinstance(config, BookieConfig | ClientConfig):
         _validate_tls(config)
+    if isinstance(config, BookieConfig | ClientConfig) and config.location and not LOCATION.fullmatch(config.location):
+        raise ConfigError(f"location = {config.location!r}: must be a path as /rack or /region/rack, without spaces")
+    if isinstance(config, ClientConfig):
+        _validate_placement(config)
     if isinstance(config, ClientConfig) and config.hedge_delay_min_ms > config.hedge_delay_max_ms:
         raise ConfigError(
             f"hedge_delay_min_ms = {config.hedge_delay_min_ms} is more than hedge_delay_max_ms = "
@@ -324,6 +409,19 @@ def _validate_disks(config: BookieConfig) -> None:
             f"disk_usage_priority_threshold = {config.disk_usage_priority_threshold} is less than "
             f"disk_usage_threshold = {full}: recoveries have to have room where ordinary adds have"
         )
+
+
+def _validate_placement(config: ClientConfig) -> None:
+    """Raises `ConfigError` for placement that nothing could meet."""
+    if config.placement not in PLACEMENTS:
+        raise ConfigError(f"placement = {config.placement!r}: must be one of {', '.join(PLACEMENTS)}")
+    if config.placement == "zone" and config.zones_min > config.zones_desired:
+        raise ConfigError(f"zones_min = {config.zones_min} is more than zones_desired = {config.zones_desired}")
+    if config.regions_min > 1 and config.placement != "region":
+        raise ConfigError(f"regions_min = {config.regions_min} needs placement = region, it is {config.placement}")
+    if config.placement == "random" and (config.placement_rule or config.fault_domains_min > 1):
+        name = "placement_rule = true" if config.placement_rule else f"fault_domains_min = {config.fault_domains_min}"
+        raise ConfigError(f"{name}: with placement = random there is no rule that could be kept; use rack")
 
 
 def _validate_tls(config: BookieConfig | ClientConfig) -> None:

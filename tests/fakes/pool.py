@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from tests.fakes.world import LoopClock
 
 from bookies import errors
+from bookies.client.locations import policy_of
 from bookies.client.recovery import recover_ledger
 from bookies.client.stall import rules_of
 from bookies.client.writer import LedgerWriter
@@ -26,7 +27,9 @@ from bookies.kernels import Records, scan_frames
 from bookies.metadata.driver import Versioned
 from bookies.metadata.memory import MemoryDriver, MemoryStore
 from bookies.model import BookieId, DigestType, LedgerMetadata
+from bookies.protocol.candidates import Candidates
 from bookies.protocol.ledger import new_ledger
+from bookies.protocol.topology import Topology, parse_fault_domains
 from bookies.runtime.ports import Runtime
 from bookies.sim.loop import SimLoop
 from bookies.wire.digest import master_key, verify_entry
@@ -280,9 +283,14 @@ class Stage:
             self.driver,
             versioned,
             password=PASSWORD,
-            candidates=lambda: self.writable,
+            candidates=self.candidates,
             rules=rules_of(self.config, is_deferred_sync=deferred_sync),
         )
+
+    def candidates(self) -> Candidates:
+        """The writable ones, in order, where the settings say they are."""
+        topology = Topology(parse_fault_domains(self.config.fault_domains))
+        return Candidates.of(self.writable, policy_of(self.config, topology), topology)
 
     async def recover(self, ledger_id: int, *, password: bytes = PASSWORD) -> LedgerMetadata:
         versioned = await recover_ledger(
@@ -292,7 +300,7 @@ class Stage:
             self.driver,
             ledger_id,
             password=password,
-            candidates=lambda: self.writable,
+            candidates=self.candidates,
         )
         return versioned.metadata
 

@@ -190,10 +190,10 @@ MUTANTS = [
         "recover/x10_gap_in_the_tail",
     ),
     (
-        "a bookie that failed in this change may be chosen again",
+        "a bookie that was replaced in this change may be chosen again",
         "placement",
-        "unwanted = {*exclude, *(bookie for _, bookie in there)}",
-        "unwanted = set()",
+        "unwanted = list(exclude)",
+        "unwanted = []",
         "placement/replace",
     ),
 ]

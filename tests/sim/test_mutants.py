@@ -112,8 +112,8 @@ def count_no_domains(patch: Patch) -> None:  # domains
 def take_fewer_bookies_than_there_are(patch: Patch) -> None:  # striping
     original = BookieWatcher.choose_ensemble
 
-    async def mutant(self, size, exclude=(), *, size_min=None):  # type: ignore[no-untyped-def]
-        return await original(self, size if size_min is None else size_min, exclude)
+    async def mutant(self, size, exclude=(), *, size_min=None, **quorums):  # type: ignore[no-untyped-def]
+        return await original(self, size if size_min is None else size_min, exclude, **quorums)
 
     patch.setattr(BookieWatcher, "choose_ensemble", mutant)
 

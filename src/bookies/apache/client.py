@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bookies.apache.client_keys import CLIENT
+from bookies.apache.placement import client_placement
 from bookies.apache.properties import parse_properties
 from bookies.apache.security import check_client_authentication, client_tls
 from bookies.apache.table import Notice, metadata_uri, number, seconds, secure_metadata, translate, value_of
@@ -43,6 +44,7 @@ def client_options(source: str | os.PathLike[str] | Mapping[str, str]) -> Client
     secure_metadata(properties, uri)
     _timeouts(properties, settings)
     client_tls(properties, settings, notices)
+    client_placement(properties, settings, notices)
     config = from_environment(ClientConfig, **settings)
     check_client_authentication(properties, config.sasl_file)
     return ClientOptions(uri or "", config, tuple(notices))

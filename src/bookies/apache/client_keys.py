@@ -5,15 +5,10 @@ Source: experience 4, metadata 12; the keys: ClientConfiguration and AbstractCon
 
 from __future__ import annotations
 
-from bookies.apache.table import Different, Level, Mapped, Row, Unused, milliseconds, number, seconds, switch
+from bookies.apache.table import Different, Level, Mapped, Row, Unused, milliseconds, number, positive, seconds, switch
 
 _METADATA = "uri"
 _TLS = "with tlsProviderFactoryClass only"
-_PLACEMENT = (
-    "ensembles are chosen at random among the bookies; name their racks or zones with fault_domains, and how many of "
-    "them an entry needs with fault_domains_min"
-)
-
 CLIENT: tuple[Row, ...] = (
     Mapped("metadataServiceUri", _METADATA, note="as it is"),
     Mapped("zkServers", _METADATA, note="without metadataServiceUri: zk+null://SERVERS/ROOT"),
@@ -57,12 +52,18 @@ CLIENT: tuple[Row, ...] = (
         ("0", ""),
         "ignored: appends are limited in bytes: memory_limit",
     ),
-    Different(
-        "ensemblePlacementPolicy", ("", "org.apache.bookkeeper.client.defaultensembleplacementpolicy"), _PLACEMENT
-    ),
-    Different("enforceMinNumRacksPerWriteQuorum", ("false", ""), _PLACEMENT, Level.DANGER),
-    Different("enforceMinNumFaultDomainsForWrite", ("false", ""), _PLACEMENT, Level.DANGER),
-    Different("enforceStrictZoneawarePlacement", ("false", "true", ""), _PLACEMENT),
+    Mapped("ensemblePlacementPolicy", "placement", note="its class name decides: random, rack, region or zone"),
+    Mapped("reppDnsResolverClass", "locations_script", note="ScriptBasedMapping; others cannot be loaded: said"),
+    Mapped("networkTopologyScriptFileName", "locations_script", note="gets host names as registered, not addresses"),
+    Mapped("networkTopologyScriptNumberArgs", "locations_script_names_max", positive),
+    Mapped("minNumRacksPerWriteQuorum", "racks_min", positive),
+    Mapped("enforceMinNumRacksPerWriteQuorum", "placement_rule", note="true: a rule"),
+    Mapped("enforceMinNumFaultDomainsForWrite", "fault_domains_min", note="true: the least number of racks or zones"),
+    Mapped("minNumZonesPerWriteQuorum", "zones_min", positive),
+    Mapped("desiredNumZonesPerWriteQuorum", "zones_desired", positive),
+    Mapped("enforceStrictZoneawarePlacement", "placement_rule", note="with the zone-aware policy; true without it"),
+    Mapped("reppRegionsToWrite", "regions_min", note="set: reppMinimumRegionsForDurability counts"),
+    Mapped("reppMinimumRegionsForDurability", "regions_min", note="with reppRegionsToWrite only; 2 without"),
     Different(
         "digestType", ("", "crc32", "crc32c", "mac", "dummy"), "the digest is named when a ledger is created: digest="
     ),
@@ -115,10 +116,11 @@ CLIENT: tuple[Row, ...] = (
         "enableBookieAddressTracking",
     ),
     Unused(
-        "details of placement policies, see ensemblePlacementPolicy",
-        "reppDnsResolverClass networkTopologyScriptFileName networkTopologyScriptNumberArgs "
-        "networkTopologyStabilizePeriodSeconds minNumRacksPerWriteQuorum ignoreLocalNodeInPlacementPolicy "
-        "minNumZonesPerWriteQuorum desiredNumZonesPerWriteQuorum useHostnameResolveLocalNodePlacementPolicy "
+        "details of placement: a bookie stays where it was while it is away, the client says where it is with "
+        "location, and every choice keeps the rules (docs/placement.md)",
+        "networkTopologyStabilizePeriodSeconds ignoreLocalNodeInPlacementPolicy "
+        "useHostnameResolveLocalNodePlacementPolicy reppEnableDurabilityEnforcementInReplace reppEnableValidation "
+        "reppDisableDurabilityFeatureName reppDisallowBookiePlacementInRegionFeatureName ensembleRandomReadReordering "
         "diskWeightBasedPlacementEnabled getBookieInfoIntervalSeconds getBookieInfoRetryIntervalSeconds "
         "bookieMaxMultipleForWeightBasedPlacement getBookieInfoTimeoutSecs",
     ),

@@ -25,6 +25,7 @@ from bookies.apache.table import (
     translate,
     value_of,
 )
+from bookies.config import RecoveryConfig
 from bookies.errors import ConfigError
 
 PAGE_SIZE = 8192  # Apache's, where the file has none
@@ -43,11 +44,15 @@ class Host(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BookieOptions:
-    """`settings`: fields of `BookieConfig` and their values. `metadata_uri` None: the file names no store."""
+    """`settings`, `recovery_settings`: fields of `BookieConfig` and of `RecoveryConfig`, and their values.
+
+    `metadata_uri` None: the file names no store.
+    """
 
     settings: dict[str, Any]
     metadata_uri: str | None
     notices: list[Notice]
+    recovery_settings: dict[str, Any]
 
 
 def bookie_options(properties: Mapping[str, str], host: Host) -> BookieOptions:
@@ -60,7 +65,9 @@ def bookie_options(properties: Mapping[str, str], host: Host) -> BookieOptions:
     _compaction(properties, settings)
     bookie_tls(properties, settings, notices)
     bookie_authentication(properties, settings, notices)
-    return BookieOptions(settings, uri, notices)
+    ours = RecoveryConfig.__dataclass_fields__
+    recovery = {name: settings.pop(name) for name in list(settings) if name in ours}
+    return BookieOptions(settings, uri, notices, recovery)
 
 
 def _is_on(properties: Mapping[str, str], key: str) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TypeVar
 
 from bookies.client import administration as asynchronous
@@ -57,7 +56,7 @@ class Administration:
 
     def with_new_bookies(self, record: LedgerMetadata) -> LedgerMetadata:
         """The record with writable bookies in all its fragments."""
-        return self._thread.call(run(partial(self._administration.with_new_bookies, record)))
+        return self._thread.call(self._administration.with_new_bookies(record))
 
     def instance_id(self) -> str:
         """The cluster's own, which tells it from every other cluster."""

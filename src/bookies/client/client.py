@@ -19,6 +19,7 @@ from bookies.client.announcer import Announcer
 from bookies.client.arguments import TimeLimit, any_ledger_id, bookie_id, quorums, switch, whole_number
 from bookies.client.budget import MemoryBudget
 from bookies.client.keys import Keys, digest_type_of, keys_of
+from bookies.client.locations import Locations
 from bookies.client.log import LOGS, Log
 from bookies.client.metadata_loop import repeated
 from bookies.client.offloaded import OffloadedFiles
@@ -34,7 +35,6 @@ from bookies.client.writer import Announce, LedgerWriter
 from bookies.config import ClientConfig, validate
 from bookies.errors import (
     ClientClosed,
-    ConfigError,
     InvalidArgument,
     LedgerExists,
     LedgerNotFound,
@@ -43,7 +43,6 @@ from bookies.metadata.driver import MetadataDriver, Versioned
 from bookies.model import BookieId, DigestType, LedgerMetadata
 from bookies.protocol.ledger import new_ledger
 from bookies.protocol.offload import is_given_up
-from bookies.protocol.placement import parse_fault_domains
 from bookies.runtime.ports import Runtime, Worker
 from bookies.wire.digest import master_key, package_lac
 
@@ -65,13 +64,8 @@ class Client:
             raise InvalidArgument(f"wire={self.config.wire!r}: must be 'v2' or 'v3'")
         self._runtime = runtime
         self._driver = driver
-        domains = parse_fault_domains(self.config.fault_domains)
-        if self.config.fault_domains_min > max(1, len(set(domains.values()))):
-            raise ConfigError(
-                f"fault_domains_min = {self.config.fault_domains_min}: fault_domains names only "
-                f"{len(set(domains.values()))} domains, so no entry could ever be confirmed"
-            )
-        self._watcher = BookieWatcher(runtime, driver, lambda bookies: self._pool.health.order(bookies), domains)
+        self._locations = Locations(runtime, self.config, driver)
+        self._watcher = BookieWatcher(runtime, driver, lambda: self._pool.health.ailing(), self._locations)
         self._pool = BookiePool(runtime, self.config, self._watcher.resolve, on_suspect=self._watcher.failed)
         self._budget = MemoryBudget(self.config.memory_limit)
         self._announcer = Announcer(self.config.explicit_lac_interval_ms / 1000)
@@ -99,7 +93,7 @@ class Client:
         if self._is_closed:
             return
         self._is_closed = True
-        self._watcher.stop()
+        await self._watcher.stop()
         self._announcer.stop()
         for writer in list(self._writers.values()):
             writer.client_closed()
@@ -159,9 +153,8 @@ class Client:
         async def make() -> LedgerWriter:
             self._check_open()
             size_min = write_quorum if self.config.opportunistic_striping else None
-            domains_min = min(self.config.fault_domains_min, write_quorum)
             chosen = await self._watcher.choose_ensemble(
-                ensemble, size_min=size_min, write_quorum=write_quorum, domains_min=domains_min
+                ensemble, size_min=size_min, write_quorum=write_quorum, ack_quorum=ack_quorum
             )
             token = self._runtime.random.getrandbits(TOKEN_BITS)
             record = await self._create_record(
@@ -190,7 +183,7 @@ class Client:
                 announce=self._announcing(record.metadata, password),
                 announcer=self._announcer,
                 turns=self._turns,
-                rules=rules_of(self.config, is_deferred_sync=deferred_sync),
+                rules=rules_of(self.config, self._locations.domains, is_deferred_sync=deferred_sync),
             )
             writer.allow_ensemble_changes(self._allows_changes)
             self._writers[writer.ledger_id] = writer
@@ -259,6 +252,7 @@ class Client:
             self._check_open()
             if ledger_id < 0:
                 raise LedgerNotFound("ledger ids are 0 or more", ledger_id=ledger_id)
+            await self._watcher.locate()
             found = await recover_ledger(
                 self._runtime,
                 self.config,

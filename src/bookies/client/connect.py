@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import partial
 
 from bookies.client.client import Client
 from bookies.client.opening import Opening
@@ -32,8 +33,19 @@ def connect(
     delay_ensemble_change: bool | None = None,
     add_quorum_timeout_ms: int | None = None,
     opportunistic_striping: bool | None = None,
+    placement: str | None = None,
+    placement_rule: bool | None = None,
+    racks_min: int | None = None,
+    regions_min: int | None = None,
+    zones_min: int | None = None,
+    zones_desired: int | None = None,
     fault_domains: str | None = None,
     fault_domains_min: int | None = None,
+    locations_file: str | None = None,
+    locations_script: str | None = None,
+    locations_script_names_max: int | None = None,
+    locations_interval_ms: int | None = None,
+    location: str | None = None,
     tls: bool | None = None,
     tls_authority: str | None = None,
     tls_certificate: str | None = None,
@@ -65,23 +77,24 @@ def connect(
         raise InvalidArgument(f"pass either config= or {', '.join(given)}=, not both")
     chosen = config or from_environment(ClientConfig, **given)
 
-    async def make() -> Client:
-        from bookies.metadata import uri as metadata
-        from bookies.runtime import aio
+    return Opening(partial(_opened, uri, chosen), timeout, f"connect to {uri}")
 
-        runtime = aio.runtime()
-        driver = metadata.connect(uri, runtime, may_create=False)
-        client = Client(runtime, driver, chosen)
-        try:
-            await client.open_session()
-            if await driver.instance_id() is None:
-                raise MetadataError(f"there is no cluster at {uri}: start one with `bk up`, or its first bookie")
-            return client
-        except BaseException:
-            await client.close()
-            raise
 
-    return Opening(make, timeout, f"connect to {uri}")
+async def _opened(uri: str, config: ClientConfig) -> Client:
+    from bookies.metadata import uri as metadata
+    from bookies.runtime import aio
+
+    runtime = aio.runtime()
+    driver = metadata.connect(uri, runtime, may_create=False)
+    client = Client(runtime, driver, config)
+    try:
+        await client.open_session()
+        if await driver.instance_id() is None:
+            raise MetadataError(f"there is no cluster at {uri}: start one with `bk up`, or its first bookie")
+        return client
+    except BaseException:
+        await client.close()
+        raise
 
 
 _SETTINGS = tuple(field.name for field in fields(ClientConfig))

@@ -17,9 +17,10 @@ from bookies.client.ledger_access import LedgerAccess
 from bookies.client.pool import BookiePool
 from bookies.client.replicas import CopyRefused
 from bookies.client.scan import scan
-from bookies.errors import NotEnoughBookies, ReplicationFailed
+from bookies.errors import ReplicationFailed
 from bookies.kernels import digest
 from bookies.model import ENTRY_HEADER_SIZE, BookieId, LedgerMetadata
+from bookies.protocol.placement import choose_ensemble
 from bookies.protocol.quorum import write_set
 
 PIECE_SIZE = 1 << 20  # bytes that are on their way to the bookies at a time
@@ -77,12 +78,12 @@ class LedgerCopier:
                 )
 
 
-def on_new_bookies(access: LedgerAccess, record: LedgerMetadata) -> LedgerMetadata:
+async def on_new_bookies(access: LedgerAccess, record: LedgerMetadata) -> LedgerMetadata:
     """The record with bookies in all its fragments that are preferred now. Raises `NotEnoughBookies`."""
-    size, candidates = record.ensemble_size, access.candidates()
-    if len(candidates) < size:
-        raise NotEnoughBookies(f"{size} writable bookies are needed, there are {len(candidates)}")
-    return record.replace(ensembles=tuple((first, tuple(candidates[:size])) for first, _ in record.ensembles))
+    await access.locate()
+    quorums = record.ensemble_size, record.write_quorum, record.ack_quorum
+    ensemble = choose_ensemble(access.candidates(), *quorums)
+    return record.replace(ensembles=tuple((first, ensemble) for first, _ in record.ensembles))
 
 
 def _pieces(batch: EntryBatch) -> Iterator[EntryBatch]:

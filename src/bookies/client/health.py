@@ -61,6 +61,15 @@ class BookieHealth:
                 self._probe(bookie)
         return ordered
 
+    def ailing(self) -> dict[BookieId, Rank]:
+        """Those that are not healthy, with their ranks, the best first. Suspects among them are probed."""
+        now = self._loop.time()
+        ranks = self._breakers.ailing(now)
+        for bookie in ranks:
+            if self._breakers.take_probe(bookie, now):
+                self._probe(bookie)
+        return ranks
+
     def hedge_delay_s(self, bookie: BookieId, kind: str = READ) -> float:
         """When this bookie has not answered after so many seconds, another one is worth asking too.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 from bookies.client.keys import keys_of
 from bookies.client.pool import BookiePool
@@ -11,14 +11,14 @@ from bookies.client.recovery import recover_ledger
 from bookies.client.replicas import LedgerReplicas
 from bookies.config import ClientConfig
 from bookies.metadata.driver import MetadataDriver, Versioned
-from bookies.model import BookieId, DigestType, LedgerMetadata
-from bookies.protocol.placement import parse_fault_domains
+from bookies.model import DigestType, LedgerMetadata
+from bookies.protocol.candidates import Candidates
 from bookies.runtime.ports import Runtime
 
 
 class LedgerAccess:
     """`password` and `digest_type` count only for ledgers whose record has none. `candidates`: the writable bookies in
-    order of preference."""
+    order of preference. `locate`: learns where they are, before any are chosen."""
 
     def __init__(
         self,
@@ -26,7 +26,8 @@ class LedgerAccess:
         config: ClientConfig,
         pool: BookiePool,
         driver: MetadataDriver,
-        candidates: Callable[[], Sequence[BookieId]],
+        candidates: Callable[[], Candidates],
+        locate: Callable[[], Awaitable[None]],
         *,
         password: bytes,
         digest_type: DigestType,
@@ -35,7 +36,7 @@ class LedgerAccess:
         self.pool = pool
         self.driver = driver
         self.candidates = candidates
-        self.domains = parse_fault_domains(config.fault_domains)
+        self.locate = locate
         self._config = config
         self._password = password
         self._digest_type = digest_type
@@ -63,6 +64,7 @@ class LedgerAccess:
     async def sealed(self, ledger_id: int) -> Versioned:
         """The record, after a recovery unless it was closed before. Raises as `recover_ledger`."""
         record = (await self.read(ledger_id)).metadata
+        await self.locate()
         return await recover_ledger(
             self.runtime,
             self._config,

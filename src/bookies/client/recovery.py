@@ -461,8 +461,15 @@ class _WriteBack:
 
     def _choose(self, change: ChangeEnsemble) -> None:
         try:
-            members = self._pipeline.metadata.last_ensemble
-            ensemble = replace_failed(members, change.failed, self._candidates(), change.excluded)
+            record = self._pipeline.metadata
+            ensemble = replace_failed(
+                record.last_ensemble,
+                change.failed,
+                self._candidates(),
+                change.excluded,
+                write_quorum=record.write_quorum,
+                ack_quorum=record.ack_quorum,
+            )
         except NotEnoughBookies as error:
             self._channel.carry_out(self._pipeline.change_failed(error))
         else:

@@ -69,10 +69,13 @@ OnProgress = Callable[[CopyProgress], None]
 
 
 class Account:
-    """The running totals of one operation, the pace it keeps, and who is told."""
+    """The running totals of one operation, the pace it keeps, and who is told.
 
-    def __init__(self, ledgers: int, bytes_per_s: float | None, progress: OnProgress | None) -> None:
-        self.pace = Pace(bytes_per_s)
+    `pace`: shared with other operations; bytes a second of this one alone, None: as fast as it goes.
+    """
+
+    def __init__(self, ledgers: int, pace: Pace | float | None, progress: OnProgress | None) -> None:
+        self.pace = pace if isinstance(pace, Pace) else Pace(pace)
         self.ledgers = ledgers
         self.ledgers_done = 0
         self.entries = 0
@@ -102,6 +105,7 @@ async def replicate_anywhere(
     the first one answered.
     """
     refusals: dict[BookieId, BookKeeperError] = {}
+    await access.locate()
     while True:
         try:
             replacements = plan(list(refusals))
@@ -244,12 +248,14 @@ class BookieRecovery:
         return not record.is_closed and any(bookie in record.last_ensemble for bookie in self._bookies)
 
     async def _fragment(self, fragment: Fragment, positions: Sequence[int], update: MetadataLoop) -> None:
+        access = self._access
+
         def plan(refusing: Collection[BookieId]) -> tuple[Replacement, ...]:
-            access = self._access
-            return choose_targets(fragment, positions, access.candidates(), access.domains, [*self._bookies, *refusing])
+            return choose_targets(fragment, positions, access.candidates(), [*self._bookies, *refusing])
 
         try:
             if self._is_dry:
+                await access.locate()
                 needs_sealing = self._needs_sealing(update.current.metadata)
                 move = Move(fragment.ledger_id, fragment.first, fragment.last, plan([]), needs_sealing)
             else:

@@ -6,7 +6,7 @@ Source: client-protocol 2.17, 2.18.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bookies.client.adds import AddChannel, AddPool
 from bookies.client.arguments import seconds
@@ -14,7 +14,7 @@ from bookies.config import ClientConfig
 from bookies.errors import AckQuorumTimeout
 from bookies.model import BookieId
 from bookies.protocol.add import AddPipeline, AddRules
-from bookies.protocol.placement import parse_fault_domains
+from bookies.protocol.topology import parse_fault_domains
 from bookies.runtime.tasks import all_of
 
 TICKS = 4  # looks at a writer that makes no progress before it is given up
@@ -79,12 +79,19 @@ async def force_everywhere(pool: AddPool, ledger_id: int, bookies: Sequence[Book
     await all_of(pool.force(bookie, ledger_id) for bookie in bookies)
 
 
-def rules_of(config: ClientConfig, *, is_deferred_sync: bool = False) -> AddRules:
-    """What the settings say. Raises `ConfigError` for fault domains that cannot be read."""
+def rules_of(
+    config: ClientConfig, domains: Mapping[BookieId, str] | None = None, *, is_deferred_sync: bool = False
+) -> AddRules:
+    """What the settings say. `domains`: the fault domain of each bookie, as far as it is known; None: as in
+    `fault_domains`. Raises `ConfigError` when that cannot be read."""
     return AddRules(
         changes_max=config.ensemble_changes_max,
         delays_changes=config.delay_ensemble_change,
         is_deferred_sync=is_deferred_sync,
-        domains=parse_fault_domains(config.fault_domains),
+        domains=_of_bookies(config.fault_domains) if domains is None else domains,
         domains_min=config.fault_domains_min,
     )
+
+
+def _of_bookies(pairs: str) -> dict[BookieId, str]:
+    return {BookieId(name): location for name, location in parse_fault_domains(pairs).items()}

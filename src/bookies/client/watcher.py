@@ -7,17 +7,26 @@ moved keeps its id. Source: client-protocol 2.2 and 7.8, metadata 6.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
+from bookies.client.locations import Locations
+from bookies.client.preference import FEW, preferred
 from bookies.errors import BookieUnreachable, MetadataError, NotEnoughBookies
 from bookies.metadata.driver import BookieSet, MetadataDriver, Watch
 from bookies.model import BookieId, BookieMode, Ensemble
-from bookies.protocol.placement import choose_ensemble, fewest_domains, spread
+from bookies.protocol.candidates import Candidates, Cluster
+from bookies.protocol.health import Rank
+from bookies.protocol.placement import choose_ensemble
+from bookies.protocol.placement_policy import PlacementPolicy
+from bookies.protocol.placement_proof import some, unplaced
+from bookies.protocol.topology import Topology
 from bookies.runtime.ports import Runtime
+from bookies.runtime.tasks import Tasks
 
 DOWN = "down"
-ARRANGEMENTS_MAX = 10  # tries, each in another order, to have every write set span enough fault domains
+NEAR_MAX = 8  # bookies near the client of which one shall be the first of an ensemble
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,42 +43,89 @@ class BookieStatus:
 
 
 class BookieWatcher:
-    """The bookies of one cluster, for one client. `order`: puts the bookies that work now before the others."""
+    """The bookies of one cluster, for one client. `ailing`: those that do not work now, with their ranks.
+
+    `locations`: where they are, and what placement asks for.
+    """
 
     def __init__(
         self,
         runtime: Runtime,
         driver: MetadataDriver,
-        order: Callable[[Sequence[BookieId]], Sequence[BookieId]],
-        domains: Mapping[BookieId, str] | None = None,
+        ailing: Callable[[], Mapping[BookieId, Rank]],
+        locations: Locations,
     ) -> None:
         self._runtime = runtime
         self._driver = driver
-        self._order = order
-        self._domains = domains or {}  # fault domains, for placement
+        self._ailing = ailing
+        self._locations = locations
         self._watch: Watch | None = None
         self._writable: BookieSet | None = None
-        self._addresses: dict[BookieId, tuple[str, int]] = {}
+        self._cluster: Cluster | None = None
+        self._cluster_of: tuple[BookieSet | None, Topology] | None = None  # what it was made of
+        self._addresses = locations.addresses
+        self._places_bookies = False  # somebody has asked where they are, and will again
+        self._learning: Tasks | None = None
 
     async def start(self) -> None:
-        """Begin to watch; the bookies are known when it returns."""
+        """Begin to watch; the bookies are known when it returns. Raises `ConfigError` for broken locations."""
+        self._learning = Tasks(lambda cause: self._locations.broken(cause))
+        await self._locations.begin()
         self._watch = self._driver.watch_bookies(BookieMode.WRITABLE, self._changed)
         await self.refresh()
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
+        """Idempotent."""
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
+        if self._learning is not None:
+            await self._learning.stop()
+
+    @property
+    def topology(self) -> Topology:
+        """Where bookies are, as far as it is known; `locate` learns it."""
+        return self._locations.topology
+
+    @property
+    def policy(self) -> PlacementPolicy:
+        return self._locations.policy
 
     def failed(self, bookie: BookieId) -> None:
         """The bookie could not be reached or did not answer: look its address up again."""
         self._addresses.pop(bookie, None)
 
-    def candidates(self) -> Sequence[BookieId]:
+    async def locate(self) -> None:
+        """Learn where the writable bookies are, before some of them are chosen."""
+        self._places_bookies = True
+        await self._locations.learn(self._bookies())
+
+    def candidates(self) -> Candidates:
         """The writable bookies known now, in the order in which to take them: shuffled, then by health."""
-        bookies = list(self._writable.bookies) if self._writable else []
-        self._runtime.random.shuffle(bookies)
-        return self._order(bookies)
+        topology = self._locations.topology
+        if self._cluster is None or self._cluster_of != (self._writable, topology):
+            self._cluster = Cluster(self._bookies(), topology, self._locations.policy)
+            self._cluster_of = self._writable, topology
+        cluster, random = self._cluster, self._runtime.random
+        ailing = self._ailing()
+        return Candidates(
+            cluster,
+            preferred(cluster.bookies, random, ailing),
+            last=[bookie for bookie, rank in ailing.items() if rank is Rank.OPEN],
+            first=self._near(cluster, ailing),
+            turn=random.getrandbits(16) if len(cluster) > FEW else 0,
+        )
+
+    def _near(self, cluster: Cluster, ailing: Mapping[BookieId, Rank]) -> list[BookieId]:
+        """Some bookies in the client's own rack, else in its region."""
+        for domain in self._locations.own_domains(cluster.policy.kind):
+            near = preferred(cluster.within(domain), self._runtime.random, ailing)
+            if found := [bookie for bookie in islice(near, NEAR_MAX) if bookie not in ailing]:
+                return found
+        return []
+
+    def _bookies(self) -> tuple[BookieId, ...]:
+        return self._writable.bookies if self._writable else ()
 
     async def refresh(self) -> None:
         """Ask the store instead of trusting what was delivered last."""
@@ -81,41 +137,30 @@ class BookieWatcher:
         exclude: Collection[BookieId] = (),
         *,
         size_min: int | None = None,
-        write_quorum: int = 1,
-        domains_min: int = 0,
+        write_quorum: int | None = None,
+        ack_quorum: int = 1,
     ) -> Ensemble:
-        """Distinct writable bookies, spread over the fault domains; fewer than `size`, down to `size_min`, if there
-        are no more. The replicas of each entry are in `domains_min` fault domains, for otherwise no quorum would ever
-        do. Raises `NotEnoughBookies`, which says how many there are."""
-        if domains_min < 2:
-            return await self._choose(size, exclude, size_min)
-        for _ in range(ARRANGEMENTS_MAX):
-            chosen = await self._choose(size, exclude, size_min)
-            if fewest_domains(chosen, write_quorum, self._domains) >= domains_min:
-                return chosen
-            await self.refresh()
-        there = self._writable.bookies if self._writable else ()
-        where = ", ".join(f"{bookie} in {self._domains.get(bookie) or 'none that is named'}" for bookie in there)
-        raise NotEnoughBookies(
-            f"fault_domains_min asks for replicas of every entry in {domains_min} fault domains, for which an ensemble "
-            f"of {size} cannot be chosen from the writable bookies ({where}): start bookies in other domains, or name "
-            "theirs in fault_domains"
-        )
-
-    async def _choose(self, size: int, exclude: Collection[BookieId], size_min: int | None) -> Ensemble:
+        """Distinct writable bookies, placed as the policy says; fewer than `size`, down to `size_min`, if there are no
+        more. Raises `NotEnoughBookies`, which says how many there are or which rule stands in the way."""
         if self._writable is None or len(self._writable.bookies) < size + len(exclude):
             await self.refresh()
-        candidates = spread(self.candidates(), self._domains)
-        if size_min is not None:
-            size = max(size_min, min(size, len([bookie for bookie in candidates if bookie not in exclude])))
+        await self.locate()
+        candidates = self.candidates()
+        for smaller in range(size - 1, (size_min or size) - 1, -1):
+            try:
+                return choose_ensemble(candidates, smaller + 1, write_quorum or size, ack_quorum, exclude)
+            except NotEnoughBookies:
+                continue
         try:
-            return choose_ensemble(size, candidates, exclude)
+            return choose_ensemble(candidates, size_min or size, write_quorum or size, ack_quorum, exclude)
         except NotEnoughBookies:
-            names = self._writable.bookies if self._writable else ()
-            known = f"only {len(names)} registered ({', '.join(names)})" if names else "none is registered"
+            if (size_min or size) <= len(candidates) - len(exclude):
+                raise
+            names = self._bookies()
+            known = f"only {len(names)} registered ({some(names)})" if names else "none is registered"
             raise NotEnoughBookies(
                 f"ensemble={size} needs {size} writable bookies, {known}: start more bookies, "
-                "or pass a smaller ensemble (with as small a write_quorum and ack_quorum)"
+                f"or pass a smaller ensemble (with as small a write_quorum and ack_quorum){unplaced(candidates)}"
             ) from None
 
     async def resolve(self, bookie: BookieId) -> tuple[str, int]:
@@ -165,7 +210,10 @@ class BookieWatcher:
 
     def _changed(self, bookies: BookieSet) -> None:
         if self._writable is None or bookies.version >= self._writable.version:
-            self._writable = bookies
+            before, self._writable = self._bookies(), bookies
+            self._locations.gone([bookie for bookie in before if bookie not in set(bookies.bookies)])
+            if self._places_bookies and self._learning and not self._locations.knows(bookies.bookies):
+                self._learning.start(self.locate(), "learn where new bookies are")
 
 
 def address_of_id(bookie: BookieId) -> tuple[str, int] | None:

@@ -58,7 +58,7 @@ from bookies.metadata.driver import MetadataDriver, Versioned
 from bookies.model import BookieId, DigestType, LedgerMetadata
 from bookies.protocol.add import AddPipeline, AddRules, ChangeEnsemble, CloseLedger
 from bookies.protocol.ledger import change_needed, with_ensemble
-from bookies.protocol.placement import others_first, replace_failed
+from bookies.protocol.placement import replace_failed
 from bookies.protocol.quorum import write_set
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import Tasks
@@ -532,10 +532,14 @@ class LedgerWriter:
             return self._pipeline.is_open and change_needed(record, change.failed)
 
         def transform(record: LedgerMetadata) -> LedgerMetadata:
-            gone = [bookie for _, bookie in change.failed]
-            staying = [bookie for bookie in record.last_ensemble if bookie not in gone]
-            order = others_first(candidates, staying, self._rules.domains)
-            ensemble = replace_failed(record.last_ensemble, change.failed, order, change.excluded)
+            ensemble = replace_failed(
+                record.last_ensemble,
+                change.failed,
+                candidates,
+                change.excluded,
+                write_quorum=record.write_quorum,
+                ack_quorum=record.ack_quorum,
+            )
             return with_ensemble(record, change.first_entry_id, ensemble)
 
         try:

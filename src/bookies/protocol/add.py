@@ -153,7 +153,7 @@ class AddRules:
     domains_min: int = 0
 
     def domain(self, bookie: BookieId) -> str:
-        """Bookies nobody knows the domain of share one."""
+        """Empty: nobody knows it, so the bookie counts for none."""
         return self.domains.get(bookie, "")
 
 
@@ -452,6 +452,7 @@ class AddPipeline:
             for position in self._positions(entry_id)
             if entry_id in self._acked[position]
         }
+        domains.discard("")
         return len(domains) >= self._domains_min
 
     def _striped_bound(self, first: int) -> int:

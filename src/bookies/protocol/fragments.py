@@ -37,6 +37,7 @@ class Fragment:
     write_quorum: int
     is_finished: bool
     is_doubtful: bool = False
+    ack_quorum: int = 1
 
     @property
     def is_striped(self) -> bool:
@@ -101,7 +102,14 @@ def fragments_to_check(record: LedgerMetadata, last_add_confirmed: int) -> list[
             is_finished = record.is_closed or (not is_last and last_add_confirmed >= starts[-1] - 1)
             found.append(
                 Fragment(
-                    record.ledger_id, first, last, ensemble, record.write_quorum, is_finished, is_doubtful and is_last
+                    record.ledger_id,
+                    first,
+                    last,
+                    ensemble,
+                    record.write_quorum,
+                    is_finished,
+                    is_doubtful and is_last,
+                    record.ack_quorum,
                 )
             )
     return found

@@ -105,6 +105,11 @@ class CircuitBreakers:
             return bookies
         return sorted(bookies, key=lambda bookie: self.rank(bookie, now))
 
+    def ailing(self, now: float) -> dict[BookieId, Rank]:
+        """Those that are not healthy, the best first: few of many."""
+        ranks = {bookie: self.rank(bookie, now) for bookie, breaker in self._breakers.items() if breaker.is_tripped}
+        return dict(sorted(ranks.items(), key=lambda each: each[1]))
+
     def take_probe(self, bookie: BookieId, now: float) -> bool:
         """Whether the caller has to probe this bookie now: it is suspect, and no other probe is under way."""
         if self.rank(bookie, now) is not Rank.SUSPECT:

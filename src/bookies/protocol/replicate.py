@@ -16,15 +16,16 @@ what the writer sent. Adds carry the recovery flag, since the ledger is usually 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from bookies.errors import FragmentNotFinished, InvalidArgument, NotEnoughBookies, VersionConflict
 from bookies.model import BookieId, Ensemble, LedgerMetadata
+from bookies.protocol.candidates import Candidates
 from bookies.protocol.fragments import Fragment, FragmentVerdict, ReplicaState
 from bookies.protocol.ledger import changed_record
-from bookies.protocol.placement import choose_replacement, others_first
+from bookies.protocol.placement import choose_replacements
 from bookies.protocol.quorum import next_stored, stores, write_set
 
 ENTRIES_MAX = 1000  # copied at a time
@@ -56,28 +57,23 @@ def choose_targets(
     fragment: Fragment,
     positions: Sequence[int],
     candidates: Sequence[BookieId],
-    domains: Mapping[BookieId, str],
     exclude: Collection[BookieId] = (),
 ) -> tuple[Replacement, ...]:
-    """One new bookie for each position, none of them a member already, if possible in a fault domain of its own.
+    """One new bookie for each position, none of them a member already, as well placed as can be.
 
     `candidates`: in order of preference. Raises `NotEnoughBookies`.
     """
-    chosen: list[Replacement] = []
-    staying = [bookie for position, bookie in enumerate(fragment.ensemble) if position not in positions]
-    for position in positions:
-        targets = [each.new for each in chosen]
-        order = others_first(candidates, [*staying, *targets], domains) if domains else candidates
-        target = choose_replacement([*fragment.ensemble, *targets], order, exclude)
-        if target is None:
-            raise NotEnoughBookies(
-                f"none of the {len(candidates)} writable bookies can take the place of {fragment.ensemble[position]} "
-                f"in [{', '.join(fragment.ensemble)}]; start another bookie",
-                ledger_id=fragment.ledger_id,
-                entry_id=fragment.first,
-            )
-        chosen.append(Replacement(position, fragment.ensemble[position], target))
-    return tuple(chosen)
+    if not positions:
+        return ()
+    members = fragment.ensemble
+    try:
+        targets = choose_replacements(
+            Candidates.of(candidates), members, positions, fragment.write_quorum, fragment.ack_quorum, exclude
+        )
+    except NotEnoughBookies as error:
+        error.ledger_id, error.entry_id = fragment.ledger_id, fragment.first
+        raise
+    return tuple(Replacement(position, members[position], targets[position]) for position in positions)
 
 
 def renewals(fragment: Fragment, positions: Sequence[int]) -> tuple[Replacement, ...]:
@@ -87,15 +83,17 @@ def renewals(fragment: Fragment, positions: Sequence[int]) -> tuple[Replacement,
 
 
 def repairs(
-    verdict: FragmentVerdict, candidates: Sequence[BookieId], domains: Mapping[BookieId, str]
+    verdict: FragmentVerdict, candidates: Sequence[BookieId], exclude: Collection[BookieId] = ()
 ) -> tuple[Replacement, ...]:
     """What makes an under-replicated fragment whole: writable bookies that lost entries get them again, all other bad
     positions get new bookies. Raises `NotEnoughBookies`.
     """
     fragment = verdict.fragment
-    lost = [each for each in verdict.positions(ReplicaState.MISSING) if fragment.ensemble[each] in candidates]
+    missing = verdict.positions(ReplicaState.MISSING)
+    members = fragment.ensemble
+    lost = [each for each in missing if members[each] in candidates and members[each] not in exclude]
     replaced = [each for each in verdict.bad_positions if each not in lost]
-    return (*renewals(fragment, lost), *choose_targets(fragment, replaced, candidates, domains))
+    return (*renewals(fragment, lost), *choose_targets(fragment, replaced, candidates, exclude))
 
 
 class FragmentCopy:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from bookies.runtime.files import OsDisk
 from bookies.runtime.memory import keep_freed_memory
 from bookies.runtime.ports import Encryption, Runtime, TlsFiles
+from bookies.runtime.programs import output_of
 from bookies.runtime.threads import ThreadWorkers
 
 T = TypeVar("T")
@@ -96,7 +97,7 @@ def runtime(seed: int | None = None) -> Runtime:
 
         return TlsSide(files, is_server, clock)
 
-    return Runtime(clock, AsyncioNetwork(), OsDisk(), ThreadWorkers(), chosen, tls)
+    return Runtime(clock, AsyncioNetwork(), OsDisk(), ThreadWorkers(), chosen, tls, output_of)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

@@ -12,7 +12,7 @@ through a `Worker` when it may wait for the device.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol, TypeVar
@@ -215,7 +215,8 @@ class Runtime:
     """What a shell is given instead of the world.
 
     `tls`: makes one side's encryption of its files, and says whether it is the server's. Raises `ConfigError`.
-    None: there is none, as in the simulator.
+    `output_of`: runs a program with arguments to its end; what it prints. Raises OSError when there is no such program,
+    it fails or takes too long. None: there is none, as in the simulator.
     """
 
     clock: Clock
@@ -224,3 +225,4 @@ class Runtime:
     workers: Workers
     random: Random
     tls: Callable[[TlsFiles, bool], Encryption] | None = None
+    output_of: Callable[[Sequence[str]], Awaitable[str]] | None = None

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from bookies.config import ClientConfig
 from bookies.errors import AckQuorumTimeout, BookKeeperError
 from bookies.model import Ensemble, LedgerMetadata, LedgerState
-from bookies.protocol.placement import parse_fault_domains
+from bookies.protocol.topology import parse_fault_domains
 from bookies.sim.cluster import SimCluster
 from bookies.sim.metadata import Commit
 
@@ -85,7 +85,7 @@ class Terms:
         domains = parse_fault_domains(writer.config.fault_domains)
         for entry_id in range(first, last + 1):
             holders = witness.acknowledged_by(ledger_id, entry_id)
-            found = dict.fromkeys(domains.get(bookie, "") for bookie in holders)
+            found = dict.fromkeys(domains[bookie] for bookie in holders if bookie in domains)
             if len(found) < min(writer.config.fault_domains_min, record.write_quorum):
                 self._report(
                     "domains",

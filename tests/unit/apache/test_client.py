@@ -23,6 +23,7 @@ SHOWN = {
     "clientKeyStoreType": "PEM",
     "clientKeyStorePasswordPath": "/p",
 }
+POLICY = "org.apache.bookkeeper.client.{}EnsemblePlacementPolicy"
 MAPPED: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
     "addEntryTimeoutSec": [({"addEntryTimeoutSec": "7"}, {"add_timeout_ms": 7000})],
     "readEntryTimeoutSec": [({"readEntryTimeoutSec": "7"}, {"read_timeout_ms": 7000})],
@@ -79,6 +80,41 @@ MAPPED: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
     ],
     "clientAuthProviderFactoryClass": [({"clientAuthProviderFactoryClass": ""}, {})],
     "opportunisticStriping": [({"opportunisticStriping": "true"}, {"opportunistic_striping": True})],
+    "ensemblePlacementPolicy": [
+        ({"ensemblePlacementPolicy": POLICY.format("Default")}, {"placement": "random"}),
+        ({"ensemblePlacementPolicy": POLICY.format("Rackaware")}, {"placement": "rack"}),
+        ({"ensemblePlacementPolicy": POLICY.format("Rackaware") + "Impl"}, {"placement": "rack"}),
+        ({"ensemblePlacementPolicy": POLICY.format("RegionAware")}, {"placement": "region"}),
+        ({"ensemblePlacementPolicy": POLICY.format("Zoneaware")}, {"placement": "zone", "placement_rule": True}),
+    ],
+    "reppDnsResolverClass": [({"reppDnsResolverClass": "org.apache.bookkeeper.net.ScriptBasedMapping"}, {})],
+    "networkTopologyScriptFileName": [({"networkTopologyScriptFileName": "/t.sh"}, {"locations_script": "/t.sh"})],
+    "networkTopologyScriptNumberArgs": [({"networkTopologyScriptNumberArgs": "9"}, {"locations_script_names_max": 9})],
+    "minNumRacksPerWriteQuorum": [({"minNumRacksPerWriteQuorum": "3"}, {"racks_min": 3})],
+    "enforceMinNumRacksPerWriteQuorum": [
+        ({"enforceMinNumRacksPerWriteQuorum": "true"}, {"placement_rule": True}),
+        (
+            {"enforceMinNumRacksPerWriteQuorum": "true", "ensemblePlacementPolicy": POLICY.format("Default")},
+            {"placement": "random"},
+        ),
+    ],
+    "enforceMinNumFaultDomainsForWrite": [
+        ({"enforceMinNumFaultDomainsForWrite": "true"}, {"fault_domains_min": 2}),
+        (
+            {"enforceMinNumFaultDomainsForWrite": "true", "minNumRacksPerWriteQuorum": "3"},
+            {"fault_domains_min": 3, "racks_min": 3},
+        ),
+    ],
+    "minNumZonesPerWriteQuorum": [({"minNumZonesPerWriteQuorum": "1"}, {"zones_min": 1})],
+    "desiredNumZonesPerWriteQuorum": [({"desiredNumZonesPerWriteQuorum": "2"}, {"zones_desired": 2})],
+    "enforceStrictZoneawarePlacement": [
+        (
+            {"enforceStrictZoneawarePlacement": "false", "ensemblePlacementPolicy": POLICY.format("Zoneaware")},
+            {"placement": "zone"},
+        ),
+    ],
+    "reppRegionsToWrite": [({"reppRegionsToWrite": "a;b"}, {})],
+    "reppMinimumRegionsForDurability": [({"reppMinimumRegionsForDurability": "2"}, {})],
 }
 URI_KEYS = {
     "metadataServiceUri",
@@ -131,6 +167,25 @@ def test_a_file_names_the_store_and_the_settings(tmp_path: pathlib.Path) -> None
         client_options(str(path))
     with pytest.raises(ConfigError, match="options="):
         client_options({"metadataServiceUri": "zk://z:1/l", "zkEnableSecurity": "true"})
+
+
+def test_regions_that_have_to_survive() -> None:
+    regions = {"ensemblePlacementPolicy": POLICY.format("RegionAware"), "reppRegionsToWrite": "a;b;c"}
+    found = client_options(regions)
+    assert found.config == ClientConfig(placement="region", regions_min=2)
+    assert [(each.level, each.key) for each in found.notices] == [(Level.DIFFERENT, "reppRegionsToWrite")]
+    assert client_options(regions | {"reppMinimumRegionsForDurability": "3"}).config.regions_min == 3
+    with pytest.raises(ConfigError, match="reppMinimumRegionsForDurability=4: reppRegionsToWrite names only 3"):
+        client_options(regions | {"reppMinimumRegionsForDurability": "4"})
+
+
+def test_placement_by_java_classes_of_ones_own() -> None:
+    found = client_options({"ensemblePlacementPolicy": "com.example.Mine", "reppDnsResolverClass": "com.example.Where"})
+    assert found.config == ClientConfig()
+    assert [(each.level, each.key) for each in found.notices] == [
+        (Level.DANGER, "ensemblePlacementPolicy=Mine"),
+        (Level.DANGER, "reppDnsResolverClass=Where"),
+    ]
 
 
 def test_the_environment_counts_for_what_is_not_in_the_file(monkeypatch: pytest.MonkeyPatch) -> None:

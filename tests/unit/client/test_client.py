@@ -419,8 +419,16 @@ def test_settings_are_checked() -> None:
     for wrong in ({"memory_limit": "8388608"}, {"hedged_reads": "no"}, {"fault_domains": {}}, {"add_timeout_ms": 1.5}):
         with pytest.raises(ConfigError, match=f"{next(iter(wrong))} = .*must be"):
             play(lambda world, wrong=wrong: world.client(**wrong))
-    with pytest.raises(ConfigError, match="names only 1 domains"):
-        play(lambda world: world.client(fault_domains="b1=r1, b2=r1", fault_domains_min=2))
+    for wrong, why in (
+        ({"placement": "pigeon"}, "must be one of auto, random, rack, region, zone"),
+        ({"placement": "random", "fault_domains_min": 2}, "fault_domains_min = 2: with placement = random"),
+        ({"placement": "random", "placement_rule": True}, "placement_rule = true: with placement = random"),
+        ({"placement": "zone", "zones_min": 4}, "zones_min = 4 is more than zones_desired = 3"),
+        ({"regions_min": 2}, "regions_min = 2 needs placement = region, it is auto"),
+        ({"location": "r1"}, "location = 'r1': must be a path"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            play(lambda world, wrong=wrong: world.client(**wrong))
     with pytest.raises(InvalidArgument, match="not both"):
         connect("memory:", config=ClientConfig(), wire="v3")
 

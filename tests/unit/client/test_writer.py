@@ -684,7 +684,7 @@ def test_leaving_the_block_after_a_lost_append_raises() -> None:
             async with ledger:
                 return ledger.append_nowait(b"lost")
 
-        with pytest.raises(errors.NotEnoughBookies, match="none of the 3 writable bookies can replace it"):
+        with pytest.raises(errors.NotEnoughBookies, match="none of the 3 writable bookies can take the place"):
             await forget_the_outcome()
 
     play(act, ("a", "b", "c"))

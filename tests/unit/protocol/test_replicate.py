@@ -11,8 +11,10 @@ from tests.unit.protocol.test_fragments import A, B, C, D, E, fragment, record_o
 
 from bookies.errors import FragmentNotFinished, InvalidArgument, NotEnoughBookies, VersionConflict
 from bookies.model import BookieId
+from bookies.protocol.candidates import Candidates
 from bookies.protocol.fragments import Fragment, FragmentVerdict, ReplicaState, ReplicaVerdict
 from bookies.protocol.ledger import Author, illegality
+from bookies.protocol.placement_policy import PlacementPolicy
 from bookies.protocol.replicate import (
     ENTRIES_MAX,
     SIZE_MAX,
@@ -26,6 +28,7 @@ from bookies.protocol.replicate import (
     renewals,
     repairs,
 )
+from bookies.protocol.topology import Kind, Topology
 
 F = BookieId("f")
 
@@ -57,18 +60,22 @@ def test_unfinished_fragments_are_refused() -> None:
 
 def test_targets_are_new_distinct_and_in_order_of_preference() -> None:
     candidates = [A, E, D, F]
-    assert choose_targets(fragment(0, 9), [1], candidates, {}) == (Replacement(1, B, E),)
-    assert choose_targets(fragment(0, 9), [0, 2], candidates, {}) == (Replacement(0, A, E), Replacement(2, C, D))
-    assert choose_targets(fragment(0, 9), [0, 2], candidates, {}, [E]) == (Replacement(0, A, D), Replacement(2, C, F))
+    assert choose_targets(fragment(0, 9), [1], candidates) == (Replacement(1, B, E),)
+    assert choose_targets(fragment(0, 9), [0, 2], candidates) == (Replacement(0, A, E), Replacement(2, C, D))
+    assert choose_targets(fragment(0, 9), [0, 2], candidates, [E]) == (Replacement(0, A, D), Replacement(2, C, F))
     with pytest.raises(NotEnoughBookies, match="start another bookie"):
-        choose_targets(fragment(0, 9), [0, 2], [A, B, C, D], {})
+        choose_targets(fragment(0, 9), [0, 2], [A, B, C, D])
 
 
 def test_targets_are_in_other_fault_domains_if_possible() -> None:
-    domains = {A: "r1", B: "r2", C: "r3", D: "r1", E: "r2", F: "r3"}
-    assert choose_targets(fragment(0, 9), [1], [D, F, E], domains) == (Replacement(1, B, E),)
-    assert choose_targets(fragment(0, 9), [0, 1], [F, E, D], domains) == (Replacement(0, A, E), Replacement(1, B, D))
-    assert choose_targets(fragment(0, 9), [1], [D, F], domains) == (Replacement(1, B, D),), "better than none"
+    racks = Topology({A: "/r1", B: "/r2", C: "/r3", D: "/r1", E: "/r2", F: "/r3"})
+
+    def among(*bookies: BookieId) -> Candidates:
+        return Candidates.of(bookies, PlacementPolicy(Kind.RACK), racks)
+
+    assert choose_targets(fragment(0, 9), [1], among(D, F, E)) == (Replacement(1, B, E),)
+    assert choose_targets(fragment(0, 9), [0, 1], among(F, E, D)) == (Replacement(0, A, E), Replacement(1, B, D))
+    assert choose_targets(fragment(0, 9), [1], among(D, F)) == (Replacement(1, B, D),), "better than none"
 
 
 @pytest.mark.parametrize(
@@ -96,10 +103,10 @@ def test_repairs_renew_what_can_be_and_replace_the_rest() -> None:
         fragment(0, 9),
         (bad(0, A, ReplicaState.MISSING), bad(1, B, ReplicaState.UNAVAILABLE), bad(2, C, ReplicaState.OK)),
     )
-    assert repairs(verdict, [A, B, C, D], {}) == (Replacement(0, A, A), Replacement(1, B, D))
-    assert repairs(verdict, [C, D, E], {}) == (Replacement(0, A, D), Replacement(1, B, E)), "a is read-only"
+    assert repairs(verdict, [A, B, C, D]) == (Replacement(0, A, A), Replacement(1, B, D))
+    assert repairs(verdict, [C, D, E]) == (Replacement(0, A, D), Replacement(1, B, E)), "a is read-only"
     with pytest.raises(NotEnoughBookies):
-        repairs(verdict, [A, B, C], {})
+        repairs(verdict, [A, B, C])
 
 
 # -- copying -------------------------------------------------------------------------------------------------------

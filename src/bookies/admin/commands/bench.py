@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from bookies.admin import bench_storage
+from bookies.admin import bench_placement, bench_storage
 from bookies.admin.common import add_common, print_json, print_table
 from bookies.admin.usage import UsageError
 
@@ -56,6 +56,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_common(storage, metadata=False)
     bench_storage.configure(storage)
+    placement = verbs.add_parser(
+        "placement",
+        help="how evenly ensembles are spread over thousands of bookies, and the time of a choice",
+        epilog="example:  bk bench placement --bookies 500",
+    )
+    add_common(placement, metadata=False)
+    bench_placement.configure(placement)
     suite = verb("suite", "the table of docs/benchmarks.md", "bk bench suite --seconds 5")
     suite.add_argument("--runs", type=int, default=3, help="of each case; medians are printed (default 3)")
 
@@ -63,6 +70,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.verb == "storage":
         return bench_storage.run(arguments)
+    if arguments.verb == "placement":
+        return bench_placement.run(arguments)
     if arguments.size < 0 or arguments.seconds <= 0:
         raise UsageError("--size must be 0 or more and --seconds above 0")
     for name in ("window", "ledgers", "entries", "runs"):

@@ -13,6 +13,8 @@ from bookies.admin.common import add_common, metadata_uri, print_json, print_tab
 from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:
+    from bookies.apache.server import BookieOptions
+    from bookies.bookie.main import Beside
     from bookies.bookie.server import BookieServer
     from bookies.client.client import Client
     from bookies.config import BookieConfig
@@ -144,12 +146,16 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from bookies.admin import apache_conf
     from bookies.bookie import main
-    from bookies.config import BookieConfig
+    from bookies.config import BookieConfig, RecoveryConfig
     from bookies.errors import BookKeeperError
 
     if arguments.list_settings:
         print_table(
-            [(each.name, each.default, each.metadata["help"]) for each in fields(BookieConfig)],
+            [
+                (each.name, each.default, each.metadata["help"])
+                for kind in (BookieConfig, RecoveryConfig)
+                for each in fields(kind)
+            ],
             ("setting", "default", "meaning"),
         )
         return 0
@@ -168,10 +174,28 @@ def _run(arguments: argparse.Namespace) -> int:
         main.print_ready(server)
 
     try:
-        return main.run(config, uri, ready=ready)
+        return main.run(config, uri, ready=ready, beside=_beside(config, arguments, conf, uri))
     except BrokenPipeError as error:
         # A bookie has no reader who may have seen enough: this is never a good end.
         raise BookKeeperError(f"the bookie broke off: {error}") from error
+
+
+def _beside(config: BookieConfig, arguments: argparse.Namespace, conf: BookieOptions | None, uri: str) -> Beside | None:
+    """Auto-recovery in the bookie's process, if it is to take part."""
+    if not config.auto_recovery:
+        return None
+    from bookies.config import ClientConfig, RecoveryConfig, from_environment
+    from bookies.metadata.uri import connect
+    from bookies.replication.process import beside_bookie
+    from bookies.runtime import aio
+
+    settings = _environment(arguments, {} if conf is None else conf.recovery_settings)
+    runtime = aio.runtime()
+    return beside_bookie(
+        from_environment(RecoveryConfig, settings),
+        from_environment(ClientConfig),
+        lambda: connect(uri, runtime, may_create=False),
+    )
 
 
 def _names_metadata(arguments: argparse.Namespace) -> bool:
@@ -180,9 +204,6 @@ def _names_metadata(arguments: argparse.Namespace) -> bool:
 
 def bookie_config(arguments: argparse.Namespace, from_file: Mapping[str, Any]) -> BookieConfig:
     """Settings from options, `--set`, the environment, and then a file. Raises UsageError, `ConfigError`."""
-    from dataclasses import fields
-
-    from bookies.admin.apache_conf import as_environment
     from bookies.config import BookieConfig, from_environment
 
     given: dict[str, object] = {
@@ -197,8 +218,21 @@ def bookie_config(arguments: argparse.Namespace, from_file: Mapping[str, Any]) -
     values = {
         name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if value is not None
     }
+    if arguments.host is not None and "advertised_host" in from_file:
+        # Who names an address names the one to publish, too, unless the file's was meant for that alone.
+        from_file = {name: value for name, value in from_file.items() if name != "advertised_host"}
+    return from_environment(BookieConfig, _environment(arguments, from_file), **values)
+
+
+def _environment(arguments: argparse.Namespace, from_file: Mapping[str, Any]) -> dict[str, str]:
+    """`BK_...` variables: those of `--set`, the real ones, and what a file says. Raises UsageError."""
+    from dataclasses import fields
+
+    from bookies.admin.apache_conf import as_environment
+    from bookies.config import BookieConfig, RecoveryConfig
+
     overrides: dict[str, str] = {}
-    known = {each.name for each in fields(BookieConfig)}
+    known = {each.name for kind in (BookieConfig, RecoveryConfig) for each in fields(kind)}
     for text in arguments.set:
         name, equals, value = text.partition("=")
         if not equals or name not in known:
@@ -209,10 +243,7 @@ def bookie_config(arguments: argparse.Namespace, from_file: Mapping[str, Any]) -
                 f"--set {text}: no such setting{f'; did you mean {near[0]}?' if near else ''} (--list-settings)"
             )
         overrides[f"BK_{name.upper()}"] = value
-    if arguments.host is not None and "advertised_host" in from_file:
-        # Who names an address names the one to publish, too, unless the file's was meant for that alone.
-        from_file = {name: value for name, value in from_file.items() if name != "advertised_host"}
-    return from_environment(BookieConfig, {**as_environment(dict(from_file)), **os.environ, **overrides}, **values)
+    return {**as_environment(dict(from_file)), **os.environ, **overrides}
 
 
 def _show_settings(arguments: argparse.Namespace, config: BookieConfig, uri: str) -> int:

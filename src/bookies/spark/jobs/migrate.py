@@ -168,7 +168,7 @@ async def _copy(tools: Tools, target: Client, record: LedgerMetadata, made: Ledg
     if not made.is_closed:
         writable = {each.id for each in await target.bookies() if each.mode == "writable"}
         if not writable.issuperset(made.last_ensemble):  # One has gone since an earlier attempt began.
-            fresh = administration.with_new_bookies(made)
+            fresh = await administration.with_new_bookies(made)
             made = await administration.change_record(made.ledger_id, lambda found: _on(found, fresh))
     async with tools.client.open(record.ledger_id, password=record.password or b"") as reader:
         async for batch in reader.read_batches():

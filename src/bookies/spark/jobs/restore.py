@@ -85,7 +85,7 @@ class Restore:
             worker = runtime.worker().files()
             await worker.run(files.check)
             record = await tools.administration.change_record(record.ledger_id, restoring)
-            new = tools.administration.with_new_bookies(record)
+            new = await tools.administration.with_new_bookies(record)
             fetch = OffloadedFetch(worker, files, 0, record.last_entry_id)
             try:
                 while (batch := await fetch.next_batch()) is not None:

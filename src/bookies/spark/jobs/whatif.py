@@ -21,8 +21,9 @@ from typing import Any
 import pyarrow as pa
 
 from bookies.errors import InvalidArgument
-from bookies.protocol.placement import parse_fault_domains
+from bookies.model import BookieId
 from bookies.protocol.quorum import covered, write_set
+from bookies.protocol.topology import host_of, parse_fault_domains
 from bookies.spark.jobs import common
 from bookies.spark.jobs.common import JobConfig, Option
 from bookies.spark.jobs.complete import Complete
@@ -86,7 +87,12 @@ def dead_of(options: Mapping[str, Any], bookies: Sequence[str]) -> list[str]:
     domains = parse_fault_domains(str(options["fault_domains"] or ""))
     dead = _names(options["dead"])
     for domain in _names(options["domains"]):
-        members = [str(bookie) for bookie, of_bookie in domains.items() if of_bookie == domain]
+        within = f"/{domain.strip('/')}/"
+        members = [
+            bookie
+            for bookie in bookies
+            if f"{domains.get(bookie) or domains.get(host_of(BookieId(bookie)), '')}/".startswith(within)
+        ]
         if not members:
             known = ", ".join(sorted(set(domains.values()))) or "none: give fault_domains"
             raise InvalidArgument(f"domains: no bookie is in {domain}; there are {known}")

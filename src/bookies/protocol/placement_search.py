@@ -1,0 +1,225 @@
+"""Fill positions of an ensemble so that conditions on its write sets hold, or prove that nobody can.
+
+Depth first, position after position, each time in the candidates' order of preference, going back when a position
+cannot be filled. The first ensemble found is thus the most preferred one that a greedy choice with hindsight finds, and
+if there is one at all it is found. What keeps the search small:
+
+* a partly filled write set that nobody could fill well any more is given up at once;
+* of candidates that are alike (`Cluster.alike`) one is tried: if it leads nowhere the others do not either;
+* a state that has failed is remembered, whatever the names in it; only when a search turns out to be long, for the
+  description of a state costs more than most searches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from bookies.model import BookieId, Ensemble
+from bookies.protocol.candidates import Candidates
+from bookies.protocol.topology import Place
+from bookies.protocol.write_sets import Condition, Spread, write_sets
+
+STEPS_BEFORE_MEMORY = 300
+
+Conditions = Sequence[tuple[tuple[int, ...], tuple[Condition, ...]]]
+"""Positions of a write set, and what it has to meet."""
+
+
+def everywhere(size: int, write_quorum: int, conditions: Sequence[Condition]) -> Conditions:
+    """The same conditions for every write set."""
+    strongest = tuple(without_implied(conditions))
+    return [(positions, strongest) for positions in write_sets(size, write_quorum)]
+
+
+def without_implied(conditions: Sequence[Condition]) -> Iterator[Condition]:
+    """Those that do not follow from another: more domains of one level are fewer, too."""
+    most: dict[int, int] = {}
+    for each in conditions:
+        if isinstance(each, Spread):
+            most[each.level] = max(each.count, most.get(each.level, 0))
+    for each in dict.fromkeys(conditions):
+        if not isinstance(each, Spread) or each.count == most[each.level]:
+            yield each
+
+
+class Search:
+    """One search. `ensemble`: None where a bookie is to be found. `members`: the places of those who stay.
+
+    `exclude`: who must not be chosen, beside the members.
+    """
+
+    def __init__(
+        self,
+        candidates: Candidates,
+        ensemble: Sequence[BookieId | None],
+        members: Mapping[int, Place],
+        conditions: Conditions,
+        exclude: Collection[BookieId] = (),
+    ) -> None:
+        self._candidates = candidates
+        self._cluster = candidates.cluster
+        self._chosen: list[BookieId | None] = list(ensemble)
+        self._slots: list[Place | None] = [members.get(position) for position in range(len(ensemble))]
+        self._open = [position for position, bookie in enumerate(ensemble) if bookie is None]
+        self._taken: dict[BookieId, None] = dict.fromkeys(each for each in (*ensemble, *exclude) if each is not None)
+        self._conditions = [each for each in conditions if each[1]]
+        self._at: list[Conditions] = [
+            [each for each in self._conditions if position in each[0]] for position in range(len(ensemble))
+        ]
+        # Domains that are not like others any more, since somebody in them is a member, is taken or is excluded.
+        self._touched: dict[str, int] = {}
+        self._named: dict[str, None] = {}
+        for bookie in self._taken:
+            for domain in self._cluster.places.get(bookie, ()):
+                if domain is not None:
+                    self._touched[domain] = 1
+                    self._named[domain] = None
+        for place in members.values():
+            for domain in place:
+                if domain is not None:
+                    self._touched[domain] = self._touched.get(domain, 0) + 1
+                    self._named[domain] = None
+        self._free = len(self._cluster) - sum(bookie in self._cluster.places for bookie in self._taken)
+        self._steps = 0
+        self._failed: set[object] = set()
+
+    def run(self) -> Ensemble | None:
+        """The ensemble, or None: there is none."""
+        if self._free < len(self._open) or not all(map(self._may_hold, self._conditions)):
+            return None
+        if not self._fill(0):
+            return None
+        return tuple(bookie for bookie in self._chosen if bookie is not None)
+
+    def _may_hold(self, each: tuple[tuple[int, ...], tuple[Condition, ...]]) -> bool:
+        """A quick look: there are enough domains at all, and the members that stay do not rule it out."""
+        positions, conditions = each
+        members, free = self._members(positions)
+        for condition in conditions:
+            if not condition.holds(members, free):
+                return False
+            if isinstance(condition, Spread):
+                sizes = self._cluster.sizes[condition.level]
+                there = {place[condition.level] for place in members} - {None}
+                others = sum(domain not in sizes for domain in there)
+                if len(sizes) + others < condition.count:
+                    return False
+        return True
+
+    def _members(self, positions: Sequence[int]) -> tuple[list[Place], int]:
+        slots = self._slots
+        members = [place for position in positions if (place := slots[position]) is not None]
+        return members, len(positions) - len(members)
+
+    def _fill(self, index: int) -> bool:
+        """Fill the open positions from this one on."""
+        if index == len(self._open):
+            return True
+        state: object = None
+        if self._steps > STEPS_BEFORE_MEMORY:
+            state = self._state(index)
+            if state in self._failed:
+                return False
+        position = self._open[index]
+        tried: set[object] = set()
+        for bookie in self._offers(position):
+            if bookie in self._taken:
+                continue
+            place = self._cluster.places[bookie]
+            sort = self._sort(place)
+            if sort in tried:
+                continue
+            tried.add(sort)
+            self._steps += 1
+            self._put(position, bookie, place)
+            if self._holds(position) and self._fill(index + 1):
+                return True
+            self._remove(position, bookie, place)
+        if state is not None:
+            self._failed.add(state)
+        return False
+
+    def _offers(self, position: int) -> Iterator[BookieId]:
+        """Bookies in order of preference, then one of every sort that there is."""
+        candidates, cluster = self._candidates, self._cluster
+        if position == 0:
+            yield from (each for each in candidates.first if each in cluster.places)
+        yield from candidates.head()
+        if candidates.is_in_head:
+            return
+        for hosts in cluster.sorts.values():
+            begin = candidates.turn % len(hosts)
+            for at in range(begin, begin + len(hosts)):
+                host = hosts[at % len(hosts)]
+                if host not in self._touched:
+                    there = cluster.on_host[host]
+                    yield there[candidates.turn % len(there)]
+                    break
+        for domain in list(self._touched):
+            yield from (each for each in cluster.on_host.get(domain, ()) if each not in self._taken)
+
+    def _sort(self, place: Place) -> object:
+        """Equal for candidates of which either could stand for the other."""
+        around: str | None = None
+        for domain in place:
+            if domain is not None:
+                if domain not in self._touched:
+                    return around, self._cluster.alike[domain]
+                around = domain
+        return place
+
+    def _put(self, position: int, bookie: BookieId, place: Place) -> None:
+        self._slots[position] = place
+        self._chosen[position] = bookie
+        self._taken[bookie] = None
+        for domain in place:
+            if domain is not None:
+                self._touched[domain] = self._touched.get(domain, 0) + 1
+
+    def _remove(self, position: int, bookie: BookieId, place: Place) -> None:
+        self._slots[position] = self._chosen[position] = None
+        del self._taken[bookie]
+        for domain in place:
+            if domain is not None:
+                self._touched[domain] -= 1
+                if not self._touched[domain]:
+                    del self._touched[domain]
+
+    def _holds(self, position: int) -> bool:
+        for positions, conditions in self._at[position]:
+            members, free = self._members(positions)
+            for condition in conditions:
+                if not condition.holds(members, free):
+                    return False
+        return True
+
+    def _state(self, index: int) -> object:
+        """What the rest of the search depends on, the same for states that differ in names only.
+
+        That is: which members of the write sets that are not full yet share what, and how much of each domain is used.
+        """
+        labels: dict[str, int] = {}
+        border: list[tuple[int, ...]] = []
+        rest = self._open[index:]
+        near = {at for positions, _ in self._conditions if any(map(positions.__contains__, rest)) for at in positions}
+        for position in sorted(near):
+            place = self._slots[position]
+            if place is None:
+                border.append((position,))
+            else:
+                names = (-1 if domain is None else labels.setdefault(domain, len(labels)) for domain in place)
+                border.append((position, *names))
+        placed = [place for at in self._open[:index] if (place := self._slots[at]) is not None]
+        return index, tuple(border), self._shape(placed, 0, labels)
+
+    def _shape(self, places: Sequence[Place], level: int, labels: Mapping[str, int]) -> object:
+        """How the chosen ones are spread over the domains from a level on, in one order whatever the names."""
+        groups: dict[str | None, list[Place]] = {}
+        for place in places:
+            groups.setdefault(place[level], []).append(place)
+        parts = []
+        for domain, group in groups.items():
+            name = "" if domain is None else domain if domain in self._named else str(self._cluster.alike[domain])
+            inner = self._shape(group, level + 1, labels) if level + 1 < len(group[0]) else (len(group),)
+            parts.append((-1 if domain is None else labels.get(domain, -1), name, inner))
+        return tuple(sorted(parts))

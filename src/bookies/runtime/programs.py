@@ -1,0 +1,39 @@
+"""Run a program that answers a question, as Apache's scripts that tell where hosts are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Sequence
+
+TIME_MAX_S = 30.0
+SAID_MAX = 300  # characters of what a program complains about
+
+
+async def output_of(command: Sequence[str]) -> str:
+    """What a program prints. Raises OSError when it cannot be run, ends with another status than 0, or takes too long.
+
+    It is not run by a shell: `command` is its path and its arguments.
+    """
+    name = os.path.basename(command[0])
+    program = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(TIME_MAX_S):
+            printed, complaints = await program.communicate()
+    except TimeoutError:
+        raise OSError(f"{name} has not ended after {TIME_MAX_S:g} s") from None
+    finally:
+        if program.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                program.kill()
+            await program.wait()
+    if program.returncode:
+        said = complaints.decode("utf-8", "replace").strip()[:SAID_MAX]
+        raise OSError(f"{name} ended with status {program.returncode}{': ' if said else ''}{said}")
+    return printed.decode("utf-8", "replace")
