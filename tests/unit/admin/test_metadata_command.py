@@ -15,6 +15,7 @@ from bookies.admin.metadata_check import check
 from bookies.config import BookieConfig
 from bookies.metadata.driver import MetadataDriver
 from bookies.metadata.memory import MemoryDriver, MemoryStore
+from bookies.metadata.recovery_store import AuditKind
 from bookies.metadata.uri import connect
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata, LedgerState
 from bookies.protocol.log import Extent, Manifest, pack_manifest
@@ -62,6 +63,10 @@ async def fill(driver: MetadataDriver) -> None:
         await driver.create_ledger(ledger(await driver.next_ledger_id()))
     await driver.delete_ledger(0)
     await driver.create_record("logs/events", pack_manifest(manifest(1, 2)))
+    await driver.recovery.mark(3, [B1], 1_700_000_000_000)
+    await driver.recovery.mark(4, [], None)
+    await driver.recovery.set_lost_bookie_delay_s(600)
+    await driver.recovery.set_checked_at_ms(AuditKind.PLACEMENT, 1_700_000_000_001)
 
 
 @pytest.fixture
@@ -114,6 +119,7 @@ def test_show_counts(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) ->
     shown = json.loads(capsys.readouterr().out)
     assert shown["ledgers"] == {"open": 0, "in_recovery": 0, "closed": 7, "damaged": 0}
     assert (shown["cookies"], shown["records"], shown["next_id"], shown["spent_ids"]) == (2, 1, 8, 1)
+    assert shown["marks"] == 2
     assert main(["metadata", "show"]) == 0
     assert "0 open, 0 in recovery, 7 closed, 0 damaged" in capsys.readouterr().out
     assert main(["metadata", "show", "--metadata", f"file:{store.parent}"]) == 1
@@ -124,7 +130,16 @@ def test_a_dump_is_loaded_elsewhere(store: pathlib.Path, capsys: pytest.CaptureF
     printed = capsys.readouterr().out
     assert "s3cret" not in printed
     lines = [json.loads(line) for line in printed.splitlines()]
-    assert [each["kind"] for each in lines] == ["cluster", "ids", "cookie", "cookie", "record", *["ledger"] * 7, "end"]
+    others = ["cluster", "ids", "cookie", "cookie", "record", "recovery", "mark", "mark"]
+    assert [each["kind"] for each in lines] == [*others, *["ledger"] * 7, "end"]
+    assert lines[5] == {
+        "kind": "recovery",
+        "enabled": True,
+        "delay_s": 600,
+        "checked_at_ms": {"placement": 1_700_000_000_001},
+    }
+    assert lines[6] == {"kind": "mark", "ledger": 3, "replicas": ["b1"], "ctime_ms": 1_700_000_000_000}
+    assert lines[7] == {"kind": "mark", "ledger": 4, "replicas": [], "ctime_ms": None}
     assert lines[-1]["lines"] == len(lines)
     dump, target = store.parent / "dump.jsonl", store.parent / "other" / "store"
     words = ["metadata", "load", str(dump), "--metadata", f"file:{target}"]
@@ -219,6 +234,9 @@ def test_an_interrupted_load_is_gone_on_with(store: pathlib.Path, capsys: pytest
         await driver.create_record("migration", json.dumps(mark).encode())
         await driver.create_ledger(ledger(99))
         await driver.create_cookie(BookieId("gone"), b"")
+        await driver.recovery.mark(3, [B2], 1)
+        await driver.recovery.mark(5, [B2], 1)
+        await driver.recovery.disable()
 
     on(target, half)
     assert main(["metadata", "check", "--metadata", f"file:{target}"]) == 1
@@ -282,11 +300,14 @@ def test_check_names_what_is_wrong(store: pathlib.Path, capsys: pytest.CaptureFi
         await driver.create_record("logs/broken", b"{")
         for bookie, data in ((B2, b"nonsense"), (B1, (await driver.read_cookie(B1))[0].replace(b'Id: "', b'Id: "x'))):
             await driver.write_cookie(bookie, data, (await driver.read_cookie(bookie))[1])
+        await driver.recovery.mark(99, [B1], 1)
+        await driver.create_record("bookie-notes", b"{")
 
     on(store, spoil)
     with sqlite3.connect(store / "metadata.db") as connection:
         connection.execute("UPDATE ledgers SET data = ? WHERE id = 4", (b"nonsense",))
         connection.execute("INSERT INTO deleted_ledgers VALUES (5, 6)")
+        connection.execute("UPDATE nodes SET data = ? WHERE place = 'delay'", (b"soon",))
     connection.close()
     assert main(["metadata", "check", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
@@ -302,7 +323,11 @@ def test_check_names_what_is_wrong(store: pathlib.Path, capsys: pytest.CaptureFi
         ("ledger-unreadable", "4"),
         ("log-ledger-missing", "events"),
         ("log-unreadable", "broken"),
+        ("mark-without-ledger", "99"),
+        ("notes-unreadable", ""),
+        ("recovery-unreadable", ""),
     ]
+    on(store, lambda driver: driver.recovery.set_lost_bookie_delay_s(5))
     assert main(["metadata", "dump"]) == 1
     damaged = [line for line in capsys.readouterr().out.splitlines() if '"damaged"' in line]
     assert [json.loads(line)["ledger"] for line in damaged] == [4]
