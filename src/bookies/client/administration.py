@@ -64,7 +64,7 @@ from bookies.protocol.fragments import (
     missing_runs,
     stored_in,
 )
-from bookies.protocol.placement import Judgement, fewest_changes, judge
+from bookies.protocol.placement import fewest_changes, judge
 from bookies.protocol.quorum import write_set
 from bookies.protocol.replicate import Pace, Replacement, check_finished, choose_targets, renewals, repairs
 from bookies.runtime.ports import Runtime
@@ -350,11 +350,15 @@ class Administration:
             return False
 
     # -- placement -----------------------------------------------------------------------------------------------
-    async def judge_placement(self, fragment: Fragment) -> Judgement:
-        """How well a fragment's bookies meet the placement policy of this client, and why not better."""
+    async def judge_placement(self, fragment: Fragment) -> tuple[int, list[str]]:
+        """How well a fragment's bookies meet the placement policy of this client, and why not better.
+
+        1: not, 3: less than desired, 5: fully; the numbers are Apache's.
+        """
         await self._access.locate()
         cluster = self._access.candidates().cluster
-        return judge(cluster.topology, cluster.policy, fragment.ensemble, fragment.write_quorum, fragment.ack_quorum)
+        found = judge(cluster.topology, cluster.policy, fragment.ensemble, fragment.write_quorum, fragment.ack_quorum)
+        return int(found.adherence), [finding.reason for finding in found.findings]
 
     async def misplaced(self, fragment: Fragment, exclude: Collection[BookieId] = ()) -> list[int]:
         """The fewest positions of a fragment that need other bookies for it to meet the placement policy.

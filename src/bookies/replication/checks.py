@@ -168,7 +168,8 @@ class Placement:
             return None
         worst = Adherence.STRICT
         for fragment in fragments_to_check(record, -1):
-            worst = min(worst, (await self._administration.judge_placement(fragment)).adherence)
+            adherence, _ = await self._administration.judge_placement(fragment)
+            worst = min(worst, Adherence(adherence))
         if worst is Adherence.STRICT:
             return None
         self._counts[worst] += 1

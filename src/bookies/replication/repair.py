@@ -29,6 +29,7 @@ from bookies.errors import (
 from bookies.metadata.driver import Versioned
 from bookies.model import BookieId
 from bookies.protocol.fragments import Fragment, FragmentVerdict, ReplicaState
+from bookies.protocol.placement_policy import Adherence
 from bookies.protocol.repair_work import (
     Assessment,
     Cause,
@@ -159,13 +160,13 @@ class LedgerRepair:
             fragment = verdict.fragment
             if fragment.first in at_work or not verdict.is_ok:
                 continue
-            judgement = await self._administration.judge_placement(fragment)
-            if judgement.is_adhering:
+            adherence, why = await self._administration.judge_placement(fragment)
+            if adherence > Adherence.FAIL:
                 continue
             try:
                 positions = await self._administration.misplaced(fragment, list(circumstances.unwanted))
             except NotEnoughBookies as error:
-                reason = "; ".join([*(finding.reason for finding in judgement.findings[:1]), error.message])
+                reason = "; ".join([*why[:1], error.message])
                 assessment.waits.append(Wait(Cause.TARGET, fragment.first, fragment.last, None, reason))
             else:
                 assessment.jobs.append(Job(verdict, (), tuple(positions), verdict.fewest_replicas))
