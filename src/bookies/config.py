@@ -145,6 +145,10 @@ class BookieConfig:
         "bytes that the scrub reads in a second at most; it reads no faster than the period asks for",
         low=4 * KIB,
     )
+    auto_recovery: bool = setting(
+        False,
+        "take part in finding and copying what lost bookies held (docs/recovery.md); `bk recovery run` is that alone",
+    )
     control: bool = setting(True, "listen on a local port for `bk bookie gc` and the like; control.json names it")
     tls_certificate: str = setting("", "PEM file with the certificate to show to clients, and its chain; empty: no TLS")
     tls_key: str = setting("", TLS_KEY)
@@ -279,6 +283,44 @@ class ClientConfig:
     tls_reload_interval_ms: int = setting(10_000, TLS_RELOAD, low=0)
     sasl_file: str = setting(
         "", "TOML file with the username and password to authenticate with (DIGEST-MD5); empty: no authentication"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveryConfig:
+    """The auditor and the replication worker of one process."""
+
+    lost_bookie_delay_s: int = setting(
+        60,
+        "a bookie that is not registered for so long counts as lost; only until the metadata store has a value",
+        low=0,
+    )
+    audit_bookies_interval_s: int = setting(
+        86_400, "between two looks at all ledgers for bookies that nobody saw go; 0: only when an auditor starts", low=0
+    )
+    audit_ledgers_interval_s: int = setting(
+        604_800, "between two checks that read the first and last entry of every replica; 0: never", low=0
+    )
+    audit_replicas_interval_s: int = setting(
+        0, "between two checks of every replica of sealed ledgers by the bookies' own lists; 0: never", low=0
+    )
+    audit_verification_percentage: int = setting(
+        0, "percent of the entries between the first and the last that checks and repairs read", low=0, high=100
+    )
+    audit_ledgers_at_once: int = setting(16, "ledgers whose replicas are being checked at a time", low=1, high=500)
+    audit_metadata_rate: int = setting(2_000, "metadata operations of checks, per second", low=1)
+    recovery_ledgers_at_once: int = setting(8, "ledgers that this process repairs at a time", low=1, high=1_000)
+    recovery_rate_size: int = setting(
+        0, "bytes copied in a second at most; 0: as many as those who write and read do not feel", low=0
+    )
+    recovery_metadata_rate: int = setting(2_000, "metadata operations for choosing what to repair, per second", low=1)
+    recovery_open_ledger_grace_ms: int = setting(
+        30_000, "the writer of an unfinished ledger may replace a lost bookie for so long; then it is sealed", low=0
+    )
+    recovery_backoff_ms: int = setting(5_000, "before the second try at a ledger; twice as long each time", low=1)
+    recovery_backoff_max_ms: int = setting(300_000, "the longest time between two tries at a ledger", low=1)
+    recovery_report_interval_ms: int = setting(
+        10_000, "what a worker could not repair is written to the metadata store, at most once in so long", low=100
     )
 
 

@@ -28,6 +28,7 @@ COMMANDS = {
         "bookies.admin.commands.bookie",
         "run, list, state, disks, space, gc, compact, scrub, recover, repair, convert, format",
     ),
+    "recovery": ("bookies.admin.commands.recovery", "auto-recovery: run, status, list, enable, disable, audit"),
     "metadata": (
         "bookies.admin.commands.metadata",
         "the cluster's metadata: init, show, dump, load, check, migrate",

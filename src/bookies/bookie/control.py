@@ -117,7 +117,7 @@ class ControlServer:
 
     def __init__(self, runtime: Runtime, calls: Mapping[str, Call], bookie: str) -> None:
         self._runtime = runtime
-        self._calls = calls
+        self._calls = dict(calls)
         self._bookie = bookie
         self._token = f"{runtime.random.getrandbits(TOKEN_BITS):032x}"
         self._listener: Listener | None = None
@@ -138,6 +138,10 @@ class ControlServer:
             except (OSError, StorageError) as error:
                 failed[directory] = error
         return failed
+
+    def extend(self, calls: Mapping[str, Call]) -> None:
+        """Take these calls, too."""
+        self._calls |= calls
 
     def stop(self) -> None:
         """Answer nobody any more. The file stays; whoever reads it finds nobody there."""

@@ -9,6 +9,7 @@ Source: wire-protocol 5; the table of single situations: 2.6.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import struct
 from collections.abc import Callable, Mapping
@@ -64,6 +65,7 @@ class Handlers:
         self._state = state
         self._intake = intake
         self._events = events
+        self.on_add_latency: Callable[[float], None] | None = None  # of batches of ordinary adds, seconds
         self._handlers: Mapping[type, Callable[[Connection, Any], None]] = {
             AddBatch: self._add,
             ReadRequest: reads.read,
@@ -104,6 +106,8 @@ class Handlers:
             self._answer_add(connection, batch, Status.TOO_MANY_REQUESTS)
             return
         self._intake.accepted(size)
+        is_felt = self.on_add_latency is not None and not batch.is_recovery
+        begun = asyncio.get_running_loop().time() if is_felt else None
         try:
             self._store.add(
                 batch.ledger_id,
@@ -113,7 +117,7 @@ class Handlers:
                 batch.last_add_confirmed,
                 is_recovery=batch.is_recovery,
                 is_deferred_sync=batch.is_deferred_sync and not batch.is_recovery,
-                done=functools.partial(self._added, connection, batch, size),
+                done=functools.partial(self._added, connection, batch, size, begun),
             )
         except BookKeeperError as error:
             self._intake.answered(size)
@@ -122,7 +126,11 @@ class Handlers:
             self._intake.answered(size)  # our mistake, which `handle` reports; what was accepted must not stay so
             raise
 
-    def _added(self, connection: Connection, batch: AddBatch, size: int, error: BaseException | None) -> None:
+    def _added(
+        self, connection: Connection, batch: AddBatch, size: int, begun: float | None, error: BaseException | None
+    ) -> None:
+        if begun is not None and self.on_add_latency is not None:
+            self.on_add_latency(asyncio.get_running_loop().time() - begun)
         self._answer_add(connection, batch, Status.OK if error is None else self._status(error, Operation.ADD))
         self._intake.answered(size)
 

@@ -21,7 +21,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from bookies.bookie.identity import check_identity, identity
 from bookies.bookie.server import BookieServer
@@ -37,24 +37,40 @@ from bookies.errors import (
 from bookies.metadata.uri import connect
 from bookies.runtime import aio
 from bookies.runtime.events import JsonFormatter
+from bookies.runtime.ports import Runtime
 
+BESIDE_S = 10.0  # for what runs beside a bookie, to end
 EXIT_OK, EXIT_CONFIG, EXIT_INTERNAL, EXIT_METADATA, EXIT_STORAGE = 0, 1, 2, 4, 5
 
 _PORT_ERRORS = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
 
 
-def run(config: BookieConfig, metadata_uri: str, *, ready: Callable[[BookieServer], None] | None = None) -> int:
-    """Run a bookie until SIGTERM or SIGINT; the exit status. `ready`: called once instead of the ready line."""
-    _configure_logging()
+Beside = Callable[[BookieServer, Runtime], Awaitable[None]]
+
+
+def run(
+    config: BookieConfig,
+    metadata_uri: str,
+    *,
+    ready: Callable[[BookieServer], None] | None = None,
+    beside: Beside | None = None,
+) -> int:
+    """Run a bookie until SIGTERM or SIGINT; the exit status. `ready`: called once instead of the ready line.
+
+    `beside`: runs for as long as the bookie serves, then it is cancelled; that it fails is its own affair.
+    """
+    configure_logging()
     try:
         validate(config)
         check_identity(config)
     except ConfigError as error:
         return _refuse(config, error)
-    return aio.run(_main(config, metadata_uri, ready or print_ready))
+    return aio.run(_main(config, metadata_uri, ready or print_ready, beside))
 
 
-async def _main(config: BookieConfig, metadata_uri: str, ready: Callable[[BookieServer], None]) -> int:
+async def _main(
+    config: BookieConfig, metadata_uri: str, ready: Callable[[BookieServer], None], beside: Beside | None
+) -> int:
     stop_asked = asyncio.Event()
     _stop_on_signals(stop_asked)
     runtime = aio.runtime()
@@ -74,9 +90,30 @@ async def _main(config: BookieConfig, metadata_uri: str, ready: Callable[[Bookie
         gc.collect()
         gc.freeze()
         ready(server)
-        return await _serve(server, stop_asked)
+        async with _running_beside(beside, server, runtime):
+            return await _serve(server, stop_asked)
     finally:
         await driver.close()
+
+
+@contextlib.asynccontextmanager
+async def _running_beside(beside: Beside | None, server: BookieServer, runtime: Runtime) -> AsyncIterator[None]:
+    """Run it during the block; the bookie, which stops in the block, waits for its end only so long."""
+    if beside is None:
+        yield
+        return
+    task = asyncio.ensure_future(beside(server, runtime))
+
+    def ended(task: asyncio.Future[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logging.getLogger("bookies.bookie").error("what runs beside the bookie has failed", exc_info=error)
+
+    task.add_done_callback(ended)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait((task,), timeout=BESIDE_S)
 
 
 async def _start_unless(stop_asked: asyncio.Event, server: BookieServer) -> bool:
@@ -196,7 +233,7 @@ def _reason(error: BaseException) -> str:
     return f"{error}" if isinstance(error, BookKeeperError) else f"{type(error).__name__}: {error}"
 
 
-def _configure_logging() -> None:
+def configure_logging() -> None:
     """Events to stderr, as JSON with `BK_LOG_FORMAT=json`; what the process has configured itself stays."""
     root = logging.getLogger()
     if root.handlers:

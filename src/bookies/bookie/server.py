@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from bookies.bookie.connection import Connection, RejectedConnection
 from bookies.bookie.control import (
     COLLECTION_CALLS,
     SCRUB_CALLS,
+    Call,
     ControlServer,
     control_calls,
     mode_calls,
@@ -181,6 +183,15 @@ class BookieServer:
         await self._tasks.stop()
         await self._abort_connections()
         self.store.abort()
+
+    def on_add_latency(self, callback: Callable[[float], None]) -> None:
+        """Tell of every batch of ordinary adds how long it took until it was answered, seconds."""
+        self._handlers.on_add_latency = callback
+
+    def extend_control(self, calls: Mapping[str, Call]) -> None:
+        """Take these calls of operators, too."""
+        if self._control is not None:
+            self._control.extend(calls)
 
     async def wait_failed(self) -> BaseException:
         """Wait until the bookie fails by itself; the cause. The process then has to end, with `abort` at most."""

@@ -240,11 +240,33 @@ class Administration:
         """
         ledger_id, percentage = any_ledger_id(ledger_id), percentage_of(percentage)
         async with TimeLimit(timeout, f"check ledger {ledger_id}"):
-            record, fragments = await self.fragments(ledger_id)
-            known = await self._registered()
-            replicas = self._access.replicas(record)
-            verdicts = [await self._check(fragment, known, percentage, replicas) for fragment in fragments]
-            return LedgerCheck(record, tuple(verdicts))
+            found = await self._access.read(ledger_id)
+            return await self.check_record(found, await self._registered(), percentage=percentage)
+
+    async def check_record(
+        self, found: Versioned, registered: Collection[BookieId], *, percentage: float = 0
+    ) -> LedgerCheck:
+        """As `check_ledger`, of a record as it was read, for those who know which bookies are registered."""
+        fragments = await self._fragments(found)
+        replicas = self._access.replicas(found.metadata)
+        verdicts = [await self._check(fragment, registered, percentage, replicas) for fragment in fragments]
+        return LedgerCheck(found.metadata, tuple(verdicts))
+
+    async def ask_holders(
+        self, record: LedgerMetadata, entry_id: int, registered: Collection[BookieId]
+    ) -> list[tuple[BookieId, BookKeeperError | None]]:
+        """Have each registered bookie that must have an entry deliver it; what is wrong with its replica, None:
+        nothing."""
+        ensemble, replicas = record.ensemble_at(entry_id), self._access.replicas(record)
+
+        async def ask(bookie: BookieId) -> BookKeeperError | None:
+            if bookie not in registered:
+                return BookieUnreachable("it is not registered", ledger_id=record.ledger_id, bookie=bookie)
+            bad = await replicas.first_bad(bookie, [entry_id])
+            return None if bad is None else bad[1]
+
+        holders = [ensemble[position] for position in write_set(entry_id, len(ensemble), record.write_quorum)]
+        return list(zip(holders, await all_of(map(ask, holders)), strict=True))
 
     async def fragments(self, ledger_id: int) -> tuple[LedgerMetadata, list[Fragment]]:
         """A ledger's record, and its fragments that hold entries, in order. Raises `LedgerNotFound`.
@@ -253,11 +275,14 @@ class Administration:
         taken to end where it begins.
         """
         found = await self._access.read(any_ledger_id(ledger_id))
+        return found.metadata, await self._fragments(found)
+
+    async def _fragments(self, found: Versioned) -> list[Fragment]:
         try:
             confirmed = await self._access.last_add_confirmed(found)
         except (BookieUnreachable, ReadFailed):
             confirmed = -1  # Nobody can tell, so the last fragment is judged by its first entry.
-        return found.metadata, fragments_to_check(found.metadata, confirmed)
+        return fragments_to_check(found.metadata, confirmed)
 
     async def scan_replica(
         self,
@@ -332,6 +357,7 @@ class Administration:
         in_place: bool = False,
         exclude: Collection[BookieId] = (),
         bytes_per_s: float | None = None,
+        pace: Pace | None = None,
         progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> Move:
@@ -339,9 +365,9 @@ class Administration:
 
         `in_place`: copy to the very bookies that are there, which have lost entries. `exclude`: who must not be
         chosen. `fragment`, `positions`: as from `check_ledger`. `bytes_per_s`: of all copies; None: as fast as it goes.
-        A bookie that refuses its copy is passed over for another one. Raises `InvalidArgument`, `FragmentNotFinished`,
-        `NotEnoughBookies`, `VersionConflict` (changed meanwhile), why entries cannot be read or written, and what a
-        metadata update raises. Then the record has not been changed.
+        `pace`: shared with other operations, in its place. A bookie that refuses its copy is passed over for another
+        one. Raises `InvalidArgument`, `FragmentNotFinished`, `NotEnoughBookies`, `VersionConflict` (changed meanwhile),
+        why entries cannot be read or written, and what a metadata update raises. Then the record has not been changed.
         """
         wanted = _positions(fragment, positions)
         unwanted = bookie_ids("exclude", exclude)
@@ -356,7 +382,9 @@ class Administration:
             found = await self._access.read(fragment.ledger_id)
             check_finished(fragment)
             update = MetadataLoop(self._access.runtime, self._driver, found)
-            return await replicate_anywhere(self._access, fragment, plan, update, Account(1, bytes_per_s, progress))
+            return await replicate_anywhere(
+                self._access, fragment, plan, update, Account(1, pace or bytes_per_s, progress)
+            )
 
     async def renew_entries(
         self,
@@ -365,19 +393,20 @@ class Administration:
         entries: Sequence[range],
         *,
         bytes_per_s: float | None = None,
+        pace: Pace | None = None,
         progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> int:
         """Write again to a bookie those of these entries that it must hold by the record; how many were written.
 
         For single entries that it has lost, or holds damaged; nothing but these is copied and the record stays as it
-        is. Raises `LedgerNotFound`, `FragmentNotFinished`, `InvalidArgument` for a bookie that neither the cluster nor
-        the ledger knows, and why an entry cannot be read anywhere or written.
+        is. `pace`: as in `replicate_fragment`. Raises `LedgerNotFound`, `FragmentNotFinished`, `InvalidArgument` for a
+        bookie that neither the cluster nor the ledger knows, and why an entry cannot be read anywhere or written.
         """
         ledger_id, bookie = any_ledger_id(ledger_id), bookie_id(bookie)
         bytes_per_s = rate("bytes_per_s", bytes_per_s)
         async with TimeLimit(timeout, f"renew entries of ledger {ledger_id} on {bookie}"):
-            account = Account(1, bytes_per_s, progress)
+            account = Account(1, pace or bytes_per_s, progress)
             record, fragments = await self.fragments(ledger_id)
             await self._check_known(bookie, [record])
             for fragment, positions in fragments_on(fragments, [bookie]):

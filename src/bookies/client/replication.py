@@ -69,10 +69,13 @@ OnProgress = Callable[[CopyProgress], None]
 
 
 class Account:
-    """The running totals of one operation, the pace it keeps, and who is told."""
+    """The running totals of one operation, the pace it keeps, and who is told.
 
-    def __init__(self, ledgers: int, bytes_per_s: float | None, progress: OnProgress | None) -> None:
-        self.pace = Pace(bytes_per_s)
+    `pace`: shared with other operations; bytes a second of this one alone, None: as fast as it goes.
+    """
+
+    def __init__(self, ledgers: int, pace: Pace | float | None, progress: OnProgress | None) -> None:
+        self.pace = pace if isinstance(pace, Pace) else Pace(pace)
         self.ledgers = ledgers
         self.ledgers_done = 0
         self.entries = 0

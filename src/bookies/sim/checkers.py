@@ -20,7 +20,6 @@ Source: client-protocol 8.2.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 
 from bookies.client.pool import BookiePool
 from bookies.errors import BookKeeperError, DigestMismatch, LedgerUnknownToBookie
@@ -84,6 +83,13 @@ async def check_ledgers(cluster: SimCluster, history: History, readers: Readers)
     await client.participant.create_task(_check_ledgers(cluster, client, history, readers), name="checker")
 
 
+async def recover_ledgers(cluster: SimCluster, client: SimClient, history: History) -> None:
+    """Seal every ledger. Called as the participant."""
+    for story in list(history.stories.values()):
+        if cluster.store.record(story.ledger_id) is not None:
+            await _recover(client, history, story)
+
+
 async def _check_ledgers(cluster: SimCluster, client: SimClient, history: History, readers: Readers) -> None:
     await cluster.open_client(client)
     for story in list(history.stories.values()):
@@ -92,7 +98,7 @@ async def _check_ledgers(cluster: SimCluster, client: SimClient, history: Histor
         try:
             if (metadata := await _recover(client, history, story)) is not None:
                 await _read_back(client, history, readers, story, metadata)
-                await _check_replicas(client, history, story, metadata, cluster.rotten)
+                await _check_replicas(client, history, story, metadata, cluster)
         except BookKeeperError as error:
             history.violated("I-1", f"ledger {story.ledger_id}: reading it back: {type(error).__name__}: {error}")
 
@@ -143,12 +149,17 @@ def _check_length(history: History, story: Story, metadata: LedgerMetadata) -> N
 
 
 async def _check_replicas(
-    client: SimClient, history: History, story: Story, metadata: LedgerMetadata, rotten: Mapping[str, None]
+    client: SimClient, history: History, story: Story, metadata: LedgerMetadata, cluster: SimCluster
 ) -> None:
-    """I-2 and I-15 on every bookie that the record lists. `rotten`: those whose replicas may be damaged."""
-    pool = BookiePool(client.runtime, client.client.config, resolve)
+    """I-2 and I-15 on every bookie that the record lists and that is there. Replicas on rotten ones may be damaged."""
+    pool, rotten = BookiePool(client.runtime, client.client.config, resolve), cluster.rotten
     bookies = {bookie: None for _, ensemble in metadata.ensembles for bookie in ensemble}
-    held = {bookie: await _held(pool, history, story, metadata, bookie, bookie in rotten) for bookie in bookies}
+    held = {
+        bookie: set[int]()
+        if cluster.bookies[bookie].is_gone
+        else await _held(pool, history, story, metadata, bookie, bookie in rotten)
+        for bookie in bookies
+    }
     await pool.close()
     for first, last, ensemble in fragments_of(metadata, metadata.last_entry_id):
         for entry_id in range(first, last + 1):

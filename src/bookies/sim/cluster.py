@@ -70,6 +70,7 @@ class SimBookie:
     driver: SimDriver | None = None
     lives: int = 0
     is_lost: bool = False  # it refused to start, which is a problem of its own
+    is_gone: bool = False  # for good, and nobody starts it again
     restart: asyncio.Task[None] | None = None
 
     @property
@@ -255,11 +256,20 @@ class SimCluster:
                 name, loss, is_silent=is_silent, restart_after_s=restart_after_s
             )
 
+    def lose_bookie(self, name: str, loss: Loss) -> None:
+        """Kill a bookie now, for good."""
+        bookie = self.bookies[name]
+        bookie.is_gone = True
+        self.trace.note(name, "is gone for good")
+        if bookie.restart is not None:
+            bookie.restart.cancel()
+        self.crash_bookie(name, loss)
+
     def restart_later(self, name: str, delay_s: float) -> None:
         async def restart() -> None:
             await asyncio.sleep(delay_s)
             bookie = self.bookies[name]
-            while not bookie.is_up and not bookie.is_lost:
+            while not bookie.is_up and not bookie.is_lost and not bookie.is_gone:
                 await self.start_bookie(name)
                 await asyncio.sleep(0.5)
 
@@ -340,13 +350,13 @@ class SimCluster:
             if bookie.participant is not None:
                 bookie.participant.defuse()
                 bookie.participant.resume()
-            if not bookie.is_up:
+            if not bookie.is_up and not bookie.is_gone:
                 if bookie.restart is not None:
                     bookie.restart.cancel()
                 bookie.restart = None
                 self.restart_later(bookie.name, 0.0)
         for bookie in self.bookies.values():
-            if bookie.restart is not None:
+            if bookie.restart is not None and not bookie.is_gone:
                 await bookie.restart
         self.network.tell_half_open()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 from bookies.sim.cluster import SimCluster
@@ -85,6 +86,8 @@ class Faults:
             "crash bookie in a disk call": self._crash_bookie_in_disk_call,
             "crash bookie at an await": self._crash_bookie_at_await,
             "crash all bookies": self._crash_all_bookies,
+            "lose bookie": self._lose_bookie,
+            "flap": self._flap,
             "pause bookie": self._pause_bookie,
             "cut connection": self._cut_connection,
             "partition": self._partition,
@@ -166,6 +169,17 @@ class Faults:
                 self._random.randint(1, 200),
                 lambda: self._cluster.crash_bookie(name, loss, restart_after_s=delay_s),
             )
+
+    def _lose_bookie(self) -> None:
+        """For good, with all it holds. One in a run: of some entries there is but one replica more."""
+        if not any(bookie.is_gone for bookie in self._cluster.bookies.values()):
+            self._cluster.lose_bookie(self._bookie(), self._loss())
+
+    def _flap(self) -> None:
+        """A bookie's registration comes and goes, though it serves all the time."""
+        name = self._bookie()
+        for number in range(self._random.choice((3, 10, 30))):
+            self._later(number * self._random.uniform(0.05, 0.5), partial(self._cluster.expire_session, name))
 
     def _crash_all_bookies(self) -> None:
         loss = self._loss()

@@ -55,6 +55,8 @@ class Plan:
     veterans: int = 0  # writers that live through everything, and in the end have to trust every bookie again
     intruders: int = 0  # who have a wrong password
     foreigners: int = 0  # who leave entries behind the ends of ledgers
+    healers: int = 0  # processes with an auditor and a replication worker
+    healer_settings: Settings = field(default_factory=dict)  # of a `RecoveryConfig`
     is_replaced: bool = True
 
 

@@ -14,8 +14,9 @@ from random import Random
 from bookies.client.reader import LedgerReader
 from bookies.errors import BookKeeperError, FragmentNotFinished
 from bookies.model import BookieId
-from bookies.sim.checkers import check_ledgers
+from bookies.sim.checkers import check_ledgers, recover_ledgers
 from bookies.sim.cluster import SimClient, SimCluster
+from bookies.sim.healing import Healers
 from bookies.sim.history import History, Story
 from bookies.sim.intruding import Intruders
 from bookies.sim.plan import Plan
@@ -25,6 +26,7 @@ from bookies.sim.roles import Roles
 from bookies.sim.writing import Writers
 
 PLANTED_MAX = 3  # entries behind an end
+HEALER = "replicator-healer"  # which recovers ledgers, and replaces bookies, as replicators do
 
 
 class Workload(Roles):
@@ -36,6 +38,7 @@ class Workload(Roles):
         self._writers = Writers(self, plan)
         self.readers = Readers(self, plan)
         self._intruders = Intruders(self)
+        self._healers = Healers(cluster, history, plan)
         self._waiting: list[asyncio.Future[None]] = []  # of recoveries that have not begun
 
     def start(self) -> None:
@@ -48,13 +51,31 @@ class Workload(Roles):
         self.fill("replicator", plan.replicators, self._replicate)
         self.fill("foreigner", plan.foreigners, self._plant)
         self.fill("intruder", plan.intruders, self._intrude)
+        self.fill(HEALER, plan.healers, self._healers.heal)
 
     async def check(self) -> None:
         """Recover, read and look up every ledger, while those who do something end it."""
         self.healed.set()
         finishing = asyncio.create_task(self.finish())
+        if self._plan.healers:
+            await self._wait_healed()
         await check_ledgers(self.cluster, self.history, self.readers)
         await finishing
+
+    async def _wait_healed(self) -> None:
+        """Seal every ledger, and let auto-recovery do its work on what the faults have left."""
+        healer, judge = self.cluster.new_client(f"{HEALER}0", {}), self.cluster.new_client("judge", {})
+        await healer.participant.create_task(self.cluster.open_client(healer))
+        healing = healer.participant.create_task(self._healers.heal(healer), name="the last healer")
+
+        async def watch() -> None:
+            await self.cluster.open_client(judge)
+            await recover_ledgers(self.cluster, judge, self.history)
+            await self._healers.check(judge)
+
+        await judge.participant.create_task(watch(), name="judge")
+        self._healers.is_over.set()
+        await healing
 
     def nudge(self) -> None:
         """Let the recoveries that wait for their time begin now."""

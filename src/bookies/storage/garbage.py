@@ -4,6 +4,8 @@ Invariants
 - The ledgers stored here are noted before the metadata is read (`collection.Comparison`).
 - Whatever is no proof keeps the ledger: an error, a timeout, a store of another cluster.
 - A ledger is proven gone twice: before its quarantine, and before its deletion.
+- What is deleted because its record does not name this bookie is deleted under the ledger's lock, for whoever repairs
+  the ledger may be about to name it.
 
 On the loop's thread. Source: storage 7.2, 7.3.
 """
@@ -11,8 +13,8 @@ On the loop's thread. Source: storage 7.2, 7.3.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from bookies.config import BookieConfig
 from bookies.errors import BookKeeperError, LedgerNotFound, MetadataError
@@ -28,6 +30,7 @@ METADATA_S = 30.0  # for one operation of the metadata store
 REMEMBERED_MS = 7 * 86_400_000  # that a ledger was deleted
 START_MS_MAX = 3_600_000  # that a quarantine lasts after a start whatever the wall clock says
 BATCH = 1000  # ledgers deleted at once
+LOCKED_BATCH = 64  # the same of those that are locked meanwhile
 RECORDS_S = 3600.0  # between two looks at every ledger's record
 
 
@@ -38,8 +41,21 @@ class Stored(Protocol):
     def metadata(self) -> LedgerMetadata: ...
 
 
+class LedgerLocks(Protocol):
+    """See `RecoveryStore`, which is one."""
+
+    async def lock(self, ledger_id: int, owner: str, *, needs_mark: bool) -> Any: ...
+
+    async def unlock(self, lock: Any) -> None: ...
+
+    async def locks(self) -> Mapping[int, str]: ...
+
+
 class LedgerRecords(Protocol):
     """What collection needs of a metadata store; see `MetadataDriver`, which is one."""
+
+    @property
+    def recovery(self) -> LedgerLocks: ...
 
     async def instance_id(self) -> str | None: ...
 
@@ -193,7 +209,12 @@ class LedgerCollection:
             elif self._config.gc_surplus_ms and is_surplus(metadata, self._bookie):
                 since[ledger_id] = self._surplus_since.get(ledger_id, now)
         self._surplus_since = since
-        return found + [each for each, start in since.items() if (now - start) * 1000 >= self._config.gc_surplus_ms]
+        found += [each for each, start in since.items() if (now - start) * 1000 >= self._config.gc_surplus_ms]
+        if not found:
+            return []
+        async with asyncio.timeout(METADATA_S):
+            locked = await self._records.recovery.locks()  # Perhaps they are being copied here.
+        return [each for each in found if each not in locked]
 
     async def lift(self, ledger_ids: Iterable[int]) -> None:
         """Let go of those that the metadata wants here again."""
@@ -229,6 +250,7 @@ class LedgerCollection:
     async def _delete_expired(self, missing: set[int], now_ms: int) -> None:
         """Delete what was in quarantine long enough, and is proven gone once more; forget what was deleted long ago."""
         due: list[int] = []
+        surplus: list[int] = []
         now = self._clock.monotonic()
         quarantined = self._removals.in_state(RemovalState.QUARANTINED, RemovalState.SURPLUS)
         keys = [(ledger_id, removal.since_ms) for ledger_id, removal in quarantined.items()]
@@ -237,17 +259,42 @@ class LedgerCollection:
             is_listed = removal.state is RemovalState.QUARANTINED and ledger_id not in missing
             if is_listed or self.quarantine_left_ms(ledger_id, removal) > 0:
                 continue
-            if removal.state is RemovalState.QUARANTINED and await self._is_gone(ledger_id):
+            if removal.state is RemovalState.SURPLUS:
+                surplus.append(ledger_id)
+            elif await self._is_gone(ledger_id):
                 due.append(ledger_id)
-            elif removal.state is RemovalState.SURPLUS:
-                await self.lift([ledger_id])
-                if self._removals.get(ledger_id) is not None and await self.is_unwanted(ledger_id):
-                    due.append(ledger_id)
         for start in range(0, len(due), BATCH):
-            deleted = await self._removals.delete(due[start : start + BATCH], now_ms)
-            self.deleted_count += len(deleted)
-            self._events.info("gc.ledgers_deleted", count=len(deleted))
+            await self._delete(due[start : start + BATCH], now_ms)
+        for start in range(0, len(surplus), LOCKED_BATCH):
+            await self._delete_surplus(surplus[start : start + LOCKED_BATCH], now_ms)
         deleted_before = self._removals.in_state(RemovalState.DELETED)
         await self._removals.forget(
             [each for each, removal in deleted_before.items() if now_ms - removal.since_ms > REMEMBERED_MS]
         )
+
+    async def _delete_surplus(self, ledger_ids: Sequence[int], now_ms: int) -> None:
+        """Delete those that can be locked, and that are still not wanted here then; the others have time."""
+        store = self._records.recovery
+        locks: dict[int, Any] = {}
+        try:
+            for ledger_id in ledger_ids:
+                await self._throttle.take(1)
+                try:
+                    async with asyncio.timeout(METADATA_S):
+                        lock = await store.lock(ledger_id, self._bookie, needs_mark=False)
+                except (MetadataError, TimeoutError):
+                    continue
+                if lock is not None:
+                    locks[ledger_id] = lock
+            await self.lift(locks)
+            due = [each for each in locks if self._removals.get(each) is not None and await self.is_unwanted(each)]
+            if due:
+                await self._delete(due, now_ms)
+        finally:
+            for lock in locks.values():
+                await store.unlock(lock)
+
+    async def _delete(self, ledger_ids: Sequence[int], now_ms: int) -> None:
+        deleted = await self._removals.delete(ledger_ids, now_ms)
+        self.deleted_count += len(deleted)
+        self._events.info("gc.ledgers_deleted", count=len(deleted))

@@ -13,6 +13,8 @@ from bookies.admin.common import add_common, metadata_uri, print_json, print_tab
 from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:
+    from bookies.apache.server import BookieOptions
+    from bookies.bookie.main import Beside
     from bookies.bookie.server import BookieServer
     from bookies.client.client import Client
     from bookies.client.watcher import BookieStatus
@@ -145,17 +147,24 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from bookies.admin import apache_conf
     from bookies.bookie import main
-    from bookies.config import BookieConfig
-    from bookies.errors import BookKeeperError
+    from bookies.config import BookieConfig, RecoveryConfig
+    from bookies.errors import BookKeeperError, ConfigError
 
     if arguments.list_settings:
         print_table(
-            [(each.name, each.default, each.metadata["help"]) for each in fields(BookieConfig)],
+            [
+                (each.name, each.default, each.metadata["help"])
+                for kind in (BookieConfig, RecoveryConfig)
+                for each in fields(kind)
+            ],
             ("setting", "default", "meaning"),
         )
         return 0
     conf = None if arguments.conf is None else apache_conf.read_conf(arguments.conf)
-    config = bookie_config(arguments, {} if conf is None else conf.settings)
+    try:
+        config = bookie_config(arguments, {} if conf is None else conf.settings)
+    except ConfigError as error:
+        raise (error if conf is None else conf.explained(error, arguments.conf)) from None
     uri = conf.metadata_uri if conf is not None and not _names_metadata(arguments) else None
     uri = uri or metadata_uri(arguments)
     if conf is not None:
@@ -169,10 +178,28 @@ def _run(arguments: argparse.Namespace) -> int:
         main.print_ready(server)
 
     try:
-        return main.run(config, uri, ready=ready)
+        return main.run(config, uri, ready=ready, beside=_beside(config, arguments, conf, uri))
     except BrokenPipeError as error:
         # A bookie has no reader who may have seen enough: this is never a good end.
         raise BookKeeperError(f"the bookie broke off: {error}") from error
+
+
+def _beside(config: BookieConfig, arguments: argparse.Namespace, conf: BookieOptions | None, uri: str) -> Beside | None:
+    """Auto-recovery in the bookie's process, if it is to take part."""
+    if not config.auto_recovery:
+        return None
+    from bookies.config import ClientConfig, RecoveryConfig, from_environment
+    from bookies.metadata.uri import connect
+    from bookies.replication.process import beside_bookie
+    from bookies.runtime import aio
+
+    settings = _environment(arguments, {} if conf is None else conf.recovery_settings)
+    runtime = aio.runtime()
+    return beside_bookie(
+        from_environment(RecoveryConfig, settings),
+        from_environment(ClientConfig),
+        lambda: connect(uri, runtime, may_create=False),
+    )
 
 
 def _names_metadata(arguments: argparse.Namespace) -> bool:
@@ -181,9 +208,6 @@ def _names_metadata(arguments: argparse.Namespace) -> bool:
 
 def bookie_config(arguments: argparse.Namespace, from_file: Mapping[str, Any]) -> BookieConfig:
     """Settings from options, `--set`, the environment, and then a file. Raises UsageError, `ConfigError`."""
-    from dataclasses import fields
-
-    from bookies.admin.apache_conf import as_environment
     from bookies.config import BookieConfig, from_environment
 
     given: dict[str, object] = {
@@ -198,8 +222,21 @@ def bookie_config(arguments: argparse.Namespace, from_file: Mapping[str, Any]) -
     values = {
         name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if value is not None
     }
+    if arguments.host is not None and "advertised_host" in from_file:
+        # Who names an address names the one to publish, too, unless the file's was meant for that alone.
+        from_file = {name: value for name, value in from_file.items() if name != "advertised_host"}
+    return from_environment(BookieConfig, _environment(arguments, from_file), **values)
+
+
+def _environment(arguments: argparse.Namespace, from_file: Mapping[str, Any]) -> dict[str, str]:
+    """`BK_...` variables: those of `--set`, the real ones, and what a file says. Raises UsageError."""
+    from dataclasses import fields
+
+    from bookies.admin.apache_conf import as_environment
+    from bookies.config import BookieConfig, RecoveryConfig
+
     overrides: dict[str, str] = {}
-    known = {each.name for each in fields(BookieConfig)}
+    known = {each.name for kind in (BookieConfig, RecoveryConfig) for each in fields(kind)}
     for text in arguments.set:
         name, equals, value = text.partition("=")
         if not equals or name not in known:
@@ -210,10 +247,7 @@ def bookie_config(arguments: argparse.Namespace, from_file: Mapping[str, Any]) -
                 f"--set {text}: no such setting{f'; did you mean {near[0]}?' if near else ''} (--list-settings)"
             )
         overrides[f"BK_{name.upper()}"] = value
-    if arguments.host is not None and "advertised_host" in from_file:
-        # Who names an address names the one to publish, too, unless the file's was meant for that alone.
-        from_file = {name: value for name, value in from_file.items() if name != "advertised_host"}
-    return from_environment(BookieConfig, {**as_environment(dict(from_file)), **os.environ, **overrides}, **values)
+    return {**as_environment(dict(from_file)), **os.environ, **overrides}
 
 
 def _show_settings(arguments: argparse.Namespace, config: BookieConfig, uri: str) -> int:
@@ -221,8 +255,11 @@ def _show_settings(arguments: argparse.Namespace, config: BookieConfig, uri: str
     from dataclasses import fields
 
     from bookies.bookie.identity import check_identity, identity
+    from bookies.metadata.uri import connect
+    from bookies.runtime import aio
 
     check_identity(config)
+    connect(uri, aio.runtime(), lease_ms=config.lease_ms)  # which is only looked at, not opened
     rows = {each.name: getattr(config, each.name) for each in fields(config)}
     rows = {each.name: rows[each.name] for each in fields(config) if rows[each.name] != each.default}
     if arguments.json:

@@ -1,0 +1,211 @@
+"""`bk recovery`: auto-recovery of a cluster: take part, look at it, switch it off and on, ask for an audit."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from bookies.admin.common import (
+    add_common,
+    metadata_uri,
+    print_json,
+    print_table,
+    run_async,
+    size_text,
+    with_driver,
+)
+from bookies.admin.usage import UsageError
+
+if TYPE_CHECKING:
+    from bookies.metadata.driver import MetadataDriver
+    from bookies.replication.status import RecoveryStatus
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    run_parser = verbs.add_parser(
+        "run",
+        help="take part, as an auditor and a worker, in the foreground until SIGTERM",
+        description="Bookies that run with auto_recovery=true take part themselves; this is for machines without one. "
+        "Settings: BK_... variables, as docs/settings.md lists them.",
+        epilog="example:  bk recovery run --metadata zk://zk1:2181/ledgers",
+    )
+    add_common(run_parser)
+    status = verbs.add_parser(
+        "status", help="who takes part and what each does", epilog="example:  bk recovery status --json"
+    )
+    add_common(status)
+    listing = verbs.add_parser(
+        "list",
+        help="ledgers that lack replicas, who works on them, and why they could not be repaired",
+        epilog="example:  bk recovery list",
+    )
+    add_common(listing)
+    for verb, text in (
+        ("enable", "let ledgers be repaired again"),
+        ("disable", "let no ledger be repaired by itself, in the whole cluster; what is under way is finished"),
+        ("audit", "have the auditor look at once, and take bookies that are away for lost without waiting"),
+    ):
+        add_common(verbs.add_parser(verb, help=text, epilog=f"example:  bk recovery {verb}"))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.verb == "run":
+        return _run(arguments)
+    bodies = {"status": _status, "list": _list, "enable": _enable, "disable": _disable, "audit": _audit}
+
+    async def main() -> int:
+        body = bodies[arguments.verb]
+        return await with_driver(metadata_uri(arguments), lambda driver: body(driver, arguments))
+
+    return run_async(main)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from bookies.bookie.main import configure_logging
+    from bookies.config import ClientConfig, RecoveryConfig, from_environment
+    from bookies.metadata.uri import connect
+    from bookies.model import BookieId
+    from bookies.replication.process import Participant, RecoveryProcess
+    from bookies.runtime import aio
+
+    uri, host = metadata_uri(arguments), socket.gethostname()
+    config, client_config = from_environment(RecoveryConfig), from_environment(ClientConfig)
+    configure_logging()
+
+    async def main() -> int:
+        runtime = aio.runtime()
+        name = BookieId(f"{host}-{os.getpid()}")
+        who = Participant(runtime, lambda: connect(uri, runtime, may_create=False), config, client_config, name, host)
+        await RecoveryProcess(who).run()
+        return 0
+
+    try:
+        return run_async(main)
+    except KeyboardInterrupt:
+        return 0  # That is how it ends.
+
+
+# -- looking -------------------------------------------------------------------------------------------------------
+
+
+async def _status(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
+    from bookies.replication.status import read_status
+    from bookies.runtime import aio
+
+    found = await read_status(driver, aio.runtime().clock.wall_ms())
+    if arguments.json:
+        print_json(asdict(found))
+        return 0
+    _print_status(found)
+    return 0
+
+
+def _print_status(found: RecoveryStatus) -> None:
+    print(f"repairs        {'on' if found.is_enabled else 'switched off: bk recovery enable'}")
+    print(f"auditor        {found.auditor or 'none: nobody takes part'}")
+    delay = found.lost_bookie_delay_s
+    print(f"lost after     {'nobody has said' if delay is None else f'{delay} s'} without registration")
+    print(f"marked         {found.marked:,} ledgers, {len(found.locks):,} of them being repaired")
+    rows = []
+    for process in found.processes:
+        worker = process.worker
+        rows.append(
+            (
+                process.name,
+                next((task["doing"] for task in process.tasks if task["task"] == "worker"), "-"),
+                f"{worker['ledgers_repaired']:,}",
+                size_text(worker["bytes_copied"]),
+                f"{len(process.reports) + process.reports_omitted:,}",
+                sum(task["failures"] for task in process.tasks),
+            )
+        )
+    if rows:
+        print()
+        print_table(rows, ("process", "worker", "repaired", "copied", "not repaired", "failures"), right=(2, 3, 4, 5))
+
+
+async def _list(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
+    from bookies.replication.status import read_processes
+
+    locks = await driver.recovery.locks()
+    reports = {
+        report["ledger_id"]: report
+        for process in await read_processes(driver)
+        for report in sorted(process.reports, key=lambda each: each["checked_ms"])
+    }
+    rows: list[dict[str, Any]] = []
+    async for marks in driver.recovery.marks():
+        for mark in marks:
+            report = reports.get(mark.ledger_id)
+            rows.append(
+                {
+                    "ledger": mark.ledger_id,
+                    "missing": list(mark.replicas),
+                    "since_ms": mark.ctime_ms,
+                    "locked_by": locks.get(mark.ledger_id),
+                    "report": report,
+                }
+            )
+    if arguments.json:
+        print_json(rows)
+        return 0
+    print_table(
+        [
+            (row["ledger"], ", ".join(row["missing"]) or "-", row["locked_by"] or "-", _why(row["report"]))
+            for row in rows
+        ],
+        ("ledger", "bookies", "being repaired by", "why not yet"),
+        right=(0,),
+    )
+    return 0
+
+
+def _why(report: Mapping[str, Any] | None) -> str:
+    """The first reason of a report, in a line."""
+    if report is None:
+        return "its turn has not come"
+    for loss in report["losses"]:
+        return f"entries {loss['first']} to {loss['last']} are on no bookie that is there"
+    for wait in report["waits"]:
+        bookie = f" ({wait['bookie']})" if wait["bookie"] else ""
+        return f"waits for {wait['for']}{bookie}: {wait['why']}"
+    return "it is looked at again"
+
+
+# -- doing ---------------------------------------------------------------------------------------------------------
+
+
+async def _enable(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
+    changed = await driver.recovery.enable()
+    return _say(arguments, changed, "repairs are on" if changed else "repairs were on already")
+
+
+async def _disable(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
+    changed = await driver.recovery.disable()
+    return _say(
+        arguments, changed, "no ledger is repaired until `bk recovery enable`" if changed else "it was off already"
+    )
+
+
+async def _audit(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
+    store = driver.recovery
+    if not await store.is_enabled():
+        raise UsageError("repairs are switched off, and so is the auditor: bk recovery enable")
+    auditor = await store.auditor()
+    if auditor is None:
+        raise UsageError("there is no auditor: start bookies with auto_recovery=true, or bk recovery run")
+    await store.set_lost_bookie_delay_s(await store.lost_bookie_delay_s() or 0)
+    return _say(arguments, True, f"auditor {auditor} was asked to look")
+
+
+def _say(arguments: argparse.Namespace, changed: bool, text: str) -> int:
+    if arguments.json:
+        print_json({"changed": changed})
+    else:
+        print(text)
+    return 0

@@ -1,0 +1,247 @@
+"""What is to be done about one ledger that is marked: which replicas to make again, what to wait for, what is lost.
+
+A replica is *bad* only when that is certain: its bookie says that it lacks an entry, or has a damaged one; or its
+bookie is not registered and counts as lost (`protocol/absence.py`). Whatever is not known, because a bookie does not
+answer, is busy, cannot read, or is away for less than the delay, is waited for and never copied: unknown is not
+missing.
+
+    bad, bookie registered   made again where it is: nothing but what it lacks is copied, the record stays as it is
+    bad, bookie lost         copied to another bookie, which then takes its place in the record
+    good, bookie leaving     likewise (it is being emptied)
+
+A fragment can be worked on when every entry of it may be on some replica. If not, and if that is certain, entries are
+*lost*: that is a state with evidence and not an error to be repeated, and only a bookie that comes back can change it.
+Then no copy of that fragment is begun either, whose end would be to be thrown away.
+
+Fragments that may still grow are never copied (X-70). Their writer replaces the bookie as soon as it has something to
+write; if a lost bookie is still there after a grace period the ledger is sealed, for it may have no writer any more,
+and with one more bookie lost its end might be undecidable. That a bookie lacks an entry which was only just written is
+no reason to end somebody's work. Source: metadata 8.6 and 8.7, client-protocol 7.2 to 7.4.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from bookies.errors import BookKeeperError
+from bookies.model import BookieId, LedgerMetadata
+from bookies.protocol.fragments import Fragment, FragmentVerdict, ReplicaState, ReplicaVerdict, state_of
+from bookies.protocol.quorum import write_set
+
+
+class RepairState(enum.Enum):
+    """How it stands with one ledger. LOST: entries are nowhere; WAITING: for something that `Wait` names."""
+
+    HEALTHY = "healthy"
+    REPAIRABLE = "repairable"
+    WAITING = "waiting"
+    LOST = "lost"
+
+
+class Cause(enum.Enum):
+    """What a repair waits for."""
+
+    BOOKIE = "a bookie to come back, or to count as lost"
+    MAINTENANCE = "the end of a bookie's maintenance"
+    ANSWER = "a bookie to answer"
+    TARGET = "a bookie to copy to"
+    WRITER = "its writer to go on or to close it"
+    GRACE = "the end of the grace period in which its writer may replace a lost bookie"
+    STORE = "the metadata store"
+
+
+class Wait(NamedTuple):
+    """Entries first..last wait for something. `bookie`: whose; `reason`: in words."""
+
+    cause: Cause
+    first: int
+    last: int
+    bookie: BookieId | None
+    reason: str
+
+
+class Loss(NamedTuple):
+    """Entries first..last are on no replica. `evidence`: each bookie that ought to have them, and why it does not."""
+
+    first: int
+    last: int
+    evidence: tuple[tuple[BookieId, str], ...]
+
+
+class Job(NamedTuple):
+    """Make replicas of a fragment again: those at `renewed` where they are, those at `replaced` elsewhere.
+
+    `good`: replicas known to be good of the entry that is worst off.
+    """
+
+    verdict: FragmentVerdict
+    renewed: tuple[int, ...]
+    replaced: tuple[int, ...]
+    good: int
+
+    @property
+    def fragment(self) -> Fragment:
+        return self.verdict.fragment
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What is known of bookies. `lost`: those not registered that count as lost; `excused`: away for maintenance.
+
+    `leaving`: those that are to be emptied. `unwanted`: not to be copied to.
+    """
+
+    registered: Collection[BookieId]
+    lost: Collection[BookieId] = ()
+    excused: Collection[BookieId] = ()
+    leaving: Collection[BookieId] = ()
+    unwanted: Collection[BookieId] = ()
+
+
+@dataclass(slots=True)
+class Assessment:
+    """What is to be done about a ledger. `wants_sealing`: once its grace period is over."""
+
+    jobs: list[Job] = field(default_factory=list)
+    waits: list[Wait] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+    wants_sealing: bool = False
+
+    @property
+    def state(self) -> RepairState:
+        """The worst that is true of any part."""
+        if self.losses:
+            return RepairState.LOST
+        if self.jobs or self.wants_sealing:
+            return RepairState.REPAIRABLE
+        return RepairState.WAITING if self.waits else RepairState.HEALTHY
+
+    @property
+    def bookies(self) -> list[BookieId]:
+        """Whose return may change something."""
+        waited = [wait.bookie for wait in self.waits if wait.bookie is not None]
+        return list(dict.fromkeys([*waited, *(bookie for loss in self.losses for bookie, _ in loss.evidence)]))
+
+
+def assess(record: LedgerMetadata, verdicts: Sequence[FragmentVerdict], circumstances: Circumstances) -> Assessment:
+    """What the check of a ledger means."""
+    found = Assessment()
+    for verdict in verdicts:
+        if verdict.fragment.is_finished:
+            _assess_finished(verdict, circumstances, found)
+        else:
+            _assess_growing(verdict, circumstances, found)
+    found.jobs.sort(key=lambda job: job.good)
+    return found
+
+
+def _assess_finished(verdict: FragmentVerdict, circumstances: Circumstances, found: Assessment) -> None:
+    fragment = verdict.fragment
+    renewed: list[int] = []
+    replaced: list[int] = []
+    unknown: list[int] = []
+    for replica in verdict.replicas:
+        is_leaving = replica.bookie in circumstances.leaving
+        if replica.state is ReplicaState.OK:
+            if is_leaving:
+                replaced.append(replica.position)
+        elif replica.state is ReplicaState.MISSING:
+            (replaced if is_leaving else renewed).append(replica.position)
+        elif replica.bookie in circumstances.lost:
+            replaced.append(replica.position)
+        else:
+            unknown.append(replica.position)
+            found.waits.append(_wait_for(fragment, replica, circumstances))
+    if not renewed and not replaced:
+        return
+    may_hold = verdict.positions(ReplicaState.OK, ReplicaState.MISSING)
+    hopeless = [members for members in _write_sets(fragment) if not any(each in may_hold for each in members)]
+    if not hopeless:
+        found.jobs.append(Job(verdict, tuple(renewed), tuple(replaced), verdict.fewest_replicas))
+    elif not all(any(each in unknown for each in members) for members in hopeless):
+        gone = [members for members in hopeless if not any(each in unknown for each in members)]
+        positions = sorted({position for members in gone for position in members})
+        found.losses.append(
+            Loss(
+                fragment.first,
+                fragment.last,
+                tuple((fragment.ensemble[each], "it is lost: not registered") for each in positions),
+            )
+        )
+
+
+def _assess_growing(verdict: FragmentVerdict, circumstances: Circumstances, found: Assessment) -> None:
+    fragment = verdict.fragment
+    if any(bookie in circumstances.lost for bookie in fragment.ensemble):
+        found.wants_sealing = True
+        return
+    for replica in verdict.replicas:
+        if replica.bookie in circumstances.leaving and replica.state is ReplicaState.OK:
+            found.waits.append(_waits_for_writer(fragment, replica.bookie, "it is to be emptied, and receives entries"))
+        elif replica.state is ReplicaState.MISSING:
+            text = f"it lacks entry {replica.entry_id}, which may be on its way; a ledger that is sealed is repaired"
+            found.waits.append(_waits_for_writer(fragment, replica.bookie, text))
+        elif replica.state is not ReplicaState.OK:
+            found.waits.append(_wait_for(fragment, replica, circumstances))
+
+
+def _waits_for_writer(fragment: Fragment, bookie: BookieId, reason: str) -> Wait:
+    return Wait(Cause.WRITER, fragment.first, fragment.last, bookie, reason)
+
+
+def _wait_for(fragment: Fragment, replica: ReplicaVerdict, circumstances: Circumstances) -> Wait:
+    """Nothing certain is known of this replica."""
+    bookie, reason = replica.bookie, replica.error.message if replica.error is not None else "nothing is known of it"
+    cause = Cause.ANSWER
+    if bookie in circumstances.excused:
+        cause, reason = Cause.MAINTENANCE, "it is not registered, and under maintenance"
+    elif bookie not in circumstances.registered:
+        cause, reason = Cause.BOOKIE, "it is not registered, but not for so long that it would count as lost"
+    return Wait(cause, fragment.first, fragment.last, bookie, reason)
+
+
+def _write_sets(fragment: Fragment) -> list[tuple[int, ...]]:
+    """Those of the fragment's entries, each once."""
+    size = len(fragment.ensemble)
+    last = min(fragment.last, fragment.first + size - 1)
+    return [write_set(entry_id, size, fragment.write_quorum) for entry_id in range(fragment.first, last + 1)]
+
+
+def judge_entry(
+    fragment: Fragment,
+    entry_id: int,
+    answers: Sequence[tuple[BookieId, BookKeeperError | None]],
+    circumstances: Circumstances,
+) -> Loss | Wait | None:
+    """What it means that a copy broke off because nobody delivered an entry, after each of its bookies was asked again.
+
+    `answers`: of every bookie that holds it by the record; None: it delivered. None: it is there, so the copy may
+    simply be repeated.
+    """
+    evidence: list[tuple[BookieId, str]] = []
+    for bookie, error in answers:
+        if error is None:
+            return None
+        if bookie in circumstances.lost:
+            evidence.append((bookie, "it is lost: not registered"))
+        elif state_of(error) is ReplicaState.MISSING:
+            evidence.append((bookie, error.message))
+        else:
+            replica = ReplicaVerdict(fragment.ensemble.index(bookie), bookie, state_of(error), entry_id, error)
+            return _wait_for(fragment, replica, circumstances)._replace(first=entry_id, last=entry_id)
+    return Loss(entry_id, entry_id, tuple(evidence))
+
+
+def fewest_left(record: LedgerMetadata, gone: Collection[BookieId]) -> int:
+    """Replicas left, by the record alone, of the entry that is worst off when these bookies are gone."""
+    size = record.ensemble_size
+    if not gone:
+        return record.write_quorum
+    return min(
+        sum(ensemble[position] not in gone for position in write_set(start, size, record.write_quorum))
+        for _, ensemble in record.ensembles
+        for start in range(size)
+    )

@@ -1,0 +1,179 @@
+"""The bookies of a cluster as auto-recovery sees them: who is registered, who is away, and who counts as lost.
+
+One object for the auditor and the worker of a process. It watches the two sets of registered bookies and the delay,
+reads the cookies and what is announced for single bookies when something changes, and tells whoever wants to know. The
+decisions are those of `protocol/absence.py`. Source: metadata 8.2 and 8.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+
+from bookies.errors import MetadataCorrupt
+from bookies.metadata.bookie_notes import BookieNotes, Notes
+from bookies.metadata.driver import BookieSet, MetadataDriver, Watch
+from bookies.model import BookieId, BookieMode
+from bookies.protocol.absence import Absence
+from bookies.protocol.repair_work import Circumstances
+from bookies.runtime.events import Events
+from bookies.runtime.ports import Clock
+
+
+class Membership:
+    """`delay_s`: until the store's own is read."""
+
+    def __init__(self, driver: MetadataDriver, clock: Clock, delay_s: int, events: Events) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._delay_s = delay_s
+        self._reader = BookieNotes(driver, clock.wall_ms)
+        self._notes = Notes()
+        self._notes_watch: Watch | None = None
+        self._events = events
+        self.absence = Absence(delay_s)
+        self._sets: dict[BookieMode, BookieSet | None] = dict.fromkeys(BookieMode)
+        self._cookies: tuple[BookieId, ...] = ()
+        self._named: tuple[BookieId, ...] = ()  # by records, though they have no cookie
+        self._watches: list[Watch] = []
+        self._listeners: dict[Callable[[], None], None] = {}
+        self._is_stale = True  # something changed that has to be read
+        self._delay_written = -1  # the first call of the watch says nothing
+        self._seen_delay: int | None = None
+        self.triggered = 0  # how often somebody asked for an audit by writing the delay that was there
+
+    async def start(self) -> None:
+        """Begin to watch; everything is known when it returns. Raises `MetadataError`."""
+        await self._driver.recovery.init_lost_bookie_delay_s(self._delay_s)
+        for mode in BookieMode:
+            self._sets[mode] = await self._driver.bookies(mode)
+            self._watches.append(self._driver.watch_bookies(mode, partial(self._changed, mode)))
+        self._watches.append(self._driver.recovery.watch_lost_bookie_delay(self._delay_changed))
+        await self.refresh()
+
+    def stop(self) -> None:
+        for watch in (*self._watches, self._notes_watch):
+            if watch is not None:
+                watch.cancel()
+        self._watches.clear()
+        self._notes_watch = None
+
+    def listen(self, callback: Callable[[], None]) -> None:
+        self._listeners[callback] = None
+
+    def unlisten(self, callback: Callable[[], None]) -> None:
+        self._listeners.pop(callback, None)
+
+    # -- what is known -------------------------------------------------------------------------------------------
+    @property
+    def writable(self) -> tuple[BookieId, ...]:
+        return self._of(BookieMode.WRITABLE)
+
+    @property
+    def registered(self) -> frozenset[BookieId]:
+        """In whatever mode. For membership tests: its order means nothing."""
+        return frozenset((*self.writable, *self._of(BookieMode.READ_ONLY)))
+
+    @property
+    def draining(self) -> list[BookieId]:
+        """Bookies that are to be emptied."""
+        return list(self._notes.draining)
+
+    def circumstances(self, named: Iterable[BookieId] = ()) -> Circumstances:
+        """What a repair has to know. `named`: by the ledger's mark, so an auditor, perhaps another one, took them for
+        lost; if they are not registered now, nor under maintenance, they are."""
+        self._look()
+        now, registered = self._now(), self.registered
+        away = self.absence.away
+        excused = [bookie for bookie in away if self.absence.is_excused(bookie, now)]
+        lost = dict.fromkeys(self.absence.lost(now))
+        lost |= {bookie: None for bookie in named if bookie not in registered and bookie not in excused}
+        notes = self._notes
+        return Circumstances(registered, tuple(lost), tuple(excused), tuple(notes.draining), notes.avoided)
+
+    def lost(self) -> list[BookieId]:
+        self._look()
+        return self.absence.lost(self._now())
+
+    def next_loss_s(self) -> float | None:
+        """In how many seconds another bookie will count as lost; None: none is away."""
+        self._look()
+        when = self.absence.next_loss(self._now())
+        return None if when is None else max(0.0, when - self._now())
+
+    # -- changes -------------------------------------------------------------------------------------------------
+    async def refresh(self, *, is_forced: bool = False) -> None:
+        """Read what cannot be watched, if anything has changed since the last time. Raises `MetadataError`."""
+        if not (self._is_stale or is_forced):
+            return
+        self._is_stale = False
+        try:
+            self._cookies = (await self._driver.all_bookies()).bookies
+            await self._read_notes()
+            await self._read_delay()
+        except BaseException:
+            self._is_stale = True
+            raise
+        self._look()
+
+    def note_named(self, bookies: Collection[BookieId]) -> None:
+        """Records name these, and no others, though perhaps they have no cookie."""
+        self._named = tuple(sorted(bookies))
+        self._look()
+
+    async def _read_notes(self) -> None:
+        notes = await self._reader.read()
+        if self._notes_watch is None or notes.version != self._notes.version:
+            if self._notes_watch is not None:
+                self._notes_watch.cancel()
+            self._notes_watch = self._reader.watch(notes, self._note_changed)
+        self._notes = notes
+
+    async def _read_delay(self) -> None:
+        try:
+            delay_s = await self._driver.recovery.lost_bookie_delay_s()
+        except MetadataCorrupt as error:
+            self._events.error("delay.unreadable", kept_s=self.absence.delay_s, error=error)
+            return
+        if self._delay_written > 0:
+            self._delay_written = 0
+            self.triggered += delay_s == self._seen_delay
+        self._seen_delay = delay_s
+        if delay_s is not None:
+            self.absence.delay_s = delay_s
+
+    def _look(self) -> None:
+        """Bring the judgement up to now."""
+        now, wall_ms = self._now(), self._clock.wall_ms()
+        until = {bookie: now + (at - wall_ms) / 1000 for bookie, at in self._notes.exempt.items()}
+        self.absence.expect((*self._cookies, *self._named))
+        self.absence.observe(self.registered, now, until)
+
+    def _of(self, mode: BookieMode) -> tuple[BookieId, ...]:
+        found = self._sets[mode]
+        return () if found is None else found.bookies
+
+    def _changed(self, mode: BookieMode, found: BookieSet) -> None:
+        known = self._sets[mode]
+        if known is None or found.version >= known.version:
+            self._sets[mode] = found
+        self._is_stale = True
+        self._look()
+        self._tell()
+
+    def _note_changed(self) -> None:
+        self._is_stale = True
+        self._tell()
+
+    def _delay_changed(self) -> None:
+        self._delay_written += 1
+        self._is_stale = True
+        self._tell()
+
+    def _tell(self) -> None:
+        for callback in list(self._listeners):
+            callback()
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()

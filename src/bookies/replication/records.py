@@ -1,0 +1,56 @@
+"""Every ledger's record, once, in pages: what the checks of an auditor have in common.
+
+One pass over the ledgers serves all checks that are due; a check keeps of each record what it needs. Reads of the
+metadata store are bounded in number and in rate. A record that cannot be read stops nobody: it is counted and named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from bookies.errors import LedgerNotFound, MetadataCorrupt
+from bookies.metadata.driver import MetadataDriver, Versioned
+from bookies.protocol.replicate import Pace
+from bookies.runtime.tasks import all_of
+
+PAGE_COUNT = 64  # records read at once
+NAMED_MAX = 100  # ledgers whose record cannot be read
+
+
+@dataclass(slots=True)
+class Coverage:
+    """How far a pass is. `unreadable`: ids of some of the ledgers whose record says nothing."""
+
+    ledgers: int = 0
+    unreadable_count: int = 0
+    unreadable: list[int] = field(default_factory=list)
+
+
+async def records(driver: MetadataDriver, rate: Pace, coverage: Coverage) -> AsyncIterator[Sequence[Versioned]]:
+    """The records of all ledgers that exist during the whole pass, ascending. `rate`: of operations.
+
+    Raises `MetadataError`.
+    """
+    loop = asyncio.get_running_loop()
+
+    async def read(ledger_id: int) -> Versioned | None:
+        try:
+            return await driver.read_ledger(ledger_id)
+        except LedgerNotFound:
+            return None  # Deleted since it was listed.
+        except MetadataCorrupt:
+            coverage.unreadable_count += 1
+            if len(coverage.unreadable) < NAMED_MAX:
+                coverage.unreadable.append(ledger_id)
+            return None
+
+    async for ids in driver.ledger_ids():
+        for start in range(0, len(ids), PAGE_COUNT):
+            part = ids[start : start + PAGE_COUNT]
+            if (pause_s := rate.spent(len(part), loop.time())) > 0:
+                await asyncio.sleep(pause_s)
+            found = await all_of(map(read, part))
+            coverage.ledgers += len(part)
+            yield [each for each in found if each is not None]

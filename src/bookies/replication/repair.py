@@ -1,0 +1,301 @@
+"""Repair one marked ledger, whose lock the caller holds: check, decide, copy, and check again.
+
+The check before finds out what is true now, whatever the mark says. The check after finds out whether it was enough,
+and it is this one that allows the mark to go: it sees, too, when a target has lost its copy before the record named
+it. What cannot be repaired ends as a `Wait` or a `Loss` of the assessment, never as an exception; of those only the
+metadata store's and those of a client that is closed come through.
+
+Partial copies stay bounded: a copy begins only when every entry may be somewhere, and once an entry has turned out to
+be nowhere its fragment is not copied again before a bookie comes back. Source: metadata 8.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from bookies.client.administration import Administration
+from bookies.client.replication import CopyProgress
+from bookies.errors import (
+    BookKeeperError,
+    ClientClosed,
+    DigestMismatch,
+    FragmentNotFinished,
+    LedgerNotFound,
+    MetadataError,
+    NotEnoughBookies,
+    VersionConflict,
+)
+from bookies.metadata.driver import Versioned
+from bookies.model import BookieId
+from bookies.protocol.fragments import Fragment, FragmentVerdict, ReplicaState
+from bookies.protocol.repair_work import (
+    Assessment,
+    Cause,
+    Circumstances,
+    Job,
+    Loss,
+    RepairState,
+    Wait,
+    assess,
+    judge_entry,
+)
+from bookies.protocol.replicate import Pace
+from bookies.runtime.tasks import all_of
+
+Problem = Wait | Loss
+ROUNDS_MAX = 4  # of check and repair; then the rest waits
+LOSSES_MAX = 16  # entries of a replica that are passed over, one by one, because they are nowhere
+FRAGMENTS_AT_ONCE = 4
+
+
+@dataclass(slots=True)
+class Totals:
+    """What all repairs of a process have copied: `entries`, `size` in bytes, both of all copies."""
+
+    ledgers: int = 0
+    fragments: int = 0
+    sealed: int = 0
+    entries: int = 0
+    size: int = 0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How it stands with a ledger now. `fewest`: good replicas of the entry worst off; None: nobody knows, or no entry.
+
+    `grace_s`: how long its writer still has.
+    """
+
+    state: RepairState
+    waits: Sequence[Wait] = ()
+    losses: Sequence[Loss] = ()
+    bookies: Sequence[BookieId] = ()
+    fewest: int | None = None
+    grace_s: float = 0.0
+
+
+class LedgerRepair:
+    """`circumstances`: as they are when it is called. `grace`: how long to leave the writer of this record alone, in
+    seconds, 0: no more. `totals`: added to."""
+
+    def __init__(
+        self,
+        administration: Administration,
+        circumstances: Callable[[], Circumstances],
+        grace: Callable[[Versioned], float],
+        pace: Pace,
+        totals: Totals,
+        percentage: int,
+    ) -> None:
+        self._administration = administration
+        self._circumstances = circumstances
+        self._grace = grace
+        self._pace = pace
+        self._totals = totals
+        self._percentage = percentage
+
+    async def run(self, ledger_id: int, known: Sequence[Loss] = ()) -> Outcome:
+        """`known`: found to be lost before, and nothing came back since. Raises `MetadataError`, `ClientClosed`."""
+        try:
+            return await self._rounds(ledger_id, known)
+        except LedgerNotFound:
+            return Outcome(RepairState.HEALTHY)  # Deleted.
+
+    async def _rounds(self, ledger_id: int, known: Sequence[Loss]) -> Outcome:
+        failed: dict[int, list[Problem]] = {}  # by the first entry of the fragment
+        for _ in range(ROUNDS_MAX):
+            found = await self._administration.record(ledger_id)
+            assessment, verdicts = await self._check(found)
+            grace_s = 0.0
+            if assessment.wants_sealing:
+                grace_s = self._grace(found)
+                problem = _in_grace(found, grace_s) if grace_s > 0 else await self._seal(ledger_id)
+                if problem is None:
+                    continue
+                assessment.waits.append(problem)
+            for job in assessment.jobs:
+                losses = [each for each in known if job.fragment.first <= each.first <= job.fragment.last]
+                if losses and not job.renewed:
+                    failed.setdefault(job.fragment.first, [*losses])
+            jobs = [job for job in assessment.jobs if job.fragment.first not in failed]
+            if not jobs:
+                break
+            for job, problems in zip(jobs, await self._work(jobs, found), strict=True):
+                if problems:
+                    failed[job.fragment.first] = problems
+        return _outcome(assessment, verdicts, failed, grace_s)
+
+    async def _check(self, found: Versioned) -> tuple[Assessment, Sequence[FragmentVerdict]]:
+        circumstances = self._circumstances()
+        try:
+            check = await self._administration.check_record(
+                found, circumstances.registered, percentage=self._percentage
+            )
+        except (ClientClosed, LedgerNotFound, MetadataError):
+            raise
+        except BookKeeperError as error:
+            # Where an unfinished ledger ends cannot be learnt. With a lost bookie only a recovery would find out.
+            assessment = Assessment()
+            if any(bookie in circumstances.lost for _, ensemble in found.metadata.ensembles for bookie in ensemble):
+                assessment.wants_sealing = not found.metadata.is_closed
+            if not assessment.wants_sealing:
+                assessment.waits.append(Wait(Cause.ANSWER, 0, -1, None, str(error)))
+            return assessment, ()
+        return assess(found.metadata, check.fragments, circumstances), check.fragments
+
+    async def _seal(self, ledger_id: int) -> Wait | None:
+        """End the writer; None: done."""
+        try:
+            await self._administration.recover(ledger_id)
+        except (ClientClosed, LedgerNotFound, MetadataError):
+            raise
+        except BookKeeperError as error:
+            return Wait(Cause.ANSWER, 0, -1, None, f"its end cannot be decided: {error}")
+        self._totals.sealed += 1
+        return None
+
+    # -- copying -------------------------------------------------------------------------------------------------
+    async def _work(self, jobs: Sequence[Job], found: Versioned) -> list[list[Problem]]:
+        """What came of each job; nothing: done, or not needed any more."""
+        outcomes: list[list[Problem]] = [[] for _ in jobs]
+        waiting: Iterator[tuple[int, Job]] = iter(enumerate(jobs))
+
+        async def work() -> None:
+            for index, job in waiting:
+                outcomes[index] = await self._carry_out(job, found)
+
+        await all_of(work() for _ in range(min(FRAGMENTS_AT_ONCE, len(jobs))))
+        return outcomes
+
+    async def _carry_out(self, job: Job, found: Versioned) -> list[Problem]:
+        fragment, problems = job.fragment, list[Problem]()
+        try:
+            for position in job.renewed:
+                problems += await self._renew(job.verdict, position, found)
+            replaced = self._still_to_replace(job)
+            if replaced and not problems and (job.good > 0 or not (problems := await self._nowhere(job, found))):
+                await self._administration.replicate_fragment(
+                    fragment,
+                    replaced,
+                    exclude=list(self._circumstances().unwanted),
+                    pace=self._pace,
+                    progress=self._counter(),
+                )
+        except (ClientClosed, LedgerNotFound):
+            raise
+        except (VersionConflict, FragmentNotFinished):
+            return problems  # Somebody else changed the record: the next check sees what is left to do.
+        except MetadataError as error:
+            return [Wait(Cause.STORE, fragment.first, fragment.last, None, str(error))]
+        except NotEnoughBookies as error:
+            return [Wait(Cause.TARGET, fragment.first, fragment.last, None, error.message)]
+        except BookKeeperError as error:
+            return [*problems, await self._explained(fragment, error, found)]
+        self._totals.fragments += not problems
+        return problems
+
+    def _still_to_replace(self, job: Job) -> list[int]:
+        """Without bookies that have come back since they were checked: they have all they had."""
+        circumstances = self._circumstances()
+        came_back = [
+            replica.position
+            for replica in job.verdict.replicas
+            if replica.state is ReplicaState.UNAVAILABLE
+            and replica.bookie in circumstances.registered
+            and replica.bookie not in circumstances.leaving
+        ]
+        return [position for position in job.replaced if position not in came_back]
+
+    async def _renew(self, verdict: FragmentVerdict, position: int, found: Versioned) -> list[Problem]:
+        """Give a bookie again what it lacks of a fragment, or has damaged, and nothing else; what is lost of that."""
+        fragment, replica = verdict.fragment, verdict.replicas[position]
+        is_damaged = isinstance(replica.error, DigestMismatch)
+        scan = await self._administration.scan_replica(
+            found.metadata, replica.bookie, fragment.stored(position), pace=self._pace, is_listing=not is_damaged
+        )
+        if scan.stopped is not None:
+            raise scan.stopped
+        runs = [range(bad.first, bad.last + 1) for bad in scan.bad]
+        if not runs and replica.entry_id is not None:
+            runs = [range(replica.entry_id, replica.entry_id + 1)]
+        losses: list[Problem] = []
+        while runs:
+            try:
+                await self._administration.renew_entries(
+                    fragment.ledger_id, replica.bookie, runs, pace=self._pace, progress=self._counter()
+                )
+            except BookKeeperError as error:
+                problem = await self._explained(fragment, error, found)
+                if not isinstance(problem, Loss) or len(losses) >= LOSSES_MAX:
+                    raise
+                losses.append(problem)  # The others can be made good all the same.
+                after = problem.last + 1
+                runs = [range(max(run.start, after), run.stop) for run in runs if run.stop > after]
+            else:
+                break
+        return losses
+
+    def _counter(self) -> Callable[[CopyProgress], None]:
+        """Adds what one operation has copied to the totals as it goes."""
+        entries = size = 0
+
+        def count(progress: CopyProgress) -> None:
+            nonlocal entries, size
+            self._totals.entries += progress.entries - entries
+            self._totals.size += progress.size - size
+            entries, size = progress.entries, progress.size
+
+        return count
+
+    # -- evidence ------------------------------------------------------------------------------------------------
+    async def _nowhere(self, job: Job, found: Versioned) -> list[Problem]:
+        """Before a fragment is copied that has no good replica of some entries: whether those are anywhere.
+
+        The entries that the check has missed are looked for at every bookie that must have them.
+        """
+        fragment = job.fragment
+        suspects = [each.entry_id for each in job.verdict.replicas if each.entry_id is not None]
+        problems: list[Problem] = []
+        for entry_id in sorted(dict.fromkeys([fragment.first, *suspects, fragment.last])):
+            problem = await self._judge(fragment, entry_id, found)
+            if problem is not None:
+                problems.append(problem)
+        return problems
+
+    async def _explained(self, fragment: Fragment, error: BookKeeperError, found: Versioned) -> Problem:
+        """Why a copy failed: an entry that nobody delivers, or a bookie that does not take it."""
+        if error.entry_id is not None and fragment.first <= error.entry_id <= fragment.last:
+            problem = await self._judge(fragment, error.entry_id, found)
+            if problem is not None:
+                return problem
+        bookie = None if error.bookie is None else BookieId(error.bookie)
+        cause = Cause.ANSWER if bookie in fragment.ensemble else Cause.TARGET
+        return Wait(cause, fragment.first, fragment.last, bookie, str(error))
+
+    async def _judge(self, fragment: Fragment, entry_id: int, found: Versioned) -> Problem | None:
+        circumstances = self._circumstances()
+        answers = await self._administration.ask_holders(found.metadata, entry_id, circumstances.registered)
+        return judge_entry(fragment, entry_id, answers, circumstances)
+
+
+def _in_grace(found: Versioned, grace_s: float) -> Wait:
+    first, last = found.metadata.ensembles[-1][0], -1
+    return Wait(Cause.GRACE, first, last, None, f"for {grace_s:.0f} s; after that the ledger is sealed")
+
+
+def _outcome(
+    assessment: Assessment, verdicts: Sequence[FragmentVerdict], failed: Mapping[int, Sequence[Problem]], grace_s: float
+) -> Outcome:
+    """What is left, once nothing more can be done now."""
+    problems = [each for job in assessment.jobs for each in failed.get(job.fragment.first, ())]
+    unsettled = [job for job in assessment.jobs if job.fragment.first not in failed]
+    waits = [*assessment.waits, *(each for each in problems if isinstance(each, Wait))]
+    losses = [*assessment.losses, *(each for each in problems if isinstance(each, Loss))]
+    waits += [
+        Wait(Cause.BOOKIE, job.fragment.first, job.fragment.last, None, "it changes as fast as it is repaired")
+        for job in unsettled
+    ]
+    left = Assessment([], waits, losses)
+    fewest = min((verdict.fewest_replicas for verdict in verdicts), default=None)
+    return Outcome(left.state, waits, losses, left.bookies, fewest, grace_s)

@@ -1,0 +1,113 @@
+"""Auto-recovery among the others: processes with an auditor and a worker, and what must hold of them in the end.
+
+They are clients like all others, so every fault that meets clients meets them: killed at any `await`, paused, cut off
+from the store. When everything is healed and every ledger is sealed they have some time, and then
+
+    healed      every entry is on all bookies of its write set, by the record, and none of those is gone for good;
+                or the ledger is marked, and a process says why it could not be repaired
+    tidy        nothing else is marked, and nothing is locked
+    thrift      what they have copied is not more than `COPIES_MAX` times what they had to
+
+Source: client-protocol 8.2 (I-2, I-18; the rest is checked as in every run), metadata 8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from bookies.client.administration import LedgerCheck
+from bookies.config import RecoveryConfig
+from bookies.errors import BookKeeperError
+from bookies.model import BookieId
+from bookies.protocol.fragments import ReplicaState
+from bookies.replication.daemon import AutoRecovery
+from bookies.sim.cluster import SimClient, SimCluster
+from bookies.sim.history import History
+
+if TYPE_CHECKING:
+    from bookies.sim.plan import Plan
+
+QUIET_S = 120.0  # virtual time until everything has to be healed
+LOOK_S = 2.0
+
+
+class Healers:
+    """The processes of one run."""
+
+    def __init__(self, cluster: SimCluster, history: History, plan: Plan) -> None:
+        self._cluster = cluster
+        self._history = history
+        self._config = RecoveryConfig(**plan.healer_settings)  # type: ignore[arg-type]
+        self._running: dict[str, AutoRecovery] = {}
+        self.is_over = asyncio.Event()
+
+    async def heal(self, client: SimClient) -> None:
+        """Take part until everything is over. Called as its participant."""
+        name = client.name
+        recovery = AutoRecovery(client.runtime, client.client, client.driver, self._config, BookieId(name), name)
+        self._running[name] = recovery
+        client.participant.on_kill(lambda: self._ended(name))
+        task = asyncio.get_running_loop().create_task(recovery.run(), name=f"auto-recovery of {name}")
+        await self.is_over.wait()
+        task.cancel()
+        await asyncio.wait((task,))
+        self._ended(name)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._history.violated("errors", f"{name}: auto-recovery ended by {error!r}")
+
+    def _ended(self, name: str) -> None:
+        recovery = self._running.pop(name, None)
+        if recovery is None:
+            return
+        for what, number in (
+            ("ledgers repaired", recovery.worker.totals.ledgers),
+            ("ledgers sealed by repairs", recovery.worker.totals.sealed),
+            ("entries copied by repairs", recovery.worker.totals.entries),
+        ):
+            self._history.count(what, number)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+    async def check(self, client: SimClient) -> None:
+        """Wait until all is well, or has had time enough; then say what is not. Called as the participant."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + QUIET_S
+        while problems := await self._problems(client):
+            if loop.time() > deadline:
+                for invariant, text in problems:
+                    self._history.violated(invariant, text)
+                return
+            await asyncio.sleep(LOOK_S)
+
+    async def _problems(self, client: SimClient) -> list[tuple[str, str]]:
+        store = client.driver.recovery
+        marked = [ledger_id async for ids in store.marked_ids() for ledger_id in ids]
+        explained = [each for recovery in self._running.values() for each in recovery.worker.reports]
+        found = [("tidy", f"ledger {each} is locked by {owner}") for each, owner in (await store.locks()).items()]
+        for story in self._history.stories.values():
+            if self._cluster.store.record(story.ledger_id) is None:
+                continue  # deleted
+            try:
+                check = await client.client.administration().check_ledger(story.ledger_id, percentage=100)
+            except BookKeeperError as error:
+                found.append(("healed", f"ledger {story.ledger_id} cannot be checked: {error}"))
+                continue
+            problem = self._problem_of(check)
+            if problem and not (story.ledger_id in marked and story.ledger_id in explained):
+                found.append(("healed", f"ledger {story.ledger_id}, of which nobody says why: {problem}"))
+        found += [("tidy", f"ledger {each} is marked, and nobody says why") for each in marked if each not in explained]
+        return found
+
+    def _problem_of(self, check: LedgerCheck) -> str:
+        """What a ledger lacks; nothing if it is whole."""
+        if not check.metadata.is_closed:
+            return "it is not sealed"
+        for verdict in check.fragments:
+            for replica in verdict.replicas:
+                if replica.state is not ReplicaState.OK:
+                    first, last = verdict.fragment.first, verdict.fragment.last
+                    return f"entries {first} to {last} on {replica.bookie}: {replica.error}"
+        gone = [name for name, bookie in self._cluster.bookies.items() if bookie.is_gone]
+        named = [name for name in gone if any(name in ensemble for _, ensemble in check.metadata.ensembles)]
+        held = [name for name in named if any(name in verdict.fragment.ensemble for verdict in check.fragments)]
+        return f"its record names {', '.join(held)}, which is gone" if held else ""

@@ -1,0 +1,71 @@
+"""Copies give way to those who write and read, and take what nobody wants."""
+
+from __future__ import annotations
+
+import pytest
+
+from bookies.protocol.yielding import RATE_FIRST, RATE_MIN, WINDOW_S, YieldingPace
+
+
+def windows(pace: YieldingPace, count: int, start: float, *, latency_s: float | None, copies: bool) -> float:
+    """So many windows of requests that take so long, with copies at the full rate or without; when they end."""
+    now = start
+    for _ in range(count * 10):
+        if latency_s is not None:
+            pace.felt(latency_s, now)
+        if copies:
+            pace.spent(int(pace.bytes_per_s * WINDOW_S / 10), now)
+        now += WINDOW_S / 10
+    return now
+
+
+def test_without_others_the_rate_grows() -> None:
+    pace = YieldingPace()
+    assert pace.bytes_per_s == RATE_FIRST
+    windows(pace, 10, 1.0, latency_s=None, copies=True)
+    assert pace.bytes_per_s > 5 * RATE_FIRST
+
+
+def test_a_rate_that_is_not_used_does_not_grow() -> None:
+    pace = YieldingPace()
+    for window in range(20):
+        pace.spent(1000, 1.0 + window * WINDOW_S)
+    assert pace.bytes_per_s == RATE_FIRST
+
+
+def test_it_slows_down_while_others_are_slowed_down_and_no_longer() -> None:
+    pace = YieldingPace()
+    now = windows(pace, 20, 1.0, latency_s=0.005, copies=False)
+    assert pace.usual_s == pytest.approx(0.005)
+    now = windows(pace, 20, now, latency_s=0.05, copies=True)
+    assert pace.bytes_per_s < RATE_FIRST / 100 or pace.bytes_per_s == RATE_MIN
+    now = windows(pace, 30, now, latency_s=0.006, copies=True)
+    assert pace.bytes_per_s > RATE_FIRST
+
+
+def test_twice_the_usual_is_allowed() -> None:
+    pace = YieldingPace()
+    now = windows(pace, 20, 1.0, latency_s=0.010, copies=False)
+    windows(pace, 10, now, latency_s=0.018, copies=True)
+    assert pace.bytes_per_s > RATE_FIRST
+
+
+def test_what_is_usual_follows_a_load_that_grows_by_itself() -> None:
+    pace = YieldingPace()
+    now = windows(pace, 20, 1.0, latency_s=0.005, copies=False)
+    now = windows(pace, 10, now, latency_s=0.05, copies=True)
+    slow = pace.bytes_per_s
+    now = windows(pace, 200, now, latency_s=0.05, copies=True)
+    assert pace.bytes_per_s > slow
+
+
+def test_a_limit_is_kept() -> None:
+    pace = YieldingPace(5e6)
+    windows(pace, 40, 1.0, latency_s=None, copies=True)
+    assert pace.bytes_per_s == 5e6
+
+
+def test_all_copies_of_a_process_share_the_rate() -> None:
+    pace = YieldingPace(1e6)
+    assert pace.spent(500_000, 1.0) == pytest.approx(0.5)
+    assert pace.spent(500_000, 1.0) == pytest.approx(1.0)
