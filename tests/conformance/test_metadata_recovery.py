@@ -19,7 +19,7 @@ from bookies.model import BookieId
 
 A, B, C = BookieId("bk-a:3181"), BookieId("bk-b:3181"), BookieId("bk-c:3181")
 MANY = 10_000
-PATIENCE_S = 60.0  # for many
+PATIENCE_S = 180.0  # for many, on a real server of a busy machine
 # Neighbours, and ids that are apart at each level of the tree that ZooKeeper has them in.
 IDS = [0, 5, 0x1_0000, 0x1_0001, 12_345_678, (1 << 31) - 1, (1 << 32) + 1, (1 << 48) + 7, (1 << 63) - 1]
 
@@ -140,12 +140,12 @@ def test_marks_are_listed_by_ledger(kind: Kind) -> None:
 def test_many_marks_come_in_pages(kind: Kind) -> None:
     async def body(cluster: Cluster) -> None:
         driver = await cluster.driver()
-        await mark_many(driver, [7001 * n for n in range(MANY)])
+        await mark_many(driver, [701 * n for n in range(MANY)])
         found = []
         async for page in driver.recovery.marks():
             assert 0 < len(page) < 2 * PAGE_COUNT
             found += [mark.ledger_id for mark in page]
-        assert found == [7001 * n for n in range(MANY)]
+        assert found == [701 * n for n in range(MANY)]
         assert await ids_in(driver.recovery.marked_ids()) == found
 
     kind.run(body, patience_s=PATIENCE_S)
@@ -269,7 +269,7 @@ def test_locks_go_with_the_session(kind: Kind) -> None:
         assert not await holder.recovery.done(lock)
         await holder.recovery.unlock(lock)
         assert await other.recovery.mark_of(5) is not None
-        assert await other.recovery.locks() == {5: "host.example"}
+        assert (await other.recovery.locks())[5] == "host.example"
         if third is None:
             third = await taken(holder.recovery, 6)
         assert await holder.recovery.done(third)

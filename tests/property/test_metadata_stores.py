@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from bookies.errors import BookKeeperError
 from bookies.metadata.driver import GivenIds
+from bookies.metadata.leased_recovery import LOCKS, MARKS, WORK
 from bookies.metadata.memory import MemoryStore
 from bookies.metadata.sqlite import SqliteStore
 from bookies.model import BookieId, BookieMode
@@ -21,6 +22,7 @@ bookies = st.sampled_from([BookieId("a"), BookieId("b")])
 sessions = st.integers(1, 3)
 modes = st.sampled_from(BookieMode)
 data = st.binary(max_size=3)
+places = st.sampled_from([f"{prefix}{ledger_id:016x}" for prefix in (MARKS, LOCKS) for ledger_id in (0, 5, 1 << 40)])
 
 runs = st.sampled_from([(), ((1, 4),), ((0, 0), (2, 2)), ((3, 3), (5, 9)), ((4, (1 << 63) - 1),)])
 
@@ -44,11 +46,25 @@ operations = st.one_of(
     st.tuples(st.just("bookies"), modes),
     st.tuples(st.just("all_bookies")),
     st.tuples(st.just("registration"), bookies),
-    st.tuples(st.just("observe"), st.lists(ledger_ids, unique=True), st.dictionaries(modes, versions), st.just(True)),
+    st.tuples(
+        st.just("observe"),
+        st.lists(ledger_ids, unique=True),
+        st.dictionaries(modes, versions),
+        st.just(True),
+        st.just(()),
+        st.lists(places | st.just(WORK), unique=True),
+    ),
     st.tuples(st.just("create_cookie"), bookies, data),
     st.tuples(st.just("read_cookie"), bookies),
     st.tuples(st.just("write_cookie"), bookies, data, versions),
     st.tuples(st.just("delete_cookie"), bookies, versions),
+    st.tuples(st.just("read_node"), places),
+    st.tuples(st.just("create_node"), places, data),
+    st.tuples(st.just("write_node"), places, data, st.none() | versions),
+    st.tuples(st.just("delete_node"), places, st.none() | versions),
+    st.tuples(st.just("nodes"), st.sampled_from([MARKS, LOCKS]), places, st.integers(1, 3)),
+    st.tuples(st.just("hold_node"), sessions, places, data),
+    st.tuples(st.just("release_node"), sessions, places),
 )
 
 
@@ -60,7 +76,7 @@ def outcome(store: Any, operation: tuple[Any, ...]) -> Any:
         return type(error), str(error)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(operations, min_size=5, max_size=40))
 def test_both_stores_answer_alike(sequence: list[tuple[Any, ...]]) -> None:
     with tempfile.TemporaryDirectory() as directory:

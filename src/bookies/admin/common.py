@@ -60,6 +60,12 @@ def metadata_uri(arguments: argparse.Namespace) -> str:
     return f"file:{os.path.join(directory, 'metadata')}"
 
 
+def refuse_memory(uri: str) -> None:
+    """Raises UsageError for a store that would be gone with this command."""
+    if uri.strip().lower().startswith("memory:"):
+        raise UsageError(f"{uri} would be gone when this command ends: name a store that stays, as file:DIR")
+
+
 def stop_signals() -> list[signal.Signals]:
     """The signals that ask a command to end; not SIGHUP when it is to be ignored (`nohup`)."""
     is_deaf = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN

@@ -35,7 +35,11 @@ SERVER: tuple[Row, ...] = (
     # -- who it is, and where
     Mapped("bookieId", "bookie_id", text),
     Mapped("bookiePort", "port", number),
-    Mapped("advertisedAddress", _ADDRESS, note="published; the bookie listens on all interfaces"),
+    Mapped(
+        "advertisedAddress",
+        _ADDRESS,
+        note="published; the bookie listens on all interfaces, of IPv6 too if it is an address of that",
+    ),
     Mapped("listeningInterface", _ADDRESS, note="listens on, and publishes, the address of this interface"),
     Mapped("useHostNameAsBookieID", _ADDRESS, note="publishes the host's name in place of its address"),
     Mapped("useShortHostName", _ADDRESS, note="that name up to the first dot"),
@@ -65,8 +69,8 @@ SERVER: tuple[Row, ...] = (
     Mapped("journalAlignmentSize", "journal_alignment", number),
     Mapped("logSizeLimit", "entry_log_size_max", number),
     Mapped("pageSize", "index_page_size", number),
-    Mapped("pageLimit", "index_cache_size", note="pages of pageSize; -1: our default"),
-    Mapped("openFileLimit", "open_files_max", number),
+    Mapped("pageLimit", "index_cache_size", note="pages of pageSize, 1 MiB at least; 0 and less: our default"),
+    Mapped("openFileLimit", "open_files_max", note="8 at least; 0 and less: our default"),
     Mapped("skipListSizeLimit", "write_cache_size", note="twice: Apache's is what each half holds"),
     Mapped("dbStorage_writeCacheMaxSizeMb", "write_cache_size", note="MiB; with DbLedgerStorage only"),
     Mapped("numReadWorkerThreads", "read_workers", note="1 to 64"),

@@ -13,9 +13,9 @@ from itertools import islice
 
 from bookies.client.locations import Locations
 from bookies.client.preference import FEW, preferred
-from bookies.errors import BookieUnreachable, MetadataError, NotEnoughBookies
+from bookies.errors import BookieUnreachable, MetadataCorrupt, MetadataError, NotEnoughBookies
 from bookies.metadata.driver import BookieSet, MetadataDriver, Watch
-from bookies.model import BookieId, BookieMode, Ensemble
+from bookies.model import BookieId, BookieInfo, BookieMode, Ensemble
 from bookies.protocol.candidates import Candidates, Cluster
 from bookies.protocol.health import Rank
 from bookies.protocol.placement import choose_ensemble
@@ -33,7 +33,8 @@ NEAR_MAX = 8  # bookies near the client of which one shall be the first of an en
 class BookieStatus:
     """One bookie as the metadata store sees it.
 
-    `mode`: "writable", "read-only", or "down" when it is not registered; `address`: "host:port", None when it is down.
+    `mode`: "writable", "read-only", or "down" when it is not registered; `address`: "host:port", None when it is down,
+    or when what it published cannot be read.
     """
 
     id: BookieId
@@ -190,7 +191,7 @@ class BookieWatcher:
         """Raises `BookieUnreachable` when another bookie is registered at this address."""
         for mode in BookieMode:
             for other in (await self._driver.bookies(mode)).bookies:
-                info = await self._driver.bookie_info(other) if other != bookie else None
+                info = await self._info_of(other) if other != bookie else None
                 if info is not None and info.rpc_address() == address:
                     text = f"it is not registered, and {other} listens at the address in its name"
                     raise BookieUnreachable(text, bookie=bookie)
@@ -202,11 +203,18 @@ class BookieWatcher:
             modes.update(dict.fromkeys((await self._driver.bookies(mode)).bookies, mode.value))
         found = []
         for bookie, of_bookie in sorted(modes.items()):
-            info = await self._driver.bookie_info(bookie) if of_bookie != DOWN else None
+            info = await self._info_of(bookie) if of_bookie != DOWN else None
             address = info.rpc_address() if info else None
             text = f"{address[0]}:{address[1]}" if address else None
             found.append(BookieStatus(bookie, of_bookie, text, info.properties if info else {}))
         return found
+
+    async def _info_of(self, bookie: BookieId) -> BookieInfo | None:
+        """What it published; None also when that is damaged, which is no reason to say nothing of all the others."""
+        try:
+            return await self._driver.bookie_info(bookie)
+        except MetadataCorrupt:
+            return None
 
     def _changed(self, bookies: BookieSet) -> None:
         if self._writable is None or bookies.version >= self._writable.version:

@@ -187,10 +187,9 @@ class MemoryStore:
 
     def end_session(self, session_id: int) -> None:
         registrations = self._sessions.pop(session_id, {})
-        places = [place for place, owner in self._owners.items() if owner == session_id]
-        for place in places:
+        for place in sorted(place for place, owner in self._owners.items() if owner == session_id):
             self._remove_node(place)
-        if registrations or places:
+        if registrations:
             self._changed(*(mode for mode, _ in registrations.values()))
 
     def register(self, session_id: int, bookie: BookieId, mode: BookieMode, data: bytes) -> int | None:
@@ -328,14 +327,14 @@ class MemoryStore:
         if found is None or expected_version not in (None, found.version):
             return False
         self._remove_node(place)
-        self._changed()
         return True
 
     def _remove_node(self, place: str) -> None:
         del self._nodes[place]
         self._owners.pop(place, None)
+        revision = self._changed()
         if mark_of_lock(place) in self._nodes:
-            self._work = self.revision + 1
+            self._work = revision
 
     def nodes(self, prefix: str, above: str, count: int) -> Sequence[tuple[str, Node]]:
         places = nsmallest(count, (each for each in self._nodes if each.startswith(prefix) and each > above))

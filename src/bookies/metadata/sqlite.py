@@ -564,10 +564,10 @@ class SqliteStore:
 
     def write_node(self, place: str, data: bytes, expected_version: int | None) -> bool:
         with self._writing():
-            found = self._node(place)[0]
+            found, owner = self._node(place)
             if expected_version is not None and (found is None or found.version != expected_version):
                 return False
-            self._put_node(place, data, 0)
+            self._put_node(place, data, owner)
             return True
 
     def _put_node(self, place: str, data: bytes, session_id: int) -> int:

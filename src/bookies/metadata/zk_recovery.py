@@ -7,6 +7,7 @@ locks. Only directories whose list has changed are read again.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
@@ -17,10 +18,20 @@ from bookies.metadata.observers import Observers
 from bookies.metadata.recovery import Node, Vote
 from bookies.metadata.recovery_formats import LAYOUT, check_layout, ledger_of
 from bookies.metadata.watches import NEVER_SEEN
-from bookies.metadata.zk_layout import MARK_DEPTH, RecoveryPaths, mark_directories
+from bookies.metadata.zk_layout import MARK_DEPTH, RecoveryPaths, mark_directories, parent_of
 from bookies.metadata.zk_nodes import Nodes
 from bookies.runtime.tasks import Tasks, all_of
-from bookies.runtime.zookeeper import Acl, NodeExists, NodeMissing, OutcomeUnknown, WrongVersion
+from bookies.runtime.zookeeper import (
+    Acl,
+    Create,
+    Delete,
+    NodeExists,
+    NodeMissing,
+    NotEmpty,
+    OutcomeUnknown,
+    Stat,
+    WrongVersion,
+)
 
 AT_ONCE = 64  # reads under way
 
@@ -90,17 +101,35 @@ class RecoveryArea:
         return await self._create(place, data)
 
     async def _create(self, place: str, data: bytes) -> bool:
-        acl = Acl.OPEN if place == self.places.delay else None  # Source: metadata 2.5
         is_unsure = False
         while True:
             try:
-                await self._nodes.create(place, data, acl)
+                if place.startswith(self.places.marks):
+                    await self._create_mark(place, data)
+                else:  # Source: metadata 2.5
+                    await self._nodes.create(place, data, Acl.OPEN if place == self.places.delay else None)
             except NodeExists:
                 return is_unsure and await self._has(place, data)
             except (OutcomeUnknown, SessionExpired):
                 is_unsure = True
             else:
                 return True
+
+    async def _create_mark(self, place: str, data: bytes) -> None:
+        """With its directory, which is missing as a rule, in one request. Raises `NodeExists` if there is a mark."""
+        directory, acl = parent_of(place), self._nodes.acl
+        while True:
+            try:
+                await self._zookeeper.multi([Create(directory, b"", acl), Create(place, data, acl)])
+                return
+            except NodeMissing:
+                await self._nodes.ensure(parent_of(directory))
+                continue
+            except NodeExists:
+                pass  # The directory.
+            with contextlib.suppress(NodeMissing):  # It went at this moment.
+                await self._zookeeper.create(place, data, acl)
+                return
 
     async def _has(self, place: str, data: bytes) -> bool:
         found = await self._nodes.read(place)
@@ -132,21 +161,36 @@ class RecoveryArea:
         """
         await self._check()
         is_ours = False  # a deletion of ours may have succeeded
-        while (stat := await self._nodes.stat(place)) is not None:
+        look = self._stat if version is not None else self._nodes.stat  # who names a version has seen it
+        while (stat := await look(place)) is not None:
             if version not in (None, stat.mzxid):
                 return False
             try:
-                await self._zookeeper.delete(place, stat.version)
+                await self._delete(place, stat.version)
             except (NodeMissing, WrongVersion):
                 continue  # Looking again tells.
             except (OutcomeUnknown, SessionExpired):
                 is_ours = True
             else:
-                is_ours = True
-                break
-        if is_ours and place.startswith(self.places.marks):
-            await self._nodes.remove_empty_parents(place, self.places.marks)
+                return True
         return is_ours
+
+    async def _stat(self, place: str) -> Stat | None:
+        """Not older than what we have seen or done before; others may have changed it."""
+        return await self._nodes.repeat(lambda: self._zookeeper.exists(place))
+
+    async def _delete(self, place: str, version: int) -> None:
+        """A mark with its directory, in which it is alone as a rule, and what is empty above."""
+        if not place.startswith(self.places.marks):
+            await self._zookeeper.delete(place, version)
+            return
+        directory = parent_of(place)
+        try:
+            await self._zookeeper.multi([Delete(place, version), Delete(directory)])
+        except NotEmpty:
+            await self._zookeeper.delete(place, version)
+        else:
+            await self._nodes.remove_empty_parents(directory, self.places.marks)
 
     # -- what goes with the session ------------------------------------------------------------------------------
     async def hold(self, place: str, data: bytes) -> int | None:
@@ -163,7 +207,7 @@ class RecoveryArea:
                 continue  # What is there then tells.
 
     async def release(self, place: str, session: int) -> None:
-        stat = await self._nodes.stat(place)
+        stat = await self._stat(place)
         if stat is not None and stat.owner == session:
             try:
                 await self._zookeeper.delete(place, session=session)

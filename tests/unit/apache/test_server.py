@@ -65,6 +65,7 @@ MAPPED: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
             {"advertisedAddress": "x", "listeningInterface": "eth1", "useHostNameAsBookieID": "true"},
             {"host": "10.0.1.1", "advertised_host": "x"},
         ),
+        ({"advertisedAddress": "2001:db8::1"}, {"host": "::", "advertised_host": "2001:db8::1"}),
     ],
     "listeningInterface": [({"listeningInterface": "eth1"}, {"host": "10.0.1.1", "advertised_host": "10.0.1.1"})],
     "useHostNameAsBookieID": [({"useHostNameAsBookieID": "true"}, {"advertised_host": "bk1.example.org"})],
@@ -104,8 +105,13 @@ MAPPED: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
         ({"pageLimit": "1000"}, {"index_cache_size": 8_192_000}),
         ({"pageLimit": "1000", "pageSize": "4096"}, {"index_cache_size": 4_096_000, "index_page_size": 4096}),
         ({"pageLimit": "-1"}, {}),
+        ({"pageLimit": "10"}, {"index_cache_size": MIB}),
     ],
-    "openFileLimit": [({"openFileLimit": "20000"}, {"open_files_max": 20_000})],
+    "openFileLimit": [
+        ({"openFileLimit": "20000"}, {"open_files_max": 20_000}),
+        ({"openFileLimit": "0"}, {}),  # as in the file that Pulsar ships
+        ({"openFileLimit": "5"}, {"open_files_max": 8}),
+    ],
     "skipListSizeLimit": [({"skipListSizeLimit": "67108864"}, {"write_cache_size": 128 * MIB})],
     "dbStorage_writeCacheMaxSizeMb": [
         ({"dbStorage_writeCacheMaxSizeMb": "512"}, {}),
@@ -338,3 +344,50 @@ def test_the_file_that_apache_ships() -> None:
     config = validate(BookieConfig(**found.settings))
     check_identity(config)
     assert identity(config) == "10.0.0.1:3181"
+
+
+def test_a_lower_disk_threshold_takes_our_marks_along() -> None:
+    """The file names one of three; Apache takes the threshold for the low-water mark then."""
+    for value, warn in (("0.90", 90), ("0.5", 50)):
+        found = options(diskUsageThreshold=value).settings
+        config = validate(BookieConfig(**found))
+        marks = (config.disk_usage_threshold, config.disk_usage_lwm_threshold, config.disk_usage_warn_threshold)
+        assert marks == (warn, warn, warn)
+    found = options(diskUsageThreshold="0.94").settings
+    assert "disk_usage_lwm_threshold" not in found
+    named = options(diskUsageThreshold="0.90", diskUsageLwmThreshold="0.8", diskUsageWarnThreshold="0.85").settings
+    assert (named["disk_usage_lwm_threshold"], named["disk_usage_warn_threshold"]) == (80, 85)
+
+
+@pytest.mark.parametrize("value", ["true", "yes", "on", "1", "TRUE"])
+def test_protected_znodes_are_asked_for_in_several_words(value: str) -> None:
+    with pytest.raises(ConfigError, match="zkEnableSecurity=true: Apache takes the identity from JAAS"):
+        options(zkEnableSecurity=value, metadataServiceUri="zk://z:1/l")
+
+
+@pytest.mark.parametrize("value", ["false,true", "maybe"])
+def test_nobody_guesses_whether_znodes_are_to_be_protected(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"zkEnableSecurity=.*: true or false"):
+        options(zkEnableSecurity=value, metadataServiceUri="zk://z:1/l")
+
+
+def test_other_words_for_true_and_false_ask_for_nothing_else() -> None:
+    assert options(autoRecoveryDaemonEnabled="no", journalSyncData="yes", readOnlyModeEnabled="on").notices == []
+    assert len(options(journalSyncData="0").notices) == 1
+
+
+@pytest.mark.parametrize("key", ["localScrubInterval", "majorCompactionThreshold", "diskUsageThreshold"])
+@pytest.mark.parametrize("value", ["inf", "nan", "1e400"])
+def test_numbers_without_end(key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key}={value}"):
+        options(**{key: value})
+
+
+def test_an_error_about_a_setting_names_the_keys_it_came_from() -> None:
+    found = options(majorCompactionThreshold="80")
+    with pytest.raises(ConfigError) as caught:
+        validate(BookieConfig(**found.settings))
+    explained = found.explained(caught.value, "bk.conf")
+    assert explained.message.endswith(". In bk.conf: majorCompactionThreshold=80")
+    other = ConfigError("something else")
+    assert found.explained(other, "bk.conf") is other

@@ -18,6 +18,7 @@ from bookies.metadata import transfer
 from bookies.metadata.driver import MetadataDriver
 from bookies.metadata.embedded import EmbeddedDriver
 from bookies.metadata.memory import MemoryDriver, MemoryStore
+from bookies.metadata.recovery_store import AuditKind
 from bookies.metadata.survey import objections, survey
 from bookies.metadata.transfer import MARK, Damaged, Difference, Filling, Item, copy, differences, read_items
 from bookies.metadata.zk_layout import Manager
@@ -55,6 +56,11 @@ async def fill(driver: MetadataDriver) -> None:
     await driver.create_ledger(record(1 << 40, state=LedgerState.OPEN, last_entry_id=-1, length=0, creator_token=77))
     await driver.create_record("logs/events", b'{"format": 1}')
     await driver.create_record("binary", bytes(range(256)))
+    for ledger_id, replicas in ((5, [A, B]), (1 << 40, [])):
+        await driver.recovery.mark(ledger_id, replicas, 1_700_000_000_000 if replicas else None)
+    await driver.recovery.disable()
+    await driver.recovery.set_lost_bookie_delay_s(600)
+    await driver.recovery.set_checked_at_ms(AuditKind.REPLICAS, 1_700_000_000_001)
 
 
 def memory(store: MemoryStore | None = None) -> MetadataDriver:
@@ -135,7 +141,7 @@ class Limited(MemoryDriver):
         return await super()._call(operation, function, *arguments)
 
 
-@pytest.mark.parametrize("changes", [0, 1, 2, 4, 6, 40, 69, 70, 71])
+@pytest.mark.parametrize("changes", [0, 1, 2, 4, 6, 8, 40, 72, 73, 74])
 def test_an_interrupted_move_is_gone_on_with_wherever_it_stopped(changes: int) -> None:
     async def body() -> None:
         source, store = await opened(memory()), MemoryStore()
@@ -144,7 +150,7 @@ def test_an_interrupted_move_is_gone_on_with_wherever_it_stopped(changes: int) -
             await moved(source, await opened(Limited(store, changes)))
         target = await opened(memory(store))
         if store.instance_id() is not None:  # Only the mark is left to be removed.
-            assert changes == 71
+            assert changes == 74
             await Filling(target, store.instance_id() or "", source.uri).finish()
         else:
             if changes:
@@ -176,6 +182,9 @@ def test_what_the_source_has_no_longer_is_removed_from_a_half_filled_store() -> 
         await target.create_cookie(BookieId("gone"), b"old")
         await target.create_cookie(A, b"old")
         await target.create_ledger(record(1 << 41))
+        for ledger_id in (5, 6):
+            await target.recovery.mark(ledger_id, [BookieId("gone")], 1)
+        await target.recovery.set_lost_bookie_delay_s(1)
         await target.create_ledger(record(1, length=12345))
         assert await moved(source, target) == []
         assert [each async for each in differences(source, target)] == []
@@ -220,11 +229,21 @@ def test_differences_are_named() -> None:
         await target.delete_ledger(4)
         await target.write_record("binary", b"", (await target.read_record("binary"))[1])
         await target.delete_cookie(A, (await target.read_cookie(A))[1])
+        await target.recovery.mark(5, [BookieId("c")], 1)
+        await target.recovery.mark(6, [], 1)
+        for mark in [await target.recovery.mark_of(1 << 40)]:
+            assert mark is not None
+            await target.recovery.unmark(mark)
+        await target.recovery.enable()
         seen = [(each.what, each.detail) async for each in differences(source, target)]
         assert seen == [
             ("spent ids 0 to 1", "can be given again"),
             (f"cookie {A}", "is missing"),
             ("record binary", "is another one"),
+            ("auto-recovery's switch, delay and times of checks", "are others"),
+            ("mark of ledger 5", "is another one"),
+            ("mark of ledger 6", "is not in the source"),
+            (f"mark of ledger {1 << 40}", "is missing"),
             ("ledger 1", "is not in the source"),
             ("ledger 3", "is another one"),
             ("ledger 4", "is missing"),
@@ -254,7 +273,7 @@ def test_a_cluster_that_is_in_use_is_not_moved() -> None:
         await fill(driver)
         found = await survey(driver)
         assert found.ledgers == {"open": 1, "in_recovery": 0, "closed": LEDGERS - 7, "damaged": 0}
-        assert (found.records, found.cookies) == (2, (B, A))
+        assert (found.records, found.marks, found.cookies) == (2, 2, (B, A))
         assert len(objections(found)) == 1
         await driver.register(B, BookieMode.READ_ONLY, BookieInfo())
         texts = objections(await survey(driver))

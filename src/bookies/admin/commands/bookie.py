@@ -150,7 +150,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from bookies.admin import apache_conf
     from bookies.bookie import main
     from bookies.config import BookieConfig, RecoveryConfig
-    from bookies.errors import BookKeeperError
+    from bookies.errors import BookKeeperError, ConfigError
 
     if arguments.list_settings:
         print_table(
@@ -163,7 +163,10 @@ def _run(arguments: argparse.Namespace) -> int:
         )
         return 0
     conf = None if arguments.conf is None else apache_conf.read_conf(arguments.conf)
-    config = bookie_config(arguments, {} if conf is None else conf.settings)
+    try:
+        config = bookie_config(arguments, {} if conf is None else conf.settings)
+    except ConfigError as error:
+        raise (error if conf is None else conf.explained(error, arguments.conf)) from None
     uri = conf.metadata_uri if conf is not None and not _names_metadata(arguments) else None
     uri = uri or metadata_uri(arguments)
     if conf is not None:
@@ -254,8 +257,11 @@ def _show_settings(arguments: argparse.Namespace, config: BookieConfig, uri: str
     from dataclasses import fields
 
     from bookies.bookie.identity import check_identity, identity
+    from bookies.metadata.uri import connect
+    from bookies.runtime import aio
 
     check_identity(config)
+    connect(uri, aio.runtime(), lease_ms=config.lease_ms)  # which is only looked at, not opened
     rows = {each.name: getattr(config, each.name) for each in fields(config)}
     rows = {each.name: rows[each.name] for each in fields(config) if rows[each.name] != each.default}
     if arguments.json:
