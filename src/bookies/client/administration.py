@@ -248,7 +248,7 @@ class Administration:
         self, found: Versioned, registered: Collection[BookieId], *, percentage: float = 0
     ) -> LedgerCheck:
         """As `check_ledger`, of a record as it was read, for those who know which bookies are registered."""
-        fragments = await self._fragments(found)
+        fragments = await self.fragments_of(found)
         replicas = self._access.replicas(found.metadata)
         verdicts = [await self._check(fragment, registered, percentage, replicas) for fragment in fragments]
         return LedgerCheck(found.metadata, tuple(verdicts))
@@ -276,9 +276,10 @@ class Administration:
         taken to end where it begins.
         """
         found = await self._access.read(any_ledger_id(ledger_id))
-        return found.metadata, await self._fragments(found)
+        return found.metadata, await self.fragments_of(found)
 
-    async def _fragments(self, found: Versioned) -> list[Fragment]:
+    async def fragments_of(self, found: Versioned) -> list[Fragment]:
+        """As `fragments`, of a record as it was read."""
         try:
             confirmed = await self._access.last_add_confirmed(found)
         except (BookieUnreachable, ReadFailed):
@@ -412,6 +413,17 @@ class Administration:
             return await replicate_anywhere(
                 self._access, fragment, plan, update, Account(1, pace or bytes_per_s, progress)
             )
+
+    async def plan_fragment(
+        self, fragment: Fragment, positions: Sequence[int], *, exclude: Collection[BookieId] = ()
+    ) -> tuple[Replacement, ...]:
+        """The bookies that `replicate_fragment` would copy to now; the next call may choose others. Copies nothing.
+
+        Raises `InvalidArgument`, and `NotEnoughBookies`, which says what stands in the way.
+        """
+        wanted = _positions(fragment, positions)
+        await self._access.locate()
+        return choose_targets(fragment, wanted, self._access.candidates(), bookie_ids("exclude", exclude))
 
     async def renew_entries(
         self,
