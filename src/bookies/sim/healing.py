@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from bookies.client.administration import LedgerCheck
 from bookies.config import RecoveryConfig
 from bookies.errors import BookKeeperError
-from bookies.model import BookieId, LedgerMetadata, fragments_of
-from bookies.protocol.fragments import ReplicaState
+from bookies.model import INVALID_ENTRY_ID, BookieId, LedgerMetadata, fragments_of
+from bookies.protocol.fragments import ReplicaState, is_stored_on
 from bookies.protocol.quorum import stored_ids
 from bookies.replication.daemon import AutoRecovery
 from bookies.sim.cluster import SimClient, SimCluster
@@ -123,12 +123,13 @@ class Healers:
             return "it is not sealed"
         for verdict in check.fragments:
             for replica in verdict.replicas:
-                if replica.state is not ReplicaState.OK:
+                is_needed = verdict.fragment.first_stored(replica.position) != INVALID_ENTRY_ID
+                if is_needed and replica.state is not ReplicaState.OK:
                     first, last = verdict.fragment.first, verdict.fragment.last
                     return f"entries {first} to {last} on {replica.bookie}: {replica.error}"
         gone = [name for name, bookie in self._cluster.bookies.items() if bookie.is_gone]
         named = [name for name in gone if any(name in ensemble for _, ensemble in check.metadata.ensembles)]
-        held = [name for name in named if any(name in verdict.fragment.ensemble for verdict in check.fragments)]
+        held = [name for name in named if is_stored_on(check.metadata, BookieId(name))]
         return f"its record names {', '.join(held)}, which is gone" if held else ""
 
 
