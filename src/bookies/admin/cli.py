@@ -26,7 +26,7 @@ COMMANDS = {
     ),
     "bookie": (
         "bookies.admin.commands.bookie",
-        "run, list, state, disks, space, gc, compact, scrub, recover, repair, convert, format",
+        "run, list, drain, maintenance, state, disks, space, gc, compact, scrub, recover, repair, convert, format",
     ),
     "recovery": ("bookies.admin.commands.recovery", "auto-recovery: run, status, list, enable, disable, audit"),
     "metadata": (

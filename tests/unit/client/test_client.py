@@ -252,6 +252,22 @@ def test_bookies_and_what_they_hold() -> None:
     play(act)
 
 
+def test_a_damaged_registration_hides_no_other_bookie() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        for registrations in world.store._sessions.values():
+            if BookieId("b3") in registrations:
+                registrations[BookieId("b3")] = BookieMode.WRITABLE, b"\xff\xfegarbage"
+        assert [(each.id, each.mode, each.address) for each in await store.bookies()][1:] == [
+            ("b2", "writable", "b2:3181"),
+            ("b3", "writable", None),
+        ]
+        with pytest.raises(BookieUnreachable, match="its address cannot be looked up"):
+            await store.bookie_space(BookieId("b3"))
+
+    play(act, 3)
+
+
 def test_bookies_that_failed_lately_are_the_last_choice() -> None:
     async def act(world: World) -> None:
         store = await world.client(add_timeout_ms=200, connect_timeout_ms=200)
