@@ -50,13 +50,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
         ("disable", "let no ledger be repaired by itself, in the whole cluster; what is under way is finished"),
         ("audit", "have the auditor look at once, and take bookies that are away for lost without waiting"),
     ):
-        add_common(verbs.add_parser(verb, help=text, epilog=f"example:  bk recovery {verb}"))
+        parser_of_verb = verbs.add_parser(verb, help=text, epilog=f"example:  bk recovery {verb}")
+        add_common(parser_of_verb)
+        if verb == "audit":
+            parser_of_verb.add_argument(
+                "--checks", action="store_true", help="also the checks of replicas that are made at intervals"
+            )
+    delay = verbs.add_parser(
+        "delay",
+        help="how long a bookie may be away before it counts as lost",
+        epilog="example:  bk recovery delay 600",
+    )
+    add_common(delay)
+    delay.add_argument("seconds", metavar="SECONDS", type=int, nargs="?", help="set it (default: only print it)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.verb == "run":
         return _run(arguments)
-    bodies = {"status": _status, "list": _list, "enable": _enable, "disable": _disable, "audit": _audit}
+    bodies = {
+        "status": _status,
+        "list": _list,
+        "enable": _enable,
+        "disable": _disable,
+        "audit": _audit,
+        "delay": _delay,
+    }
 
     async def main() -> int:
         body = bodies[arguments.verb]
@@ -199,8 +218,26 @@ async def _audit(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
     auditor = await store.auditor()
     if auditor is None:
         raise UsageError("there is no auditor: start bookies with auto_recovery=true, or bk recovery run")
+    if arguments.checks:
+        from bookies.metadata.recovery_store import AuditKind
+
+        for kind in AuditKind:
+            await store.set_checked_at_ms(kind, 0)
     await store.set_lost_bookie_delay_s(await store.lost_bookie_delay_s() or 0)
     return _say(arguments, True, f"auditor {auditor} was asked to look")
+
+
+async def _delay(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
+    store = driver.recovery
+    before = await store.lost_bookie_delay_s()
+    if arguments.seconds is not None and arguments.seconds != before:  # the same again would ask for an audit
+        await store.set_lost_bookie_delay_s(arguments.seconds)
+    delay_s = before if arguments.seconds is None else arguments.seconds
+    if arguments.json:
+        print_json({"seconds": delay_s})
+    else:
+        print("nobody has said: the first auditor will" if delay_s is None else f"{delay_s} s")
+    return 0
 
 
 def _say(arguments: argparse.Namespace, changed: bool, text: str) -> int:
