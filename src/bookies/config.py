@@ -252,6 +252,13 @@ class ClientConfig:
     locations_interval_ms: int = setting(
         10_000, "locations_file is looked at again after so long, when bookies are chosen", low=0
     )
+    disk_weights: bool = setting(
+        False, "bookies with more free disk get more ledgers, in proportion; they are asked for it in the background"
+    )
+    disk_weight_max: int = setting(
+        3, "no bookie counts for more than so many times the median free disk; 0: there is no limit", low=0
+    )
+    disk_weight_interval_ms: int = setting(600_000, "how long what a bookie said of its disk is good for", low=1000)
     location: str = setting(
         "", "where this client is; the first bookie of an ensemble is in the same rack or region then, if it can be"
     )

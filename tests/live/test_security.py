@@ -246,6 +246,24 @@ def test_a_handshake_that_comes_faster_than_anybody_looks(
     run(body(), loop)
 
 
+@pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "fastest"])
+def test_a_client_hears_that_its_certificate_is_the_reason(
+    place: Place, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """In TLS 1.3 the handshake is over for the client before the bookie has looked at what it shows."""
+    (place.folder / "foreign").mkdir()
+    foreign = Authority(place.folder / "foreign", "foreign").issue("app")
+
+    async def body() -> None:
+        async with place.bookie(**place.mutual()):
+            for shown in (None, foreign):
+                async with bk.connect(place.uri, **place.encrypted(shown)) as store:
+                    with pytest.raises(TlsFailed, match="it wants a certificate, or another than ours"):
+                        await store.bookie_space(BookieId("b1"))
+
+    run(body(), loop)
+
+
 def test_a_peer_that_asks_for_tls_and_says_no_more(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bookies.bookie.secure_connection.HANDSHAKE_S", 0.05)
 

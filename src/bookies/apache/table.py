@@ -124,6 +124,11 @@ def milliseconds(value: str) -> int:
     return max(0, number(value))
 
 
+def limit(value: str) -> int:
+    """Less than zero means that there is none, which is 0."""
+    return max(0, number(value))
+
+
 def mebibytes(value: str) -> int:
     return number(value) * MIB
 

@@ -176,7 +176,8 @@ def test_what_is_no_dump_is_refused_before_anything_is_made(
         assert not target.exists()
         return capsys.readouterr().err
 
-    ids, cookie, record, first = 1, 2, 4, 5
+    kinds = [line["kind"] for line in lines]
+    ids, cookie, record, first = map(kinds.index, ("ids", "cookie", "record", "ledger"))
     for name, value in (("digest", 3), ("state", 1), ("custom_metadata", [1]), ("ctime_ms", "x"), ("ledger", -1)):
         load({first: {name: value}})
     for changes in ({"next_id": -5}, {"spent": [[5, 2]]}, {"spent": [[-1, 2]]}):

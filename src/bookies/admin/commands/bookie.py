@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from bookies.bookie.main import Beside
     from bookies.bookie.server import BookieServer
     from bookies.client.client import Client
+    from bookies.client.watcher import BookieStatus
     from bookies.config import BookieConfig
 
 
@@ -285,10 +286,15 @@ def _write_ready_file(path: str, text: str) -> None:
 async def _list(client: Client, arguments: argparse.Namespace) -> int:
     bookies = await client.bookies()
     if arguments.json:
-        print_json([{"bookie": each.id, "mode": each.mode, "address": each.address} for each in bookies])
+        print_json(list(map(_row, bookies)))
     else:
-        print_table([(each.id, each.mode, each.address or "-") for each in bookies], ("bookie", "mode", "address"))
+        rows = [(each.id, each.mode, each.address or "-", each.location or "-") for each in bookies]
+        print_table(rows, ("bookie", "mode", "address", "location"))
     return 0
+
+
+def _row(each: BookieStatus) -> dict[str, object]:
+    return {"bookie": each.id, "mode": each.mode, "address": each.address, "location": each.location}
 
 
 async def _show(client: Client, arguments: argparse.Namespace) -> int:
@@ -296,7 +302,7 @@ async def _show(client: Client, arguments: argparse.Namespace) -> int:
     if arguments.bookie not in known:
         raise UsageError(f"no bookie named {arguments.bookie!r}; `bk bookie list` names {', '.join(known) or 'none'}")
     each = known[arguments.bookie]
-    row: dict[str, object] = {"bookie": each.id, "mode": each.mode, "address": each.address}
+    row = _row(each)
     if each.mode != "down":
         total, free = await client.bookie_space(each.id)
         row |= {"disk_total": total, "disk_free": free}

@@ -25,6 +25,7 @@ from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
+    from bookies.client.receipt import FragmentPlacement
     from bookies.client.writer import LedgerWriter
     from bookies.model import LedgerMetadata
 
@@ -267,7 +268,8 @@ def describe(metadata: LedgerMetadata) -> dict[str, object]:
 
 async def _show(client: Client, arguments: argparse.Namespace) -> int:
     metadata = await client.metadata(arguments.ledger)
-    row = describe(metadata)
+    placement = await client.placement(arguments.ledger)
+    row = describe(metadata) | {"fragments": list(map(_fragment, placement))}
     if arguments.json:
         print_json(row)
         return 0
@@ -278,9 +280,23 @@ async def _show(client: Client, arguments: argparse.Namespace) -> int:
         print(f"entries    {metadata.last_entry_id + 1:,}  ({size_text(metadata.length)} of payload)")
     for name, value in metadata.custom_metadata.items():
         print(f"label      {name}={value.decode('utf-8', 'backslashreplace')}")
-    for first, ensemble in metadata.ensembles:
-        print(f"fragment   from entry {first:,}: {', '.join(ensemble)}")
+    for each in placement:
+        bookies = ", ".join(f"{bookie} ({location})" if location else bookie for bookie, location in each.replicas)
+        print(f"fragment   from entry {each.first_entry:,}: {bookies}")
+        for finding in each.findings:
+            print(f"           {finding}")
     return 0
+
+
+def _fragment(each: FragmentPlacement) -> dict[str, object]:
+    """For JSON."""
+    return {
+        "first_entry": each.first_entry,
+        "bookies": [bookie for bookie, _ in each.replicas],
+        "locations": [location for _, location in each.replicas],
+        "adherence": each.adherence,
+        "findings": list(each.findings),
+    }
 
 
 async def _list(client: Client, arguments: argparse.Namespace) -> int:
