@@ -92,11 +92,10 @@ def _bookie_facts(bookie: BookieId, standing: Standing, bookies: Mapping[BookieI
         notes.append("away for maintenance")
     elif bookie in standing.circumstances.lost:
         notes.append("counts as lost")
-    location = None if status is None else status.properties.get("location")
     return {
         "bookie": bookie,
         "mode": "unknown to the cluster" if status is None else status.mode,
-        "location": location,
+        "location": None if status is None else status.location,
         "notes": notes,
     }
 
