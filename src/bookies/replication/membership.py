@@ -15,7 +15,7 @@ from bookies.errors import MetadataCorrupt
 from bookies.metadata.bookie_notes import BookieNotes, Notes
 from bookies.metadata.driver import BookieSet, MetadataDriver, Watch
 from bookies.model import BookieId, BookieMode
-from bookies.protocol.absence import Absence
+from bookies.protocol.absence import HURRY_S, Absence
 from bookies.protocol.repair_work import Circumstances
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Clock
@@ -86,13 +86,17 @@ class Membership:
 
     def circumstances(self, named: Iterable[BookieId] = ()) -> Circumstances:
         """What a repair has to know. `named`: by the ledger's mark, so an auditor, perhaps another one, took them for
-        lost; if they are not registered now, nor under maintenance, they are."""
+        lost, or for damaged; if they have not been registered for some seconds, nor are under maintenance, they are."""
         self._look()
         now, registered = self._now(), self.registered
         away = self.absence.away
         excused = [bookie for bookie in away if self.absence.is_excused(bookie, now)]
         lost = dict.fromkeys(self.absence.lost(now))
-        lost |= {bookie: None for bookie in named if bookie not in registered and bookie not in excused}
+        lost |= {
+            bookie: None
+            for bookie in named
+            if bookie not in registered and bookie not in excused and self.absence.is_away_for(bookie, HURRY_S, now)
+        }
         notes = self._notes
         return Circumstances(registered, tuple(lost), tuple(excused), tuple(notes.draining), notes.avoided)
 
