@@ -85,20 +85,22 @@ class Membership:
         return list(self._notes.draining)
 
     def circumstances(self, named: Iterable[BookieId] = ()) -> Circumstances:
-        """What a repair has to know. `named`: by the ledger's mark, so an auditor, perhaps another one, took them for
-        lost, or for damaged; if they have not been registered for some seconds, nor are under maintenance, they are."""
+        """What a repair has to know. `named`: by somebody who takes them for lost; if they are not registered now, nor
+        under maintenance, they are."""
         self._look()
         now, registered = self._now(), self.registered
         away = self.absence.away
         excused = [bookie for bookie in away if self.absence.is_excused(bookie, now)]
         lost = dict.fromkeys(self.absence.lost(now))
-        lost |= {
-            bookie: None
-            for bookie in named
-            if bookie not in registered and bookie not in excused and self.absence.is_away_for(bookie, HURRY_S, now)
-        }
+        lost |= {bookie: None for bookie in named if bookie not in registered and bookie not in excused}
         notes = self._notes
         return Circumstances(registered, tuple(lost), tuple(excused), tuple(notes.draining), notes.avoided)
+
+    def long_away(self, bookies: Iterable[BookieId]) -> list[BookieId]:
+        """Those that have not been registered for some seconds, or that nobody expects: no mere restart."""
+        self._look()
+        now, registered = self._now(), self.registered
+        return [each for each in bookies if each not in registered and self.absence.is_away_for(each, HURRY_S, now)]
 
     def lost(self) -> list[BookieId]:
         self._look()

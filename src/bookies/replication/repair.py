@@ -85,7 +85,7 @@ class Outcome:
 
 class LedgerRepair:
     """`circumstances`: as they are when it is called. `grace`: how long to leave the writer of this record alone, in
-    seconds, 0: no more. `totals`: added to. `slots`: for fragments being copied at a time, by all repairs together.
+    seconds, 0: no more. `totals`: added to. `slots`: of which each fragment takes one while it is copied.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class LedgerRepair:
         pace: Pace,
         totals: Totals,
         percentage: int,
-        slots: asyncio.Semaphore,
         *,
+        slots: asyncio.Semaphore | None = None,
         repairs_placement: bool = False,
     ) -> None:
         self._administration = administration
@@ -106,7 +106,7 @@ class LedgerRepair:
         self._pace = pace
         self._totals = totals
         self._percentage = percentage
-        self._slots = slots
+        self._slots = slots or asyncio.Semaphore(FRAGMENTS_AT_ONCE)
         self._repairs_placement = repairs_placement
 
     async def run(self, ledger_id: int, known: Sequence[Loss] = ()) -> Outcome:

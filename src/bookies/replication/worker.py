@@ -284,7 +284,8 @@ class Worker:
         ledger_id, store = item.ledger_id, self._driver.recovery
 
         def circumstances() -> Circumstances:
-            return self._membership.circumstances(self._named.get(ledger_id, ()))
+            # An auditor, perhaps another one, took them for lost, or for damaged: they may be starting again just now.
+            return self._membership.circumstances(self._membership.long_away(self._named.get(ledger_id, ())))
 
         repair = LedgerRepair(
             self._client.administration(),
@@ -293,7 +294,7 @@ class Worker:
             self._pace,
             self.totals,
             self._config.audit_verification_percentage,
-            self._slots,
+            slots=self._slots,
             repairs_placement=self._config.recovery_repairs_placement,
         )
         before = self.reports.get(ledger_id)
