@@ -173,8 +173,8 @@ def test_a_lock_ends_with_its_lease_and_who_waits_for_work_notices(desk: Desk) -
     assert seen is not None
     assert lock in seen.nodes
     desk.wall.ms += 999
-    assert other.hold_node(second, lock, b"two") is None
     assert other.observe([], {}, False, (), [WORK, lock]) is None
+    assert other.hold_node(second, lock, b"two") is None
     desk.wall.ms += 1
     later = other.observe([], {}, False, (), [WORK, lock])
     assert later is not None

@@ -43,3 +43,22 @@ def test_opening_can_be_cancelled() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         asyncio.run(main(taken.getsockname()[1]))
+
+
+def test_a_watch_that_is_taken_back_is_not_called_and_the_others_are_once() -> None:
+    zookeeper = KazooZooKeeper("127.0.0.1:1", 300)
+    called: list[str] = []
+    watches = {name: (lambda name=name: called.append(name)) for name in ("a", "b", "c")}
+    for path in ("/x", "/y"):
+        for name, watch in watches.items():
+            if (path, name) != ("/y", "b"):
+                assert zookeeper._watcher(True, path, watch) is not None
+    zookeeper.unwatch(watches["a"])
+    zookeeper.unwatch(watches["a"])
+    zookeeper._fire((True, "/x"))
+    zookeeper._fire((True, "/x"))
+    assert called == ["b", "c"]
+    zookeeper._look_again()
+    assert called == ["b", "c", "c"]
+    assert not zookeeper._watches
+    assert not zookeeper._watched
