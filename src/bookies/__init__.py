@@ -46,6 +46,7 @@ from bookies.errors import (
     LogTruncated,
     MetadataCorrupt,
     MetadataError,
+    NoCluster,
     NotConfirmed,
     NotEnoughBookies,
     NotSupported,
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
     from bookies.client.log_writer import LogWriter as LogWriter
     from bookies.client.opening import Opening as Opening
     from bookies.client.reader import LedgerReader as LedgerReader
+    from bookies.client.receipt import FragmentPlacement as FragmentPlacement
     from bookies.client.replication import CopyProgress as CopyProgress
     from bookies.client.replication import Move as Move
     from bookies.client.replication import Obstacle as Obstacle
@@ -143,6 +145,7 @@ _LAZY = {
     "EntryBatch": "bookies.client.entries",
     "Extent": "bookies.protocol.log",
     "Fragment": "bookies.protocol.fragments",
+    "FragmentPlacement": "bookies.client.receipt",
     "FragmentVerdict": "bookies.protocol.fragments",
     "LastConfirmedAndEntry": "bookies.client.entries",
     "LedgerCheck": "bookies.client.administration",
@@ -219,6 +222,7 @@ __all__ = [
     "Extent",
     "Fragment",
     "FragmentNotFinished",
+    "FragmentPlacement",
     "FragmentVerdict",
     "InvalidArgument",
     "LastConfirmedAndEntry",
@@ -249,6 +253,7 @@ __all__ = [
     "MetadataCorrupt",
     "MetadataError",
     "Move",
+    "NoCluster",
     "NotEnoughBookies",
     "NotSupported",
     "Obstacle",

@@ -291,6 +291,12 @@ class MetadataCorrupt(MetadataError):
     retriable = False
 
 
+class NoCluster(MetadataError):
+    """There is no cluster, or not even a store, where the metadata URI says."""
+
+    retriable = False
+
+
 class CookieNotFound(MetadataError):
     """The metadata store has no cookie of this bookie."""
 

@@ -8,6 +8,7 @@ import datetime
 import logging
 import os
 import pathlib
+import socket
 import ssl
 import subprocess
 import sys
@@ -73,7 +74,7 @@ class Place:
         return self.tls(tls_client_certificates=True, tls_authority=self.authority.path) | more
 
     def sasl(self, **more: Any) -> dict[str, Any]:
-        users = self.file("users.toml", '[users]\nbookkeeper-app = "pass \\"wörd€"\nother = "other"\n')
+        users = self.file("users.toml", '[users]\nbookkeeper-app = "pass \\"wörd€"\nother = "0ther"\n')
         return {"authentication": "sasl", "sasl_users_file": users} | more
 
     def credentials(self, user: str = "bookkeeper-app", password: str = 'pass \\"wörd€') -> str:
@@ -162,6 +163,14 @@ class Raw:
         except ConnectionError:
             return True
 
+    async def is_refused(self) -> bool:
+        """Ask for something; whether the connection has ended meanwhile."""
+        try:
+            await self.ask(ReadLacRequest(3, 1, 1))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return True
+        return False
+
     def close(self) -> None:
         self.writer.close()
 
@@ -201,6 +210,118 @@ def test_tls_from_the_first_byte(place: Place, loop: Callable[[], asyncio.Abstra
                 await place.use(connect_timeout_ms=1000)
 
     run(body(), loop)
+
+
+def hello_in_pieces(address: tuple[str, int], before: bytes, pieces: int) -> str:
+    """Shake hands on a thread, with the first message sent in one breath with what comes before it, and in pieces."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(received, sent)
+    with socket.create_connection(address, timeout=5) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(before)
+        answer = b"" if not before else connection.recv(1000)
+        assert len(answer) < 1000
+        while True:
+            try:
+                tls.do_handshake()
+                connection.sendall(sent.read())
+                return tls.version() or ""
+            except ssl.SSLWantReadError:
+                data = sent.read()
+                size = -(-len(data) // pieces)
+                for at in range(0, len(data), size or 1):
+                    connection.sendall(data[at : at + size])
+                received.write(connection.recv(65536))
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "fastest"])
+def test_a_handshake_that_comes_faster_than_anybody_looks(
+    place: Place, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """Bytes that are there before TLS is: all of the first message, or the rest of it right after its beginning."""
+    start = b"".join(map(bytes, encode_request(StartTlsRequest(3, 1))))
+
+    async def body() -> None:
+        async with place.bookie(**place.tls(tls_port=0)) as server:
+            assert server.tls_address is not None
+            for address, before in ((server.tls_address, b""), (server.address, start)):
+                for pieces in (1, 1, 2, 5, 100):
+                    found = await asyncio.to_thread(hello_in_pieces, address, before, pieces)
+                    assert found == "TLSv1.3"
+
+    run(body(), loop)
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "fastest"])
+def test_a_client_hears_that_its_certificate_is_the_reason(
+    place: Place, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """In TLS 1.3 the handshake is over for the client before the bookie has looked at what it shows."""
+    (place.folder / "foreign").mkdir()
+    foreign = Authority(place.folder / "foreign", "foreign").issue("app")
+
+    async def body() -> None:
+        async with place.bookie(**place.mutual()):
+            for shown in (None, foreign):
+                async with bk.connect(place.uri, **place.encrypted(shown)) as store:
+                    with pytest.raises(TlsFailed, match="it wants a certificate, or another than ours"):
+                        await store.bookie_space(BookieId("b1"))
+
+    run(body(), loop)
+
+
+def test_strangers_do_not_keep_their_connections(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is silent, or goes on being refused, makes room for those who are known."""
+    monkeypatch.setattr("bookies.bookie.secure_connection.GATE_S", 0.3)
+
+    async def body() -> None:
+        for settings, reason in (
+            (place.sasl(), "it has not authenticated in time"),
+            (place.tls(tls_required=True), "its connection is not encrypted in time"),
+        ):
+            async with place.bookie(**settings) as server:
+                silent, refused = await Raw.connect(server), await Raw.connect(server)
+                for _ in range(1000):
+                    if await refused.is_refused():
+                        break
+                    await asyncio.sleep(0.02)
+                assert await silent.is_closed()
+                assert server._security is not None
+                assert server._security.refusals[reason] == 2
+                silent.close()
+                refused.close()
+        async with (
+            place.bookie(**place.sasl()),
+            bk.connect(place.uri, sasl_file=place.credentials()) as store,
+            store.create(ensemble=1, write_quorum=1, ack_quorum=1) as ledger,
+        ):
+            for _ in range(4):
+                await ledger.append(b"x")
+                await asyncio.sleep(0.1)
+
+    run(body())
+
+
+def test_a_peer_that_asks_for_tls_and_says_no_more(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bookies.bookie.secure_connection.HANDSHAKE_S", 0.05)
+
+    async def body() -> None:
+        async with place.bookie(**place.tls(tls_port=0)) as server:
+            raw = await Raw.connect(server)
+            assert isinstance(await raw.ask(StartTlsRequest(3, 1)), StartTlsResponse)
+            assert server.tls_address is not None
+            reader, writer = await asyncio.open_connection(*server.tls_address)
+            assert await reader.read() == b""
+            writer.close()
+            while len(server._intake.connections()) > 0:
+                raw.close()
+                await asyncio.sleep(0.01)
+            assert server._security is not None
+            assert server._security.refusals == {"it did not begin the TLS handshake in time": 2}
+
+    run(body())
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "fastest"])
@@ -313,7 +434,7 @@ def test_roles(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     [
         ("bookkeeper-app", "wrong", "wrong user or password"),
         ("bookkeeper-none", "wrong", "wrong user or password"),
-        ("other", "other", "does not match sasl_allowed_ids"),
+        ("other", "0ther", "does not match sasl_allowed_ids"),
     ],
 )
 @pytest.mark.parametrize("wire", ["v2", "v3"])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.conformance.test_metadata import expire
-from tests.unit.metadata.test_recovery import Server, make
+from tests.unit.metadata.test_recovery import Server, is_none, make, until
 
 from bookies.errors import MetadataError, SessionExpired
 from bookies.metadata.recovery_store import Candidacy, RecoveryStore
@@ -54,13 +54,15 @@ class World:
         async with asyncio.timeout(PATIENCE_S):
             observer = self.make()
             await observer.open()
-            while await observer.recovery.locks() or await observer.recovery.auditor() is not None:
-                await asyncio.sleep(0.1)
+            await until(lambda: is_none(observer.recovery.locks()))
+            await until(lambda: is_none(observer.recovery.auditor()))
             standing = [await _stand(driver.recovery, _BOOKIES[at]) for at, driver in enumerate(drivers)]
-            while [each.is_leader for each in standing].count(True) != 1:
-                await asyncio.sleep(0.1)
-            leader = [each.is_leader for each in standing].index(True)
-            assert await observer.recovery.auditor() == _BOOKIES[leader]
+
+            async def one_leads() -> bool:
+                leaders = [bookie for bookie, each in zip(_BOOKIES, standing, strict=False) if each.is_leader]
+                return leaders == [await observer.recovery.auditor()]
+
+            await until(one_leads)
             for driver in (*drivers, observer):
                 await driver.close()
 

@@ -190,3 +190,30 @@ def test_what_a_failure_has_left_of_a_deleted_ledger_does_not_come_back(machine:
     assert made.live(during)
     assert set(index_files(made)) == set(ALL) - {gone}
     made.check()
+
+
+@pytest.mark.parametrize("size", [0, 517, 1024, 1024 + 40])
+def test_a_file_that_has_moved_and_is_cut_off_before_a_checkpoint_ends(machine: Any, body: Body, size: int) -> None:
+    """Its pages are as they were, or as they are now: not to be there is no state that a crash may leave."""
+    made = fresh(machine, body)
+    moved = [number for path in left_behind(made) if (number := index_format.parse_path(path)) not in (None, 2)]
+
+    async def during(store: LedgerStore, promises: Any) -> None:
+        crowd(store)
+        await asyncio.gather(*(promises.add(store, each, {30: body(each, 30)}) for each in moved))
+        assert store._parts is not None
+        await store._parts.checkpointer._flush_all()
+        await store._parts.checkpointer.write_index()
+
+    assert made.live(during, stops=False)
+    made.crash(PROCESS_DIES)
+    for path in [path for path in made.disk.files() if index_format.parse_path(path) in moved]:
+        assert not path.startswith(LEFT)
+        made.disk.put(path, made.disk.read_bytes(path)[:size])
+
+    async def check(store: LedgerStore, promises: Any) -> None:
+        await store.repair()
+        await promises.check(store)
+
+    assert made.live(check)
+    made.check()

@@ -168,8 +168,9 @@ def broken_catalog(data: bytes, how: str) -> bytes:
 
 @pytest.mark.parametrize("crash_at", [None, *range(8, 80, 6)])
 @pytest.mark.parametrize("how", ["header", "flipped", "empty", "half"])
+@pytest.mark.parametrize("is_gone", [True, False])
 def test_a_ledger_whose_index_file_and_catalog_are_lost_is_found_in_the_logs(
-    small: Any, body: Body, how: str, crash_at: int | None
+    small: Any, body: Body, how: str, crash_at: int | None, is_gone: bool
 ) -> None:
     """Damage of two files; `crash_at`: and the start that has noticed it ends early."""
     made = small(how)
@@ -185,8 +186,11 @@ def test_a_ledger_whose_index_file_and_catalog_are_lost_is_found_in_the_logs(
     catalog = "/ledgers0/current/index.catalog"
     made.disk.put(catalog, broken_catalog(made.disk.read_bytes(catalog), how))
     path = next(path for path in made.disk.files() if path.endswith(f"/{LOST}.idx"))
-    made.disk.unlink(path)
-    made.disk.sync_directory(posixpath.dirname(path))
+    if is_gone:
+        made.disk.unlink(path)
+        made.disk.sync_directory(posixpath.dirname(path))
+    else:
+        made.disk.put(path, made.disk.read_bytes(path)[: 1024 + 40])
 
     async def check(store: LedgerStore, promises: Any) -> None:
         await store.repair()

@@ -10,11 +10,14 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
+    from bookies.errors import MetadataCorrupt
     from bookies.metadata.driver import MetadataDriver
+    from bookies.runtime.ports import Runtime
 
 from bookies.admin.usage import UsageError
 
@@ -56,6 +59,12 @@ def metadata_uri(arguments: argparse.Namespace) -> str:
     if directory is None:
         raise UsageError("no cluster here: start one with `bk up`, or name one with --metadata URI or BK_METADATA")
     return f"file:{os.path.join(directory, 'metadata')}"
+
+
+def refuse_memory(uri: str) -> None:
+    """Raises UsageError for a store that would be gone with this command."""
+    if uri.strip().lower().startswith("memory:"):
+        raise UsageError(f"{uri} would be gone when this command ends: name a store that stays, as file:DIR")
 
 
 def stop_signals() -> list[signal.Signals]:
@@ -116,6 +125,32 @@ def with_client(arguments: argparse.Namespace, body: Callable[[Client], Awaitabl
     return run_async(main)
 
 
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A client and the driver that it uses, for commands that need both."""
+
+    runtime: Runtime
+    client: Client
+    driver: MetadataDriver
+
+
+def with_session(arguments: argparse.Namespace, body: Callable[[Session], Awaitable[T]]) -> T:
+    """Connect to the command's cluster and run `body` with the client and its driver."""
+
+    async def main() -> T:
+        from bookies.client.client import Client
+        from bookies.config import ClientConfig, from_environment
+        from bookies.metadata.uri import connect
+        from bookies.runtime import aio
+
+        runtime = aio.runtime()
+        driver = connect(metadata_uri(arguments), runtime, may_create=False)
+        async with Client(runtime, driver, from_environment(ClientConfig)) as client:
+            return await body(Session(runtime, client, driver))
+
+    return run_async(main)
+
+
 async def with_driver(
     uri: str, body: Callable[[MetadataDriver], Awaitable[T]], *, may_create: bool = False, must_be_cluster: bool = True
 ) -> T:
@@ -135,6 +170,13 @@ async def with_driver(
         return await body(driver)
     finally:
         await driver.close()
+
+
+def say_unreadable(noun: str, errors: Sequence[MetadataCorrupt]) -> int:
+    """Name ledgers whose records cannot be read; the exit status that follows."""
+    for error in errors:
+        print(f"bk {noun}: {error}; `bk metadata check` names all such", file=sys.stderr)
+    return int(bool(errors))
 
 
 def print_json(value: Any) -> None:

@@ -10,6 +10,7 @@ Findings have names, which stay the same, so that scripts can tell them apart:
 | cookie-misplaced | a cookie is that of a bookie with another name |
 | cookie-of-another-cluster | a cookie has another instance id, so its bookie does not start |
 | bookie-without-cookie | a bookie is registered without one |
+| registration-unreadable | what a bookie published of itself cannot be parsed, so nobody can connect to it |
 | ledger-unreadable | a ledger's record cannot be parsed, or makes no sense |
 | ledger-ensemble | a bookie is twice in one ensemble |
 | ledger-end | a closed ledger ends before its last fragment begins |
@@ -136,6 +137,10 @@ async def _check_cookies(driver: MetadataDriver, instance_id: str | None, report
     for bookie in registered:
         if bookie not in known and await read_cookie(driver, bookie) is None:
             report.add("bookie-without-cookie", bookie, "it is registered, and would be taken for a new one next time")
+        try:
+            await driver.bookie_info(bookie)
+        except MetadataCorrupt as error:
+            report.add("registration-unreadable", bookie, error.message)
 
 
 async def _check_ledgers(driver: MetadataDriver, report: Report, progress: Callable[[int], None]) -> set[int]:

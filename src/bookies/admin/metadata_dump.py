@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from bookies.admin.common import Progress, metadata_uri, print_json, with_driver
+from bookies.admin.common import Progress, metadata_uri, print_json, refuse_memory, with_driver
 from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ def _lines(path: str) -> Iterator[dict[str, Any]]:
                 yield line
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is no dump: it is not text ({error})") from error
     raise UsageError(f"{path} is not complete: its last line is missing. Nothing was made a cluster")
 
 
@@ -79,6 +81,7 @@ async def load(arguments: argparse.Namespace) -> int:
     from bookies.metadata.transfer import Filling
 
     uri = metadata_uri(arguments)
+    refuse_memory(uri)
     instance_id, origin, count = _read_dump(arguments.file)
     if arguments.dry_run and arguments.json:
         print_json({"metadata": uri, "instance_id": instance_id, "items": count})

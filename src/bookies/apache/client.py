@@ -55,7 +55,7 @@ def read_properties(path: str | os.PathLike[str]) -> dict[str, str]:
     from bookies.runtime.files import OsDisk
 
     try:
-        return parse_properties(OsDisk().read_bytes(os.fspath(path)).decode("utf-8"))
+        return parse_properties(OsDisk().read_bytes(os.fspath(path)).decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

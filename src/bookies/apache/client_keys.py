@@ -5,7 +5,19 @@ Source: experience 4, metadata 12; the keys: ClientConfiguration and AbstractCon
 
 from __future__ import annotations
 
-from bookies.apache.table import Different, Level, Mapped, Row, Unused, milliseconds, number, positive, seconds, switch
+from bookies.apache.table import (
+    Different,
+    Level,
+    Mapped,
+    Row,
+    Unused,
+    limit,
+    milliseconds,
+    number,
+    positive,
+    seconds,
+    switch,
+)
 
 _METADATA = "uri"
 _TLS = "with tlsProviderFactoryClass only"
@@ -62,6 +74,9 @@ CLIENT: tuple[Row, ...] = (
     Mapped("minNumZonesPerWriteQuorum", "zones_min", positive),
     Mapped("desiredNumZonesPerWriteQuorum", "zones_desired", positive),
     Mapped("enforceStrictZoneawarePlacement", "placement_rule", note="with the zone-aware policy; true without it"),
+    Mapped("diskWeightBasedPlacementEnabled", "disk_weights", switch),
+    Mapped("bookieMaxMultipleForWeightBasedPlacement", "disk_weight_max", limit, "0 or less: no limit"),
+    Mapped("getBookieInfoIntervalSeconds", "disk_weight_interval_ms", seconds, "seconds"),
     Mapped("reppRegionsToWrite", "regions_min", note="set: reppMinimumRegionsForDurability counts"),
     Mapped("reppMinimumRegionsForDurability", "regions_min", note="with reppRegionsToWrite only; 2 without"),
     Different(
@@ -121,8 +136,7 @@ CLIENT: tuple[Row, ...] = (
         "networkTopologyStabilizePeriodSeconds ignoreLocalNodeInPlacementPolicy "
         "useHostnameResolveLocalNodePlacementPolicy reppEnableDurabilityEnforcementInReplace reppEnableValidation "
         "reppDisableDurabilityFeatureName reppDisallowBookiePlacementInRegionFeatureName ensembleRandomReadReordering "
-        "diskWeightBasedPlacementEnabled getBookieInfoIntervalSeconds getBookieInfoRetryIntervalSeconds "
-        "bookieMaxMultipleForWeightBasedPlacement getBookieInfoTimeoutSecs",
+        "getBookieInfoRetryIntervalSeconds getBookieInfoTimeoutSecs",
     ),
     Unused(
         "how Apache asks ZooKeeper: calls wait for one session timeout, which is 10 s",

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from bookies.apache.security import bookie_authentication, bookie_tls
 from bookies.apache.server_keys import SERVER
 from bookies.apache.table import (
+    Mapped,
     Notice,
     mebibytes,
     metadata_uri,
@@ -25,11 +26,11 @@ from bookies.apache.table import (
     translate,
     value_of,
 )
-from bookies.config import RecoveryConfig
+from bookies.config import MIB, BookieConfig, RecoveryConfig
 from bookies.errors import ConfigError
 
 PAGE_SIZE = 8192  # Apache's, where the file has none
-READ_WORKERS_MAX = 64  # of ours
+READ_WORKERS_MAX, OPEN_FILES_MIN, INDEX_CACHE_SIZE_MIN = 64, 8, MIB  # of ours
 
 
 class Host(Protocol):
@@ -53,6 +54,14 @@ class BookieOptions:
     metadata_uri: str | None
     notices: list[Notice]
     recovery_settings: dict[str, Any]
+    properties: Mapping[str, str]
+
+    def explained(self, error: ConfigError, path: str) -> ConfigError:
+        """An error about settings of ours, with the keys of the file that they came from."""
+        words = error.message.replace(":", " ").split()
+        rows = [row for row in SERVER if isinstance(row, Mapped) and self.properties.get(row.key)]
+        keys = [f"{row.key}={self.properties[row.key]}" for row in rows if row.setting in words]
+        return ConfigError(f"{error.message}. In {path}: {', '.join(keys)}") if keys else error
 
 
 def bookie_options(properties: Mapping[str, str], host: Host) -> BookieOptions:
@@ -62,12 +71,13 @@ def bookie_options(properties: Mapping[str, str], host: Host) -> BookieOptions:
     secure_metadata(properties, uri)
     _identity(properties, settings, host)
     _storage(properties, settings)
+    _disks(settings)
     _compaction(properties, settings)
     bookie_tls(properties, settings, notices)
     bookie_authentication(properties, settings, notices)
     ours = RecoveryConfig.__dataclass_fields__
     recovery = {name: settings.pop(name) for name in list(settings) if name in ours}
-    return BookieOptions(settings, uri, notices, recovery)
+    return BookieOptions(settings, uri, notices, recovery, properties)
 
 
 def _is_on(properties: Mapping[str, str], key: str) -> bool:
@@ -81,7 +91,8 @@ def _identity(properties: Mapping[str, str], settings: dict[str, Any], host: Hos
     interface = properties.get("listeningInterface", "").strip() or None
     advertised = properties.get("advertisedAddress", "").strip()
     if advertised:
-        settings["host"] = "0.0.0.0" if interface is None else _address(host, interface)
+        everywhere = "::" if ":" in advertised else "0.0.0.0"
+        settings["host"] = everywhere if interface is None else _address(host, interface)
         settings["advertised_host"] = advertised
         return
     address = _address(host, interface)
@@ -116,7 +127,11 @@ def _storage(properties: Mapping[str, str], settings: dict[str, Any]) -> None:
         settings["journal_directories"] = names(properties["journalDirectory"])
     pages = value_of(properties, "pageLimit", number)
     if pages is not None and pages > 0:
-        settings["index_cache_size"] = pages * (value_of(properties, "pageSize", number) or PAGE_SIZE)
+        cache_size = pages * (value_of(properties, "pageSize", number) or PAGE_SIZE)
+        settings["index_cache_size"] = max(INDEX_CACHE_SIZE_MIN, cache_size)
+    files = value_of(properties, "openFileLimit", number)
+    if files is not None and files > 0:
+        settings["open_files_max"] = max(OPEN_FILES_MIN, files)
     size = value_of(properties, "skipListSizeLimit", number)
     if size is not None:
         settings["write_cache_size"] = 2 * size
@@ -126,6 +141,14 @@ def _storage(properties: Mapping[str, str], settings: dict[str, Any]) -> None:
     threads = value_of(properties, "numReadWorkerThreads", positive)
     if threads is not None:
         settings["read_workers"] = min(READ_WORKERS_MAX, threads)
+
+
+def _disks(settings: dict[str, Any]) -> None:
+    """A lower threshold takes those marks of ours down with it that the file does not name."""
+    full = settings.get("disk_usage_threshold")
+    for name in ("disk_usage_lwm_threshold", "disk_usage_warn_threshold"):
+        if full is not None and name not in settings and getattr(BookieConfig, name) > full:
+            settings[name] = full
 
 
 def _compaction(properties: Mapping[str, str], settings: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from bookies.apache.table import (
     mebibytes,
     milliseconds,
     names,
+    natural,
     number,
     positive,
     seconds,
@@ -24,7 +25,6 @@ from bookies.apache.table import (
 
 _METADATA = "metadata URI"
 _ADDRESS = "host, advertised_host"
-_RECOVERY = "there is no auto-recovery yet"
 _TLS = "with tlsProviderFactoryClass only"
 _NO_HTTP = (
     "there is no HTTP server: `bk help apache` names the command that answers what each of Apache's endpoints does"
@@ -35,7 +35,11 @@ SERVER: tuple[Row, ...] = (
     # -- who it is, and where
     Mapped("bookieId", "bookie_id", text),
     Mapped("bookiePort", "port", number),
-    Mapped("advertisedAddress", _ADDRESS, note="published; the bookie listens on all interfaces"),
+    Mapped(
+        "advertisedAddress",
+        _ADDRESS,
+        note="published; the bookie listens on all interfaces, of IPv6 too if it is an address of that",
+    ),
     Mapped("listeningInterface", _ADDRESS, note="listens on, and publishes, the address of this interface"),
     Mapped("useHostNameAsBookieID", _ADDRESS, note="publishes the host's name in place of its address"),
     Mapped("useShortHostName", _ADDRESS, note="that name up to the first dot"),
@@ -65,8 +69,8 @@ SERVER: tuple[Row, ...] = (
     Mapped("journalAlignmentSize", "journal_alignment", number),
     Mapped("logSizeLimit", "entry_log_size_max", number),
     Mapped("pageSize", "index_page_size", number),
-    Mapped("pageLimit", "index_cache_size", note="pages of pageSize; -1: our default"),
-    Mapped("openFileLimit", "open_files_max", number),
+    Mapped("pageLimit", "index_cache_size", note="pages of pageSize, 1 MiB at least; 0 and less: our default"),
+    Mapped("openFileLimit", "open_files_max", note="8 at least; 0 and less: our default"),
     Mapped("skipListSizeLimit", "write_cache_size", note="twice: Apache's is what each half holds"),
     Mapped("dbStorage_writeCacheMaxSizeMb", "write_cache_size", note="MiB; with DbLedgerStorage only"),
     Mapped("numReadWorkerThreads", "read_workers", note="1 to 64"),
@@ -104,6 +108,20 @@ SERVER: tuple[Row, ...] = (
     Mapped("bookieAuthProviderFactoryClass", "authentication", note="SASL or roles; other classes are refused"),
     Mapped("authorizedRoles", "authorized_roles", note="with BookieAuthZFactory only"),
     Mapped("saslJaasClientAllowedIds", "sasl_allowed_ids", note="with SASLBookieAuthProviderFactory only"),
+    # -- auto-recovery
+    Mapped("autoRecoveryDaemonEnabled", "auto_recovery", switch),
+    Mapped("lostBookieRecoveryDelay", "lost_bookie_delay_s", natural, note="s; the metadata store's own comes first"),
+    Mapped("auditorPeriodicBookieCheckInterval", "audit_bookies_interval_s", natural, note="s"),
+    Mapped("auditorPeriodicCheckInterval", "audit_ledgers_interval_s", natural, note="s"),
+    Mapped("auditorReplicasCheckInterval", "audit_replicas_interval_s", natural, note="s"),
+    Mapped("auditorPeriodicPlacementPolicyCheckInterval", "audit_placement_interval_s", natural, note="s"),
+    Mapped("repairedPlacementPolicyNotAdheringBookieEnabled", "recovery_repairs_placement", switch),
+    Mapped("auditorLedgerVerificationPercentage", "audit_verification_percentage", natural),
+    Mapped("auditorMaxNumberOfConcurrentOpenLedgerOperations", "audit_ledgers_at_once", positive),
+    Mapped("openLedgerRereplicationGracePeriod", "recovery_open_ledger_grace_ms", natural, note="ms"),
+    Mapped("rwRereplicateBackoffMs", "recovery_backoff_ms", positive, note="ms"),
+    Mapped("lockReleaseOfFailedLedgerGracePeriod", "recovery_backoff_max_ms", positive, note="ms"),
+    Mapped("replicationRateByBytes", "recovery_rate_size", natural, note="less than 0: no limit"),
     # -- safety: said loudly
     Different(
         "journalSyncData",
@@ -123,12 +141,6 @@ SERVER: tuple[Row, ...] = (
         ("false", ""),
         "ignored: a journal that cannot be read is never skipped, for entries in it were acknowledged; "
         "`bk bookie repair` says what is lost",
-        Level.DANGER,
-    ),
-    Different(
-        "autoRecoveryDaemonEnabled",
-        ("false", ""),
-        f"{_RECOVERY}: run Apache's AutoRecovery beside, or copy what a lost bookie held with `bk bookie recover`",
         Level.DANGER,
     ),
     Different(
@@ -296,14 +308,14 @@ SERVER: tuple[Row, ...] = (
         "metastoreMaxEntriesPerScan",
     ),
     Unused(
-        f"auditor and replication: {_RECOVERY}",
-        "openLedgerRereplicationGracePeriod lockReleaseOfFailedLedgerGracePeriod auditorPeriodicCheckInterval "
-        "auditorPeriodicBookieCheckInterval auditorPeriodicPlacementPolicyCheckInterval "
-        "repairedPlacementPolicyNotAdheringBookieEnabled auditorLedgerVerificationPercentage lostBookieRecoveryDelay "
-        "rwRereplicateBackoffMs underreplicatedLedgerRecoveryGracePeriod auditorReplicasCheckInterval "
-        "auditorMaxNumberOfConcurrentOpenLedgerOperations auditorAcquireConcurrentOpenLedgerOperationsTimeOutMSec "
-        "inFlightReadEntryNumInLedgerChecker rereplicationEntryBatchSize replicationRateByBytes "
-        "zkReplicationTaskRateLimit storeSystemTimeAsLedgerUnderreplicatedMarkTime digestType passwd "
+        "repairs are limited in bytes and in ledgers at a time, read in batches and always note the time",
+        "auditorAcquireConcurrentOpenLedgerOperationsTimeOutMSec inFlightReadEntryNumInLedgerChecker "
+        "rereplicationEntryBatchSize zkReplicationTaskRateLimit storeSystemTimeAsLedgerUnderreplicatedMarkTime "
+        "underreplicatedLedgerRecoveryGracePeriod",
+    ),
+    Unused(
+        "settings of the client in Apache's AutoRecovery: ours has BK_... variables",
+        "digestType passwd "
         "enableDigestTypeAutodetection ensemblePlacementPolicy reppDnsResolverClass networkTopologyScriptFileName "
         "networkTopologyScriptNumberArgs minNumRacksPerWriteQuorum enforceMinNumRacksPerWriteQuorum "
         "enforceMinNumFaultDomainsForWrite ignoreLocalNodeInPlacementPolicy minNumZonesPerWriteQuorum "

@@ -109,13 +109,23 @@ def positive(value: str) -> int:
     return max(1, number(value))
 
 
+def natural(value: str) -> int:
+    """Less than zero means zero."""
+    return max(0, number(value))
+
+
 def seconds(value: str) -> int:
     """To ms; less than zero means never, which is 0."""
-    return max(0, round(float(value) * 1000))
+    return max(0, _whole(float(value) * 1000))
 
 
 def milliseconds(value: str) -> int:
     """Less than zero means never, which is 0."""
+    return max(0, number(value))
+
+
+def limit(value: str) -> int:
+    """Less than zero means that there is none, which is 0."""
     return max(0, number(value))
 
 
@@ -125,7 +135,14 @@ def mebibytes(value: str) -> int:
 
 def percent(value: str) -> int:
     """From a fraction; what is less than zero is 0."""
-    return max(0, round(float(value) * 100))
+    return max(0, _whole(float(value) * 100))
+
+
+def _whole(value: float) -> int:
+    try:
+        return round(value)
+    except OverflowError:
+        raise ValueError("too large") from None
 
 
 def disk_percent(value: str) -> int:
@@ -166,7 +183,7 @@ def translate(rows: Sequence[Row], properties: Mapping[str, str]) -> tuple[dict[
         elif isinstance(row, Unused):
             unused.append(key)
         elif isinstance(row, Different):
-            if value.lower() not in row.harmless:
+            if not _is_harmless(value.lower(), row):
                 if row.is_refused:
                     raise ConfigError(f"{key}={value}: {row.text}")
                 notices.append(Notice(row.level, f"{key}={value}", row.text))
@@ -176,6 +193,11 @@ def translate(rows: Sequence[Row], properties: Mapping[str, str]) -> tuple[dict[
         what = "these tune what does not exist here, and do nothing; docs/apache-config.md says why"
         notices.append(Notice(Level.UNUSED, " ".join(unused), what))
     return settings, notices
+
+
+def _is_harmless(value: str, row: Different) -> bool:
+    """Java knows several words for true and for false."""
+    return value in row.harmless or (value in SWITCHES and str(SWITCHES[value]).lower() in row.harmless)
 
 
 def value_of(properties: Mapping[str, str], key: str, convert: Callable[[str], T]) -> T | None:
@@ -225,7 +247,7 @@ def _manager(properties: Mapping[str, str]) -> str:
 
 def secure_metadata(properties: Mapping[str, str], uri: str | None) -> None:
     """Raises `ConfigError` when znodes are to be protected and nothing says by whom."""
-    if properties.get("zkEnableSecurity", "false").lower() == "true" and "?options=" not in (uri or ""):
+    if value_of(properties, "zkEnableSecurity", switch) and "?options=" not in (uri or ""):
         raise ConfigError(
             "zkEnableSecurity=true: Apache takes the identity from JAAS, here a file has it: write "
             "metadataServiceUri=...?options=/etc/bookies/zookeeper.toml with secure = true (docs/metadata.md)"

@@ -26,6 +26,9 @@ from bookies.wire.messages import AuthRequest, Request, StartTlsRequest, StartTl
 from bookies.wire.server import RequestDecoder
 
 TLS_RECORD = 0x16  # first byte of a handshake
+HANDSHAKE_S = 10.0  # a peer that wants TLS and does not begin is given up
+GATE_S = 30.0  # a peer that is demanded something and has not done it by then is given up
+NO_TLS = "it asked for TLS and then sent something else"
 EARLY_FRAME_SIZE_MAX = 16 << 10  # bytes of a frame between START_TLS and TLS
 
 
@@ -64,6 +67,8 @@ class SecureConnection(Connection):
         self._early = b""  # bytes that came while the stage could not use them
         self._is_lost = False
         self._is_shaking = False  # the handshake runs, and will tell how it ended
+        self._deadline: asyncio.TimerHandle | None = None  # of the peer's part of the handshake to come
+        self._gate_deadline: asyncio.TimerHandle | None = None
 
     def guard(self, requests: Sequence[Request]) -> None:
         """Let through what the gate lets through."""
@@ -83,19 +88,23 @@ class SecureConnection(Connection):
             return
         self.respond(StartTlsResponse(request.version, request.txn_id, Status.OK))
         self._flush()
-        self._is_held = True
-        self._stage = _Stage.ASKED
+        self._expect_handshake()
         self._hear_early(self._decoder.take_rest())
 
     # -- what the transport calls --------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        if not self._gate.is_open:
+            self._gate_deadline = self._loop.call_later(GATE_S, self._refuse_stranger)
         if self._is_direct:
-            self._is_held = True
-            self._begin_tls(b"")
+            self._expect_handshake()
 
     def data_received(self, data: bytes) -> None:
         match self._stage:
+            case _ if self.is_closed:
+                return
+            case _Stage.ASKED if self._is_direct:
+                self._begin_tls(data)
             case _Stage.ASKED:
                 self._hear_early(data)
             case _Stage.SHAKING:
@@ -105,6 +114,9 @@ class SecureConnection(Connection):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._is_lost = True
+        self._stop_deadline()
+        if self._gate_deadline is not None:
+            self._gate_deadline.cancel()
         if not self._is_shaking:  # otherwise the handshake says why
             super().connection_lost(error)
 
@@ -113,6 +125,8 @@ class SecureConnection(Connection):
         """Take the gate out of the way if it is open."""
         if self._gate.is_open:
             self._service = self._served_by
+            if self._gate_deadline is not None:
+                self._gate_deadline.cancel()
         return self._gate.is_open
 
     def _flush(self) -> None:
@@ -133,6 +147,16 @@ class SecureConnection(Connection):
                 case Close():
                     self.close()
 
+    def _expect_handshake(self) -> None:
+        """From here on answers wait for TLS, which the peer has to begin soon."""
+        self._is_held = True
+        self._stage = _Stage.ASKED
+        self._deadline = self._loop.call_later(HANDSHAKE_S, self._refuse, "it did not begin the TLS handshake in time")
+
+    def _stop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+
     def _hear_early(self, data: bytes) -> None:
         """What came behind START_TLS: frames with AUTH messages, then the client's part of the handshake."""
         self._early += data
@@ -141,7 +165,7 @@ class SecureConnection(Connection):
             if len(self._early) < PREFIX_SIZE:
                 return
             if end > EARLY_FRAME_SIZE_MAX:
-                self._refuse_plain()
+                self._refuse(NO_TLS)
                 return
             if len(self._early) < end:
                 return
@@ -151,19 +175,29 @@ class SecureConnection(Connection):
             except RemoteProtocolError:
                 requests = []
             if not requests or not all(isinstance(request, AuthRequest) for request in requests):
-                self._refuse_plain()
+                self._refuse(NO_TLS)
                 return
             self._service.handle(self, requests)
         if self._early and not self.is_closed:
             received, self._early = self._early, b""
             self._begin_tls(received)
 
-    def _refuse_plain(self) -> None:
-        self._security.refused(self.peer, "it asked for TLS and then sent something else")
+    def _refuse_stranger(self) -> None:
+        """Connections are few, and who holds one has to be known soon: others wait for its place."""
+        if not self._gate.is_open and not self.is_closed:
+            self._refuse(f"{self._gate.missing} in time")
+
+    def _refuse(self, reason: str) -> None:
+        self._stop_deadline()
+        self._security.refused(self.peer, reason)
         self.close()
 
     def _begin_tls(self, received: bytes) -> None:
+        """`received`: the first bytes of the peer's part. What follows them has to wait until TLS can take it."""
+        assert self._transport is not None
+        self._stop_deadline()
         self._stage = _Stage.SHAKING
+        self._transport.pause_reading()
         self.start(self._shake_hands(received))
 
     async def _shake_hands(self, received: bytes) -> None:

@@ -64,6 +64,7 @@ from bookies.protocol.fragments import (
     missing_runs,
     stored_in,
 )
+from bookies.protocol.placement import fewest_changes, judge
 from bookies.protocol.quorum import write_set
 from bookies.protocol.replicate import Pace, Replacement, check_finished, choose_targets, renewals, repairs
 from bookies.runtime.ports import Runtime
@@ -247,7 +248,7 @@ class Administration:
         self, found: Versioned, registered: Collection[BookieId], *, percentage: float = 0
     ) -> LedgerCheck:
         """As `check_ledger`, of a record as it was read, for those who know which bookies are registered."""
-        fragments = await self._fragments(found)
+        fragments = await self.fragments_of(found)
         replicas = self._access.replicas(found.metadata)
         verdicts = [await self._check(fragment, registered, percentage, replicas) for fragment in fragments]
         return LedgerCheck(found.metadata, tuple(verdicts))
@@ -275,9 +276,10 @@ class Administration:
         taken to end where it begins.
         """
         found = await self._access.read(any_ledger_id(ledger_id))
-        return found.metadata, await self._fragments(found)
+        return found.metadata, await self.fragments_of(found)
 
-    async def _fragments(self, found: Versioned) -> list[Fragment]:
+    async def fragments_of(self, found: Versioned) -> list[Fragment]:
+        """As `fragments`, of a record as it was read."""
         try:
             confirmed = await self._access.last_add_confirmed(found)
         except (BookieUnreachable, ReadFailed):
@@ -348,6 +350,32 @@ class Administration:
         except LedgerNotFound:
             return False
 
+    # -- placement -----------------------------------------------------------------------------------------------
+    async def judge_placement(self, fragment: Fragment) -> tuple[int, list[str]]:
+        """How well a fragment's bookies meet the placement policy of this client, and why not better.
+
+        1: not, 3: less than desired, 5: fully; the numbers are Apache's.
+        """
+        await self._access.locate()
+        cluster = self._access.candidates().cluster
+        found = judge(cluster.topology, cluster.policy, fragment.ensemble, fragment.write_quorum, fragment.ack_quorum)
+        return int(found.adherence), [finding.reason for finding in found.findings]
+
+    async def misplaced(self, fragment: Fragment, exclude: Collection[BookieId] = ()) -> list[int]:
+        """The fewest positions of a fragment that need other bookies for it to meet the placement policy.
+
+        `exclude`: who must not be chosen. Raises `NotEnoughBookies`, which says what stands in the way.
+        """
+        await self._access.locate()
+        changes = fewest_changes(
+            self._access.candidates(),
+            fragment.ensemble,
+            fragment.write_quorum,
+            fragment.ack_quorum,
+            bookie_ids("exclude", exclude),
+        )
+        return [change.position for change in changes]
+
     # -- replication ---------------------------------------------------------------------------------------------
     async def replicate_fragment(
         self,
@@ -385,6 +413,17 @@ class Administration:
             return await replicate_anywhere(
                 self._access, fragment, plan, update, Account(1, pace or bytes_per_s, progress)
             )
+
+    async def plan_fragment(
+        self, fragment: Fragment, positions: Sequence[int], *, exclude: Collection[BookieId] = ()
+    ) -> tuple[Replacement, ...]:
+        """The bookies that `replicate_fragment` would copy to now; the next call may choose others. Copies nothing.
+
+        Raises `InvalidArgument`, and `NotEnoughBookies`, which says what stands in the way.
+        """
+        wanted = _positions(fragment, positions)
+        await self._access.locate()
+        return choose_targets(fragment, wanted, self._access.candidates(), bookie_ids("exclude", exclude))
 
     async def renew_entries(
         self,

@@ -24,9 +24,10 @@ from bookies.client.blocking_iteration import next_or_none, run
 from bookies.client.blocking_ledger import LedgerReader as LedgerReader
 from bookies.client.blocking_ledger import LedgerWriter as LedgerWriter
 from bookies.client.blocking_log import Log
+from bookies.client.receipt import FragmentPlacement
 from bookies.client.watcher import BookieStatus
 from bookies.config import ClientConfig
-from bookies.errors import ClientClosed, InvalidArgument
+from bookies.errors import ClientClosed, InvalidArgument, MetadataCorrupt
 from bookies.model import BookieId, DigestType, LedgerMetadata
 
 T = TypeVar("T")
@@ -216,14 +217,23 @@ class Client:
         """Whether a ledger has ended; only the metadata store is asked."""
         return self._thread.call(self._client.is_sealed(ledger_id, timeout=timeout))
 
-    def ledgers(self, label: tuple[str, str | bytes] | None = None) -> Iterator[LedgerMetadata]:
-        """The records of all ledgers, by ascending id; with `label` (name, value) only of those that carry it."""
-        found = self._client.ledgers(label)
+    def ledgers(
+        self, label: tuple[str, str | bytes] | None = None, *, unreadable: list[MetadataCorrupt] | None = None
+    ) -> Iterator[LedgerMetadata]:
+        """The records of all ledgers, by ascending id; with `label` (name, value) only of those that carry it.
+
+        `unreadable`: takes the errors of records that cannot be read, in place of raising the first.
+        """
+        found = self._client.ledgers(label, unreadable=unreadable)
         while (record := self._thread.call(next_or_none(found))) is not None:
             yield record
 
+    def placement(self, ledger_id: int, *, timeout: float | None = None) -> list[FragmentPlacement]:
+        """Where the replicas of each fragment are, and whether that is as this client's settings want it."""
+        return self._thread.call(self._client.placement(ledger_id, timeout=timeout))
+
     def bookies(self, *, timeout: float | None = None) -> list[BookieStatus]:
-        """Every bookie of the cluster, sorted by id, with its mode: "writable", "read-only" or "down"."""
+        """Every bookie of the cluster, sorted by id, with its mode ("writable", "read-only" or "down") and location."""
         return self._thread.call(self._client.bookies(timeout=timeout))
 
     def bookie_space(self, bookie: BookieId) -> tuple[int, int]:
@@ -305,6 +315,9 @@ def connect(
     locations_script: str | None = None,
     locations_script_names_max: int | None = None,
     locations_interval_ms: int | None = None,
+    disk_weights: bool | None = None,
+    disk_weight_max: int | None = None,
+    disk_weight_interval_ms: int | None = None,
     location: str | None = None,
     tls: bool | None = None,
     tls_authority: str | None = None,

@@ -20,7 +20,7 @@ from bookies.errors import ClientClosed
 from bookies.metadata.driver import BookieSet, Versioned, Watch
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
 from bookies.protocol.fragments import Fragment
-from bookies.protocol.replicate import Pace
+from bookies.protocol.replicate import Pace, Replacement
 
 T = TypeVar("T")
 
@@ -86,6 +86,16 @@ class Administration:
     def fragments(self, ledger_id: int) -> tuple[LedgerMetadata, list[Fragment]]:
         """A ledger's record, and its fragments that hold entries, in order."""
         return self._thread.call(self._administration.fragments(ledger_id))
+
+    def fragments_of(self, found: Versioned) -> list[Fragment]:
+        """As `fragments`, of a record as it was read."""
+        return self._thread.call(self._administration.fragments_of(found))
+
+    def plan_fragment(
+        self, fragment: Fragment, positions: Sequence[int], *, exclude: Collection[BookieId] = ()
+    ) -> tuple[Replacement, ...]:
+        """The bookies that `replicate_fragment` would copy to now. Copies nothing."""
+        return self._thread.call(self._administration.plan_fragment(fragment, positions, exclude=exclude))
 
     def scan_replica(
         self,

@@ -26,7 +26,9 @@ from bookies.client.offloaded import OffloadedFiles
 from bookies.client.opening import Opening
 from bookies.client.pool import BookiePool
 from bookies.client.reader import LedgerReader
+from bookies.client.receipt import FragmentPlacement, receipt
 from bookies.client.recovery import recover_ledger
+from bookies.client.space import FreeSpace
 from bookies.client.stall import rules_of
 from bookies.client.transaction import Parts
 from bookies.client.turns import Turns
@@ -38,6 +40,7 @@ from bookies.errors import (
     InvalidArgument,
     LedgerExists,
     LedgerNotFound,
+    MetadataCorrupt,
 )
 from bookies.metadata.driver import MetadataDriver, Versioned
 from bookies.model import BookieId, DigestType, LedgerMetadata
@@ -65,7 +68,14 @@ class Client:
         self._runtime = runtime
         self._driver = driver
         self._locations = Locations(runtime, self.config, driver)
-        self._watcher = BookieWatcher(runtime, driver, lambda: self._pool.health.ailing(), self._locations)
+        self._watcher = BookieWatcher(
+            runtime,
+            driver,
+            lambda: self._pool.health.ailing(),
+            self._locations,
+            lambda bookie: self._pool.pending_size(bookie),
+            self._free_space() if self.config.disk_weights else None,
+        )
         self._pool = BookiePool(runtime, self.config, self._watcher.resolve, on_suspect=self._watcher.failed)
         self._budget = MemoryBudget(self.config.memory_limit)
         self._announcer = Announcer(self.config.explicit_lac_interval_ms / 1000)
@@ -110,6 +120,10 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
+
+    def _free_space(self) -> FreeSpace:
+        interval_s = self.config.disk_weight_interval_ms / 1000
+        return FreeSpace(lambda bookie: self._pool.bookie_info(bookie), interval_s, self.config.disk_weight_max)
 
     # -- ledgers -------------------------------------------------------------------------------------------------
     def create(
@@ -288,22 +302,37 @@ class Client:
         """Whether a ledger has ended; only the metadata store is asked. Raises `LedgerNotFound`."""
         return (await self.metadata(ledger_id, timeout=timeout)).is_closed
 
-    async def ledgers(self, label: tuple[str, str | bytes] | None = None) -> AsyncIterator[LedgerMetadata]:
+    async def ledgers(
+        self, label: tuple[str, str | bytes] | None = None, *, unreadable: list[MetadataCorrupt] | None = None
+    ) -> AsyncIterator[LedgerMetadata]:
         """The records of all ledgers, by ascending id; with `label` (name, value) only of those that carry it.
 
-        Complete for every ledger that exists during the whole iteration; those deleted meanwhile may be missing.
+        Complete for every ledger that exists during the whole iteration; those deleted meanwhile may be missing. A
+        record that cannot be read is an error, `MetadataCorrupt`; with `unreadable` it is added there, and the others
+        follow.
         """
         self._check_open()
         wanted = _packed_labels(dict([label] if label else []))
         async for ids in self._driver.ledger_ids():
             for start in range(0, len(ids), LISTED_AT_ONCE):
                 part = ids[start : start + LISTED_AT_ONCE]
-                for record in await asyncio.gather(*map(self._record_or_none, part)):
+                for record in await asyncio.gather(*(self._record_or_none(each, unreadable) for each in part)):
                     if record is not None and wanted.items() <= record.custom_metadata.items():
                         yield record
 
+    async def placement(self, ledger_id: int, *, timeout: float | None = None) -> list[FragmentPlacement]:
+        """Where the replicas of each fragment are, and whether that is as this client's settings want it.
+
+        No bookie is asked. Raises `LedgerNotFound`, and `ConfigError` when the locations cannot be learnt.
+        """
+        ledger_id = any_ledger_id(ledger_id)
+        async with TimeLimit(timeout, f"tell where the replicas of ledger {ledger_id} are"):
+            record = (await self._read_record(ledger_id)).metadata
+            await self._locations.learn(list(dict.fromkeys(bookie for _, each in record.ensembles for bookie in each)))
+            return receipt(record, self._watcher.topology, self._watcher.policy)
+
     async def bookies(self, *, timeout: float | None = None) -> list[BookieStatus]:
-        """Every bookie of the cluster, sorted by id, with its mode: "writable", "read-only" or "down"."""
+        """Every bookie of the cluster, sorted by id, with its mode ("writable", "read-only" or "down") and location."""
         self._check_open()
         async with TimeLimit(timeout, "list the bookies"):
             return await self._watcher.statuses()
@@ -406,11 +435,16 @@ class Client:
                 continue  # Somebody chose this id by hand, and may have deleted the ledger since.
         raise LedgerExists(f"the last {CREATE_ATTEMPTS_MAX} ids that the metadata store handed out were taken")
 
-    async def _record_or_none(self, ledger_id: int) -> LedgerMetadata | None:
+    async def _record_or_none(self, ledger_id: int, unreadable: list[MetadataCorrupt] | None) -> LedgerMetadata | None:
         try:
             return (await self._driver.read_ledger(ledger_id)).metadata
         except LedgerNotFound:
             return None  # Deleted since it was listed.
+        except MetadataCorrupt as error:
+            if unreadable is None:
+                raise
+            unreadable.append(error)
+            return None
 
 
 def _check_password(password: bytes) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress
 
 from bookies.config import ClientConfig
-from bookies.errors import ConfigError, MetadataError
+from bookies.errors import ConfigError, MetadataCorrupt, MetadataError
 from bookies.metadata.driver import MetadataDriver
 from bookies.model import BookieId
 from bookies.protocol.placement_policy import PlacementPolicy
@@ -161,13 +161,13 @@ class Locations:
             self._events.warning("placement.locations_file", error=error, kept=len(self._lines))
 
     async def _read_registration(self, bookie: BookieId, limit: asyncio.Semaphore) -> bool:
-        """Whether the store has answered."""
+        """Whether there is nothing more to learn before it registers again."""
         try:
             async with limit:
                 info = await self._driver.bookie_info(bookie)
         except MetadataError as error:
             self._events.warning("placement.registration", error=error, bookie=bookie)
-            return False
+            return isinstance(error, MetadataCorrupt)
         if info is None:
             return True  # It has gone again; it is where it was.
         address = info.rpc_address()

@@ -7,15 +7,17 @@ moved keeps its id. Source: client-protocol 2.2 and 7.8, metadata 6.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 
 from bookies.client.locations import Locations
-from bookies.client.preference import FEW, preferred
-from bookies.errors import BookieUnreachable, MetadataError, NotEnoughBookies
+from bookies.client.preference import FEW, lighter_first, preferred
+from bookies.client.space import FreeSpace
+from bookies.errors import BookieUnreachable, MetadataCorrupt, MetadataError, NotEnoughBookies
 from bookies.metadata.driver import BookieSet, MetadataDriver, Watch
-from bookies.model import BookieId, BookieMode, Ensemble
+from bookies.model import BookieId, BookieInfo, BookieMode, Ensemble
 from bookies.protocol.candidates import Candidates, Cluster
 from bookies.protocol.health import Rank
 from bookies.protocol.placement import choose_ensemble
@@ -33,19 +35,22 @@ NEAR_MAX = 8  # bookies near the client of which one shall be the first of an en
 class BookieStatus:
     """One bookie as the metadata store sees it.
 
-    `mode`: "writable", "read-only", or "down" when it is not registered; `address`: "host:port", None when it is down.
+    `mode`: "writable", "read-only", or "down" when it is not registered; `address`: "host:port", None when it is down,
+    or when what it published cannot be read. `location`: for placement, None when nobody has said it.
     """
 
     id: BookieId
     mode: str
     address: str | None
     properties: Mapping[str, str]
+    location: str | None = None
 
 
 class BookieWatcher:
     """The bookies of one cluster, for one client. `ailing`: those that do not work now, with their ranks.
 
-    `locations`: where they are, and what placement asks for.
+    `locations`: where they are, and what placement asks for. `load`: how much a bookie has to do for this client.
+    `space`: how much room they have; None: it does not count.
     """
 
     def __init__(
@@ -54,11 +59,15 @@ class BookieWatcher:
         driver: MetadataDriver,
         ailing: Callable[[], Mapping[BookieId, Rank]],
         locations: Locations,
+        load: Callable[[BookieId], float],
+        space: FreeSpace | None = None,
     ) -> None:
         self._runtime = runtime
         self._driver = driver
         self._ailing = ailing
         self._locations = locations
+        self._load = load
+        self._space = space
         self._watch: Watch | None = None
         self._writable: BookieSet | None = None
         self._cluster: Cluster | None = None
@@ -66,6 +75,7 @@ class BookieWatcher:
         self._addresses = locations.addresses
         self._places_bookies = False  # somebody has asked where they are, and will again
         self._learning: Tasks | None = None
+        self._is_asking = False
 
     async def start(self) -> None:
         """Begin to watch; the bookies are known when it returns. Raises `ConfigError` for broken locations."""
@@ -80,7 +90,8 @@ class BookieWatcher:
             self._watch.cancel()
             self._watch = None
         if self._learning is not None:
-            await self._learning.stop()
+            learning, self._learning = self._learning, None
+            await learning.stop()
 
     @property
     def topology(self) -> Topology:
@@ -108,13 +119,29 @@ class BookieWatcher:
             self._cluster_of = self._writable, topology
         cluster, random = self._cluster, self._runtime.random
         ailing = self._ailing()
+        order = preferred(cluster.bookies, random, ailing, self._weights(cluster))
         return Candidates(
             cluster,
-            preferred(cluster.bookies, random, ailing),
+            lighter_first(order, lambda bookie: inf if bookie in ailing else self._load(bookie)),
             last=[bookie for bookie, rank in ailing.items() if rank is Rank.OPEN],
             first=self._near(cluster, ailing),
             turn=random.getrandbits(16) if len(cluster) > FEW else 0,
         )
+
+    def _weights(self, cluster: Cluster) -> Mapping[BookieId, float] | None:
+        if self._space is None:
+            return None
+        due = self._space.due(cluster.bookies)
+        if due and self._learning is not None and not self._is_asking:
+            self._is_asking = True
+            self._learning.start(self._ask_space(self._space, due), "ask bookies for their free space")
+        return self._space.weights(cluster.bookies)
+
+    async def _ask_space(self, space: FreeSpace, bookies: Sequence[BookieId]) -> None:
+        try:
+            await space.learn(bookies)
+        finally:
+            self._is_asking = False
 
     def _near(self, cluster: Cluster, ailing: Mapping[BookieId, Rank]) -> list[BookieId]:
         """Some bookies in the client's own rack, else in its region."""
@@ -190,7 +217,7 @@ class BookieWatcher:
         """Raises `BookieUnreachable` when another bookie is registered at this address."""
         for mode in BookieMode:
             for other in (await self._driver.bookies(mode)).bookies:
-                info = await self._driver.bookie_info(other) if other != bookie else None
+                info = await self._info_of(other) if other != bookie else None
                 if info is not None and info.rpc_address() == address:
                     text = f"it is not registered, and {other} listens at the address in its name"
                     raise BookieUnreachable(text, bookie=bookie)
@@ -200,20 +227,30 @@ class BookieWatcher:
         modes = dict.fromkeys((await self._driver.all_bookies()).bookies, DOWN)
         for mode in BookieMode:
             modes.update(dict.fromkeys((await self._driver.bookies(mode)).bookies, mode.value))
+        await self._locations.learn([bookie for bookie, of_bookie in modes.items() if of_bookie != DOWN])
         found = []
         for bookie, of_bookie in sorted(modes.items()):
-            info = await self._driver.bookie_info(bookie) if of_bookie != DOWN else None
+            info = await self._info_of(bookie) if of_bookie != DOWN else None
             address = info.rpc_address() if info else None
             text = f"{address[0]}:{address[1]}" if address else None
-            found.append(BookieStatus(bookie, of_bookie, text, info.properties if info else {}))
+            location = self.topology.location(bookie)
+            found.append(BookieStatus(bookie, of_bookie, text, info.properties if info else {}, location))
         return found
+
+    async def _info_of(self, bookie: BookieId) -> BookieInfo | None:
+        """What it published; None also when that is damaged, which is no reason to say nothing of all the others."""
+        try:
+            return await self._driver.bookie_info(bookie)
+        except MetadataCorrupt:
+            return None
 
     def _changed(self, bookies: BookieSet) -> None:
         if self._writable is None or bookies.version >= self._writable.version:
             before, self._writable = self._bookies(), bookies
             self._locations.gone([bookie for bookie in before if bookie not in set(bookies.bookies)])
-            if self._places_bookies and self._learning and not self._locations.knows(bookies.bookies):
-                self._learning.start(self.locate(), "learn where new bookies are")
+            tasks = self._learning if self._places_bookies else None
+            if tasks is not None and not self._locations.knows(bookies.bookies):
+                tasks.start(self.locate(), "learn where new bookies are")
 
 
 def address_of_id(bookie: BookieId) -> tuple[str, int] | None:

@@ -21,10 +21,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from bookies.errors import InvalidArgument, MetadataCorrupt
-from bookies.metadata.driver import GivenIds
+from bookies.metadata.driver import GivenIds, check_record
 from bookies.metadata.recovery_items import RecoverySettings, UnderReplicated
 from bookies.metadata.recovery_store import AuditKind
-from bookies.metadata.serde import pack_ledger
+from bookies.metadata.serde import is_bookie_id, pack_ledger
 from bookies.metadata.transfer import Damaged, Item, NamedRecord, StoredCookie
 from bookies.model import BookieId, DigestType, LedgerMetadata, LedgerState
 
@@ -78,7 +78,7 @@ def parse_line(text: str) -> dict[str, Any]:
         line = json.loads(text)
         if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
             raise ValueError("no kind")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"{text[:60]!r} is no line of `bk metadata dump`: {error}") from error
     return line
 
@@ -88,10 +88,13 @@ def parse_item(line: Mapping[str, Any]) -> Item:
     kind = line["kind"]
     try:
         if kind == "ids":
-            return GivenIds(int(line["next_id"]), tuple((int(first), int(last)) for first, last in line["spent"]))
+            return _parse_ids(line)
         if kind == "cookie":
+            if not is_bookie_id(line["bookie"]):
+                raise ValueError(f"{line['bookie']!r} is not a bookie id")
             return StoredCookie(BookieId(line["bookie"]), parse_bytes(line["data"]))
         if kind == "record":
+            check_record(line["name"])
             return NamedRecord(line["name"], parse_bytes(line["data"]))
         if kind == "recovery":
             return _parse_settings(line)
@@ -103,9 +106,18 @@ def parse_item(line: Mapping[str, Any]) -> Item:
             return Damaged(int(line["ledger"]), str(line["reason"]))
         if kind == "ledger":
             return _parse_ledger(line)
-    except (KeyError, TypeError, ValueError) as error:
+    except InvalidArgument:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidArgument(f"a line of kind {kind} cannot be read: {error!r}") from error
     raise InvalidArgument(f"a line of kind {kind!r}, which this version does not know")
+
+
+def _parse_ids(line: Mapping[str, Any]) -> GivenIds:
+    ids = GivenIds(int(line["next_id"]), tuple((int(first), int(last)) for first, last in line["spent"]))
+    if ids.next_id < 0 or any(not 0 <= first <= last for first, last in ids.spent):
+        raise ValueError("ids below 0, or a run of spent ids that ends before it begins")
+    return ids
 
 
 def _parse_settings(line: Mapping[str, Any]) -> RecoverySettings:
@@ -141,7 +153,7 @@ def _parse_ledger(line: Mapping[str, Any]) -> LedgerMetadata:
         password=None if line["password"] is None else parse_bytes(line["password"]),
         custom_metadata={key: parse_bytes(value) for key, value in line["custom_metadata"].items()},
         format_version=int(line["format"]),
-        ctime_ms=line["ctime_ms"],
+        ctime_ms=None if line["ctime_ms"] is None else int(line["ctime_ms"]),
         stores_ctime=bool(line["stores_ctime"]),
         creator_token=int(line["creator_token"]),
     )

@@ -12,7 +12,7 @@ import os.path
 from collections.abc import Callable
 from typing import TypeVar
 
-from bookies.errors import MetadataError
+from bookies.errors import MetadataError, NoCluster
 from bookies.metadata.leased import LeasedDriver, instance_id_of
 from bookies.metadata.sqlite import BUSY_TIMEOUT_S, SqliteStore, is_busy
 from bookies.runtime.ports import Runtime, Worker
@@ -60,9 +60,9 @@ class EmbeddedDriver(LeasedDriver):
         try:
             if not await worker.run(self._runtime.disk.is_directory, self._directory):
                 way_out = "`bk up` makes a cluster; to begin a store of your own, create the directory"
-                raise MetadataError(f"no metadata store at {self._directory}: {way_out}")
+                raise NoCluster(f"no metadata store at {self._directory}: {way_out}")
             if not self._may_create and not await worker.run(self._runtime.disk.exists, self.database.path):
-                raise MetadataError(
+                raise NoCluster(
                     f"there is no cluster in {self._directory}, which has no {FILE_NAME}: name the directory of its "
                     "metadata (of `bk up` bk-data/metadata), or start one with `bk up` or its first bookie"
                 )

@@ -23,6 +23,7 @@ from bookies.metadata.etcd_records import KeyExists, KeyMissing, Records, Transa
 from bookies.metadata.etcd_recovery import RecoveryArea
 from bookies.metadata.etcd_session import Session
 from bookies.metadata.etcd_values import Values
+from bookies.metadata.leased import parse_instance_id
 from bookies.metadata.observers import Eyes
 from bookies.metadata.session_driver import Parts, SessionDriver
 from bookies.model import BookieId, BookieInfo, BookieMode
@@ -100,7 +101,7 @@ class EtcdDriver(SessionDriver):
     async def instance_id(self) -> str | None:
         self._require_open()
         found = (await self._values.read(self._keys.instance_id))[0]
-        return None if found is None else found.value.decode("utf-8")
+        return None if found is None else parse_instance_id(found.value, self._keys.instance_id)
 
     # -- moving a cluster ----------------------------------------------------------------------------------------
     async def given_ids(self) -> GivenIds:

@@ -26,6 +26,7 @@ from bookies.errors import (
     InvalidArgument,
     LedgerExists,
     LedgerNotFound,
+    MetadataCorrupt,
     MetadataError,
     RecordExists,
     RecordNotFound,
@@ -241,6 +242,19 @@ def check_record_version(found: int, step: RecordAt | RecordWrite) -> None:
     if step.version and not found:
         raise RecordNotFound(f"no record {step.name} in the metadata store")
     check_version(found, step.version)
+
+
+def parse_instance_id(data: bytes, where: str) -> str:
+    """As a server stores it. Raises `MetadataCorrupt` for what no cluster is called."""
+    try:
+        found = data.decode("utf-8")
+    except UnicodeDecodeError:
+        found = ""
+    if not found.strip():
+        raise MetadataCorrupt(
+            f"{where} is {data!r:.80}, no instance id: write the one that bookies have in their VERSION"
+        )
+    return found
 
 
 def instance_id_of(number: int) -> str:

@@ -17,6 +17,7 @@ from bookies.errors import (
     CookieNotFound,
     InvalidArgument,
     MetadataError,
+    NoCluster,
     RecordExists,
     RecordNotFound,
 )
@@ -164,8 +165,8 @@ class SessionDriver(MetadataDriver):
         return self._tasks
 
     # -- the cluster ---------------------------------------------------------------------------------------------
-    def _no_cluster(self) -> MetadataError:
-        return MetadataError(
+    def _no_cluster(self) -> NoCluster:
+        return NoCluster(
             f"there is no cluster at {self.uri}: check the path, or start one with its first bookie, or with "
             "Apache's `bookkeeper shell initnewcluster`"
         )

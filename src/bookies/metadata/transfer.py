@@ -346,6 +346,18 @@ async def differences(
         yield each
 
 
+async def is_same_store(source: MetadataDriver, target: MetadataDriver) -> bool:
+    """Whether two drivers look at one store by two names: a copy's versions are its own."""
+    versions = []
+    for driver in (source, target):
+        found = [(await driver.all_bookies()).version]
+        async for ledger_ids in driver.ledger_ids():
+            found += [(await driver.read_ledger(each)).version for each in ledger_ids[:_SHOWN]]
+            break
+        versions.append(found)
+    return versions[0] == versions[1] and any(versions[0])
+
+
 async def _compared(
     wanted: Sequence[T], found: Sequence[T], read: Callable[[T], Awaitable[tuple[Item | None, Item | None]]], kind: str
 ) -> AsyncIterator[Difference]:

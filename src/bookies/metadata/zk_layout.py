@@ -66,8 +66,10 @@ def pack_layout(manager: Manager) -> bytes:
 def parse_layout(data: bytes) -> Manager:
     """Raises `MetadataCorrupt` for what no version of Apache's writes, and for managers that we do not have."""
     try:
-        first, second = data.decode("utf-8").rstrip("\n").split("\n")
-        name, version = second.split(":")
+        lines = data.decode("utf-8").rstrip("\n").split("\n")
+        if len(lines) != 2 or lines[1].count(":") != 1:
+            raise ValueError("it has to have two lines, the second one with one colon")
+        first, (name, version) = lines[0], lines[1].split(":")
         if int(first) not in _FORMATS:
             raise ValueError(f"its format is {first}")
         if int(version) != _MANAGER_VERSION:
@@ -237,6 +239,11 @@ def mark_directories(children: Iterable[str]) -> list[str]:
     return sorted(child for child in children if _HEX_DIGITS.fullmatch(child))
 
 
+def is_spent_list(child: str) -> bool:
+    """Whether a child of `Paths.spent` is a list of ours."""
+    return re.fullmatch(r"[0-9a-f]{12}", child) is not None
+
+
 def record_name(child: str) -> str:
     """The name of the record that a child of `Paths.records` holds."""
     return child.replace(",", "/")
@@ -307,6 +314,19 @@ def tops_among(manager: Manager, children: Sequence[str]) -> list[tuple[str, int
     return found
 
 
+def managers_of(children: Iterable[str]) -> list[Manager]:
+    """Whose ledgers may be below ROOT, by its children; empty: there are none."""
+    names = list(children)
+    if any(_FLAT_LEAF.fullmatch(name) for name in names):
+        return [Manager.FLAT]
+    if any(_SHORT_PARENT.fullmatch(name) for name in names):
+        has_long = any(_LONG_PARENT.fullmatch(name) for name in names)
+        return [Manager.HIERARCHICAL] if has_long else [Manager.HIERARCHICAL, Manager.LEGACY]
+    if any(_LONG_PARENT.fullmatch(name) for name in names):
+        return [Manager.LONG, Manager.HIERARCHICAL]
+    return []
+
+
 def branches_among(children: Iterable[str]) -> list[str]:
     """The children on the levels between, in the order of their ids."""
     return sorted(child for child in children if _FOUR_DIGITS.fullmatch(child))
@@ -328,7 +348,8 @@ def ledgers_among(root: str, manager: Manager, parent: str, children: Iterable[s
 _URI = re.compile(
     r"zk(?P<manager>\+[^:]*)?://(?P<hosts>[^/?#]*)(?P<root>/[^?#]*)?(?:\?(?P<query>[^#]*))?", re.IGNORECASE
 )
-_HOST = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+_HOST = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?")
+_PORT_MAX = 65535
 _ROOT = re.compile(r"(?:/[^/\x00-\x1f\x7f]+)+")
 _FORM = "zk+hierarchical://HOST:2181;HOST:2181/ledgers"
 
@@ -350,7 +371,8 @@ def parse_uri(uri: str) -> Place:
         raise ConfigError(f"{uri!r} is not a metadata URI for ZooKeeper: expected {_FORM}")
     hosts = [host.strip() for host in found["hosts"].replace(";", ",").split(",")]
     for host in hosts:
-        if not _HOST.fullmatch(host):
+        name = _HOST.fullmatch(host)
+        if name is None or int(name["port"] or 0) > _PORT_MAX:
             raise ConfigError(f"{uri!r} names no ZooKeeper server in {host!r}: expected {_FORM}")
     root = found["root"] or ""
     if not root or root == "/":

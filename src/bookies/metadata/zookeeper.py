@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from bookies.errors import (
     ConfigError,
+    MetadataCorrupt,
     MetadataError,
     SessionExpired,
 )
@@ -22,10 +23,11 @@ from bookies.metadata.driver import (
     LedgerEvent,
     Watch,
 )
+from bookies.metadata.leased import parse_instance_id
 from bookies.metadata.observers import Eyes
 from bookies.metadata.session_driver import Parts, SessionDriver
 from bookies.metadata.zk_bookies import Bookies
-from bookies.metadata.zk_layout import Manager, Paths, pack_layout, parent_of, parse_layout
+from bookies.metadata.zk_layout import Manager, Paths, managers_of, pack_layout, parent_of, parse_layout
 from bookies.metadata.zk_ledgers import LedgerIds, Ledgers, SpentIds
 from bookies.metadata.zk_nodes import Nodes
 from bookies.metadata.zk_records import Records, Transactions
@@ -130,6 +132,7 @@ class ZooKeeperDriver(SessionDriver):
             self._ledgers.manager = wanted  # stored when the cluster is made
             return
         if found is None:
+            await self._check_no_ledgers()
             await self._store_layout(wanted)
         self._ledgers.manager = parse_layout(found[0]) if found is not None else wanted
         if self._wanted not in (None, self._ledgers.manager):
@@ -141,6 +144,19 @@ class ZooKeeperDriver(SessionDriver):
             await self.zookeeper.create(self._paths.registrations(BookieMode.READ_ONLY), b"", self._nodes.acl)
         except (Refusal, OutcomeUnknown, SessionExpired):
             pass  # It is there, or the cluster is not complete; whoever needs it makes it.
+
+    async def _check_no_ledgers(self) -> None:
+        """Raises `MetadataCorrupt` when LAYOUT is lost: under a wrong one the ledgers would look as if deleted."""
+        found = await self._nodes.children(self._paths.root)
+        fitting = managers_of(found[0] if found is not None else ())
+        if not fitting or self._wanted in fitting:
+            return
+        names = " or ".join(each.value for each in fitting)
+        raise MetadataCorrupt(
+            f"{self._paths.layout} is missing, but there are ledgers, of the layout {names}. Nothing was changed. "
+            "Restore it from a backup; or, if you know the layout, name it once: `bk metadata show --metadata "
+            "zk+LAYOUT://...`"
+        )
 
     async def _store_layout(self, manager: Manager) -> None:
         data = pack_layout(manager)
@@ -170,7 +186,7 @@ class ZooKeeperDriver(SessionDriver):
     async def instance_id(self) -> str | None:
         self._require_open()
         found = await self._nodes.read(self._paths.instance_id)
-        return None if found is None else found[0].decode("utf-8")
+        return None if found is None else parse_instance_id(found[0], self._paths.instance_id)
 
     @property
     def layout(self) -> str:

@@ -22,12 +22,15 @@ from bookies.runtime.ports import Clock
 
 
 class Membership:
-    """`delay_s`: until the store's own is read."""
+    """`delay_s`: until the store's own is read; `writes_delay`: and the store's from now on, if it has none."""
 
-    def __init__(self, driver: MetadataDriver, clock: Clock, delay_s: int, events: Events) -> None:
+    def __init__(
+        self, driver: MetadataDriver, clock: Clock, delay_s: int, events: Events, *, writes_delay: bool = True
+    ) -> None:
         self._driver = driver
         self._clock = clock
         self._delay_s = delay_s
+        self._writes_delay = writes_delay
         self._reader = BookieNotes(driver, clock.wall_ms)
         self._notes = Notes()
         self._notes_watch: Watch | None = None
@@ -45,7 +48,8 @@ class Membership:
 
     async def start(self) -> None:
         """Begin to watch; everything is known when it returns. Raises `MetadataError`."""
-        await self._driver.recovery.init_lost_bookie_delay_s(self._delay_s)
+        if self._writes_delay:
+            await self._driver.recovery.init_lost_bookie_delay_s(self._delay_s)
         for mode in BookieMode:
             self._sets[mode] = await self._driver.bookies(mode)
             self._watches.append(self._driver.watch_bookies(mode, partial(self._changed, mode)))

@@ -59,7 +59,10 @@ class AsyncioNetwork:
     async def connect(
         self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
-        transport, protocol = await asyncio.get_running_loop().create_connection(protocol_factory, host, port)
+        try:
+            transport, protocol = await asyncio.get_running_loop().create_connection(protocol_factory, host, port)
+        except (UnicodeError, OverflowError) as error:  # What a bookie publishes of itself may be anything.
+            raise OSError(f"{host!r}, port {port}, is no address: {error}") from error
         connection = transport.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -38,6 +38,7 @@ from bookies.runtime.zookeeper import (
 )
 
 RECONNECT_S_MAX = 2.0  # between two attempts to reach a server, and at most a fifth of a session timeout
+LINES_MAX, LINES_WINDOW_S = 5, 60.0  # of kazoo's in a log
 STOP_S = 1.0  # beyond a session timeout, for kazoo to end its threads
 _Watch = Callable[[], None]
 
@@ -48,11 +49,45 @@ def is_available() -> bool:
 
 
 def check_available(uri: str, credentials: Credentials) -> None:
-    """Raises `ConfigError` that says what to install."""
+    """Raises `ConfigError` that says what to install, or which file of a certificate cannot be used."""
     if not is_available():
         raise ConfigError(f"{uri} is in ZooKeeper; to use it: pip install 'bookies[zookeeper]'")
     if credentials.sasl and importlib.util.find_spec("puresasl") is None:
         raise ConfigError(f"{uri} wants SASL; to use it: pip install pure-sasl")
+    if credentials.is_tls:
+        _check_files(credentials)
+
+
+def _check_files(given: Credentials) -> None:
+    """Kazoo would try again and again, and say nothing. Raises `ConfigError`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    path = ""
+    try:
+        if given.certificate is not None:
+            path = f"{given.certificate} and {given.key}"
+            context.load_cert_chain(given.certificate, given.key, given.key_password or "")
+        if given.authority is not None:
+            path = given.authority
+            context.load_verify_locations(path)
+    except (OSError, ValueError) as error:
+        reason = (error.reason or "").lower().replace("_", " ") if isinstance(error, ssl.SSLError) else ""
+        raise ConfigError(f"tls to ZooKeeper: {path} cannot be loaded: {reason or error}") from error
+
+
+class Limit(logging.Filter):
+    """Few lines of kazoo's: it says every attempt to connect, several a second for as long as no server answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begins, self._count = 0.0, 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not 0 <= record.created - self._begins < LINES_WINDOW_S:
+            if self._count > LINES_MAX:
+                record.msg, record.args = f"{record.getMessage()} ({self._count - LINES_MAX} lines left out)", ()
+            self._begins, self._count = record.created, 0
+        self._count += 1
+        return self._count <= LINES_MAX
 
 
 class KazooZooKeeper:
@@ -99,6 +134,9 @@ class KazooZooKeeper:
         logger = logging.getLogger("kazoo")
         if not logger.handlers:
             logger.addHandler(logging.NullHandler())  # Otherwise every warning of kazoo's goes to stderr.
+        lines = logging.getLogger("kazoo.client")
+        if not any(isinstance(each, Limit) for each in lines.filters):
+            lines.addFilter(Limit())
         given = self._credentials
         self._client = client = kazoo.KazooClient(
             hosts=self.hosts,

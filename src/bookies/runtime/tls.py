@@ -73,7 +73,7 @@ class TlsSide:
         except ssl.SSLError as error:
             raise TlsFailed(f"the TLS handshake failed: {_reason(error)}") from error
         except OSError as error:
-            raise TlsFailed(f"the TLS handshake failed: {error or 'the connection was closed'}") from error
+            raise TlsFailed(f"the TLS handshake failed: {str(error) or 'the connection was closed'}") from error
         except asyncio.CancelledError:
             handshake.cancel()
             transport.abort()
@@ -123,7 +123,7 @@ class TlsSide:
             try:
                 # Without a password nobody is asked for one.
                 context.load_cert_chain(files.certificate, files.key or None, password or "")
-            except OSError as error:
+            except (OSError, ValueError) as error:  # ValueError: a password that is too long
                 where = f"{files.certificate} and {files.key}" if files.key else files.certificate
                 raise ConfigError(f"certificate and key cannot be loaded from {where}: {_reason(error)}") from error
         if files.authority:
@@ -168,7 +168,8 @@ def _password(path: str) -> bytes:
         raise ConfigError(f"tls_key_password_file {path} cannot be read: {error.strerror}") from error
 
 
-def _reason(error: OSError) -> str:
+def _reason(error: OSError | ValueError) -> str:
     if isinstance(error, ssl.SSLError):
-        return (error.reason or str(error)).lower().replace("_", " ")
-    return error.strerror or str(error) or type(error).__name__
+        # OpenSSL has no reason for a file that is no PEM at all.
+        return (error.reason or "damaged, or not what it should be").lower().replace("_", " ")
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 from bookies.client.administration import LedgerCheck
 from bookies.config import RecoveryConfig
 from bookies.errors import BookKeeperError
-from bookies.model import BookieId
+from bookies.model import BookieId, LedgerMetadata, fragments_of
 from bookies.protocol.fragments import ReplicaState
+from bookies.protocol.quorum import stored_ids
 from bookies.replication.daemon import AutoRecovery
 from bookies.sim.cluster import SimClient, SimCluster
 from bookies.sim.history import History
@@ -28,6 +29,7 @@ from bookies.sim.history import History
 if TYPE_CHECKING:
     from bookies.sim.plan import Plan
 
+HEALER = "replicator-healer"  # whose commits are checked as those of replicators are
 QUIET_S = 120.0  # virtual time until everything has to be healed
 LOOK_S = 2.0
 
@@ -76,8 +78,9 @@ class Healers:
             if loop.time() > deadline:
                 for invariant, text in problems:
                     self._history.violated(invariant, text)
-                return
+                break
             await asyncio.sleep(LOOK_S)
+        self.count_moved()
 
     async def _problems(self, client: SimClient) -> list[tuple[str, str]]:
         store = client.driver.recovery
@@ -98,6 +101,15 @@ class Healers:
         found += [("tidy", f"ledger {each} is marked, and nobody says why") for each in marked if each not in explained]
         return found
 
+    def count_moved(self) -> None:
+        """How many entries the records have moved, beside how many were copied."""
+        moved = 0
+        for commits in self._cluster.store.commits.values():
+            for commit in commits:
+                if commit.author.startswith(HEALER) and commit.before is not None and commit.after is not None:
+                    moved += _moved(commit.before, commit.after)
+        self._history.count("entries moved by repairs", moved)
+
     def _problem_of(self, check: LedgerCheck) -> str:
         """What a ledger lacks; nothing if it is whole."""
         if not check.metadata.is_closed:
@@ -111,3 +123,17 @@ class Healers:
         named = [name for name in gone if any(name in ensemble for _, ensemble in check.metadata.ensembles)]
         held = [name for name in named if any(name in verdict.fragment.ensemble for verdict in check.fragments)]
         return f"its record names {', '.join(held)}, which is gone" if held else ""
+
+
+def _moved(before: LedgerMetadata, after: LedgerMetadata) -> int:
+    """Entries that are to be on another bookie now."""
+    if not after.is_closed or not before.is_closed:
+        return 0
+    count = 0
+    for (first, last, old), (_, _, new) in zip(
+        fragments_of(before, before.last_entry_id), fragments_of(after, after.last_entry_id), strict=True
+    ):
+        for position in range(len(old)):
+            if old[position] != new[position]:
+                count += len(stored_ids(position, first, last, len(old), after.write_quorum))
+    return count

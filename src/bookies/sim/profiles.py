@@ -241,6 +241,16 @@ PROFILES = {
                 "pause client": 2,
             },
         ),
+        bookie_settings={
+            "gc_interval_ms": 400,
+            "gc_quarantine_ms": 400,
+            "gc_share_max": 100,
+            "gc_surplus_ms": 800,
+            "minor_compaction_interval_ms": 0,
+            "major_compaction_interval_ms": 0,
+            "scrub_period_ms": 0,
+            "control": False,
+        },
         client_settings={"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 500},
     ),
     # Writers that choose the ids of their entries: out of order, with gaps, some twice; and go without closing.

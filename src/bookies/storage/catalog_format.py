@@ -73,7 +73,8 @@ class Known:
     def expect(self, page: int, checksum: int, absent: int) -> None:
         """This page is about to be written. `absent`: the checksum of a page that is not there."""
         before = self.pages.get(page, ANY if self.is_partial else absent)
-        if before != checksum:
+        is_anew = page in self.older and page not in self.pages  # What the file before had there is known.
+        if before != checksum and not is_anew:
             self.older[page] = (*self.older.get(page, ()), before)
         self.pages[page] = checksum
 

@@ -126,6 +126,13 @@ class LedgerIndex:
         ledger = await self.load(ledger_id)
         self.set_header(ledger, ledger.header.with_state(layout.STATE_FENCED | layout.STATE_LIMBO))
 
+    async def doubt(self, ledger_id: int) -> None:
+        """Its file may lack what was here, and nothing tells: that is looked for in the logs. What it has is served."""
+        with contextlib.suppress(ReadFailed):  # Then nothing is denied either.
+            ledger = await self.load(ledger_id)
+            self.set_header(ledger, ledger.header.with_state(layout.STATE_REBUILDING))
+            self._want_rebuild(ledger_id)
+
     def abandon(self, directory: str) -> int:
         """A directory has failed: its index files are built again elsewhere; how many."""
         self.catalog_writer.abandon(directory)
@@ -151,7 +158,7 @@ class LedgerIndex:
             self.lost(ledger_id)
             with contextlib.suppress(ReadFailed):  # Then the rebuild has to try again.
                 await self.load(ledger_id)
-        elif ledger is not None and ledger.path is None and ledger_id not in self._moving:
+        elif ledger is not None and ledger_id not in self._paths:
             # What the journal says of it is all that is known, but perhaps not all there was.
             self.set_header(ledger, ledger.header.with_state(layout.STATE_REBUILDING))
             self._paths[ledger_id] = posixpath.join(self._directories[0], layout.path_of(ledger_id))

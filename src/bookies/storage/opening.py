@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import dataclasses
 import posixpath
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from bookies.config import BookieConfig
 from bookies.errors import DiskFull, StorageError
@@ -134,8 +134,9 @@ async def open_storage(parts: Opened, events: Events) -> None:
     found = await worker.run(checkpointer.mark_files.read)
     noted, record_size_max = parts.index.catalog.marks, config.frame_size_max + 64 * 1024
     marks = await worker.run(find_marks, runtime.disk, directories.journals, found, noted, record_size_max)
-    lacks_ledgers = catalog is None or is_behind(parts.index.catalog.synced, found, directories.run_id)
-    lacks_ledgers = lacks_ledgers or not parts.index.catalog.is_trusted
+    is_cut = catalog is not None and is_behind(catalog.synced, found, directories.run_id)
+    lacks_ledgers = is_cut or not parts.index.catalog.is_trusted
+    doubtful = _doubtful(parts, paths, is_cut=is_cut) if lacks_ledgers and catalog is not None else []
     await _note_logs(parts, note, lacks_ledgers=lacks_ledgers)
     checkpointer.mark_files.assume(marks)
     is_counted = not (parts.index.catalog.is_trusted and parts.index.catalog.doubtful_from < 0)
@@ -151,7 +152,7 @@ async def open_storage(parts: Opened, events: Events) -> None:
         first = parts.index.catalog.doubtful_from
         checkpointer.uncounted_log_id = first if first >= 0 else -1 - first
     if lacks_ledgers:
-        await _find_ledgers(parts)
+        await _find_ledgers(parts, doubtful)
     for text in restorer.report.holes:
         parts.index.catalog.note_torn({})  # What was lost may be there.
         await parts.index.doubt_all(text)
@@ -196,8 +197,19 @@ async def _note_logs(parts: Opened, note: Note, *, lacks_ledgers: bool) -> None:
     known.note_torn(await worker.run(torn_logs, disk, directories.ledgers, note.failed, known.torn, synced))
 
 
-async def _find_ledgers(parts: Opened) -> None:
-    """Those that only the logs know of. Raises: OSError."""
+def _doubtful(parts: Opened, ledger_ids: Iterable[int], *, is_cut: bool) -> list[int]:
+    """Ledgers whose index file nobody can vouch for, as the catalog is damaged: a crash leaves no file that it does not
+    name. `is_cut`: it is older than the marks, too, so what it says of others may be as old.
+    """
+    known = parts.index.catalog
+    is_stale = is_cut and not known.is_trusted
+    return [each for each in ledger_ids if is_stale or each not in known.ledgers]
+
+
+async def _find_ledgers(parts: Opened, doubtful: Sequence[int]) -> None:
+    """Those that only the logs know of; and what index files lack of doubtful ones. Raises: OSError."""
+    for ledger_id in doubtful:
+        await parts.index.doubt(ledger_id)
     worker = parts.checkpointer.worker
     for ledger_id in await worker.run(ledgers_in_logs, parts.runtime.disk, parts.directories.ledgers):
         if not parts.removals.is_deleted(ledger_id):

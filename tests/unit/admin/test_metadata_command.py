@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shutil
 import sqlite3
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from bookies.admin.cli import main
+from bookies.admin.metadata_check import check
 from bookies.config import BookieConfig
 from bookies.metadata.driver import MetadataDriver
+from bookies.metadata.memory import MemoryDriver, MemoryStore
 from bookies.metadata.recovery_store import AuditKind
 from bookies.metadata.uri import connect
-from bookies.model import BookieId, LedgerMetadata, LedgerState
+from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata, LedgerState
 from bookies.protocol.log import Extent, Manifest, pack_manifest
 from bookies.runtime import aio
 from bookies.storage.cookie import master_cookie
@@ -89,6 +92,28 @@ def test_init_makes_a_cluster_once(tmp_path: pathlib.Path, capsys: pytest.Captur
     assert not (tmp_path / "host").exists()
 
 
+def test_init_says_that_it_could_not_be_done(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not being able to look is no sign that there is nothing."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "metadata.db").write_bytes(b"nonsense" * 1000)
+    words = ["metadata", "init", "--dry-run", "--metadata"]
+    assert main([*words, f"file:{tmp_path}/store"]) == 1
+    assert "is damaged" in capsys.readouterr().err
+    half = tmp_path / "half"
+    half.mkdir()
+    on(half, lambda driver: _cookie_alone(driver))
+    assert main([*words, f"file:{half}"]) == 1
+    assert "has no instance id, but cookies" in capsys.readouterr().err
+    assert main([*words[:2], "--metadata", "memory:x"]) == 2
+    assert "would be gone when this command ends" in capsys.readouterr().err
+
+
+async def _cookie_alone(driver: MetadataDriver) -> None:
+    await driver.create_cookie(B1, b"")
+
+
 def test_show_counts(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["metadata", "show", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
@@ -134,6 +159,67 @@ def test_a_dump_is_loaded_elsewhere(store: pathlib.Path, capsys: pytest.CaptureF
     capsys.readouterr()
     assert main(["metadata", "migrate", f"file:{store}", f"file:{target}"]) == 0
     assert "is there, and the same: 7 ledgers" in capsys.readouterr().out
+
+
+def test_what_is_no_dump_is_refused_before_anything_is_made(
+    store: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Edited by hand, or damaged: one sentence, and an empty target."""
+    assert main(["metadata", "dump", "--passwords"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    dump, target = store.parent / "dump.jsonl", store.parent / "other" / "store"
+
+    def load(changes: dict[int, dict[str, object]]) -> str:
+        texts = [json.dumps({**line, **changes.get(number, {})}) for number, line in enumerate(lines)]
+        dump.write_text("".join(f"{text}\n" for text in texts))
+        assert main(["metadata", "load", str(dump), "--metadata", f"file:{target}"]) == 2, changes
+        assert not target.exists()
+        return capsys.readouterr().err
+
+    kinds = [line["kind"] for line in lines]
+    ids, cookie, record, first = map(kinds.index, ("ids", "cookie", "record", "ledger"))
+    for name, value in (("digest", 3), ("state", 1), ("custom_metadata", [1]), ("ctime_ms", "x"), ("ledger", -1)):
+        load({first: {name: value}})
+    for changes in ({"next_id": -5}, {"spent": [[5, 2]]}, {"spent": [[-1, 2]]}):
+        assert "of kind ids cannot be read" in load({ids: changes})
+    assert "'../LAYOUT' is not a bookie id" in load({cookie: {"bookie": "../LAYOUT"}})
+    assert "is no name of a record" in load({record: {"name": "../x"}})
+    load({record: {"name": 5}})
+    for text in (b"\xff\xfe\n", b"[" * 100_000):
+        dump.write_bytes(text)
+        assert main(["metadata", "load", str(dump), "--metadata", f"file:{target}"]) == 2
+        assert "bug" not in capsys.readouterr().err
+
+
+def test_one_store_by_two_names_is_not_moved(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the names do not tell the versions do."""
+    target = store.parent / "target"
+    assert main(["metadata", "migrate", f"file:{store}", f"file:{target}"]) == 0
+    for name in ("metadata.db", "metadata.db-wal", "metadata.db-shm"):  # as another name of the same store would show
+        if (store / name).exists():
+            shutil.copy(store / name, target / name)
+    capsys.readouterr()
+    assert main(["metadata", "migrate", f"file:{store}", f"file:{target}"]) == 2
+    assert "FROM and TO are the same store by two names" in capsys.readouterr().err
+    assert main(["metadata", "migrate", f"file:{store}", "memory:x"]) == 2
+    assert "would be gone when this command ends" in capsys.readouterr().err
+
+
+def test_check_names_registrations_that_cannot_be_read() -> None:
+    async def run() -> list[tuple[str, str]]:
+        memory = MemoryStore("x")
+        driver = MemoryDriver(memory, aio.runtime())
+        await driver.open()
+        await fill(driver)
+        await driver.register(B1, BookieMode.WRITABLE, BookieInfo())
+        await driver.register(B2, BookieMode.READ_ONLY, BookieInfo())
+        for registrations in memory._sessions.values():
+            registrations[B2] = BookieMode.READ_ONLY, b"\xff\xfegarbage"
+        report = await check(driver)
+        await driver.close()
+        return [(each.name, each.subject) for each in report.findings]
+
+    assert aio.run(run()) == [("registration-unreadable", "b2")]
 
 
 def test_an_interrupted_load_is_gone_on_with(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,6 +329,14 @@ def test_check_names_what_is_wrong(store: pathlib.Path, capsys: pytest.CaptureFi
         ("recovery-unreadable", ""),
     ]
     on(store, lambda driver: driver.recovery.set_lost_bookie_delay_s(5))
+    capsys.readouterr()
+    for words in (["ledger", "list", "--json"], ["ledger", "list"], ["ledger", "verify"]):
+        assert main(words) == 1  # All the others are there.
+        found = capsys.readouterr()
+        assert "77" in found.out
+        assert "(ledger 4); `bk metadata check` names all such" in found.err
+    assert main(["status"]) == 0
+    assert "6 closed, 0 open, 0 in recovery, 1 cannot be read" in capsys.readouterr().out
     assert main(["metadata", "dump"]) == 1
     damaged = [line for line in capsys.readouterr().out.splitlines() if '"damaged"' in line]
     assert [json.loads(line)["ledger"] for line in damaged] == [4]

@@ -113,6 +113,12 @@ MAPPED: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
             {"placement": "zone"},
         ),
     ],
+    "diskWeightBasedPlacementEnabled": [({"diskWeightBasedPlacementEnabled": "true"}, {"disk_weights": True})],
+    "bookieMaxMultipleForWeightBasedPlacement": [
+        ({"bookieMaxMultipleForWeightBasedPlacement": "5"}, {"disk_weight_max": 5}),
+        ({"bookieMaxMultipleForWeightBasedPlacement": "-1"}, {"disk_weight_max": 0}),
+    ],
+    "getBookieInfoIntervalSeconds": [({"getBookieInfoIntervalSeconds": "9"}, {"disk_weight_interval_ms": 9000})],
     "reppRegionsToWrite": [({"reppRegionsToWrite": "a;b"}, {})],
     "reppMinimumRegionsForDurability": [({"reppMinimumRegionsForDurability": "2"}, {})],
 }

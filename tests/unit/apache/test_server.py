@@ -11,7 +11,7 @@ from bookies.apache.server import BookieOptions, bookie_options
 from bookies.apache.server_keys import SERVER
 from bookies.apache.table import Different, Level, Mapped, Unused, index
 from bookies.bookie.identity import check_identity, identity
-from bookies.config import BookieConfig, validate
+from bookies.config import BookieConfig, RecoveryConfig, validate
 from bookies.errors import ConfigError
 
 GOLDEN = pathlib.Path(__file__).parent.parent.parent / "golden" / "apache-keys"
@@ -57,6 +57,36 @@ CERTIFICATE = {"tls_certificate": "/c.pem"}
 HERE = {"host": "0.0.0.0", "advertised_host": "10.0.0.1"}
 ZK = "zk+null://z:1/ledgers"
 MAPPED: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
+    "autoRecoveryDaemonEnabled": [({"autoRecoveryDaemonEnabled": "true"}, {"auto_recovery": True})],
+    "lostBookieRecoveryDelay": [({"lostBookieRecoveryDelay": "600"}, {"lost_bookie_delay_s": 600})],
+    "auditorPeriodicBookieCheckInterval": [
+        ({"auditorPeriodicBookieCheckInterval": "3600"}, {"audit_bookies_interval_s": 3600})
+    ],
+    "auditorPeriodicCheckInterval": [({"auditorPeriodicCheckInterval": "-1"}, {"audit_ledgers_interval_s": 0})],
+    "auditorReplicasCheckInterval": [({"auditorReplicasCheckInterval": "9"}, {"audit_replicas_interval_s": 9})],
+    "auditorPeriodicPlacementPolicyCheckInterval": [
+        ({"auditorPeriodicPlacementPolicyCheckInterval": "86400"}, {"audit_placement_interval_s": 86_400})
+    ],
+    "repairedPlacementPolicyNotAdheringBookieEnabled": [
+        ({"repairedPlacementPolicyNotAdheringBookieEnabled": "true"}, {"recovery_repairs_placement": True})
+    ],
+    "auditorLedgerVerificationPercentage": [
+        ({"auditorLedgerVerificationPercentage": "5"}, {"audit_verification_percentage": 5})
+    ],
+    "auditorMaxNumberOfConcurrentOpenLedgerOperations": [
+        ({"auditorMaxNumberOfConcurrentOpenLedgerOperations": "500"}, {"audit_ledgers_at_once": 500})
+    ],
+    "openLedgerRereplicationGracePeriod": [
+        ({"openLedgerRereplicationGracePeriod": "30000"}, {"recovery_open_ledger_grace_ms": 30_000})
+    ],
+    "rwRereplicateBackoffMs": [({"rwRereplicateBackoffMs": "5000"}, {"recovery_backoff_ms": 5_000})],
+    "lockReleaseOfFailedLedgerGracePeriod": [
+        ({"lockReleaseOfFailedLedgerGracePeriod": "300000"}, {"recovery_backoff_max_ms": 300_000})
+    ],
+    "replicationRateByBytes": [
+        ({"replicationRateByBytes": "-1"}, {"recovery_rate_size": 0}),
+        ({"replicationRateByBytes": "1000"}, {"recovery_rate_size": 1_000}),
+    ],
     "bookieId": [({"bookieId": "b1"}, {"bookie_id": "b1"})],
     "bookiePort": [({"bookiePort": "3182"}, {"port": 3182})],
     "advertisedAddress": [
@@ -65,6 +95,7 @@ MAPPED: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
             {"advertisedAddress": "x", "listeningInterface": "eth1", "useHostNameAsBookieID": "true"},
             {"host": "10.0.1.1", "advertised_host": "x"},
         ),
+        ({"advertisedAddress": "2001:db8::1"}, {"host": "::", "advertised_host": "2001:db8::1"}),
     ],
     "listeningInterface": [({"listeningInterface": "eth1"}, {"host": "10.0.1.1", "advertised_host": "10.0.1.1"})],
     "useHostNameAsBookieID": [({"useHostNameAsBookieID": "true"}, {"advertised_host": "bk1.example.org"})],
@@ -104,8 +135,13 @@ MAPPED: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
         ({"pageLimit": "1000"}, {"index_cache_size": 8_192_000}),
         ({"pageLimit": "1000", "pageSize": "4096"}, {"index_cache_size": 4_096_000, "index_page_size": 4096}),
         ({"pageLimit": "-1"}, {}),
+        ({"pageLimit": "10"}, {"index_cache_size": MIB}),
     ],
-    "openFileLimit": [({"openFileLimit": "20000"}, {"open_files_max": 20_000})],
+    "openFileLimit": [
+        ({"openFileLimit": "20000"}, {"open_files_max": 20_000}),
+        ({"openFileLimit": "0"}, {}),  # as in the file that Pulsar ships
+        ({"openFileLimit": "5"}, {"open_files_max": 8}),
+    ],
     "skipListSizeLimit": [({"skipListSizeLimit": "67108864"}, {"write_cache_size": 128 * MIB})],
     "dbStorage_writeCacheMaxSizeMb": [
         ({"dbStorage_writeCacheMaxSizeMb": "512"}, {}),
@@ -238,10 +274,11 @@ URIS = {
 def test_a_key_becomes_a_setting(key: str) -> None:
     for properties, expected in MAPPED[key]:
         found = options(**properties)
-        assert found.settings == HERE | expected
+        assert found.settings | found.recovery_settings == HERE | expected
         assert {each.level for each in found.notices} <= {Level.DIFFERENT}
         assert found.metadata_uri is None
         BookieConfig(**found.settings)
+        RecoveryConfig(**found.recovery_settings)
 
 
 @pytest.mark.parametrize("key", URIS)
@@ -256,7 +293,8 @@ def test_every_key_has_a_row_and_every_mapped_one_a_case() -> None:
     assert {key for key, row in rows.items() if isinstance(row, Mapped)} == {*MAPPED, *URIS}
     for row in SERVER:
         if isinstance(row, Mapped) and row.convert is not None:
-            assert row.setting in BookieConfig.__dataclass_fields__
+            ours = (BookieConfig.__dataclass_fields__, RecoveryConfig.__dataclass_fields__)
+            assert any(row.setting in each for each in ours)
 
 
 @pytest.mark.parametrize("row", [row for row in SERVER if isinstance(row, Different)], ids=lambda row: row.key)
@@ -278,7 +316,6 @@ def test_what_endangers_data_is_loud() -> None:
         ("journalSyncData", "false"),
         ("journalWriteData", "false"),
         ("skipReplayJournalInvalidRecord", "true"),
-        ("autoRecoveryDaemonEnabled", "true"),
         ("dataIntegrityStampMissingCookies", "true"),
     ):
         (notice,) = options(**{key: value}).notices
@@ -338,3 +375,50 @@ def test_the_file_that_apache_ships() -> None:
     config = validate(BookieConfig(**found.settings))
     check_identity(config)
     assert identity(config) == "10.0.0.1:3181"
+
+
+def test_a_lower_disk_threshold_takes_our_marks_along() -> None:
+    """The file names one of three; Apache takes the threshold for the low-water mark then."""
+    for value, warn in (("0.90", 90), ("0.5", 50)):
+        found = options(diskUsageThreshold=value).settings
+        config = validate(BookieConfig(**found))
+        marks = (config.disk_usage_threshold, config.disk_usage_lwm_threshold, config.disk_usage_warn_threshold)
+        assert marks == (warn, warn, warn)
+    found = options(diskUsageThreshold="0.94").settings
+    assert "disk_usage_lwm_threshold" not in found
+    named = options(diskUsageThreshold="0.90", diskUsageLwmThreshold="0.8", diskUsageWarnThreshold="0.85").settings
+    assert (named["disk_usage_lwm_threshold"], named["disk_usage_warn_threshold"]) == (80, 85)
+
+
+@pytest.mark.parametrize("value", ["true", "yes", "on", "1", "TRUE"])
+def test_protected_znodes_are_asked_for_in_several_words(value: str) -> None:
+    with pytest.raises(ConfigError, match="zkEnableSecurity=true: Apache takes the identity from JAAS"):
+        options(zkEnableSecurity=value, metadataServiceUri="zk://z:1/l")
+
+
+@pytest.mark.parametrize("value", ["false,true", "maybe"])
+def test_nobody_guesses_whether_znodes_are_to_be_protected(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"zkEnableSecurity=.*: true or false"):
+        options(zkEnableSecurity=value, metadataServiceUri="zk://z:1/l")
+
+
+def test_other_words_for_true_and_false_ask_for_nothing_else() -> None:
+    assert options(autoRecoveryDaemonEnabled="no", journalSyncData="yes", readOnlyModeEnabled="on").notices == []
+    assert len(options(journalSyncData="0").notices) == 1
+
+
+@pytest.mark.parametrize("key", ["localScrubInterval", "majorCompactionThreshold", "diskUsageThreshold"])
+@pytest.mark.parametrize("value", ["inf", "nan", "1e400"])
+def test_numbers_without_end(key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key}={value}"):
+        options(**{key: value})
+
+
+def test_an_error_about_a_setting_names_the_keys_it_came_from() -> None:
+    found = options(majorCompactionThreshold="80")
+    with pytest.raises(ConfigError) as caught:
+        validate(BookieConfig(**found.settings))
+    explained = found.explained(caught.value, "bk.conf")
+    assert explained.message.endswith(". In bk.conf: majorCompactionThreshold=80")
+    other = ConfigError("something else")
+    assert found.explained(other, "bk.conf") is other

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import inspect
 import itertools
 import subprocess
@@ -27,6 +28,7 @@ from bookies.errors import (
     LedgerExists,
     LedgerFenced,
     LedgerNotFound,
+    MetadataCorrupt,
     NotEnoughBookies,
     NotSupported,
     Unauthorized,
@@ -229,6 +231,21 @@ def test_listing_with_and_without_a_label() -> None:
     play(act)
 
 
+def test_a_record_that_cannot_be_read_hides_no_other() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        for _ in range(3):
+            await (await store.create()).seal()
+        world.store._ledgers[1] = dataclasses.replace(world.store._ledgers[1], data=b"nonsense")
+        with pytest.raises(MetadataCorrupt):
+            [record async for record in store.ledgers()]
+        unreadable: list[MetadataCorrupt] = []
+        assert [record.ledger_id async for record in store.ledgers(unreadable=unreadable)] == [0, 2]
+        assert [error.ledger_id for error in unreadable] == [1]
+
+    play(act)
+
+
 def test_bookies_and_what_they_hold() -> None:
     async def act(world: World) -> None:
         store = await world.client()
@@ -250,6 +267,22 @@ def test_bookies_and_what_they_hold() -> None:
         assert all(held)
 
     play(act)
+
+
+def test_a_damaged_registration_hides_no_other_bookie() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        for registrations in world.store._sessions.values():
+            if BookieId("b3") in registrations:
+                registrations[BookieId("b3")] = BookieMode.WRITABLE, b"\xff\xfegarbage"
+        assert [(each.id, each.mode, each.address) for each in await store.bookies()][1:] == [
+            ("b2", "writable", "b2:3181"),
+            ("b3", "writable", None),
+        ]
+        with pytest.raises(BookieUnreachable, match="its address cannot be looked up"):
+            await store.bookie_space(BookieId("b3"))
+
+    play(act, 3)
 
 
 def test_bookies_that_failed_lately_are_the_last_choice() -> None:

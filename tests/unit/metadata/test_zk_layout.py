@@ -228,6 +228,7 @@ def test_a_uri_with_options() -> None:
     ("uri", "sentence"),
     [
         ("zk:/ledgers", "is not a metadata URI for ZooKeeper: expected zk"),
+        ("zk://a:99999/ledgers", "names no ZooKeeper server in 'a:99999'"),
         ("zk://a", "empty ledger root path"),
         ("zk://a/", "empty ledger root path"),
         ("zk:///ledgers", "names no ZooKeeper server"),

@@ -20,6 +20,7 @@ from bookies.errors import (
     ConfigError,
     InvalidArgument,
     LedgerExists,
+    MetadataCorrupt,
     MetadataError,
     SessionExpired,
     VersionConflict,
@@ -31,7 +32,7 @@ from bookies.metadata.zookeeper import ZooKeeperDriver
 from bookies.model import BookieId, BookieInfo, BookieMode, Endpoint, LedgerMetadata, LedgerState
 from bookies.runtime import aio
 from bookies.runtime.ports import Runtime
-from bookies.runtime.zookeeper import Acl, Create, Delete, NodeMissing, OutcomeUnknown
+from bookies.runtime.zookeeper import Acl, Create, Delete, NodeMissing, OutcomeUnknown, SetData
 
 GOLDEN = pathlib.Path(__file__).parents[2] / "golden" / "metadata"
 HEADER = b"BookieMetadataFormatVersion"
@@ -283,6 +284,60 @@ def test_the_layout_is_the_clusters() -> None:
             await driver_of(server, manager=Manager.FLAT).open()
 
     play(body, manager=Manager.LONG)
+
+
+@pytest.mark.parametrize(
+    ("manager", "fitting", "other"),
+    [
+        (Manager.FLAT, Manager.FLAT, Manager.HIERARCHICAL),
+        (Manager.HIERARCHICAL, Manager.HIERARCHICAL, Manager.FLAT),
+        (Manager.LONG, Manager.LONG, Manager.FLAT),
+    ],
+)
+def test_a_lost_layout_is_not_guessed_while_there_are_ledgers(
+    manager: Manager, fitting: Manager, other: Manager
+) -> None:
+    """Under another one all ledgers would look as if they had been deleted, to those who collect too."""
+
+    async def body(server: Server, driver: ZooKeeperDriver) -> None:
+        await driver.initialize_cluster()
+        await driver.create_ledger(ledger(7))
+        server.apply([Delete("/ledgers/LAYOUT")], 0)
+        for wanted in (None, other):
+            for may_create in (False, True):
+                with pytest.raises(MetadataCorrupt, match=f"LAYOUT is missing, but there are ledgers.*{manager.value}"):
+                    await driver_of(server, manager=wanted, may_create=may_create).open()
+        assert "/ledgers/LAYOUT" not in server.nodes
+        told = driver_of(server, manager=fitting)
+        await told.open()
+        assert (await told.read_ledger(7)).metadata.ledger_id == 7
+        assert server.nodes["/ledgers/LAYOUT"].data == pack_layout(manager)
+        await told.close()
+
+    play(body, manager=manager)
+
+
+@pytest.mark.parametrize("data", [b"", b"\n", b"\xff\xfe\0"])
+def test_an_instance_id_that_is_none(data: bytes) -> None:
+    async def body(server: Server, driver: ZooKeeperDriver) -> None:
+        await driver.initialize_cluster()
+        server.apply([SetData("/ledgers/INSTANCEID", data)], 0)
+        for ask in (driver.instance_id, driver.initialize_cluster):
+            with pytest.raises(MetadataCorrupt, match=r"/ledgers/INSTANCEID is b.*, no instance id: write the one"):
+                await ask()
+
+    play(body)
+
+
+def test_strange_znodes_among_the_lists_of_spent_ids_are_passed_over() -> None:
+    async def body(server: Server, driver: ZooKeeperDriver) -> None:
+        await driver.initialize_cluster()
+        await driver.create_ledger(ledger(7))
+        await driver.delete_ledger(7)
+        server.apply([Create("/ledgers-bookies/spent/strange", b"x", Acl.OPEN)], 0)
+        assert (await driver.given_ids()).spent == ((7, 7),)
+
+    play(body)
 
 
 def test_a_client_makes_no_cluster() -> None:

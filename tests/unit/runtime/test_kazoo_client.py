@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import pathlib
 import socket
 import threading
 
 import pytest
+from tests.fakes.certificates import Authority
 
-from bookies.errors import ClientClosed, MetadataError
-from bookies.runtime.kazoo_client import KazooZooKeeper, is_available
+from bookies.errors import ClientClosed, ConfigError, MetadataError
+from bookies.runtime.kazoo_client import KazooZooKeeper, Limit, check_available, is_available
+from bookies.runtime.zookeeper import Credentials
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="needs the extra zookeeper")
 
@@ -62,3 +66,34 @@ def test_a_watch_that_is_taken_back_is_not_called_and_the_others_are_once() -> N
     assert called == ["b", "c", "c"]
     assert not zookeeper._watches
     assert not zookeeper._watched
+
+
+def test_files_of_certificates_that_cannot_be_used(tmp_path: pathlib.Path) -> None:
+    """Said at once, and not that no server answers."""
+    authority = Authority(tmp_path)
+    one, other = authority.issue("one"), authority.issue("other")
+    (tmp_path / "garbage").write_text("garbage")
+    check_available("zk://a/b", Credentials(is_tls=True, authority=authority.path))
+    good = Credentials(is_tls=True, certificate=one.certificate, key=one.key)
+    check_available("zk://a/b", good)
+    for given, sentence in (
+        (Credentials(is_tls=True, authority=str(tmp_path / "none")), "none cannot be loaded: .*No such file"),
+        (Credentials(is_tls=True, authority=str(tmp_path / "garbage")), "garbage cannot be loaded"),
+        (Credentials(is_tls=True, certificate=one.certificate, key=other.key), "key values mismatch"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            check_available("zk://a/b", given)
+
+
+def test_an_outage_does_not_fill_the_log() -> None:
+    limit, shown = Limit(), []
+    for second in range(200):
+        record = logging.LogRecord("kazoo.client", logging.WARNING, "", 0, "Connection dropped: %s", ("refused",), None)
+        record.created = 1_000_000.0 + second / 2
+        if limit.filter(record):
+            shown.append(record.getMessage())
+    assert len(shown) == 10
+    assert shown[0] == "Connection dropped: refused"
+    assert shown[5] == "Connection dropped: refused (115 lines left out)"
+    record.created = 500.0  # The clock was set back.
+    assert limit.filter(record)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bookies.admin import control, format_command, scrub
+from bookies.admin import control, drain, format_command, scrub
 from bookies.admin.common import add_common, metadata_uri, print_json, print_table, size_text, with_client
 from bookies.admin.usage import UsageError
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from bookies.bookie.main import Beside
     from bookies.bookie.server import BookieServer
     from bookies.client.client import Client
+    from bookies.client.watcher import BookieStatus
     from bookies.config import BookieConfig
 
 
@@ -89,6 +90,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     recover_parser.add_argument(
         "--rate", type=float, default=None, metavar="BYTES", help="copy at most so many bytes a second"
     )
+    drain.configure(verbs)
     control.configure(verbs)
     scrub.configure(verbs)
     format_command.configure(verbs)
@@ -124,6 +126,8 @@ def run(arguments: argparse.Namespace) -> int:
         return format_command.run(arguments)
     if arguments.verb == "scrub":
         return scrub.run(arguments)
+    if arguments.verb in drain.VERBS:
+        return drain.run(arguments)
     if arguments.verb in control.VERBS:
         return control.run(arguments)
     if arguments.verb == "repair":
@@ -147,7 +151,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from bookies.admin import apache_conf
     from bookies.bookie import main
     from bookies.config import BookieConfig, RecoveryConfig
-    from bookies.errors import BookKeeperError
+    from bookies.errors import BookKeeperError, ConfigError
 
     if arguments.list_settings:
         print_table(
@@ -160,7 +164,10 @@ def _run(arguments: argparse.Namespace) -> int:
         )
         return 0
     conf = None if arguments.conf is None else apache_conf.read_conf(arguments.conf)
-    config = bookie_config(arguments, {} if conf is None else conf.settings)
+    try:
+        config = bookie_config(arguments, {} if conf is None else conf.settings)
+    except ConfigError as error:
+        raise (error if conf is None else conf.explained(error, arguments.conf)) from None
     uri = conf.metadata_uri if conf is not None and not _names_metadata(arguments) else None
     uri = uri or metadata_uri(arguments)
     if conf is not None:
@@ -251,8 +258,11 @@ def _show_settings(arguments: argparse.Namespace, config: BookieConfig, uri: str
     from dataclasses import fields
 
     from bookies.bookie.identity import check_identity, identity
+    from bookies.metadata.uri import connect
+    from bookies.runtime import aio
 
     check_identity(config)
+    connect(uri, aio.runtime(), lease_ms=config.lease_ms)  # which is only looked at, not opened
     rows = {each.name: getattr(config, each.name) for each in fields(config)}
     rows = {each.name: rows[each.name] for each in fields(config) if rows[each.name] != each.default}
     if arguments.json:
@@ -276,10 +286,15 @@ def _write_ready_file(path: str, text: str) -> None:
 async def _list(client: Client, arguments: argparse.Namespace) -> int:
     bookies = await client.bookies()
     if arguments.json:
-        print_json([{"bookie": each.id, "mode": each.mode, "address": each.address} for each in bookies])
+        print_json(list(map(_row, bookies)))
     else:
-        print_table([(each.id, each.mode, each.address or "-") for each in bookies], ("bookie", "mode", "address"))
+        rows = [(each.id, each.mode, each.address or "-", each.location or "-") for each in bookies]
+        print_table(rows, ("bookie", "mode", "address", "location"))
     return 0
+
+
+def _row(each: BookieStatus) -> dict[str, object]:
+    return {"bookie": each.id, "mode": each.mode, "address": each.address, "location": each.location}
 
 
 async def _show(client: Client, arguments: argparse.Namespace) -> int:
@@ -287,7 +302,7 @@ async def _show(client: Client, arguments: argparse.Namespace) -> int:
     if arguments.bookie not in known:
         raise UsageError(f"no bookie named {arguments.bookie!r}; `bk bookie list` names {', '.join(known) or 'none'}")
     each = known[arguments.bookie]
-    row: dict[str, object] = {"bookie": each.id, "mode": each.mode, "address": each.address}
+    row = _row(each)
     if each.mode != "down":
         total, free = await client.bookie_space(each.id)
         row |= {"disk_total": total, "disk_free": free}

@@ -8,7 +8,16 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bookies.admin.common import Progress, add_common, metadata_uri, print_json, print_table, run_async, with_driver
+from bookies.admin.common import (
+    Progress,
+    add_common,
+    metadata_uri,
+    print_json,
+    print_table,
+    refuse_memory,
+    run_async,
+    with_driver,
+)
 from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:
@@ -96,13 +105,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _init(arguments: argparse.Namespace) -> int:
-    from bookies.errors import MetadataError
+    from bookies.errors import MetadataError, NoCluster
 
     uri = metadata_uri(arguments)
+    refuse_memory(uri)
     if arguments.dry_run:
         try:
-            found = await with_driver(uri, _instance_id, must_be_cluster=False)
-        except MetadataError:
+            found = await with_driver(uri, _makeable, must_be_cluster=False)
+        except NoCluster:
             found = None  # There is not even a store.
         if found is None:
             print_json({"metadata": uri, "instance_id": None}) if arguments.json else print(f"would be made at {uri}")
@@ -123,8 +133,14 @@ async def _init(arguments: argparse.Namespace) -> int:
     return await with_driver(uri, make, may_create=True, must_be_cluster=False)
 
 
-async def _instance_id(driver: MetadataDriver) -> str | None:
-    return await driver.instance_id()
+async def _makeable(driver: MetadataDriver) -> str | None:
+    """The instance id that is there. Raises `MetadataError` when one could not be made."""
+    from bookies.metadata import leased
+
+    found = await driver.instance_id()
+    if found is None and (await driver.all_bookies()).bookies:
+        raise leased.half_a_cluster()
+    return found
 
 
 async def _show(arguments: argparse.Namespace) -> int:
@@ -199,6 +215,7 @@ async def _check(arguments: argparse.Namespace) -> int:
 async def _migrate(arguments: argparse.Namespace) -> int:
     if _place(arguments.source) == _place(arguments.target):
         raise UsageError("FROM and TO are the same store")
+    refuse_memory(arguments.target)
     return await with_driver(arguments.source, lambda source: _migrate_from(source, arguments))
 
 
@@ -250,13 +267,15 @@ async def _migrate_from(source: MetadataDriver, arguments: argparse.Namespace) -
 async def _move(source: MetadataDriver, target: MetadataDriver, total: int, arguments: argparse.Namespace) -> int:
     import asyncio
 
-    from bookies.metadata.transfer import Filling, copy, differences
+    from bookies.metadata.transfer import Filling, copy, differences, is_same_store
 
     instance_id = await source.instance_id()
     assert instance_id is not None  # there would be no cluster
     filling = Filling(target, instance_id, source.uri)
     progress = Progress("ledgers", total, quiet=arguments.json)
     was_there = await filling.is_there()
+    if was_there and await is_same_store(source, target):
+        raise UsageError("FROM and TO are the same store by two names: versions are the same in both")
     if was_there:
         left = [each async for each in differences(source, target, progress.update)]
         if not left:

@@ -1,0 +1,24 @@
+"""How much more often than others a bookie with much free space is chosen. Source: metadata 9.6."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from bookies.model import BookieId
+
+
+def weights_of(bookies: Sequence[BookieId], free: Mapping[BookieId, int], multiple_max: float) -> dict[BookieId, float]:
+    """The chance of each bookie relative to the best one's, above 0 and at most 1. Empty: all are the same.
+
+    `free`: bytes that bookies have said they have; one that has not, or has none, counts as the one with the fewest.
+    No bookie counts as more than `multiple_max` times the median; 0: there is no such limit.
+    """
+    known = {bookie: space for bookie in bookies if (space := free.get(bookie, 0)) > 0}
+    if not known:
+        return {}
+    least = min(known.values())
+    spaces = {bookie: float(known.get(bookie, least)) for bookie in bookies}
+    limit = multiple_max * median(spaces.values()) if multiple_max > 0 else float("inf")
+    most = min(max(spaces.values()), limit)
+    return {bookie: min(space, most) / most for bookie, space in spaces.items()}

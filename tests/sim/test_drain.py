@@ -1,0 +1,245 @@
+"""Emptying a bookie on virtual time: what is copied, what stands in the way, who may interrupt and go on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.sim.recovery_world import World, run
+
+from bookies.errors import BookKeeperError, LedgerFenced
+from bookies.model import BookieId
+from bookies.protocol.repair_work import Cause
+from bookies.protocol.replicate import Pace
+from bookies.replication.drain import Drain, DrainPlan, DrainProgress, DrainResult
+
+B1 = BookieId("b1")
+QUORUMS = ((3, 3, 2), (4, 3, 2), (3, 2, 2), (2, 2, 2), (5, 3, 2))
+
+
+def drain_of(world: World, bookie: BookieId = B1, **options: Any) -> Drain:
+    user = world.user
+    return Drain(user.runtime, user.client, user.driver, bookie, user.name, **options)
+
+
+async def drained(world: World, drain: Drain, *, waits: bool = False, begins: bool = True) -> DrainResult:
+    """All of it, as the user."""
+
+    async def act() -> DrainResult:
+        await drain.start()
+        try:
+            if begins:
+                await drain.begin()
+            return await drain.run(await drain.plan(), waits=waits)
+        finally:
+            drain.stop()
+
+    result = await world.act(act())
+    assert isinstance(result, DrainResult)
+    return result
+
+
+async def planned(world: World, drain: Drain) -> DrainPlan:
+    async def act() -> DrainPlan:
+        await drain.start()
+        try:
+            return await drain.plan()
+        finally:
+            drain.stop()
+
+    plan = await world.act(act())
+    assert isinstance(plan, DrainPlan)
+    return plan
+
+
+def names(world: World, ledger_ids: list[int]) -> int:
+    return sum(world.record(each).names(B1) for each in ledger_ids)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_bookie_is_emptied_and_forgotten(is_stopped: bool) -> None:
+    async def scenario(world: World) -> None:
+        ledgers = [await world.write(QUORUMS[number % 5]) for number in range(15)]
+        held = names(world, ledgers)
+        assert held > 0
+        if is_stopped:
+            world.kill("b1")
+            await asyncio.sleep(15)
+        drain = drain_of(world)
+        plan = await planned(world, drain)
+        assert (len(plan.portions), plan.blocked) == (held, [])
+        assert plan.mode == ("down" if is_stopped else "writable")
+        assert sum(plan.targets.values()) == pytest.approx(plan.size, rel=0.01)
+        assert B1 not in plan.targets
+        result = await drained(world, drain_of(world))
+        assert result.is_empty
+        assert (result.blocked, result.marked) == ([], [])
+        assert (result.entries, names(world, ledgers)) == (plan.entries, 0)
+        assert result.size == pytest.approx(plan.size, rel=0.01)
+        assert all([await world.is_whole(each) for each in ledgers])
+        assert B1 in (await world.act(world.notes.read())).draining
+        if not is_stopped:
+            with pytest.raises(BookKeeperError, match="stop it first"):
+                await world.act(drain_of(world).remove())
+            world.kill("b1")
+            await asyncio.sleep(15)
+        await world.act(drain_of(world).remove())
+        assert B1 not in (await world.act(world.user.driver.all_bookies())).bookies
+        assert not (await world.act(world.notes.read())).draining
+
+    run(scenario, bookies=6)
+
+
+def test_an_interrupted_one_goes_on_where_it_was() -> None:
+    async def scenario(world: World) -> None:
+        ledgers = [await world.write(count=40) for _ in range(20)]
+        held = names(world, ledgers)
+        slow = asyncio.create_task(drained(world, drain_of(world, pace=Pace(20_000))))
+        await world.until(lambda: _is(names(world, ledgers) <= held - 2))
+        slow.cancel()
+        await asyncio.wait((slow,))
+        left = names(world, ledgers)
+        assert 0 < left < held
+        world.kill("b1")
+        await asyncio.sleep(15)
+        assert await world.act(world.user.driver.recovery.locks()) == {}
+        with pytest.raises(BookKeeperError, match=f"{left} ledgers have entries"):
+            await world.act(drain_of(world).remove())
+        result = await drained(world, drain_of(world))
+        assert result.is_empty
+        assert names(world, ledgers) == 0
+
+    run(scenario)
+
+
+async def _is(value: bool) -> bool:
+    return value
+
+
+def test_somebody_else_may_cancel_it() -> None:
+    async def scenario(world: World) -> None:
+        ledgers = [await world.write(count=40) for _ in range(20)]
+        slow = asyncio.create_task(drained(world, drain_of(world, pace=Pace(5_000))))
+        await asyncio.sleep(2)
+        assert await world.act(drain_of(world).cancel())
+        assert not await world.act(drain_of(world).cancel())
+        result = await slow
+        assert result.is_cancelled
+        assert not result.is_empty
+        assert names(world, ledgers) > 0
+        assert not (await world.act(world.notes.read())).draining
+
+    run(scenario)
+
+
+def test_what_stands_in_the_way_is_named() -> None:
+    """Five bookies that are all in the ensemble: there is nobody to copy to. One more: there is."""
+
+    async def scenario(world: World) -> None:
+        ledger = await world.write((5, 3, 2))
+        drain = drain_of(world)
+        plan = await planned(world, drain)
+        [blocked] = plan.blocked
+        assert (blocked.ledger_id, blocked.cause) == (ledger, Cause.TARGET.value)
+        result = await drained(world, drain_of(world))
+        assert not result.is_empty
+        [blocked] = result.blocked
+        assert (blocked.ledger_id, blocked.first, blocked.last) == (ledger, 0, 29)
+        assert blocked.cause == Cause.TARGET.value
+        waiting = asyncio.create_task(drained(world, drain_of(world), waits=True))
+        await asyncio.sleep(7)
+        world.cluster.add_bookie("b6")
+        await world.start("b6")
+        assert (await waiting).is_empty
+
+    run(scenario)
+
+
+def test_an_open_ledger_waits_for_its_writer_or_is_sealed() -> None:
+    async def scenario(world: World) -> None:
+        async def open_one() -> Any:
+            writer = await world.user.client.create(ensemble=5, write_quorum=3, ack_quorum=2)
+            await writer.append_many([b"%d" % number for number in range(20)])
+            return writer
+
+        writer = await world.act(open_one())
+        assert world.record(writer.ledger_id).names(B1)
+        world.cluster.add_bookie("b6")
+        await world.start("b6")
+        plan = await planned(world, drain_of(world))
+        [blocked] = plan.blocked
+        assert (blocked.cause, blocked.can_be_sealed) == (Cause.WRITER.value, True)
+        result = await drained(world, drain_of(world))
+        [blocked] = result.blocked
+        assert (blocked.ledger_id, blocked.cause, blocked.can_be_sealed) == (writer.ledger_id, Cause.WRITER.value, True)
+        await world.act(writer.append(b"its writer goes on"))
+        assert (await planned(world, drain_of(world, seals=True))).blocked == []
+        result = await drained(world, drain_of(world, seals=True))
+        assert result.is_empty
+        assert world.record(writer.ledger_id).last_entry_id == 20
+        with pytest.raises(LedgerFenced):
+            await world.act(writer.append(b"too late"))
+        await world.act(writer.close())
+
+    run(scenario)
+
+
+def test_what_is_lost_is_said() -> None:
+    """The only replica was on a bookie that is gone."""
+
+    async def scenario(world: World) -> None:
+        ledger = -1
+        while ledger < 0 or not world.record(ledger).names(B1):
+            ledger = await world.write((1, 1, 1))
+        world.kill("b1")
+        await asyncio.sleep(15)
+        drain = drain_of(world)
+        assert (await planned(world, drain)).blocked[0].cause == Cause.BOOKIE.value
+        result = await drained(world, drain_of(world))
+        [blocked] = result.blocked
+        assert (blocked.ledger_id, blocked.cause) == (ledger, "lost")
+        assert "b1" in blocked.reason
+
+    run(scenario)
+
+
+def test_workers_and_the_drain_share_the_work() -> None:
+    async def scenario(world: World) -> None:
+        ledgers = [await world.write(count=40) for _ in range(20)]
+        plan = await planned(world, drain_of(world))
+        await world.heal()
+        result = await drained(world, drain_of(world, pace=Pace(50_000)))
+        assert result.is_empty
+        assert names(world, ledgers) == 0
+        assert result.entries + world.copied() == plan.entries, "nothing is copied twice"
+        await world.until_whole(ledgers)
+
+    run(scenario, bookies=6)
+
+
+@pytest.mark.parametrize("rate", [25_000, 100_000])
+def test_the_forecast_is_right_within_thirty_percent(rate: int) -> None:
+    async def scenario(world: World) -> None:
+        sizes = (10, 2_000, 100, 300, 30)
+        for number in range(40):
+            await world.write(QUORUMS[number % 5], 20 + number * 7 % 40, size=sizes[number % 5])
+        seen: list[DrainProgress] = []
+        drain = drain_of(world, pace=Pace(rate))
+
+        async def act() -> DrainResult:
+            await drain.start()
+            try:
+                await drain.begin()
+                return await drain.run(await drain.plan(), seen.append)
+            finally:
+                drain.stop()
+
+        result = await world.act(act())
+        assert result.is_empty
+        assert result.predicted_s is not None
+        assert 0.7 < result.predicted_s / result.took_s < 1.3
+        assert result.predicted_after_s < 0.3 * result.took_s
+        assert [each.size_done for each in seen] == sorted(each.size_done for each in seen)
+
+    run(scenario, bookies=6)

@@ -1,0 +1,25 @@
+"""The network port on asyncio and uvloop, where it differs from what a simulated one could show."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bookies.runtime import aio
+
+
+@pytest.mark.parametrize("run", [asyncio.run, aio.run])
+@pytest.mark.parametrize(
+    ("host", "port"), [("a..b", 3181), ("x" * 70 + ".example", 3181), ("127.0.0.1", 70_000), ("127.0.0.1", -5)]
+)
+def test_what_is_no_address_is_an_error_as_any_other(run: Callable[[Any], None], host: str, port: int) -> None:
+    """A bookie may have published it; whoever connects expects OSError."""
+
+    async def main() -> None:
+        with pytest.raises(OSError, match=r"is no address|refused|[Ii]nvalid"):
+            await aio.AsyncioNetwork().connect(host, port, asyncio.Protocol)
+
+    run(main())
