@@ -8,9 +8,8 @@ What is found
 -------------
 An ensemble that keeps every rule is found exactly when there is one (`placement_search`); otherwise `NotEnoughBookies`
 says which rule stands in the way and where the bookies are, or that it could not be decided in so many steps. Of
-several the best degree wins: wishes are met in their
-order of importance, each as far as it can be without giving up one before it. Bookies that do not work now are used
-only when the rules cannot be kept without them.
+several the best degree wins: wishes are met in their order of importance, each as far as it can be without giving up
+one before it. Bookies that do not work now are used only when the rules cannot be kept without them.
 
 A replacement is bound by rules as far as those who stay allow: a write set that did not keep a rule before need not
 keep it afterwards, but no write set gets worse for it. Source: client-protocol 2.2 and 2.7; metadata 9.
