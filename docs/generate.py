@@ -29,6 +29,7 @@ UNITS = {
     "names": "separated by commas",
     "switch": "true or false",
     "positive": "at least 1",
+    "natural": "at least 0",
 }  # by conversion
 APACHE_HEAD = """# Apache's configuration and commands
 
@@ -88,13 +89,13 @@ def cli_page() -> str:
 
 def settings_page() -> str:
     """Every setting with unit, default, range."""
-    from bookies.config import BookieConfig, ClientConfig
+    from bookies.config import BookieConfig, ClientConfig, RecoveryConfig
 
     parts = [
         "# Settings\n\nMade from the code by `make docs`. A bookie takes them as `--set NAME=VALUE`, from the "
         "environment as `BK_NAME`; a client as keyword arguments of `connect`.\n"
     ]
-    for title, kind in (("Bookie", BookieConfig), ("Client", ClientConfig)):
+    for title, kind in (("Bookie", BookieConfig), ("Client", ClientConfig), ("Auto-recovery", RecoveryConfig)):
         parts.append(f"## {title}\n\n| setting | default | range | meaning |\n|---|---|---|---|")
         for each in fields(kind):
             low, high = each.metadata["low"], each.metadata["high"]

@@ -304,14 +304,20 @@ class RecoveryConfig:
     audit_replicas_interval_s: int = setting(
         0, "between two checks of every replica of sealed ledgers by the bookies' own lists; 0: never", low=0
     )
+    audit_placement_interval_s: int = setting(
+        0, "between two checks whether sealed ledgers meet the placement policy of this process; 0: never", low=0
+    )
     audit_verification_percentage: int = setting(
         0, "percent of the entries between the first and the last that checks and repairs read", low=0, high=100
     )
-    audit_ledgers_at_once: int = setting(16, "ledgers whose replicas are being checked at a time", low=1, high=500)
+    audit_ledgers_at_once: int = setting(16, "ledgers whose replicas are being checked at a time", low=1, high=10_000)
     audit_metadata_rate: int = setting(2_000, "metadata operations of checks, per second", low=1)
     recovery_ledgers_at_once: int = setting(8, "ledgers that this process repairs at a time", low=1, high=1_000)
     recovery_rate_size: int = setting(
         0, "bytes copied in a second at most; 0: as many as those who write and read do not feel", low=0
+    )
+    recovery_repairs_placement: bool = setting(
+        False, "sealed ledgers that do not meet the placement policy are marked, and move until they do"
     )
     recovery_metadata_rate: int = setting(2_000, "metadata operations for choosing what to repair, per second", low=1)
     recovery_open_ledger_grace_ms: int = setting(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from bookies.errors import LedgerNotFound, MetadataError
@@ -24,6 +24,29 @@ def record(ledger_id: int, bookie: str = BOOKIE, *, is_closed: bool = False) -> 
 
 
 @dataclass
+class FakeLocks:
+    """`held`: by others; `mine`: those that were taken; `on_lock`: called when one is."""
+
+    held: set[int] = field(default_factory=set)
+    mine: set[int] = field(default_factory=set)
+    on_lock: Callable[[int], None] = lambda ledger_id: None
+
+    async def lock(self, ledger_id: int, owner: str, *, needs_mark: bool) -> int | None:
+        assert not needs_mark
+        if ledger_id in self.held | self.mine:
+            return None
+        self.mine.add(ledger_id)
+        self.on_lock(ledger_id)
+        return ledger_id
+
+    async def unlock(self, lock: int) -> None:
+        self.mine.discard(lock)
+
+    async def locks(self) -> dict[int, str]:
+        return dict.fromkeys(sorted(self.held | self.mine), "somebody")
+
+
+@dataclass
 class FakeRecords:
     """`unlisted`: ledgers that the scan misses. `unreadable`: whose own record cannot be read."""
 
@@ -33,6 +56,7 @@ class FakeRecords:
     instance: str | None = "cluster"
     breaks_after: int | None = None  # ranges of a scan, which then fails
     reads: list[int] = field(default_factory=list)
+    recovery: FakeLocks = field(default_factory=FakeLocks)
 
     @classmethod
     def of(cls, *ledger_ids: int) -> FakeRecords:

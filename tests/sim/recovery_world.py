@@ -63,10 +63,10 @@ class World:
         """As the user."""
         return await self.user.participant.create_task(work)
 
-    async def heal(self, **settings: object) -> Healer:
-        """Start another process that takes part."""
+    async def heal(self, client_settings: Mapping[str, object] | None = None, **settings: object) -> Healer:
+        """Start another process that takes part. `client_settings`: of its client."""
         self.names += 1
-        client = self.cluster.new_client(f"replicator-healer{self.names}")
+        client = self.cluster.new_client(f"replicator-healer{self.names}", client_settings)
         await client.participant.create_task(self.cluster.open_client(client))
 
         recovery = AutoRecovery(

@@ -268,6 +268,44 @@ def test_a_closed_ledger_that_moved_elsewhere_goes_and_may_come_again(small: Any
     made.check()
 
 
+def test_what_somebody_repairs_is_not_deleted_here_meanwhile(small: Any, body: Body) -> None:
+    """Ledgers 1 to 3 have moved elsewhere. One is being repaired when that is noticed, one when its quarantine is
+    over, and of one the record names this bookie again just when its lock is taken."""
+    made, records = small(gc_quarantine_ms=5_000, gc_surplus_ms=1), FakeRecords.of(1, 2, 3)
+    locks = records.recovery
+
+    def repaired(ledger_id: int) -> None:
+        if ledger_id == 3:
+            records.ledgers[3] = record(3, is_closed=True)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        await put(store, promises, body, [1, 2, 3])
+        await store.checkpoint()
+        records.ledgers |= {each: record(each, "b2", is_closed=True) for each in (1, 2, 3)}
+        locks.held = {1}
+        await collect(store)
+        await asyncio.sleep(1)
+        await collect(store)
+        await promises.add(store, 1, {1: body(1, 1)}, is_recovery=True)  # It is not even in quarantine.
+        for ledger_id in (2, 3):
+            with pytest.raises(StorageError):
+                await promises.add(store, ledger_id, {1: body(ledger_id, 1)}, is_recovery=True)
+        locks.held, locks.on_lock = {1, 2}, repaired
+        await asyncio.sleep(6)
+        await collect(store)
+        assert sorted(store.ledger_ids()) == [1, 2, 3]
+        await promises.add(store, 3, {1: body(3, 1)}, is_recovery=True)
+        locks.held = {1}
+        await collect(store)
+        assert sorted(store.ledger_ids()) == [1, 3]
+        assert not locks.mine
+        forget(promises, 2)
+
+    assert made.live(script)
+    made.check()
+
+
 def test_a_closed_ledger_that_was_offloaded_goes_and_may_come_back(small: Any, body: Body) -> None:
     made, records = small(gc_quarantine_ms=5_000), FakeRecords.of(1, 2, 3)
 

@@ -451,3 +451,47 @@ def test_what_everybody_does_can_be_read_from_the_store() -> None:
         assert any(each.reports for each in status.processes)
 
     run(scenario)
+
+
+# -- placement -----------------------------------------------------------------------------------------------------
+
+RACKS = {"fault_domains": "b1=/x,b2=/x,b3=/x,b4=/y,b5=/y", "racks_min": 2}
+
+
+def racks_of(world: World, ledger_id: int) -> int:
+    return len({name in ("b4", "b5") for name in world.record(ledger_id).last_ensemble})
+
+
+@pytest.mark.parametrize("repairs", [False, True])
+def test_ledgers_in_one_rack_are_counted_and_moved_if_that_is_wanted(repairs: bool) -> None:
+    async def scenario(world: World) -> None:
+        world.kill("b4", "b5")
+        await asyncio.sleep(3)
+        ledgers = [await world.write((2, 2, 2), count=20) for _ in range(4)]
+        await world.start("b4", "b5")
+        healer = await world.heal(RACKS, audit_placement_interval_s=2, recovery_repairs_placement=repairs)
+        await asyncio.sleep(20)
+        assert [racks_of(world, each) for each in ledgers] == [2 if repairs else 1] * 4
+        assert world.copied() == (80 if repairs else 0)  # one replica of each
+        assert await world.marked() == []
+        facts = healer.recovery.auditor.last["placement"].facts
+        assert facts["not adhering"] == (0 if repairs else 4)
+
+    run(scenario)
+
+
+def test_what_no_choice_of_bookies_could_mend_says_why() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write((5, 5, 3))
+        settings = {"fault_domains": "b1=/x,b2=/x,b3=/x,b4=/x,b5=/x", "racks_min": 2}
+        healer = await world.heal(settings, audit_placement_interval_s=2, recovery_repairs_placement=True)
+
+        async def reported() -> bool:
+            return await world.has_reported(ledger_id)
+
+        await world.until(reported)
+        [wait] = healer.recovery.worker.reports[ledger_id].waits
+        assert wait.cause is Cause.TARGET
+        assert "rack" in wait.reason
+
+    run(scenario)

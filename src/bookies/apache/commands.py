@@ -21,7 +21,7 @@ class Counterpart:
 
 SHELL = (
     Counterpart("activeledgers", "bk inspect entrylog", "of one entry log"),
-    Counterpart("autorecovery", "", "enable and disable auto-recovery"),
+    Counterpart("autorecovery", "bk recovery enable", "and disable; bk recovery status"),
     Counterpart("bookieformat", "bk bookie format"),
     Counterpart("bookieinfo", "bk status"),
     Counterpart("bookiesanity", "bk doctor", "checks machine, disks and cluster"),
@@ -37,7 +37,7 @@ SHELL = (
     Counterpart("decommissionbookie", "bk bookie recover", "stop the bookie first; then bk bookie format"),
     Counterpart("deleteledger", "bk ledger delete"),
     Counterpart("endpointinfo", "bk bookie show"),
-    Counterpart("forceauditchecks", "", "nobody audits"),
+    Counterpart("forceauditchecks", "bk recovery audit", "--checks"),
     Counterpart("help", "bk help apache"),
     Counterpart("initbookie", "bk bookie run", "the first start does it, on empty directories only"),
     Counterpart("initnewcluster", "bk metadata init"),
@@ -47,12 +47,12 @@ SHELL = (
     Counterpart("listbookies", "bk bookie list"),
     Counterpart("listfilesondisc", "bk inspect directory"),
     Counterpart("listledgers", "bk ledger list"),
-    Counterpart("listunderreplicated", "bk ledger verify", "looks itself; there are no marks"),
+    Counterpart("listunderreplicated", "bk recovery list"),
     Counterpart("localconsistencycheck", "bk bookie repair", "--dry-run; bk bookie scrub while it runs"),
-    Counterpart("lostbookierecoverydelay", "", "there is no auto-recovery to wait"),
+    Counterpart("lostbookierecoverydelay", "bk recovery delay"),
     Counterpart("metaformat", "", "empties a cluster's metadata; bk metadata init begins a new one elsewhere"),
     Counterpart("nukeexistingcluster", "", "deletes a cluster's metadata"),
-    Counterpart("queryautorecoverystatus", "", "there is no auto-recovery"),
+    Counterpart("queryautorecoverystatus", "bk recovery status", "bk recovery list for ledgers"),
     Counterpart("readjournal", "bk inspect journal"),
     Counterpart("readledger", "bk ledger read"),
     Counterpart("readlog", "bk inspect entrylog"),
@@ -62,15 +62,13 @@ SHELL = (
     Counterpart("recover", "bk bookie recover"),
     Counterpart("regenerate-interleaved-storage-index-file", "bk bookie repair", "builds index files from entry logs"),
     Counterpart("simpletest", "bk bench append"),
-    Counterpart("triggeraudit", "", "nobody audits; bk ledger verify looks at once"),
+    Counterpart("triggeraudit", "bk recovery audit"),
     Counterpart("updateBookieInLedger", "", "ledgers name bookies; a bookie keeps its name when it moves"),
     Counterpart("updatecookie", "bk cookie update", "a bookie keeps its name when it moves: --bookie-id OLDHOST:PORT"),
     Counterpart("updateledgers", "", "ledgers name bookies; a bookie keeps its name when it moves"),
     Counterpart("whatisinstanceid", "bk metadata show"),
-    Counterpart("whoisauditor", "", "there is no auditor"),
+    Counterpart("whoisauditor", "bk recovery status"),
 )
-
-_AUTORECOVERY = "there is no auto-recovery"
 
 HTTP = (
     Counterpart("/heartbeat", "bk bookie state", "or the bookie's port"),
@@ -96,11 +94,11 @@ HTTP = (
     Counterpart("/api/v1/bookie/info", "bk bookie disks"),
     Counterpart("/api/v1/bookie/cluster_info", "bk cluster info"),
     Counterpart("/api/v1/bookie/entry_location_compact", "", "index files need no compaction"),
-    Counterpart("/api/v1/autorecovery/status", "", _AUTORECOVERY),
+    Counterpart("/api/v1/autorecovery/status", "bk recovery status", "enable and disable switch it"),
     Counterpart("/api/v1/autorecovery/bookie", "bk bookie recover"),
-    Counterpart("/api/v1/autorecovery/list_under_replicated_ledger", "bk ledger verify", "looks itself"),
-    Counterpart("/api/v1/autorecovery/who_is_auditor", "", _AUTORECOVERY),
-    Counterpart("/api/v1/autorecovery/trigger_audit", "", _AUTORECOVERY),
-    Counterpart("/api/v1/autorecovery/lost_bookie_recovery_delay", "", _AUTORECOVERY),
+    Counterpart("/api/v1/autorecovery/list_under_replicated_ledger", "bk recovery list"),
+    Counterpart("/api/v1/autorecovery/who_is_auditor", "bk recovery status"),
+    Counterpart("/api/v1/autorecovery/trigger_audit", "bk recovery audit"),
+    Counterpart("/api/v1/autorecovery/lost_bookie_recovery_delay", "bk recovery delay"),
     Counterpart("/api/v1/autorecovery/decommission", "bk bookie recover", "then bk bookie format"),
 )

@@ -15,6 +15,7 @@ from bookies.apache.table import (
     mebibytes,
     milliseconds,
     names,
+    natural,
     number,
     positive,
     seconds,
@@ -24,7 +25,6 @@ from bookies.apache.table import (
 
 _METADATA = "metadata URI"
 _ADDRESS = "host, advertised_host"
-_RECOVERY = "there is no auto-recovery yet"
 _TLS = "with tlsProviderFactoryClass only"
 _NO_HTTP = (
     "there is no HTTP server: `bk help apache` names the command that answers what each of Apache's endpoints does"
@@ -108,6 +108,20 @@ SERVER: tuple[Row, ...] = (
     Mapped("bookieAuthProviderFactoryClass", "authentication", note="SASL or roles; other classes are refused"),
     Mapped("authorizedRoles", "authorized_roles", note="with BookieAuthZFactory only"),
     Mapped("saslJaasClientAllowedIds", "sasl_allowed_ids", note="with SASLBookieAuthProviderFactory only"),
+    # -- auto-recovery
+    Mapped("autoRecoveryDaemonEnabled", "auto_recovery", switch),
+    Mapped("lostBookieRecoveryDelay", "lost_bookie_delay_s", natural, note="s; the metadata store's own comes first"),
+    Mapped("auditorPeriodicBookieCheckInterval", "audit_bookies_interval_s", natural, note="s"),
+    Mapped("auditorPeriodicCheckInterval", "audit_ledgers_interval_s", natural, note="s"),
+    Mapped("auditorReplicasCheckInterval", "audit_replicas_interval_s", natural, note="s"),
+    Mapped("auditorPeriodicPlacementPolicyCheckInterval", "audit_placement_interval_s", natural, note="s"),
+    Mapped("repairedPlacementPolicyNotAdheringBookieEnabled", "recovery_repairs_placement", switch),
+    Mapped("auditorLedgerVerificationPercentage", "audit_verification_percentage", natural),
+    Mapped("auditorMaxNumberOfConcurrentOpenLedgerOperations", "audit_ledgers_at_once", positive),
+    Mapped("openLedgerRereplicationGracePeriod", "recovery_open_ledger_grace_ms", natural, note="ms"),
+    Mapped("rwRereplicateBackoffMs", "recovery_backoff_ms", positive, note="ms"),
+    Mapped("lockReleaseOfFailedLedgerGracePeriod", "recovery_backoff_max_ms", positive, note="ms"),
+    Mapped("replicationRateByBytes", "recovery_rate_size", natural, note="less than 0: no limit"),
     # -- safety: said loudly
     Different(
         "journalSyncData",
@@ -127,12 +141,6 @@ SERVER: tuple[Row, ...] = (
         ("false", ""),
         "ignored: a journal that cannot be read is never skipped, for entries in it were acknowledged; "
         "`bk bookie repair` says what is lost",
-        Level.DANGER,
-    ),
-    Different(
-        "autoRecoveryDaemonEnabled",
-        ("false", ""),
-        f"{_RECOVERY}: run Apache's AutoRecovery beside, or copy what a lost bookie held with `bk bookie recover`",
         Level.DANGER,
     ),
     Different(
@@ -300,14 +308,14 @@ SERVER: tuple[Row, ...] = (
         "metastoreMaxEntriesPerScan",
     ),
     Unused(
-        f"auditor and replication: {_RECOVERY}",
-        "openLedgerRereplicationGracePeriod lockReleaseOfFailedLedgerGracePeriod auditorPeriodicCheckInterval "
-        "auditorPeriodicBookieCheckInterval auditorPeriodicPlacementPolicyCheckInterval "
-        "repairedPlacementPolicyNotAdheringBookieEnabled auditorLedgerVerificationPercentage lostBookieRecoveryDelay "
-        "rwRereplicateBackoffMs underreplicatedLedgerRecoveryGracePeriod auditorReplicasCheckInterval "
-        "auditorMaxNumberOfConcurrentOpenLedgerOperations auditorAcquireConcurrentOpenLedgerOperationsTimeOutMSec "
-        "inFlightReadEntryNumInLedgerChecker rereplicationEntryBatchSize replicationRateByBytes "
-        "zkReplicationTaskRateLimit storeSystemTimeAsLedgerUnderreplicatedMarkTime digestType passwd "
+        "repairs are limited in bytes and in ledgers at a time, read in batches and always note the time",
+        "auditorAcquireConcurrentOpenLedgerOperationsTimeOutMSec inFlightReadEntryNumInLedgerChecker "
+        "rereplicationEntryBatchSize zkReplicationTaskRateLimit storeSystemTimeAsLedgerUnderreplicatedMarkTime "
+        "underreplicatedLedgerRecoveryGracePeriod",
+    ),
+    Unused(
+        "settings of the client in Apache's AutoRecovery: ours has BK_... variables",
+        "digestType passwd "
         "enableDigestTypeAutodetection ensemblePlacementPolicy reppDnsResolverClass networkTopologyScriptFileName "
         "networkTopologyScriptNumberArgs minNumRacksPerWriteQuorum enforceMinNumRacksPerWriteQuorum "
         "enforceMinNumFaultDomainsForWrite ignoreLocalNodeInPlacementPolicy minNumZonesPerWriteQuorum "

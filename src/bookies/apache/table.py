@@ -109,6 +109,11 @@ def positive(value: str) -> int:
     return max(1, number(value))
 
 
+def natural(value: str) -> int:
+    """Less than zero means zero."""
+    return max(0, number(value))
+
+
 def seconds(value: str) -> int:
     """To ms; less than zero means never, which is 0."""
     return max(0, _whole(float(value) * 1000))

@@ -64,6 +64,7 @@ from bookies.protocol.fragments import (
     missing_runs,
     stored_in,
 )
+from bookies.protocol.placement import fewest_changes, judge
 from bookies.protocol.quorum import write_set
 from bookies.protocol.replicate import Pace, Replacement, check_finished, choose_targets, renewals, repairs
 from bookies.runtime.ports import Runtime
@@ -348,6 +349,32 @@ class Administration:
             return is_stored_on((await self._access.read(any_ledger_id(ledger_id))).metadata, bookie_id(bookie))
         except LedgerNotFound:
             return False
+
+    # -- placement -----------------------------------------------------------------------------------------------
+    async def judge_placement(self, fragment: Fragment) -> tuple[int, list[str]]:
+        """How well a fragment's bookies meet the placement policy of this client, and why not better.
+
+        1: not, 3: less than desired, 5: fully; the numbers are Apache's.
+        """
+        await self._access.locate()
+        cluster = self._access.candidates().cluster
+        found = judge(cluster.topology, cluster.policy, fragment.ensemble, fragment.write_quorum, fragment.ack_quorum)
+        return int(found.adherence), [finding.reason for finding in found.findings]
+
+    async def misplaced(self, fragment: Fragment, exclude: Collection[BookieId] = ()) -> list[int]:
+        """The fewest positions of a fragment that need other bookies for it to meet the placement policy.
+
+        `exclude`: who must not be chosen. Raises `NotEnoughBookies`, which says what stands in the way.
+        """
+        await self._access.locate()
+        changes = fewest_changes(
+            self._access.candidates(),
+            fragment.ensemble,
+            fragment.write_quorum,
+            fragment.ack_quorum,
+            bookie_ids("exclude", exclude),
+        )
+        return [change.position for change in changes]
 
     # -- replication ---------------------------------------------------------------------------------------------
     async def replicate_fragment(

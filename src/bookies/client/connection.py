@@ -26,6 +26,7 @@ from bookies.errors import (
     BookKeeperError,
     RemoteProtocolError,
     Status,
+    TlsFailed,
     error_of_status,
 )
 from bookies.model import BookieId
@@ -181,6 +182,7 @@ class Connection(asyncio.BufferedProtocol):
         self.wire = wire
         self.adds_size = 0  # bytes of adds sent or waiting to be sent, and not answered
         self.error: BookKeeperError | None = None  # why it is closed
+        self.has_answered = False  # anything, ever
         self._loop = asyncio.get_running_loop()
         self._on_end = on_end
         self._on_timeout = on_timeout
@@ -340,6 +342,10 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         reason = f": {exc}" if exc else " by the bookie"
         error = BookieUnreachable(f"connection closed{reason}", bookie=self.bookie)
+        if not self.has_answered and self._transport is not None and self._transport.get_extra_info("ssl_object"):
+            # In TLS 1.3 a bookie says what it thinks of our certificate when the handshake is over for us.
+            text = "it ended the encrypted connection without an answer: it wants a certificate, or another than ours"
+            error = TlsFailed(text + (f" ({exc})" if exc else ""), bookie=self.bookie)
         error.was_connected = True
         error.__cause__ = exc
         self._transport = None

@@ -12,8 +12,8 @@ can be repeated, so one that dies, or two at a time, do no harm. Source: metadat
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from bookies.client.client import Client
 from bookies.config import RecoveryConfig
@@ -22,7 +22,7 @@ from bookies.metadata.recovery_store import AuditKind
 from bookies.model import BookieId
 from bookies.protocol.absence import HURRY_S, due_in_s
 from bookies.protocol.replicate import Pace
-from bookies.replication.checks import Check, Endangered, Listings, LostBookies, Replicas
+from bookies.replication.checks import Check, Endangered, Listings, LostBookies, Placement, Replicas
 from bookies.replication.membership import Membership
 from bookies.replication.records import PAGE_COUNT, Coverage, records
 from bookies.replication.switch import Switch
@@ -44,6 +44,7 @@ class PassReport:
     marked: int = 0
     unreadable: int = 0
     unreadable_ids: Sequence[int] = ()
+    facts: Mapping[str, object] = field(default_factory=dict)
 
 
 class Auditor:
@@ -144,6 +145,7 @@ class Auditor:
         intervals = {
             AuditKind.ALL_LEDGERS: config.audit_ledgers_interval_s,
             AuditKind.REPLICAS: config.audit_replicas_interval_s,
+            AuditKind.PLACEMENT: config.audit_placement_interval_s,
         }
         rate = Pace(config.audit_metadata_rate)
         while True:
@@ -165,6 +167,8 @@ class Auditor:
         administration = self._client.administration()
         if kind is AuditKind.REPLICAS:
             return Listings(administration, self._membership)
+        if kind is AuditKind.PLACEMENT:
+            return Placement(administration, self._config.recovery_repairs_placement)
         return Replicas(administration, self._membership, self._config.audit_verification_percentage)
 
     # -- one pass ------------------------------------------------------------------------------------------------
@@ -181,6 +185,7 @@ class Auditor:
             await self._look_at(page, checks, report)
             report.ledgers, report.unreadable = coverage.ledgers, coverage.unreadable_count
             report.unreadable_ids = coverage.unreadable
+        report.facts = {name: value for check in checks for name, value in check.facts().items()}
         report.ended_ms = self._clock.wall_ms()
         self._events.info("audit.passed", checks="+".join(report.checks), ledgers=report.ledgers, marked=report.marked)
         if report.unreadable:

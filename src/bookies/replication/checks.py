@@ -16,6 +16,7 @@ from bookies.metadata.driver import Versioned
 from bookies.model import BookieId
 from bookies.protocol.absence import is_endangered
 from bookies.protocol.fragments import ReplicaState, fragments_on, fragments_to_check, is_stored_on
+from bookies.protocol.placement_policy import Adherence
 from bookies.replication.membership import Membership
 
 
@@ -27,6 +28,9 @@ class Check(Protocol):
 
     async def look(self, found: Versioned) -> Sequence[BookieId] | None:
         """The bookies to mark the ledger with; they may be none. None: it needs no mark. Raises `MetadataError`."""
+
+    def facts(self) -> dict[str, object]:
+        """What people may want to know of it, beside the marks."""
 
 
 class LostBookies:
@@ -44,6 +48,9 @@ class LostBookies:
             self.named.update(dict.fromkeys(ensemble))
         return [each for each in self._lost if is_stored_on(found.metadata, each)] or None
 
+    def facts(self) -> dict[str, object]:
+        return {"lost": list(self._lost)}
+
 
 class Endangered:
     """Ledgers with one replica left while several bookies are away that are not lost yet."""
@@ -59,6 +66,9 @@ class Endangered:
             return None
         return [each for each in self._away if is_stored_on(found.metadata, each)]
 
+    def facts(self) -> dict[str, object]:
+        return {"away": list(self._away)}
+
 
 class Replicas:
     """Ledgers of which a registered bookie says that it lacks an entry, or has a damaged one. Reads the first and the
@@ -71,6 +81,7 @@ class Replicas:
         self._administration = administration
         self._membership = membership
         self._percentage = percentage
+        self._unknown = 0
 
     async def look(self, found: Versioned) -> Sequence[BookieId] | None:
         try:
@@ -80,7 +91,13 @@ class Replicas:
         except ClientClosed:
             raise
         except BookKeeperError:
+            self._unknown += 1
             return None  # Whatever it is, it is no proof.
+        self._unknown += any(
+            replica.state in (ReplicaState.UNAVAILABLE, ReplicaState.CANNOT_TELL)
+            for verdict in check.fragments
+            for replica in verdict.replicas
+        )
         missing = {
             replica.bookie: None
             for verdict in check.fragments
@@ -89,6 +106,9 @@ class Replicas:
             if replica.state is ReplicaState.MISSING
         }
         return list(missing) or None
+
+    def facts(self) -> dict[str, object]:
+        return {"ledgers with replicas of which nothing is known": self._unknown}
 
 
 class Listings:
@@ -125,3 +145,38 @@ class Listings:
                     lacking.append(bookie)
                     break
         return lacking or None
+
+    def facts(self) -> dict[str, object]:
+        return {}
+
+
+class Placement:
+    """Sealed ledgers that do not meet the placement policy. `repairs`: whether they are marked; then without naming a
+    bookie, for none has lost anything. Counts them in any case."""
+
+    name = "placement"
+    asks_bookies = False
+
+    def __init__(self, administration: Administration, repairs: bool) -> None:
+        self._administration = administration
+        self._repairs = repairs
+        self._counts = {Adherence.FAIL: 0, Adherence.SOFT: 0}
+
+    async def look(self, found: Versioned) -> Sequence[BookieId] | None:
+        record = found.metadata
+        if not record.is_closed or record.last_entry_id < 0:
+            return None
+        worst = Adherence.STRICT
+        for fragment in fragments_to_check(record, -1):
+            adherence, _ = await self._administration.judge_placement(fragment)
+            worst = min(worst, Adherence(adherence))
+        if worst is Adherence.STRICT:
+            return None
+        self._counts[worst] += 1
+        return [] if self._repairs and worst is Adherence.FAIL else None
+
+    def facts(self) -> dict[str, object]:
+        return {
+            "not adhering": self._counts[Adherence.FAIL],
+            "adhering, less than desired": self._counts[Adherence.SOFT],
+        }

@@ -29,6 +29,7 @@ from bookies.errors import (
 from bookies.metadata.driver import Versioned
 from bookies.model import BookieId
 from bookies.protocol.fragments import Fragment, FragmentVerdict, ReplicaState
+from bookies.protocol.placement_policy import Adherence
 from bookies.protocol.repair_work import (
     Assessment,
     Cause,
@@ -51,12 +52,16 @@ FRAGMENTS_AT_ONCE = 4
 
 @dataclass(slots=True)
 class Totals:
-    """What all repairs of a process have copied: `entries`, `size` in bytes, both of all copies."""
+    """What all repairs of a process have copied: `entries`, `size` in bytes, both of all copies.
+
+    `renewed`: those entries of bookies that stayed where they are.
+    """
 
     ledgers: int = 0
     fragments: int = 0
     sealed: int = 0
     entries: int = 0
+    renewed: int = 0
     size: int = 0
 
 
@@ -87,6 +92,8 @@ class LedgerRepair:
         pace: Pace,
         totals: Totals,
         percentage: int,
+        *,
+        repairs_placement: bool = False,
     ) -> None:
         self._administration = administration
         self._circumstances = circumstances
@@ -94,6 +101,7 @@ class LedgerRepair:
         self._pace = pace
         self._totals = totals
         self._percentage = percentage
+        self._repairs_placement = repairs_placement
 
     async def run(self, ledger_id: int, known: Sequence[Loss] = ()) -> Outcome:
         """`known`: found to be lost before, and nothing came back since. Raises `MetadataError`, `ClientClosed`."""
@@ -142,7 +150,30 @@ class LedgerRepair:
             if not assessment.wants_sealing:
                 assessment.waits.append(Wait(Cause.ANSWER, 0, -1, None, str(error)))
             return assessment, ()
-        return assess(found.metadata, check.fragments, circumstances), check.fragments
+        assessment = assess(found.metadata, check.fragments, circumstances)
+        if self._repairs_placement and found.metadata.is_closed:
+            await self._add_misplaced(assessment, check.fragments, circumstances)
+        return assessment, check.fragments
+
+    async def _add_misplaced(
+        self, assessment: Assessment, verdicts: Sequence[FragmentVerdict], circumstances: Circumstances
+    ) -> None:
+        """Fragments that are well, and not where the placement policy wants them."""
+        at_work = [job.fragment.first for job in assessment.jobs]
+        for verdict in verdicts:
+            fragment = verdict.fragment
+            if fragment.first in at_work or not verdict.is_ok:
+                continue
+            adherence, why = await self._administration.judge_placement(fragment)
+            if adherence > Adherence.FAIL:
+                continue
+            try:
+                positions = await self._administration.misplaced(fragment, list(circumstances.unwanted))
+            except NotEnoughBookies as error:
+                reason = "; ".join([*why[:1], error.message])
+                assessment.waits.append(Wait(Cause.TARGET, fragment.first, fragment.last, None, reason))
+            else:
+                assessment.jobs.append(Job(verdict, (), tuple(positions), verdict.fewest_replicas))
 
     async def _seal(self, ledger_id: int) -> Wait | None:
         """End the writer; None: done."""
@@ -222,9 +253,10 @@ class LedgerRepair:
         losses: list[Problem] = []
         while runs:
             try:
-                await self._administration.renew_entries(
+                renewed = await self._administration.renew_entries(
                     fragment.ledger_id, replica.bookie, runs, pace=self._pace, progress=self._counter()
                 )
+                self._totals.renewed += renewed
             except BookKeeperError as error:
                 problem = await self._explained(fragment, error, found)
                 if not isinstance(problem, Loss) or len(losses) >= LOSSES_MAX:

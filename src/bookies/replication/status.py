@@ -197,4 +197,5 @@ def pass_facts(report: PassReport) -> dict[str, Any]:
         "marked": report.marked,
         "unreadable": report.unreadable,
         "unreadable_ids": list(report.unreadable_ids),
+        "facts": dict(report.facts),
     }

@@ -292,6 +292,7 @@ class Worker:
             self._pace,
             self.totals,
             self._config.audit_verification_percentage,
+            repairs_placement=self._config.recovery_repairs_placement,
         )
         before = self.reports.get(ledger_id)
         outcome = await repair.run(ledger_id, before.losses if before is not None else ())

@@ -170,5 +170,6 @@ def _password(path: str) -> bytes:
 
 def _reason(error: OSError | ValueError) -> str:
     if isinstance(error, ssl.SSLError):
-        return (error.reason or str(error)).lower().replace("_", " ")
+        # OpenSSL has no reason for a file that is no PEM at all.
+        return (error.reason or "damaged, or not what it should be").lower().replace("_", " ")
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

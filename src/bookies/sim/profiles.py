@@ -194,7 +194,7 @@ PROFILES = {
     # A bookie is lost for good, others come and go, and auditors and workers that die themselves put it right.
     "recovery": Profile(
         bookies=6,
-        duration_s=3.0,
+        duration_s=2.0,
         plan=Plan(
             writers=2,
             recoverers=1,
@@ -208,7 +208,7 @@ PROFILES = {
             deferred_probability=0.0,
             healer_settings={
                 "lost_bookie_delay_s": 1,
-                "audit_ledgers_interval_s": 2,
+                "audit_ledgers_interval_s": 4,
                 "audit_replicas_interval_s": 0,
                 "audit_bookies_interval_s": 20,
                 "audit_verification_percentage": 100,
@@ -241,6 +241,16 @@ PROFILES = {
                 "pause client": 2,
             },
         ),
+        bookie_settings={
+            "gc_interval_ms": 400,
+            "gc_quarantine_ms": 400,
+            "gc_share_max": 100,
+            "gc_surplus_ms": 800,
+            "minor_compaction_interval_ms": 0,
+            "major_compaction_interval_ms": 0,
+            "scrub_period_ms": 0,
+            "control": False,
+        },
         client_settings={"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 500},
     ),
     # Writers that choose the ids of their entries: out of order, with gaps, some twice; and go without closing.

@@ -16,7 +16,7 @@ from bookies.errors import BookKeeperError, FragmentNotFinished
 from bookies.model import BookieId
 from bookies.sim.checkers import check_ledgers, recover_ledgers
 from bookies.sim.cluster import SimClient, SimCluster
-from bookies.sim.healing import Healers
+from bookies.sim.healing import HEALER, Healers
 from bookies.sim.history import History, Story
 from bookies.sim.intruding import Intruders
 from bookies.sim.plan import Plan
@@ -26,7 +26,6 @@ from bookies.sim.roles import Roles
 from bookies.sim.writing import Writers
 
 PLANTED_MAX = 3  # entries behind an end
-HEALER = "replicator-healer"  # which recovers ledgers, and replaces bookies, as replicators do
 
 
 class Workload(Roles):
@@ -61,6 +60,7 @@ class Workload(Roles):
             await self._wait_healed()
         await check_ledgers(self.cluster, self.history, self.readers)
         await finishing
+        self._healers.check_thrift()
 
     async def _wait_healed(self) -> None:
         """Seal every ledger, and let auto-recovery do its work on what the faults have left."""

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 
 from bookies.config import BookieConfig
+from bookies.errors import DiskFull
 from bookies.runtime.ports import Disk, Lock
 from bookies.storage.durable import remove, sync_data, sync_directory
 from bookies.storage.status_format import FILE_NAME as STATUS
@@ -66,7 +67,10 @@ class Directories:
         self.run_id = next(iter(found)) if len(found) == 1 else b""
 
     def mark_dirty(self, run_id: bytes) -> None:
-        """From now on only `mark_clean` tells of an orderly stop. Raises: DiskFull, OSError; SyncFailed."""
+        """From now on only `mark_clean` tells of an orderly stop. Raises: OSError, SyncFailed.
+
+        A full disk has room for the file, if not for what is in it.
+        """
         data = run_id.hex().encode() + b"\n"
         for directory in self.ledgers:
             path = posixpath.join(directory, DIRTY)
@@ -75,8 +79,9 @@ class Directories:
             file = self._disk.open(path, "w+")
             try:
                 file.truncate(0)
-                file.pwrite(data, 0)
-                sync_data(file)
+                with contextlib.suppress(DiskFull):
+                    file.pwrite(data, 0)
+                    sync_data(file)
             finally:
                 file.close()
             sync_directory(self._disk, directory)

@@ -11,7 +11,7 @@ from bookies.apache.server import BookieOptions, bookie_options
 from bookies.apache.server_keys import SERVER
 from bookies.apache.table import Different, Level, Mapped, Unused, index
 from bookies.bookie.identity import check_identity, identity
-from bookies.config import BookieConfig, validate
+from bookies.config import BookieConfig, RecoveryConfig, validate
 from bookies.errors import ConfigError
 
 GOLDEN = pathlib.Path(__file__).parent.parent.parent / "golden" / "apache-keys"
@@ -57,6 +57,36 @@ CERTIFICATE = {"tls_certificate": "/c.pem"}
 HERE = {"host": "0.0.0.0", "advertised_host": "10.0.0.1"}
 ZK = "zk+null://z:1/ledgers"
 MAPPED: dict[str, list[tuple[dict[str, str], dict[str, Any]]]] = {
+    "autoRecoveryDaemonEnabled": [({"autoRecoveryDaemonEnabled": "true"}, {"auto_recovery": True})],
+    "lostBookieRecoveryDelay": [({"lostBookieRecoveryDelay": "600"}, {"lost_bookie_delay_s": 600})],
+    "auditorPeriodicBookieCheckInterval": [
+        ({"auditorPeriodicBookieCheckInterval": "3600"}, {"audit_bookies_interval_s": 3600})
+    ],
+    "auditorPeriodicCheckInterval": [({"auditorPeriodicCheckInterval": "-1"}, {"audit_ledgers_interval_s": 0})],
+    "auditorReplicasCheckInterval": [({"auditorReplicasCheckInterval": "9"}, {"audit_replicas_interval_s": 9})],
+    "auditorPeriodicPlacementPolicyCheckInterval": [
+        ({"auditorPeriodicPlacementPolicyCheckInterval": "86400"}, {"audit_placement_interval_s": 86_400})
+    ],
+    "repairedPlacementPolicyNotAdheringBookieEnabled": [
+        ({"repairedPlacementPolicyNotAdheringBookieEnabled": "true"}, {"recovery_repairs_placement": True})
+    ],
+    "auditorLedgerVerificationPercentage": [
+        ({"auditorLedgerVerificationPercentage": "5"}, {"audit_verification_percentage": 5})
+    ],
+    "auditorMaxNumberOfConcurrentOpenLedgerOperations": [
+        ({"auditorMaxNumberOfConcurrentOpenLedgerOperations": "500"}, {"audit_ledgers_at_once": 500})
+    ],
+    "openLedgerRereplicationGracePeriod": [
+        ({"openLedgerRereplicationGracePeriod": "30000"}, {"recovery_open_ledger_grace_ms": 30_000})
+    ],
+    "rwRereplicateBackoffMs": [({"rwRereplicateBackoffMs": "5000"}, {"recovery_backoff_ms": 5_000})],
+    "lockReleaseOfFailedLedgerGracePeriod": [
+        ({"lockReleaseOfFailedLedgerGracePeriod": "300000"}, {"recovery_backoff_max_ms": 300_000})
+    ],
+    "replicationRateByBytes": [
+        ({"replicationRateByBytes": "-1"}, {"recovery_rate_size": 0}),
+        ({"replicationRateByBytes": "1000"}, {"recovery_rate_size": 1_000}),
+    ],
     "bookieId": [({"bookieId": "b1"}, {"bookie_id": "b1"})],
     "bookiePort": [({"bookiePort": "3182"}, {"port": 3182})],
     "advertisedAddress": [
@@ -244,10 +274,11 @@ URIS = {
 def test_a_key_becomes_a_setting(key: str) -> None:
     for properties, expected in MAPPED[key]:
         found = options(**properties)
-        assert found.settings == HERE | expected
+        assert found.settings | found.recovery_settings == HERE | expected
         assert {each.level for each in found.notices} <= {Level.DIFFERENT}
         assert found.metadata_uri is None
         BookieConfig(**found.settings)
+        RecoveryConfig(**found.recovery_settings)
 
 
 @pytest.mark.parametrize("key", URIS)
@@ -262,7 +293,8 @@ def test_every_key_has_a_row_and_every_mapped_one_a_case() -> None:
     assert {key for key, row in rows.items() if isinstance(row, Mapped)} == {*MAPPED, *URIS}
     for row in SERVER:
         if isinstance(row, Mapped) and row.convert is not None:
-            assert row.setting in BookieConfig.__dataclass_fields__
+            ours = (BookieConfig.__dataclass_fields__, RecoveryConfig.__dataclass_fields__)
+            assert any(row.setting in each for each in ours)
 
 
 @pytest.mark.parametrize("row", [row for row in SERVER if isinstance(row, Different)], ids=lambda row: row.key)
@@ -284,7 +316,6 @@ def test_what_endangers_data_is_loud() -> None:
         ("journalSyncData", "false"),
         ("journalWriteData", "false"),
         ("skipReplayJournalInvalidRecord", "true"),
-        ("autoRecoveryDaemonEnabled", "true"),
         ("dataIntegrityStampMissingCookies", "true"),
     ):
         (notice,) = options(**{key: value}).notices
