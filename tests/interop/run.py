@@ -76,8 +76,11 @@ def _plan(arguments: argparse.Namespace) -> list[tuple[str, str]]:
 
 def _chosen(arguments: argparse.Namespace) -> list[Callable[[Stage, str], None]]:
     groups = {"quiet": cells.QUIET, "kills": cells.KILLS, "all": cells.QUIET + cells.KILLS}
-    everything = {cell.__name__: (cell,) for cell in groups["all"]} | groups
-    return [cell for name in arguments.cells.split(",") for cell in everything[name]]
+    everything = {cell.__name__.replace("_", " "): (cell,) for cell in groups["all"]} | groups
+    names = [name.strip().replace("_", " ") for name in arguments.cells.split(",")]
+    if unknown := [name for name in names if name not in everything]:
+        sys.exit(f"no cell is called {unknown[0]!r}; there are {', '.join(everything)}")
+    return [cell for name in names for cell in everything[name]]
 
 
 def _run_layout(

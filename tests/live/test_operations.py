@@ -14,6 +14,8 @@ from tests.live.command import bk as bk_command
 from tests.live.test_local_cluster import run
 from tests.live.test_replication import wait_stopped
 
+from bookies.admin.local_cluster import LocalCluster
+
 pytestmark = pytest.mark.live
 
 
@@ -86,3 +88,54 @@ def play(tmp_path: pathlib.Path, family: Family, up: dict[str, object]) -> None:
     assert f"ledger {ledger}  entries 0 to 2,999: waits for a bookie to copy to" in blocked.out
     assert "ledgers are in the way" in done("bookie", "drain").out or "1 ledger" in done("bookie", "drain").out
     done("bookie", "drain", held[1], "--cancel")
+
+
+def test_ledgers_are_explained_and_repaired_by_hand(tmp_path: pathlib.Path) -> None:
+    with LocalCluster(tmp_path / "bk-data", 4, lease_ms=1500) as cluster:
+        uri = cluster.metadata_uri
+
+        def done(*words: object, status: int = 0) -> Done:
+            done = bk_command(*words, metadata=uri)
+            assert done.status == status, (done.out, done.err)
+            return done
+
+        lines = tmp_path / "lines"
+        lines.write_text("one\ntwo\nthree\n")
+        ledger = int(done("ledger", "append", "--new", "--input", lines).out)
+        opened = int(done("ledger", "append", "--new", "--input", lines, "--keep-open").out)
+        assert "3 of 3 replicas are good, ack quorum 2 holds: readable" in done("ledger", "explain", ledger).out
+        assert "entry 1  fragment 1" in done("ledger", "explain", f"{ledger}:1").out
+        assert "has no entry 3" in done("ledger", "explain", f"{ledger}:3", status=1).out
+        assert "LEDGER:ENTRY" in done("ledger", "explain", f"{ledger}:x", status=2).err
+        assert "healthy" in done("recovery", "why", ledger).out
+        assert "no ledger is marked" in done("recovery", "repair").out
+
+        here = [done("ledger", "show", each, "--json").json()["fragments"][0]["bookies"] for each in (ledger, opened)]
+        lost = next(bookie for bookie in here[0] if bookie in here[1])
+        refused = done("recovery", "repair", ledger, "--lost", lost, status=2)
+        assert f"bk bookie drain {lost}" in refused.err
+        cluster.kill(lost)
+        asyncio.run(wait_stopped(uri, lost))
+
+        explained = done("ledger", "explain", ledger, "--json", status=1).json()
+        assert explained["fragments"][0]["fewest_good"] == 2
+        states = {each["bookie"]: (each["mode"], each["state"]) for each in explained["fragments"][0]["replicas"]}
+        assert states[lost] == ("down", "unavailable")
+        assert explained["verdict"].startswith(
+            "2 of 3 replicas are good, ack quorum 2 holds: readable. Under-replicated"
+        )
+        entry = done("ledger", "explain", f"{ledger}:2", "--json", status=1).json()["entry"]
+        assert sorted(each["state"] for each in entry["replicas"]) == ["stored", "stored", "unavailable"]
+        assert "waits for a bookie to come back, or to count as lost" in done("recovery", "why", ledger, status=1).out
+        assert "waiting" in done("recovery", "repair", ledger, status=1).out
+
+        plan = done("recovery", "repair", ledger, opened, "--lost", lost, "--dry-run").out
+        assert f"ledger {ledger}: repairable, 1 fragments would be repaired" in plan
+        assert f"ledger {opened}: repairable, 0 fragments would be repaired, after it was sealed" in plan
+        left = done("recovery", "repair", ledger, opened, "--lost", lost, status=1)
+        assert "--seal-open" in left.out
+        assert "1 of 2 ledgers are whole: 3 entries" in left.out
+        whole = done("recovery", "repair", ledger, opened, "--lost", lost, "--seal-open", "--json").json()
+        assert [each["state"] for each in whole["ledgers"]] == ["healthy", "healthy"]
+        assert done("ledger", "verify").status == 0
+        assert done("recovery", "status", "--watch").out.startswith("0 marked, 0 being repaired; 0 repaired")

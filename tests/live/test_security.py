@@ -163,6 +163,14 @@ class Raw:
         except ConnectionError:
             return True
 
+    async def is_refused(self) -> bool:
+        """Ask for something; whether the connection has ended meanwhile."""
+        try:
+            await self.ask(ReadLacRequest(3, 1, 1))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return True
+        return False
+
     def close(self) -> None:
         self.writer.close()
 
@@ -262,6 +270,38 @@ def test_a_client_hears_that_its_certificate_is_the_reason(
                         await store.bookie_space(BookieId("b1"))
 
     run(body(), loop)
+
+
+def test_strangers_do_not_keep_their_connections(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is silent, or goes on being refused, makes room for those who are known."""
+    monkeypatch.setattr("bookies.bookie.secure_connection.GATE_S", 0.3)
+
+    async def body() -> None:
+        for settings, reason in (
+            (place.sasl(), "it has not authenticated in time"),
+            (place.tls(tls_required=True), "its connection is not encrypted in time"),
+        ):
+            async with place.bookie(**settings) as server:
+                silent, refused = await Raw.connect(server), await Raw.connect(server)
+                for _ in range(1000):
+                    if await refused.is_refused():
+                        break
+                    await asyncio.sleep(0.02)
+                assert await silent.is_closed()
+                assert server._security is not None
+                assert server._security.refusals[reason] == 2
+                silent.close()
+                refused.close()
+        async with (
+            place.bookie(**place.sasl()),
+            bk.connect(place.uri, sasl_file=place.credentials()) as store,
+            store.create(ensemble=1, write_quorum=1, ack_quorum=1) as ledger,
+        ):
+            for _ in range(4):
+                await ledger.append(b"x")
+                await asyncio.sleep(0.1)
+
+    run(body())
 
 
 def test_a_peer_that_asks_for_tls_and_says_no_more(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

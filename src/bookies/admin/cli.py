@@ -19,7 +19,10 @@ COMMANDS = {
     "status": ("bookies.admin.commands.cluster", "state of the cluster"),
     "demo": ("bookies.admin.commands.demo", "the guided tour: real data, a killed bookie, a killed writer, proof"),
     "doctor": ("bookies.admin.commands.doctor", "check machine, disks, cluster; each finding with its remedy"),
-    "ledger": ("bookies.admin.commands.ledger", "create, append, read, tail, show, list, recover, seal, delete"),
+    "ledger": (
+        "bookies.admin.commands.ledger",
+        "create, append, read, tail, show, explain, list, recover, seal, delete",
+    ),
     "log": (
         "bookies.admin.commands.log",
         "logs without an end: create, append, read, tail, truncate, cursors, reap, show, list, delete",
@@ -28,7 +31,10 @@ COMMANDS = {
         "bookies.admin.commands.bookie",
         "run, list, drain, maintenance, state, disks, space, gc, compact, scrub, recover, repair, convert, format",
     ),
-    "recovery": ("bookies.admin.commands.recovery", "auto-recovery: run, status, list, enable, disable, audit"),
+    "recovery": (
+        "bookies.admin.commands.recovery",
+        "auto-recovery: run, status, list, why, repair, enable, disable, audit, delay",
+    ),
     "metadata": (
         "bookies.admin.commands.metadata",
         "the cluster's metadata: init, show, dump, load, check, migrate",

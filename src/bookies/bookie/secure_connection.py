@@ -27,6 +27,7 @@ from bookies.wire.server import RequestDecoder
 
 TLS_RECORD = 0x16  # first byte of a handshake
 HANDSHAKE_S = 10.0  # a peer that wants TLS and does not begin is given up
+GATE_S = 30.0  # a peer that is demanded something and has not done it by then is given up
 NO_TLS = "it asked for TLS and then sent something else"
 EARLY_FRAME_SIZE_MAX = 16 << 10  # bytes of a frame between START_TLS and TLS
 
@@ -67,6 +68,7 @@ class SecureConnection(Connection):
         self._is_lost = False
         self._is_shaking = False  # the handshake runs, and will tell how it ended
         self._deadline: asyncio.TimerHandle | None = None  # of the peer's part of the handshake to come
+        self._gate_deadline: asyncio.TimerHandle | None = None
 
     def guard(self, requests: Sequence[Request]) -> None:
         """Let through what the gate lets through."""
@@ -92,6 +94,8 @@ class SecureConnection(Connection):
     # -- what the transport calls --------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        if not self._gate.is_open:
+            self._gate_deadline = self._loop.call_later(GATE_S, self._refuse_stranger)
         if self._is_direct:
             self._expect_handshake()
 
@@ -111,6 +115,8 @@ class SecureConnection(Connection):
     def connection_lost(self, error: Exception | None) -> None:
         self._is_lost = True
         self._stop_deadline()
+        if self._gate_deadline is not None:
+            self._gate_deadline.cancel()
         if not self._is_shaking:  # otherwise the handshake says why
             super().connection_lost(error)
 
@@ -119,6 +125,8 @@ class SecureConnection(Connection):
         """Take the gate out of the way if it is open."""
         if self._gate.is_open:
             self._service = self._served_by
+            if self._gate_deadline is not None:
+                self._gate_deadline.cancel()
         return self._gate.is_open
 
     def _flush(self) -> None:
@@ -173,6 +181,11 @@ class SecureConnection(Connection):
         if self._early and not self.is_closed:
             received, self._early = self._early, b""
             self._begin_tls(received)
+
+    def _refuse_stranger(self) -> None:
+        """Connections are few, and who holds one has to be known soon: others wait for its place."""
+        if not self._gate.is_open and not self.is_closed:
+            self._refuse(f"{self._gate.missing} in time")
 
     def _refuse(self, reason: str) -> None:
         self._stop_deadline()

@@ -24,6 +24,7 @@ from bookies.metadata.zk_layout import (
     branches_among,
     generated_number,
     high_numbers,
+    is_spent_list,
     ledger_path,
     ledgers_among,
     parent_of,
@@ -92,7 +93,7 @@ class SpentIds:
         """All of them, see `GivenIds`."""
         found = await self._nodes.children(self._nodes.paths.spent)
         lists: dict[int, IdSet] = {}
-        for name in found[0] if found is not None else []:
+        for name in filter(is_spent_list, found[0] if found is not None else []):
             path = f"{self._nodes.paths.spent}/{name}"
             data = await self._nodes.read(path)
             lists[int(name, 16)] = parse_spent(path, b"" if data is None else data[0])

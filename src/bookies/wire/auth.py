@@ -194,7 +194,7 @@ class BookieGate:
         elif isinstance(request, StartTlsRequest):
             effects = [Encrypt(request)]
         else:
-            effects = [*self._refuse(request), Refused(NOT_AUTHENTICATED if self._is_pending() else NOT_ENCRYPTED)]
+            effects = [*self._refuse(request), Refused(self.missing)]
         self._is_closed = Close() in effects
         self._update()
         return effects
@@ -215,6 +215,11 @@ class BookieGate:
         finally:
             self._update()
         return []
+
+    @property
+    def missing(self) -> str:
+        """What keeps the gate closed."""
+        return NOT_AUTHENTICATED if self._is_pending() else NOT_ENCRYPTED
 
     def _is_pending(self) -> bool:
         return self._exchange is not None and not self._exchange.is_done

@@ -1,4 +1,4 @@
-"""`bk ledger`: create, append, read, tail, show, list, verify, repair, recover, seal, delete.
+"""`bk ledger`: create, append, read, tail, show, explain, list, verify, repair, recover, seal, delete.
 
 `append` takes one entry per line of stdin (or `--input FILE`), `read` and `tail` give one line per entry: the shell's
 view of a ledger. `--raw` on `read` writes the payloads without line ends.
@@ -17,8 +17,10 @@ from bookies.admin.common import (
     opened_input,
     print_json,
     print_table,
+    say_unreadable,
     size_text,
     with_client,
+    with_session,
 )
 from bookies.admin.usage import UsageError
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from bookies.client.client import Client
     from bookies.client.receipt import FragmentPlacement
     from bookies.client.writer import LedgerWriter
+    from bookies.errors import MetadataCorrupt
     from bookies.model import LedgerMetadata
 
 
@@ -68,6 +71,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     tail = verb("tail", "write entries as they are confirmed, until the ledger is sealed", "bk ledger tail 7 | jq .")
     tail.add_argument("--from", dest="first", type=int, default=None, help="first entry (default: the next one)")
     show = verb("show", "its metadata", "bk ledger show 7")
+    explain = verb(
+        "explain",
+        "every replica, of the whole or of one entry: where, how good, and what is done about it",
+        "bk ledger explain 17:1041",
+        ledger=False,
+    )
+    explain.add_argument("what", type=_ledger_and_entry, metavar="LEDGER[:ENTRY]")
     recover = verb("recover", "stop its writer, find its end, seal it", "bk ledger recover 7")
     seal = verb("seal", "the same as recover: end it for ever at its last confirmed entry", "bk ledger seal 7")
     for each in (read, tail, recover, seal):
@@ -104,6 +114,11 @@ def run(arguments: argparse.Namespace) -> int:
             )
         with opened_input(arguments.input, "nothing was created") as descriptor:
             return with_client(arguments, lambda client: _append(client, arguments, descriptor))
+    if arguments.verb == "explain":
+        from bookies.admin.explain import explain
+
+        ledger_id, entry_id = arguments.what
+        return with_session(arguments, lambda session: explain(session, ledger_id, entry_id, arguments))
     return with_client(arguments, lambda client: handlers[arguments.verb](client, arguments))
 
 
@@ -111,6 +126,14 @@ def _ledger_id(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a ledger id (a whole number, 0 or more)")
     return int(text)
+
+
+def _ledger_and_entry(text: str) -> tuple[int, int | None]:
+    ledger, colon, entry = text.partition(":")
+    for number in (ledger, entry) if colon else (ledger,):
+        if not (number.isascii() and number.isdigit()):
+            raise argparse.ArgumentTypeError(f"{text!r} is neither LEDGER nor LEDGER:ENTRY (whole numbers, 0 or more)")
+    return int(ledger), int(entry) if colon else None
 
 
 def _percentage(text: str) -> float:
@@ -252,7 +275,9 @@ async def _show(client: Client, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(row)
         return 0
-    print(f"ledger {metadata.ledger_id}  {metadata.state.name}  {quorums(metadata)}  {row['digest']}")
+    print(
+        f"ledger {metadata.ledger_id}  {metadata.state.name}  {quorums(metadata)}  {row['digest'] or 'unknown digest'}"
+    )
     if metadata.ctime_ms:
         print(f"created    {datetime.datetime.fromtimestamp(metadata.ctime_ms / 1000).isoformat(' ', 'seconds')}")
     if metadata.is_closed:
@@ -282,10 +307,11 @@ async def _list(client: Client, arguments: argparse.Namespace) -> int:
     label = None
     if arguments.label is not None:
         [label] = _labels([arguments.label]).items()
-    rows = [metadata async for metadata in client.ledgers(label=label)]
+    unreadable: list[MetadataCorrupt] = []
+    rows = [metadata async for metadata in client.ledgers(label=label, unreadable=unreadable)]
     if arguments.json:
         print_json([describe(metadata) for metadata in rows])
-        return 0
+        return say_unreadable("ledger", unreadable)
     print_table(
         [
             (
@@ -305,7 +331,7 @@ async def _list(client: Client, arguments: argparse.Namespace) -> int:
         ("ledger", "state", "quorums", "entries", "payload", "fragments", "labels"),
         right=(0, 3, 4, 5),
     )
-    return 0
+    return say_unreadable("ledger", unreadable)
 
 
 async def _verify(client: Client, arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`bk recovery`: auto-recovery of a cluster: take part, look at it, switch it off and on, ask for an audit."""
+"""`bk recovery`: auto-recovery of a cluster: take part, look at it, repair by hand, switch it off and on, audit."""
 
 from __future__ import annotations
 
@@ -39,12 +39,45 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "status", help="who takes part and what each does", epilog="example:  bk recovery status --json"
     )
     add_common(status)
+    status.add_argument(
+        "--watch",
+        metavar="SECONDS",
+        type=float,
+        nargs="?",
+        const=5.0,
+        help="a line every so many seconds (5) with entries, bytes and the time left, until nothing is marked",
+    )
     listing = verbs.add_parser(
         "list",
         help="ledgers that lack replicas, who works on them, and why they could not be repaired",
         epilog="example:  bk recovery list",
     )
     add_common(listing)
+    repair = verbs.add_parser(
+        "repair",
+        help="repair ledgers now, by hand, also while repairs are switched off",
+        description="Checks, copies, and takes the mark away, as a worker does, under the ledger's lock. What a ledger "
+        "waits for, or has lost, is printed.",
+        epilog="example:  bk recovery repair 17 18 --lost b3",
+    )
+    add_common(repair)
+    repair.add_argument("ledgers", metavar="LEDGER", type=int, nargs="*", help="(default: all that are marked)")
+    repair.add_argument(
+        "--lost", metavar="ID", action="append", default=[], help="take this bookie for lost, without waiting"
+    )
+    repair.add_argument(
+        "--seal-open", action="store_true", help="seal open ledgers that a lost bookie is in, which ends their writers"
+    )
+    repair.add_argument("--percentage", metavar="P", type=int, default=0, help="of the entries to read for the check")
+    repair.add_argument("--rate", type=float, default=None, metavar="BYTES", help="copy at most so many a second")
+    repair.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    why = verbs.add_parser(
+        "why",
+        help="why a ledger lacks replicas: what it waits for, the evidence, the next try",
+        epilog="example:  bk recovery why 17",
+    )
+    add_common(why)
+    why.add_argument("ledger", metavar="LEDGER", type=int)
     for verb, text in (
         ("enable", "let ledgers be repaired again"),
         ("disable", "let no ledger be repaired by itself, in the whole cluster; what is under way is finished"),
@@ -68,6 +101,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.verb == "run":
         return _run(arguments)
+    if arguments.verb in ("repair", "why"):
+        return _by_hand(arguments)
     bodies = {
         "status": _status,
         "list": _list,
@@ -82,6 +117,17 @@ def run(arguments: argparse.Namespace) -> int:
         return await with_driver(metadata_uri(arguments), lambda driver: body(driver, arguments))
 
     return run_async(main)
+
+
+def _by_hand(arguments: argparse.Namespace) -> int:
+    from bookies.admin import explain, recovery_work
+    from bookies.admin.common import with_session
+
+    if arguments.verb == "why":
+        return with_session(arguments, lambda session: explain.why(session, arguments.ledger, arguments))
+    if not 0 <= arguments.percentage <= 100:
+        raise UsageError(f"--percentage {arguments.percentage}: a percentage, 0 to 100")
+    return with_session(arguments, lambda session: recovery_work.repair(session, arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -116,6 +162,12 @@ async def _status(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
     from bookies.replication.status import read_status
     from bookies.runtime import aio
 
+    if arguments.watch is not None:
+        from bookies.admin.recovery_work import watch
+
+        if arguments.watch <= 0:
+            raise UsageError(f"--watch {arguments.watch:g}: a number of seconds above 0")
+        return await watch(driver, arguments)
     found = await read_status(driver, aio.runtime().clock.wall_ms())
     if arguments.json:
         print_json(asdict(found))
@@ -138,6 +190,7 @@ def _print_status(found: RecoveryStatus) -> None:
                 process.name,
                 next((task["doing"] for task in process.tasks if task["task"] == "worker"), "-"),
                 f"{worker['ledgers_repaired']:,}",
+                f"{worker['entries_copied']:,}",
                 size_text(worker["bytes_copied"]),
                 f"{len(process.reports) + process.reports_omitted:,}",
                 sum(task["failures"] for task in process.tasks),
@@ -145,7 +198,8 @@ def _print_status(found: RecoveryStatus) -> None:
         )
     if rows:
         print()
-        print_table(rows, ("process", "worker", "repaired", "copied", "not repaired", "failures"), right=(2, 3, 4, 5))
+        headers = ("process", "worker", "repaired", "entries", "copied", "not repaired", "failures")
+        print_table(rows, headers, right=(2, 3, 4, 5, 6))
 
 
 async def _list(driver: MetadataDriver, arguments: argparse.Namespace) -> int:

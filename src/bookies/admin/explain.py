@@ -1,0 +1,304 @@
+"""`bk ledger explain` and `bk recovery why`: where every replica is, whether it is good, and what is being done."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from bookies.admin.common import Session, print_json
+
+if TYPE_CHECKING:
+    from bookies.client.watcher import BookieStatus
+    from bookies.model import BookieId, LedgerMetadata
+    from bookies.protocol.fragments import FragmentVerdict, ReplicaVerdict
+    from bookies.replication.by_hand import ByHand, Standing
+
+
+@asynccontextmanager
+async def by_hand(session: Session) -> AsyncIterator[ByHand]:
+    """What looks at and repairs single ledgers, in this session."""
+    from bookies.config import RecoveryConfig
+    from bookies.replication.by_hand import ByHand
+    from bookies.replication.membership import Membership
+    from bookies.runtime.events import Events
+
+    clock = session.runtime.clock
+    delay_s = RecoveryConfig().lost_bookie_delay_s
+    membership = Membership(session.driver, clock, delay_s, Events("recovery", clock), writes_delay=False)
+    try:
+        await membership.start()
+        yield ByHand(session.driver, session.client.administration(), membership)
+    finally:
+        membership.stop()
+
+
+# -- one entry, or all of a ledger -------------------------------------------------------------------------------------
+
+
+async def explain(session: Session, ledger_id: int, entry_id: int | None, arguments: argparse.Namespace) -> int:
+    """Print all there is to know of a ledger's replicas, or of one entry's. 1: something is not as it should be."""
+    async with by_hand(session) as hand:
+        standing = await hand.look(ledger_id)
+    bookies = {each.id: each for each in await session.client.bookies()}
+    facts: dict[str, Any] = {
+        "ledger": ledger_id,
+        "state": standing.record.state.name,
+        "recovery": recovery_facts(standing),
+    }
+    lines = [_head(standing.record)]
+    if entry_id is None:
+        facts["fragments"] = [await _fragment(session, standing, verdict, bookies) for verdict in standing.verdicts]
+        for fragment in facts["fragments"]:
+            lines += _fragment_lines(fragment)
+        good = min((fragment["fewest_good"] for fragment in facts["fragments"]), default=None)
+    else:
+        facts["entry"] = await _entry(session, standing, entry_id, bookies)
+        lines += _entry_lines(facts["entry"], standing.record)
+        good = sum(replica["state"] == "stored" for replica in facts["entry"]["replicas"])
+    record = standing.record
+    is_there = entry_id is None or not record.is_closed or entry_id <= record.last_entry_id
+    facts["verdict"] = _verdict(standing, good) if is_there else f"the ledger has no entry {entry_id:,}"
+    if arguments.json:
+        print_json(facts)
+    else:
+        print("\n".join([*lines, *recovery_lines(standing), f"verdict: {facts['verdict']}"]))
+    is_fine = is_there and standing.trouble is None and good in (None, record.write_quorum)
+    return int(not is_fine)
+
+
+def _head(record: LedgerMetadata) -> str:
+    digest = record.digest_type.name.lower() if record.digest_type else "digest unknown"
+    quorums = f"E{record.ensemble_size}/Qw{record.write_quorum}/Qa{record.ack_quorum}"
+    made = ""
+    if record.ctime_ms:
+        made = f"  created {_time(record.ctime_ms)}"
+    end = f"  {record.last_entry_id + 1:,} entries" if record.is_closed else ""
+    return f"ledger {record.ledger_id}  {record.state.name}  {quorums}  {digest}{end}{made}"
+
+
+def _time(wall_ms: float) -> str:
+    return datetime.datetime.fromtimestamp(wall_ms / 1000).isoformat(" ", "seconds")
+
+
+def _bookie_facts(bookie: BookieId, standing: Standing, bookies: Mapping[BookieId, BookieStatus]) -> dict[str, Any]:
+    status = bookies.get(bookie)
+    notes = []
+    if bookie in standing.circumstances.leaving:
+        notes.append("is being emptied")
+    if bookie in standing.circumstances.excused:
+        notes.append("away for maintenance")
+    elif bookie in standing.circumstances.lost:
+        notes.append("counts as lost")
+    return {
+        "bookie": bookie,
+        "mode": "unknown to the cluster" if status is None else status.mode,
+        "location": None if status is None else status.location,
+        "notes": notes,
+    }
+
+
+async def _fragment(
+    session: Session, standing: Standing, verdict: FragmentVerdict, bookies: Mapping[BookieId, BookieStatus]
+) -> dict[str, Any]:
+    fragment = verdict.fragment
+    adherence, findings = await session.client.administration().judge_placement(fragment)
+    return {
+        "first_entry": fragment.first,
+        "last_entry": fragment.last,
+        "finished": fragment.is_finished,
+        "fewest_good": verdict.fewest_replicas,
+        "replicas": [
+            _bookie_facts(replica.bookie, standing, bookies) | _replica_facts(replica) for replica in verdict.replicas
+        ],
+        "placement": {1: "not as the policy wants it", 3: "less than desired"}.get(adherence, "as wanted"),
+        "placement_findings": findings,
+    }
+
+
+def _replica_facts(replica: ReplicaVerdict) -> dict[str, Any]:
+    return {
+        "state": replica.state.value,
+        "entry": replica.entry_id,
+        "error": None if replica.error is None else replica.error.message,
+    }
+
+
+def _fragment_lines(facts: Mapping[str, Any]) -> list[str]:
+    end = f"to {facts['last_entry']:,}" if facts["finished"] else "and later"
+    lines = [f"entries {facts['first_entry']:,} {end}  at least {facts['fewest_good']} good replicas"]
+    for replica in facts["replicas"]:
+        where = "" if replica["entry"] is None else f" at entry {replica['entry']:,}"
+        lines.append(f"  {_bookie_text(replica)}  {replica['state']}{where}{_because(replica['error'])}")
+    lines.append(f"  placement {facts['placement']}" + "".join(f"; {each}" for each in facts["placement_findings"]))
+    return lines
+
+
+def _bookie_text(replica: Mapping[str, Any]) -> str:
+    about = [replica["mode"], *([replica["location"]] if replica["location"] else []), *replica["notes"]]
+    return f"{replica['bookie']} ({', '.join(about)})"
+
+
+def _because(error: str | None) -> str:
+    return "" if error is None else f": {error}"
+
+
+async def _entry(
+    session: Session, standing: Standing, entry_id: int, bookies: Mapping[BookieId, BookieStatus]
+) -> dict[str, Any]:
+    """What each bookie of an entry's write set answers."""
+    record = standing.record
+    index = record.fragment_index(entry_id)
+    first, _ = record.ensembles[index]
+    last = None if index + 1 == len(record.ensembles) else record.ensembles[index + 1][0] - 1
+    answers = await session.client.administration().ask_holders(record, entry_id, standing.circumstances.registered)
+    return {
+        "entry": entry_id,
+        "fragment": index + 1,
+        "first_entry": first,
+        "last_entry": last,
+        "replicas": [
+            _bookie_facts(bookie, standing, bookies)
+            | {"state": _state_word(error), "error": None if error is None else error.message}
+            for bookie, error in answers
+        ],
+    }
+
+
+def _state_word(error: Exception | None) -> str:
+    from bookies.errors import BookKeeperError
+    from bookies.protocol.fragments import state_of
+
+    if error is None:
+        return "stored"
+    assert isinstance(error, BookKeeperError)
+    return state_of(error).value
+
+
+def _entry_lines(facts: Mapping[str, Any], record: LedgerMetadata) -> list[str]:
+    end = "and later" if facts["last_entry"] is None else f"to {facts['last_entry']:,}"
+    names = " ".join(replica["bookie"] for replica in facts["replicas"])
+    lines = [
+        f"entry {facts['entry']:,}  fragment {facts['fragment']} (entries {facts['first_entry']:,} {end})  "
+        f"write set: {names}"
+    ]
+    if record.is_closed and facts["entry"] > record.last_entry_id:
+        lines.append(f"  the ledger ends at entry {record.last_entry_id:,}")
+    for replica in facts["replicas"]:
+        good = "  digest ok" if replica["state"] == "stored" else ""
+        lines.append(f"  {_bookie_text(replica)}  {replica['state']}{good}{_because(replica['error'])}")
+    return lines
+
+
+def _verdict(standing: Standing, good: int | None) -> str:
+    """In a sentence. `good`: replicas of the entry that is worst off; None: there is no entry."""
+    record = standing.record
+    if standing.trouble is not None:
+        return f"its replicas could not be looked at: {standing.trouble}"
+    if good is None:
+        return "it has no entries, so nothing can be missing"
+    text = f"{good} of {record.write_quorum} replicas are good, "
+    if good == 0:
+        text += "so it cannot be read now"
+    else:
+        holds = "holds" if good >= record.ack_quorum else "does not hold"
+        text += f"ack quorum {record.ack_quorum} {holds}: readable"
+    if good == record.write_quorum:
+        return f"{text}. Fully replicated."
+    return f"{text}. Under-replicated: {_next(standing)}"
+
+
+def _next(standing: Standing) -> str:
+    assessment = standing.assessment
+    if assessment.losses:
+        loss = assessment.losses[0]
+        return f"entries {loss.first:,} to {loss.last:,} are lost unless a bookie that has them comes back"
+    if assessment.wants_sealing:
+        return "a lost bookie is among those that its writer writes to; it is sealed after a grace period"
+    if assessment.jobs:
+        by = f" by {standing.locked_by}" if standing.locked_by else ""
+        marked = "it is marked, and will be repaired" if standing.mark else "bk recovery repair mends it now"
+        return f"it is being repaired{by}" if by else marked
+    for wait in assessment.waits:
+        bookie = f"{wait.bookie}: " if wait.bookie else ""
+        return f"it waits for {wait.cause.value}; {bookie}{wait.reason}"
+    return "an entry is bad that the check of the ledger does not read; bk ledger repair mends it"
+
+
+# -- what auto-recovery makes of it --------------------------------------------------------------------------------
+
+
+def recovery_facts(standing: Standing) -> dict[str, Any]:
+    """For JSON."""
+    mark, assessment = standing.mark, standing.assessment
+    return {
+        "state": None if standing.trouble else assessment.state.value,
+        "trouble": standing.trouble,
+        "marked": None if mark is None else {"bookies": list(mark.replicas), "since_ms": mark.ctime_ms},
+        "locked_by": standing.locked_by,
+        "waits": [
+            {"for": wait.cause.value, "first": wait.first, "last": wait.last, "bookie": wait.bookie, "why": wait.reason}
+            for wait in assessment.waits
+        ],
+        "losses": [
+            {"first": loss.first, "last": loss.last, "evidence": dict(loss.evidence)} for loss in assessment.losses
+        ],
+        "reports": [{"process": process.name, **report} for process, report in standing.reports],
+    }
+
+
+def recovery_lines(standing: Standing) -> list[str]:
+    """Mark, lock, and what a worker has said."""
+    mark = standing.mark
+    if mark is None:
+        lines = ["not marked as lacking replicas"]
+    else:
+        since = f" since {_time(mark.ctime_ms)}" if mark.ctime_ms else ""
+        lines = [f"marked as lacking replicas{since}, bookies: {', '.join(mark.replicas) or 'nobody named'}"]
+    if standing.locked_by is not None:
+        lines.append(f"being repaired by {standing.locked_by}")
+    for process, report in standing.reports[:1]:
+        lines += _report_lines(process.name, report)
+    return lines
+
+
+def _report_lines(name: str, report: Mapping[str, Any]) -> list[str]:
+    tries = f"{report['tries']} {'try' if report['tries'] == 1 else 'tries'}"
+    again = "when a bookie comes back" if report["next_ms"] is None else f"at {_time(report['next_ms'])}"
+    lines = [f"{name} could not repair it: {report['state']} since {_time(report['since_ms'])}, {tries}, next {again}"]
+    lines += [f"  {each}" for each in problem_lines(report["waits"], report["losses"])]
+    return lines
+
+
+def problem_lines(waits: Sequence[Mapping[str, Any]], losses: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a repair waits for, and what is lost with the evidence; as reports and JSON have it."""
+    lines = []
+    for loss in losses:
+        evidence = "; ".join(f"{bookie}: {why}" for bookie, why in loss["evidence"].items())
+        lines.append(f"entries {loss['first']:,} to {loss['last']:,} are lost: {evidence}")
+    for wait in waits:
+        bookie = f"{wait['bookie']}: " if wait["bookie"] else ""
+        lines.append(f"{_entries(wait)} wait for {wait['for']}: {bookie}{wait['why']}")
+    return lines
+
+
+def _entries(wait: Mapping[str, Any]) -> str:
+    return f"entries {wait['first']:,} {'and later' if wait['last'] < 0 else 'to ' + format(wait['last'], ',')}"
+
+
+async def why(session: Session, ledger_id: int, arguments: argparse.Namespace) -> int:
+    """Why a ledger lacks replicas, and what happens next. 0: it lacks none."""
+    async with by_hand(session) as hand:
+        standing = await hand.look(ledger_id)
+    facts = recovery_facts(standing)
+    if arguments.json:
+        print_json({"ledger": ledger_id, **facts})
+    else:
+        good = min((verdict.fewest_replicas for verdict in standing.verdicts), default=None)
+        state = "cannot be told" if facts["state"] is None else facts["state"]
+        print(f"ledger {ledger_id}  {standing.record.state.name}  {state}: {_verdict(standing, good)}")
+        for line in [*problem_lines(facts["waits"], facts["losses"]), *recovery_lines(standing)]:
+            print(f"  {line}")
+    return int(facts["state"] != "healthy")

@@ -1,0 +1,208 @@
+"""`bk recovery repair`, which repairs ledgers at once, and `bk recovery status --watch`, which follows the work."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bookies.admin.common import Progress, Session, print_json, size_text
+from bookies.admin.usage import UsageError
+
+if TYPE_CHECKING:
+    from bookies.metadata.driver import MetadataDriver
+    from bookies.replication.by_hand import ByHand
+    from bookies.replication.repair import Outcome
+    from bookies.replication.status import RecoveryStatus
+
+# -- repair ------------------------------------------------------------------------------------------------------------
+
+
+async def repair(session: Session, arguments: argparse.Namespace) -> int:
+    """Repair these ledgers, or all that are marked, one after the other. 1: some could not be."""
+    from bookies.admin.explain import by_hand
+
+    if arguments.rate is not None and arguments.rate <= 0:
+        raise UsageError(f"--rate {arguments.rate:g}: must be above 0; without it copies are as fast as they go")
+    ids = list(dict.fromkeys(arguments.ledgers)) or await _marked(session.driver)
+    if not ids:
+        return _say_nothing(arguments)
+    async with by_hand(session) as hand:
+        if arguments.dry_run:
+            return await _show(hand, ids, arguments)
+        return await _repair_all(hand, ids, arguments)
+
+
+async def _marked(driver: MetadataDriver) -> list[int]:
+    return [each async for ids in driver.recovery.marked_ids() for each in ids]
+
+
+def _say_nothing(arguments: argparse.Namespace) -> int:
+    if arguments.json:
+        print_json({"ledgers": []})
+    else:
+        print("no ledger is marked as lacking replicas")
+    return 0
+
+
+async def _show(hand: ByHand, ids: Sequence[int], arguments: argparse.Namespace) -> int:
+    """What each lacks, as far as one look can tell."""
+    from bookies.admin.explain import problem_lines, recovery_facts
+    from bookies.model import BookieId
+
+    lost = [BookieId(each) for each in arguments.lost]
+    rows = []
+    for ledger_id in ids:
+        standing = await hand.look(ledger_id, lost=lost, percentage=arguments.percentage)
+        facts = recovery_facts(standing)
+        fragments = len(standing.assessment.jobs)
+        rows.append({"ledger": ledger_id, "fragments_to_repair": fragments, **facts})
+        if not arguments.json:
+            sealing = ", after it was sealed" if standing.assessment.wants_sealing else ""
+            print(f"ledger {ledger_id}: {facts['state']}, {fragments:,} fragments would be repaired{sealing}")
+            for line in problem_lines(facts["waits"], facts["losses"]):
+                print(f"  {line}")
+    if arguments.json:
+        print_json({"dry_run": True, "ledgers": rows})
+    else:
+        print("nothing was changed")
+    return 0
+
+
+async def _repair_all(hand: ByHand, ids: Sequence[int], arguments: argparse.Namespace) -> int:
+    from bookies.admin.drain import who
+    from bookies.errors import LedgerNotFound
+    from bookies.model import BookieId
+    from bookies.protocol.repair_work import RepairState
+    from bookies.protocol.replicate import Pace
+
+    progress = Progress("ledgers", len(ids), quiet=arguments.json)
+    pace, rows = Pace(arguments.rate), []
+    for count, ledger_id in enumerate(ids, 1):
+        try:
+            outcome, totals = await hand.repair(
+                ledger_id,
+                who(),
+                lost=[BookieId(each) for each in arguments.lost],
+                seals=arguments.seal_open,
+                pace=pace,
+                percentage=arguments.percentage,
+            )
+        except LedgerNotFound:
+            if ledger_id in arguments.ledgers:
+                progress.clear()
+                raise
+            continue  # Deleted since it was marked.
+        row = _row(ledger_id, outcome)
+        row |= {"entries": totals.entries, "size": totals.size, "sealed": bool(totals.sealed)}
+        rows.append(row)
+        if not arguments.json and row["state"] != RepairState.HEALTHY.value:
+            progress.clear()
+            _print_problems(row)
+        progress.update(count)
+    progress.clear()
+    left = [row for row in rows if row["state"] != RepairState.HEALTHY.value]
+    if arguments.json:
+        print_json({"dry_run": False, "ledgers": rows})
+    else:
+        entries, size = sum(row["entries"] for row in rows), sum(row["size"] for row in rows)
+        copied = f"{entries:,} entries, {size_text(size)} copied"
+        print(f"{len(rows) - len(left):,} of {len(rows):,} ledgers are whole: {copied}")
+    return int(bool(left))
+
+
+def _row(ledger_id: int, outcome: Outcome | None) -> dict[str, Any]:
+    if outcome is None:
+        return {"ledger": ledger_id, "state": "locked", "waits": [], "losses": []}
+    return {
+        "ledger": ledger_id,
+        "state": outcome.state.value,
+        "waits": [
+            {"for": each.cause.value, "first": each.first, "last": each.last, "bookie": each.bookie, "why": each.reason}
+            for each in outcome.waits
+        ],
+        "losses": [
+            {"first": each.first, "last": each.last, "evidence": dict(each.evidence)} for each in outcome.losses
+        ],
+    }
+
+
+def _print_problems(row: dict[str, Any]) -> None:
+    from bookies.admin.explain import problem_lines
+
+    if row["state"] == "locked":
+        print(f"ledger {row['ledger']}: somebody else is repairing it")
+        return
+    print(f"ledger {row['ledger']}: {row['state']}")
+    for line in problem_lines(row["waits"], row["losses"]):
+        print(f"  {line}")
+
+
+# -- watching ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How far all processes together are. `at_s`: of one clock; `marked`: ledgers; the others since they began."""
+
+    at_s: float
+    marked: int
+    repaired: int
+    entries: int
+    size: int
+
+
+def sample_of(found: RecoveryStatus, now_s: float) -> Sample:
+    """Of one look."""
+    workers = [process.worker for process in found.processes]
+    return Sample(
+        now_s,
+        found.marked,
+        sum(worker["ledgers_repaired"] for worker in workers),
+        sum(worker["entries_copied"] for worker in workers),
+        sum(worker["bytes_copied"] for worker in workers),
+    )
+
+
+def remaining_s(first: Sample, last: Sample) -> float | None:
+    """Until nothing is marked, if it goes on as between these looks; None: nothing was repaired between them."""
+    elapsed_s, done = last.at_s - first.at_s, first.marked - last.marked
+    if not last.marked:
+        return 0.0
+    return None if elapsed_s <= 0 or done <= 0 else last.marked * elapsed_s / done
+
+
+async def watch(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
+    """A line each time, until nothing is marked."""
+    from bookies.replication.status import read_status
+    from bookies.runtime import aio
+
+    clock, loop = aio.runtime().clock, asyncio.get_running_loop()
+    first: Sample | None = None
+    while True:
+        found = await read_status(driver, clock.wall_ms())
+        now = sample_of(found, loop.time())
+        if first is None or now.marked > first.marked:
+            first = now
+        _print_sample(found, now, remaining_s(first, now), arguments)
+        if not now.marked:
+            return 0
+        await asyncio.sleep(arguments.watch)
+
+
+def _print_sample(found: RecoveryStatus, now: Sample, left_s: float | None, arguments: argparse.Namespace) -> None:
+    reports = [report for process in found.processes for report in process.reports]
+    if arguments.json:
+        facts = {"marked": now.marked, "being_repaired": len(found.locks), "repaired": now.repaired}
+        print_json(facts | {"entries": now.entries, "size": now.size, "remaining_s": left_s, "stuck": len(reports)})
+        return
+    text = f"{now.marked:,} marked, {len(found.locks):,} being repaired; "
+    text += f"{now.repaired:,} repaired, {now.entries:,} entries, {size_text(now.size)} copied"
+    if now.marked:
+        text += "" if left_s is None else f", about {left_s:,.0f} s left"
+    for report in reports[:1]:
+        causes = [f"waits for {wait['for']}" for wait in report["waits"]] or ["has lost entries"]
+        text += f"; {len(reports):,} could not be repaired, {report['ledger_id']} {causes[0]}"
+    print(text if found.is_enabled else f"{text}; repairs are switched off: bk recovery enable", flush=True)

@@ -1,0 +1,135 @@
+"""One ledger, looked at or repaired at once because somebody asks: what auto-recovery would do, and why it has not yet.
+
+Both judge as the auditor and the workers do, with the same functions; but for the bookies that whoever asks declares to
+be lost, since a person knows that before any delay is over. Source: metadata 8.6, 8.7 and 8.12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bookies.client.administration import Administration
+from bookies.errors import BookKeeperError, ClientClosed, InvalidArgument, LedgerNotFound, MetadataError
+from bookies.metadata.driver import MetadataDriver, Versioned
+from bookies.metadata.recovery_store import Mark
+from bookies.model import BookieId, LedgerMetadata
+from bookies.protocol.fragments import FragmentVerdict
+from bookies.protocol.repair_work import Assessment, Cause, Circumstances, RepairState, assess
+from bookies.protocol.replicate import Pace
+from bookies.replication.membership import Membership
+from bookies.replication.repair import LedgerRepair, Outcome, Totals
+from bookies.replication.status import ProcessStatus, reports_on
+
+UNLIMITED_S = float("inf")
+SEALING = "a lost bookie is among those that it writes to; sealing the ledger (--seal-open) ends the writer"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How it stands with a ledger now. `reports`: what processes that take part have said of it, the latest first.
+
+    `trouble`: why its replicas could not be looked at; then nothing is known of them.
+    """
+
+    record: LedgerMetadata
+    mark: Mark | None
+    locked_by: str | None
+    reports: Sequence[tuple[ProcessStatus, Mapping[str, Any]]]
+    verdicts: Sequence[FragmentVerdict]
+    assessment: Assessment
+    circumstances: Circumstances
+    trouble: str | None = None
+
+
+class ByHand:
+    """`membership`: started, and stopped by whoever made it."""
+
+    def __init__(self, driver: MetadataDriver, administration: Administration, membership: Membership) -> None:
+        self._driver = driver
+        self._administration = administration
+        self._membership = membership
+
+    async def look(self, ledger_id: int, *, lost: Sequence[BookieId] = (), percentage: float = 0) -> Standing:
+        """Ask the store and the ledger's bookies. `percentage`: of the entries of each replica to read beside its first
+        and last. `lost`: as in `repair`. Raises `LedgerNotFound`, `MetadataError`, `InvalidArgument`."""
+        self._check_lost(lost)
+        store = self._driver.recovery
+        found = await self._administration.record(ledger_id)
+        mark = await store.mark_of(ledger_id)
+        circumstances = self._circumstances(() if mark is None else mark.replicas, lost)
+        verdicts: Sequence[FragmentVerdict] = ()
+        assessment, trouble = Assessment(), None
+        try:
+            check = await self._administration.check_record(found, circumstances.registered, percentage=percentage)
+        except (ClientClosed, LedgerNotFound, MetadataError):
+            raise
+        except BookKeeperError as error:
+            trouble = str(error)
+        else:
+            verdicts, assessment = check.fragments, assess(found.metadata, check.fragments, circumstances)
+        return Standing(
+            found.metadata,
+            mark,
+            (await store.locks()).get(ledger_id),
+            await reports_on(self._driver, ledger_id),
+            verdicts,
+            assessment,
+            circumstances,
+            trouble,
+        )
+
+    async def repair(
+        self,
+        ledger_id: int,
+        owner: str,
+        *,
+        lost: Sequence[BookieId] = (),
+        seals: bool = False,
+        pace: Pace | None = None,
+        percentage: int = 0,
+    ) -> tuple[Outcome | None, Totals]:
+        """Repair it under its lock, whatever the switch says; its mark goes when it is whole. None: somebody else has
+        the lock. `lost`: bookies that are away and shall count as lost. `seals`: an open ledger that a lost bookie is
+        in is sealed, which ends its writer.
+
+        Raises `LedgerNotFound`, `MetadataError`, `InvalidArgument` for a bookie that is registered.
+        """
+        self._check_lost(lost)
+        await self._administration.record(ledger_id)
+        store, totals = self._driver.recovery, Totals()
+        mark = await store.mark_of(ledger_id)
+        lock = await store.lock(ledger_id, owner, needs_mark=mark is not None)
+        if lock is None:
+            return None, totals
+
+        def grace(found: Versioned) -> float:
+            return 0.0 if seals else UNLIMITED_S
+
+        named = () if mark is None else mark.replicas
+        repair = LedgerRepair(
+            self._administration,
+            lambda: self._circumstances(named, lost),
+            grace,
+            pace or Pace(None),
+            totals,
+            percentage,
+        )
+        try:
+            outcome = await repair.run(ledger_id)
+            if outcome.state is RepairState.HEALTHY and mark is not None:
+                await store.done(lock)
+        finally:
+            await store.unlock(lock)
+        outcome.waits = [each._replace(reason=SEALING) if each.cause is Cause.GRACE else each for each in outcome.waits]
+        return outcome, totals
+
+    def _circumstances(self, named: Sequence[BookieId], lost: Sequence[BookieId]) -> Circumstances:
+        return self._membership.circumstances([*named, *lost])
+
+    def _check_lost(self, lost: Collection[BookieId]) -> None:
+        for bookie in lost:
+            if bookie in self._membership.registered:
+                text = f"bookie {bookie} is registered, so it is not lost; one that runs is emptied by"
+                raise InvalidArgument(f"{text} bk bookie drain {bookie}")
