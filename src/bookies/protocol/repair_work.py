@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bookies.errors import BookKeeperError
-from bookies.model import BookieId, LedgerMetadata
+from bookies.model import INVALID_ENTRY_ID, BookieId, LedgerMetadata
 from bookies.protocol.fragments import Fragment, FragmentVerdict, ReplicaState, ReplicaVerdict, state_of
 from bookies.protocol.quorum import write_set
 
@@ -144,6 +144,8 @@ def _assess_finished(verdict: FragmentVerdict, circumstances: Circumstances, fou
     replaced: list[int] = []
     unknown: list[int] = []
     for replica in verdict.replicas:
+        if fragment.first_stored(replica.position) == INVALID_ENTRY_ID:
+            continue  # A short fragment has nothing there, so nothing can be missing.
         is_leaving = replica.bookie in circumstances.leaving
         if replica.state is ReplicaState.OK:
             if is_leaving:

@@ -52,12 +52,16 @@ FRAGMENTS_AT_ONCE = 4
 
 @dataclass(slots=True)
 class Totals:
-    """What all repairs of a process have copied: `entries`, `size` in bytes, both of all copies."""
+    """What all repairs of a process have copied: `entries`, `size` in bytes, both of all copies.
+
+    `renewed`: those entries of bookies that stayed where they are.
+    """
 
     ledgers: int = 0
     fragments: int = 0
     sealed: int = 0
     entries: int = 0
+    renewed: int = 0
     size: int = 0
 
 
@@ -249,9 +253,10 @@ class LedgerRepair:
         losses: list[Problem] = []
         while runs:
             try:
-                await self._administration.renew_entries(
+                renewed = await self._administration.renew_entries(
                     fragment.ledger_id, replica.bookie, runs, pace=self._pace, progress=self._counter()
                 )
+                self._totals.renewed += renewed
             except BookKeeperError as error:
                 problem = await self._explained(fragment, error, found)
                 if not isinstance(problem, Loss) or len(losses) >= LOSSES_MAX:

@@ -6,7 +6,8 @@ from the store. When everything is healed and every ledger is sealed they have s
     healed      every entry is on all bookies of its write set, by the record, and none of those is gone for good;
                 or the ledger is marked, and a process says why it could not be repaired
     tidy        nothing else is marked, and nothing is locked
-    thrift      what they have copied is not more than `COPIES_MAX` times what they had to
+    thrift      what they have copied is not more than `COPIES_MAX` times what has moved or was renewed, beside
+                `BROKEN_OFF_MAX` entries of copies that broke off with those who made them
 
 Source: client-protocol 8.2 (I-2, I-18; the rest is checked as in every run), metadata 8.
 """
@@ -19,8 +20,8 @@ from typing import TYPE_CHECKING
 from bookies.client.administration import LedgerCheck
 from bookies.config import RecoveryConfig
 from bookies.errors import BookKeeperError
-from bookies.model import BookieId, LedgerMetadata, fragments_of
-from bookies.protocol.fragments import ReplicaState
+from bookies.model import INVALID_ENTRY_ID, BookieId, LedgerMetadata, fragments_of
+from bookies.protocol.fragments import ReplicaState, is_stored_on
 from bookies.protocol.quorum import stored_ids
 from bookies.replication.daemon import AutoRecovery
 from bookies.sim.cluster import SimClient, SimCluster
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from bookies.sim.plan import Plan
 
 HEALER = "replicator-healer"  # whose commits are checked as those of replicators are
+COPIES_MAX = 3
+BROKEN_OFF_MAX = 300
 QUIET_S = 120.0  # virtual time until everything has to be healed
 LOOK_S = 2.0
 
@@ -66,6 +69,7 @@ class Healers:
             ("ledgers repaired", recovery.worker.totals.ledgers),
             ("ledgers sealed by repairs", recovery.worker.totals.sealed),
             ("entries copied by repairs", recovery.worker.totals.entries),
+            ("entries renewed by repairs", recovery.worker.totals.renewed),
         ):
             self._history.count(what, number)
 
@@ -80,7 +84,6 @@ class Healers:
                     self._history.violated(invariant, text)
                 break
             await asyncio.sleep(LOOK_S)
-        self.count_moved()
 
     async def _problems(self, client: SimClient) -> list[tuple[str, str]]:
         store = client.driver.recovery
@@ -101,14 +104,18 @@ class Healers:
         found += [("tidy", f"ledger {each} is marked, and nobody says why") for each in marked if each not in explained]
         return found
 
-    def count_moved(self) -> None:
-        """How many entries the records have moved, beside how many were copied."""
+    def check_thrift(self) -> None:
+        """When all processes have ended: what was copied, beside what records and bookies have got."""
         moved = 0
         for commits in self._cluster.store.commits.values():
             for commit in commits:
                 if commit.author.startswith(HEALER) and commit.before is not None and commit.after is not None:
                     moved += _moved(commit.before, commit.after)
         self._history.count("entries moved by repairs", moved)
+        copied = self._history.counts.get("entries copied by repairs", 0)
+        needed = moved + self._history.counts.get("entries renewed by repairs", 0)
+        if copied > COPIES_MAX * needed + BROKEN_OFF_MAX:
+            self._history.violated("thrift", f"repairs have copied {copied} entries, and had to copy {needed}")
 
     def _problem_of(self, check: LedgerCheck) -> str:
         """What a ledger lacks; nothing if it is whole."""
@@ -116,12 +123,13 @@ class Healers:
             return "it is not sealed"
         for verdict in check.fragments:
             for replica in verdict.replicas:
-                if replica.state is not ReplicaState.OK:
+                is_needed = verdict.fragment.first_stored(replica.position) != INVALID_ENTRY_ID
+                if is_needed and replica.state is not ReplicaState.OK:
                     first, last = verdict.fragment.first, verdict.fragment.last
                     return f"entries {first} to {last} on {replica.bookie}: {replica.error}"
         gone = [name for name, bookie in self._cluster.bookies.items() if bookie.is_gone]
         named = [name for name in gone if any(name in ensemble for _, ensemble in check.metadata.ensembles)]
-        held = [name for name in named if any(name in verdict.fragment.ensemble for verdict in check.fragments)]
+        held = [name for name in named if is_stored_on(check.metadata, BookieId(name))]
         return f"its record names {', '.join(held)}, which is gone" if held else ""
 
 

@@ -194,7 +194,7 @@ PROFILES = {
     # A bookie is lost for good, others come and go, and auditors and workers that die themselves put it right.
     "recovery": Profile(
         bookies=6,
-        duration_s=3.0,
+        duration_s=2.0,
         plan=Plan(
             writers=2,
             recoverers=1,
@@ -208,7 +208,7 @@ PROFILES = {
             deferred_probability=0.0,
             healer_settings={
                 "lost_bookie_delay_s": 1,
-                "audit_ledgers_interval_s": 2,
+                "audit_ledgers_interval_s": 4,
                 "audit_replicas_interval_s": 0,
                 "audit_bookies_interval_s": 20,
                 "audit_verification_percentage": 100,

@@ -60,6 +60,7 @@ class Workload(Roles):
             await self._wait_healed()
         await check_ledgers(self.cluster, self.history, self.readers)
         await finishing
+        self._healers.check_thrift()
 
     async def _wait_healed(self) -> None:
         """Seal every ledger, and let auto-recovery do its work on what the faults have left."""

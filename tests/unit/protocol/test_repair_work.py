@@ -161,6 +161,14 @@ def test_of_a_striped_fragment_every_write_set_counts() -> None:
     assert [job.replaced for job in found.jobs] == [(0, 2)]
 
 
+def test_a_bookie_that_has_nothing_of_a_short_fragment_is_not_missed() -> None:
+    """Entries 0 and 1 of five bookies with three replicas: nothing is on the last one."""
+    verdict = verdict_of({}, (A, B, C, D, E), 3, away=[E], last=1)
+    assert assessed(verdict, lost=[E]).state is RepairState.HEALTHY
+    assert assessed(verdict, away=[E]).state is RepairState.HEALTHY
+    assert assessed(verdict_of({}, (A, B, C, D, E), 3, away=[D], last=1), lost=[D]).jobs
+
+
 def test_the_worst_fragment_comes_first() -> None:
     one = verdict_of({}, away=[B], first=0, last=4)
     two = verdict_of({}, away=[A, B], first=5, last=9)

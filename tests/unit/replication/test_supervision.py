@@ -1,0 +1,70 @@
+"""What dies is started again, counted and shown, and never takes anybody with it."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+
+from bookies.errors import MetadataError
+from bookies.replication.supervision import PAUSE_FIRST_S, PAUSE_MAX_S, SOUND_S, Supervised, supervise
+from bookies.runtime.events import Events
+from bookies.sim.cluster import SimClock
+from bookies.sim.loop import SimLoop
+
+
+def longest(low: float, high: float) -> float:
+    return high
+
+
+def test_a_task_that_dies_is_started_again_with_pauses_that_grow() -> None:
+    loop = SimLoop()  # type: ignore[abstract]
+    task, starts = Supervised("worker"), list[float]()
+
+    async def work() -> None:
+        starts.append(loop.time())
+        if len(starts) == 9:
+            await asyncio.sleep(SOUND_S)
+        raise MetadataError("the store is away") if len(starts) % 2 else ValueError("a mistake")
+
+    async def main() -> None:
+        events = Events("recovery", SimClock(loop, 0))
+        running = loop.create_task(supervise(task, work, events, longest))
+        await asyncio.sleep(400)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    loop.run(main())
+    loop.close()
+    pauses = [after - before for before, after in pairwise(starts)]
+    assert pauses[:3] == [PAUSE_FIRST_S, 2 * PAUSE_FIRST_S, 4 * PAUSE_FIRST_S]
+    assert pauses[7] == PAUSE_MAX_S
+    assert pauses[8] == SOUND_S + PAUSE_FIRST_S  # it had lived long enough
+    assert task.failures == task.starts
+    assert task.error in ("MetadataError: the store is away", "ValueError: a mistake")
+
+
+def test_whoever_cancels_it_waits_for_its_end() -> None:
+    loop = SimLoop()  # type: ignore[abstract]
+    ends: list[float] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(1_000)
+        finally:
+            await asyncio.sleep(3)
+            ends.append(loop.time())
+
+    async def main() -> None:
+        events = Events("recovery", SimClock(loop, 0))
+        running = loop.create_task(supervise(Supervised("worker"), work, events, longest))
+        await asyncio.sleep(10)
+        running.cancel()
+        await asyncio.wait((running,))
+        assert running.cancelled()
+        assert ends == [13.0]
+
+    loop.run(main())
+    loop.close()
