@@ -7,7 +7,7 @@ MINUTES ?= 1
 JOBS ?= 2
 AGAINST ?=
 
-.PHONY: run test check coverage sim mutants museum chaos chaos-storage apache interop etcd spark-chaos bench bench-spark example spark-cluster docs clean
+.PHONY: run test check coverage placement sim mutants museum chaos chaos-storage apache interop etcd spark-chaos bench bench-spark example spark-cluster docs clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -22,11 +22,16 @@ check: $(VENV)/.dev
 	@$(BIN)/python -m pytest -q tests/test_tidy.py
 
 # Every branch of the protocol's decisions is taken by their own tests: no cluster, no simulator.
-PROTOCOL_TESTS := tests/unit/protocol tests/scenarios $(addprefix tests/property/test_,add_pipeline.py log.py quorum.py read.py)
+PROTOCOL_TESTS := tests/unit/protocol tests/scenarios $(addprefix tests/property/test_,add_pipeline.py log.py placement.py \
+	quorum.py read.py)
 
 coverage: $(VENV)/.dev
 	@$(BIN)/python -m coverage run -m pytest -q -n 0 $(PROTOCOL_TESTS) $(ARGS)
 	@$(BIN)/python -m coverage report
+
+# Every topology of up to 8 bookies, 3 racks and 2 regions, against trying everything.
+placement: $(VENV)/.dev
+	@$(BIN)/python -m tests.placement.exhaustive --jobs $(JOBS) $(ARGS)
 
 sim: $(VENV)/.dev
 	@$(BIN)/bk sim $(if $(SEED),--seed $(SEED),--profile small --minutes $(MINUTES) --jobs $(JOBS)) $(ARGS)

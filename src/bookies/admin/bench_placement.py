@@ -24,6 +24,8 @@ from bookies.protocol.placement import choose_ensemble, judge
 from bookies.protocol.placement_policy import PlacementPolicy
 from bookies.protocol.topology import Kind, Topology
 
+JUDGED = 100  # ensembles of each cluster
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -86,14 +88,16 @@ def measure(shape: Shape, creates: int, seed: int) -> dict[str, object]:
     cluster = Cluster(map(BookieId, locations), topology, shape.policy)
     built = time.process_time()
     places: Counter[BookieId] = Counter()
-    adhering = 0
     quorums = shape.write_quorum, shape.ack_quorum
     for _ in range(creates):
         candidates = Candidates(cluster, preferred(cluster.bookies, rng, {}), turn=rng.getrandbits(16))
         places.update(choose_ensemble(candidates, shape.size, *quorums))
     chosen = time.process_time()
-    sample = [choose_ensemble(Candidates(cluster, preferred(cluster.bookies, rng, {})), shape.size, *quorums)]
-    adhering = sum(judge(topology, shape.policy, each, *quorums).is_adhering for each in sample)
+    ensembles = [
+        choose_ensemble(Candidates(cluster, preferred(cluster.bookies, rng, {})), shape.size, *quorums)
+        for _ in range(JUDGED)
+    ]
+    adhering = sum(judge(topology, shape.policy, each, *quorums).is_adhering for each in ensembles)
     mean = creates * shape.size / len(locations)
     counts = [places[BookieId(name)] for name in locations]
     return {
@@ -104,5 +108,5 @@ def measure(shape: Shape, creates: int, seed: int) -> dict[str, object]:
         "by_chance": round(1 + math.sqrt(2 * math.log(len(counts)) / mean), 2),
         "us_a_choice": round((chosen - built) / creates * 1e6, 1),
         "ms_a_change": round((built - begun) * 1e3, 1),
-        "adheres": bool(adhering),
+        "adhering_percent": round(100 * adhering / JUDGED),
     }

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
+    from bookies.errors import MetadataCorrupt
     from bookies.metadata.driver import MetadataDriver
     from bookies.runtime.ports import Runtime
 
@@ -169,6 +170,13 @@ async def with_driver(
         return await body(driver)
     finally:
         await driver.close()
+
+
+def say_unreadable(noun: str, errors: Sequence[MetadataCorrupt]) -> int:
+    """Name ledgers whose records cannot be read; the exit status that follows."""
+    for error in errors:
+        print(f"bk {noun}: {error}; `bk metadata check` names all such", file=sys.stderr)
+    return int(bool(errors))
 
 
 def print_json(value: Any) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bookies.admin.common import Progress, print_json, print_table, size_text
-from bookies.errors import LedgerNotFound, ReplicationFailed
+from bookies.admin.common import Progress, print_json, print_table, say_unreadable, size_text
+from bookies.errors import LedgerNotFound, MetadataCorrupt, ReplicationFailed
 from bookies.model import BookieId
 from bookies.runtime.tasks import all_of
 
@@ -25,7 +25,8 @@ CHECKED_AT_ONCE = 8  # ledgers
 async def verify_ledgers(client: Client, ledger_ids: Sequence[int], percentage: float, *, as_json: bool) -> int:
     """Check these ledgers, or all; print what is wrong with them. 0: nothing is."""
     administration = client.administration()
-    wanted = list(ledger_ids) or [record.ledger_id async for record in client.ledgers()]
+    unreadable: list[MetadataCorrupt] = []
+    wanted = list(ledger_ids) or [record.ledger_id async for record in client.ledgers(unreadable=unreadable)]
     progress = Progress("ledgers checked", len(wanted), quiet=as_json)
     checked = bad = 0
     fewest: int | None = None
@@ -56,7 +57,7 @@ async def verify_ledgers(client: Client, ledger_ids: Sequence[int], percentage: 
         print(f"{checked:,} {'ledger' if checked == 1 else 'ledgers'} checked, {bad:,} with problems")
         if fewest is not None:
             print(f"the entry that is worst off has {fewest} good {'replica' if fewest == 1 else 'replicas'}")
-    return 1 if bad else 0
+    return say_unreadable("ledger", unreadable) or int(bool(bad))
 
 
 def _described(check: LedgerCheck) -> dict[str, object]:
@@ -107,7 +108,8 @@ async def repair_ledgers(
 ) -> int:
     """Check these ledgers, or all, and repair what is bad. Raises `ReplicationFailed` at the first that cannot be."""
     administration = client.administration()
-    wanted = list(ledger_ids) or [record.ledger_id async for record in client.ledgers()]
+    unreadable: list[MetadataCorrupt] = []
+    wanted = list(ledger_ids) or [record.ledger_id async for record in client.ledgers(unreadable=unreadable)]
     progress = Progress("ledgers repaired", len(wanted), quiet=as_json)
     moves: list[Move] = []
     for count, ledger_id in enumerate(wanted, 1):
@@ -123,11 +125,11 @@ async def repair_ledgers(
     progress.clear()
     if as_json:
         print_json({"fragments": [_described_move(move) for move in moves]})
-        return 0
+        return say_unreadable("ledger", unreadable)
     if moves:
         print_table([_move_row(move) for move in moves], ("ledger", "entries", "bookies", ""), right=(0,))
     print(f"repaired {_fragments(len(moves))} of {len(wanted):,} {'ledger' if len(wanted) == 1 else 'ledgers'}")
-    return 0
+    return say_unreadable("ledger", unreadable)
 
 
 async def recover_bookies(

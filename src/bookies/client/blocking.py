@@ -27,7 +27,7 @@ from bookies.client.blocking_log import Log
 from bookies.client.receipt import FragmentPlacement
 from bookies.client.watcher import BookieStatus
 from bookies.config import ClientConfig
-from bookies.errors import ClientClosed, InvalidArgument
+from bookies.errors import ClientClosed, InvalidArgument, MetadataCorrupt
 from bookies.model import BookieId, DigestType, LedgerMetadata
 
 T = TypeVar("T")
@@ -217,9 +217,14 @@ class Client:
         """Whether a ledger has ended; only the metadata store is asked."""
         return self._thread.call(self._client.is_sealed(ledger_id, timeout=timeout))
 
-    def ledgers(self, label: tuple[str, str | bytes] | None = None) -> Iterator[LedgerMetadata]:
-        """The records of all ledgers, by ascending id; with `label` (name, value) only of those that carry it."""
-        found = self._client.ledgers(label)
+    def ledgers(
+        self, label: tuple[str, str | bytes] | None = None, *, unreadable: list[MetadataCorrupt] | None = None
+    ) -> Iterator[LedgerMetadata]:
+        """The records of all ledgers, by ascending id; with `label` (name, value) only of those that carry it.
+
+        `unreadable`: takes the errors of records that cannot be read, in place of raising the first.
+        """
+        found = self._client.ledgers(label, unreadable=unreadable)
         while (record := self._thread.call(next_or_none(found))) is not None:
             yield record
 

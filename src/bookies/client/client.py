@@ -40,6 +40,7 @@ from bookies.errors import (
     InvalidArgument,
     LedgerExists,
     LedgerNotFound,
+    MetadataCorrupt,
 )
 from bookies.metadata.driver import MetadataDriver, Versioned
 from bookies.model import BookieId, DigestType, LedgerMetadata
@@ -301,17 +302,21 @@ class Client:
         """Whether a ledger has ended; only the metadata store is asked. Raises `LedgerNotFound`."""
         return (await self.metadata(ledger_id, timeout=timeout)).is_closed
 
-    async def ledgers(self, label: tuple[str, str | bytes] | None = None) -> AsyncIterator[LedgerMetadata]:
+    async def ledgers(
+        self, label: tuple[str, str | bytes] | None = None, *, unreadable: list[MetadataCorrupt] | None = None
+    ) -> AsyncIterator[LedgerMetadata]:
         """The records of all ledgers, by ascending id; with `label` (name, value) only of those that carry it.
 
-        Complete for every ledger that exists during the whole iteration; those deleted meanwhile may be missing.
+        Complete for every ledger that exists during the whole iteration; those deleted meanwhile may be missing. A
+        record that cannot be read is an error, `MetadataCorrupt`; with `unreadable` it is added there, and the others
+        follow.
         """
         self._check_open()
         wanted = _packed_labels(dict([label] if label else []))
         async for ids in self._driver.ledger_ids():
             for start in range(0, len(ids), LISTED_AT_ONCE):
                 part = ids[start : start + LISTED_AT_ONCE]
-                for record in await asyncio.gather(*map(self._record_or_none, part)):
+                for record in await asyncio.gather(*(self._record_or_none(each, unreadable) for each in part)):
                     if record is not None and wanted.items() <= record.custom_metadata.items():
                         yield record
 
@@ -430,11 +435,16 @@ class Client:
                 continue  # Somebody chose this id by hand, and may have deleted the ledger since.
         raise LedgerExists(f"the last {CREATE_ATTEMPTS_MAX} ids that the metadata store handed out were taken")
 
-    async def _record_or_none(self, ledger_id: int) -> LedgerMetadata | None:
+    async def _record_or_none(self, ledger_id: int, unreadable: list[MetadataCorrupt] | None) -> LedgerMetadata | None:
         try:
             return (await self._driver.read_ledger(ledger_id)).metadata
         except LedgerNotFound:
             return None  # Deleted since it was listed.
+        except MetadataCorrupt as error:
+            if unreadable is None:
+                raise
+            unreadable.append(error)
+            return None
 
 
 def _check_password(password: bytes) -> None:

@@ -145,7 +145,9 @@ async def replicate(
             bodies = await replicas.read_from_any(pool.health.order(copy.sources(ids[0])), ids)
         ids = ids[: len(bodies)]
         shares = copy.shares(ids)
+        begun = loop.time()
         await replicas.write(shares, ids, bodies)
+        account.pace.took(loop.time() - begun, loop.time())
         size = sum(map(len, bodies))
         copy.copied(ids[-1], len(ids), size)
         account.copied(fragment.ledger_id, sum(len(share) for _, share in shares), size * len(shares))

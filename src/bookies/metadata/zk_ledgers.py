@@ -15,7 +15,7 @@ from bookies.errors import InvalidArgument, LedgerNotFound, MetadataError, NotSu
 from bookies.metadata.driver import Versioned
 from bookies.metadata.leased import check_version, deleted_before, taken
 from bookies.metadata.serde import pack_ledger, parse_ledger
-from bookies.metadata.spent import SPENT_SIZE, divided, joined, pack_spent, parse_spent
+from bookies.metadata.spent import SPENT_SIZE, divided, is_spent_list, joined, pack_spent, parse_spent
 from bookies.metadata.zk_layout import (
     HIGH_DIRECTORIES_KEPT,
     HIGH_UNIT,
@@ -92,7 +92,7 @@ class SpentIds:
         """All of them, see `GivenIds`."""
         found = await self._nodes.children(self._nodes.paths.spent)
         lists: dict[int, IdSet] = {}
-        for name in found[0] if found is not None else []:
+        for name in filter(is_spent_list, found[0] if found is not None else []):
             path = f"{self._nodes.paths.spent}/{name}"
             data = await self._nodes.read(path)
             lists[int(name, 16)] = parse_spent(path, b"" if data is None else data[0])

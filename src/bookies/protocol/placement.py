@@ -7,9 +7,9 @@ positions (e + k) mod E, so the order of the members decides which of them hold 
 What is found
 -------------
 An ensemble that keeps every rule is found exactly when there is one (`placement_search`); otherwise `NotEnoughBookies`
-says which rule stands in the way and where the bookies are. Of several the best degree wins: wishes are met in their
-order of importance, each as far as it can be without giving up one before it. Bookies that do not work now are used
-only when the rules cannot be kept without them.
+says which rule stands in the way and where the bookies are, or that it could not be decided in so many steps. Of
+several the best degree wins: wishes are met in their order of importance, each as far as it can be without giving up
+one before it. Bookies that do not work now are used only when the rules cannot be kept without them.
 
 A replacement is bound by rules as far as those who stay allow: a write set that did not keep a rule before need not
 keep it afterwards, but no write set gets worse for it. Source: client-protocol 2.2 and 2.7; metadata 9.
@@ -27,7 +27,14 @@ from bookies.model import BookieId, Ensemble
 from bookies.protocol.candidates import Candidates
 from bookies.protocol.placement_policy import Adherence, PlacementPolicy
 from bookies.protocol.placement_proof import no_ensemble, no_replacement
-from bookies.protocol.placement_search import Conditions, Search, everywhere, without_implied
+from bookies.protocol.placement_search import (
+    STEPS_MAX,
+    WISH_STEPS_MAX,
+    Conditions,
+    Search,
+    everywhere,
+    without_implied,
+)
 from bookies.protocol.topology import Place, Problem, Topology, name_of
 from bookies.protocol.write_sets import Condition, Spread, distinct, write_sets
 
@@ -70,8 +77,15 @@ def choose_ensemble(
     rules = cluster.policy.required(write_quorum, ack_quorum)
     quorums = (size, write_quorum, ack_quorum)
 
+    undecided: list[bool] = []
+
     def find(unwanted: Collection[BookieId], conditions: tuple[Condition, ...]) -> Ensemble | None:
-        return Search(candidates, [None] * size, {}, everywhere(size, write_quorum, conditions), unwanted).run()
+        steps_max = STEPS_MAX if conditions == rules else WISH_STEPS_MAX
+        search = Search(candidates, [None] * size, {}, everywhere(size, write_quorum, conditions), unwanted, steps_max)
+        ensemble = search.run()
+        if conditions == rules:
+            undecided.append(ensemble is None and search.is_undecided)
+        return ensemble
 
     for unwanted in _without(candidates, exclude):
         met = cluster.met.get(quorums)
@@ -82,7 +96,7 @@ def choose_ensemble(
             if not unwanted:
                 cluster.met[quorums] = best[1]
             return best[0]
-    raise no_ensemble(candidates, size, write_quorum, rules, exclude)
+    raise no_ensemble(candidates, size, write_quorum, rules, exclude, is_proved=not any(undecided))
 
 
 def choose_replacements(
@@ -110,7 +124,8 @@ def choose_replacements(
         conditions: Conditions = [
             (each, tuple(without_implied([*required(each), *_in_reach(wanted, each, members)]))) for each in concerned
         ]
-        return Search(candidates, kept, members, conditions, [*ensemble, *unwanted]).run()
+        steps_max = WISH_STEPS_MAX if wanted else STEPS_MAX
+        return Search(candidates, kept, members, conditions, [*ensemble, *unwanted], steps_max).run()
 
     ways: tuple[Callable[[Sequence[int]], Iterable[Condition]], ...] = (
         lambda each: _in_reach(rules, each, members),

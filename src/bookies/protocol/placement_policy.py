@@ -115,6 +115,4 @@ def _share(sizes: Sequence[int], count: int, write_quorum: int) -> float:
             break
         share -= most
         left -= size
-        if left <= 0:
-            return 1.0 if share <= 1e-9 else float("inf")
-    return share * total / left
+    return share * total / left  # Not 0: there are at least `count` domains, so the last one is never full.

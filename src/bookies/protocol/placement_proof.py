@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from bookies.errors import NotEnoughBookies
 from bookies.model import BookieId
 from bookies.protocol.candidates import Candidates
-from bookies.protocol.placement_search import Search, everywhere
+from bookies.protocol.placement_search import STEPS_MAX, Search, everywhere
 from bookies.protocol.topology import Problem, name_of
 from bookies.protocol.write_sets import Condition, Spread
 
@@ -20,8 +20,10 @@ def no_ensemble(
     write_quorum: int,
     rules: Sequence[Condition],
     exclude: Collection[BookieId] = (),
+    *,
+    is_proved: bool = True,
 ) -> NotEnoughBookies:
-    """The error of a search that has found none."""
+    """The error of a search that has found none. `is_proved`: it has not given up before it knew."""
     usable = [each for each in candidates.cluster.bookies if each not in exclude]
     if len(usable) < size:
         text = (
@@ -30,15 +32,18 @@ def no_ensemble(
         )
         return NotEnoughBookies(text + unplaced(candidates))
 
-    def is_possible(rule: Condition) -> bool:
-        return Search(candidates, [None] * size, {}, everywhere(size, write_quorum, [rule]), exclude).run() is not None
+    def stands_in_the_way(rule: Condition) -> bool:
+        search = Search(candidates, [None] * size, {}, everywhere(size, write_quorum, [rule]), exclude)
+        return search.run() is None and not search.is_undecided
 
-    reasons = [rule for rule in rules if not is_possible(rule)] or rules
+    reasons = [rule for rule in rules if stands_in_the_way(rule)] if is_proved else []
+    reasons = reasons or list(rules)
     asked = ", and ".join(rule.wanted(write_quorum) for rule in reasons)
+    given_up = "" if is_proved else f"no ensemble of {size} was found, nor that there is none, in {STEPS_MAX:,} steps: "
     shape = "" if size == write_quorum else f" in each write set of an ensemble of {size}"
     return NotEnoughBookies(
-        f"{asked}{shape}; {where(candidates, usable, reasons)}: start bookies elsewhere, or correct their locations"
-        f"{unplaced(candidates)}"
+        f"{given_up}{asked}{shape}; {where(candidates, usable, reasons)}: start bookies elsewhere, or correct their "
+        f"locations{unplaced(candidates)}"
     )
 
 

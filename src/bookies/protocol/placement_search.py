@@ -8,10 +8,14 @@ if there is one at all it is found. What keeps the search small:
 * of candidates that are alike (`Cluster.alike`) one is tried: if it leads nowhere the others do not either;
 * a state that has failed is remembered, whatever the names in it; only when a search turns out to be long, for the
   description of a state costs more than most searches.
+
+Arranging things on a ring can be a puzzle all the same, for ensembles of a dozen bookies and more in a few racks of
+very different sizes. A search that has taken so many steps ends undecided, and says so (`is_undecided`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from bookies.model import BookieId, Ensemble
@@ -20,6 +24,8 @@ from bookies.protocol.topology import Place
 from bookies.protocol.write_sets import Condition, Spread, write_sets
 
 STEPS_BEFORE_MEMORY = 300
+STEPS_MAX = 50_000  # for rules; about a second
+WISH_STEPS_MAX = 2_000  # for what goes beyond them
 
 Conditions = Sequence[tuple[tuple[int, ...], tuple[Condition, ...]]]
 """Positions of a write set, and what it has to meet."""
@@ -45,7 +51,8 @@ def without_implied(conditions: Sequence[Condition]) -> Iterator[Condition]:
 class Search:
     """One search. `ensemble`: None where a bookie is to be found. `members`: the places of those who stay.
 
-    `exclude`: who must not be chosen, beside the members.
+    `conditions`: those that the members alone do not break already. `exclude`: who must not be chosen, beside the
+    members.
     """
 
     def __init__(
@@ -55,6 +62,7 @@ class Search:
         members: Mapping[int, Place],
         conditions: Conditions,
         exclude: Collection[BookieId] = (),
+        steps_max: int = STEPS_MAX,
     ) -> None:
         self._candidates = candidates
         self._cluster = candidates.cluster
@@ -81,29 +89,54 @@ class Search:
                     self._named[domain] = None
         self._free = len(self._cluster) - sum(bookie in self._cluster.places for bookie in self._taken)
         self._steps = 0
+        self._steps_max = steps_max
         self._failed: set[object] = set()
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether it has ended before it could find an ensemble or prove that there is none."""
+        return self._steps >= self._steps_max
+
     def run(self) -> Ensemble | None:
-        """The ensemble, or None: there is none."""
-        if self._free < len(self._open) or not all(map(self._may_hold, self._conditions)):
+        """The ensemble, or None: there is none, unless `is_undecided`."""
+        if self._free < len(self._open) or not all(map(self._may_hold, self._conditions)) or not self._may_reach():
             return None
         if not self._fill(0):
             return None
         return tuple(bookie for bookie in self._chosen if bookie is not None)
 
     def _may_hold(self, each: tuple[tuple[int, ...], tuple[Condition, ...]]) -> bool:
-        """A quick look: there are enough domains at all, and the members that stay do not rule it out."""
+        """A quick look: there are enough domains at all."""
         positions, conditions = each
-        members, free = self._members(positions)
+        members, _ = self._members(positions)
         for condition in conditions:
-            if not condition.holds(members, free):
-                return False
             if isinstance(condition, Spread):
                 sizes = self._cluster.sizes[condition.level]
                 there = {place[condition.level] for place in members} - {None}
                 others = sum(domain not in sizes for domain in there)
                 if len(sizes) + others < condition.count:
                     return False
+        return True
+
+    def _may_reach(self) -> bool:
+        """Another: a bookie is in `write_quorum` write sets, so a domain of few bookies is not in many of them."""
+        wanted: dict[int, int] = {}
+        for _, conditions in self._conditions:
+            for each in conditions:
+                if isinstance(each, Spread):
+                    wanted[each.level] = wanted.get(each.level, 0) + each.count
+        count = len(self._conditions)
+        each_bookie = len(self._conditions[0][0]) if count > 1 else 1
+        for level, needed in wanted.items():
+            sizes = self._cluster.sizes[level]
+            staying = Counter(place[level] for place in self._slots if place is not None)
+            for domain in dict.fromkeys([*staying, *sizes]):
+                if domain is not None:
+                    needed -= min(count, each_bookie * (sizes.get(domain, 0) + staying[domain]))
+                    if needed <= 0:
+                        break
+            if needed > 0:
+                return False
         return True
 
     def _members(self, positions: Sequence[int]) -> tuple[list[Place], int]:
@@ -129,6 +162,8 @@ class Search:
             sort = self._sort(place)
             if sort in tried:
                 continue
+            if self.is_undecided:
+                return False
             tried.add(sort)
             self._steps += 1
             self._put(position, bookie, place)

@@ -243,3 +243,6 @@ class Pace:
             return 0.0
         self._free_at = max(self._free_at, now) + size / self._bytes_per_s
         return self._free_at - now
+
+    def took(self, seconds: float, now: float) -> None:
+        """It took so long until a copy was durable: of interest to a pace that gives way."""

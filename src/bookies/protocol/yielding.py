@@ -1,10 +1,11 @@
 """A pace that gives way: copies go as fast as they can without being felt by those who write and read.
 
-The shell reports how long ordinary requests took (`felt`), and what was copied (`spent`). In windows of a quarter of
-a second: if requests took more than twice what they usually take, the rate goes down by a third; if not, and the rate
-was used, it goes up by a quarter. What requests usually take is learnt while nothing is copied, and drifts slowly
-otherwise, so that a load which grows by itself is not taken for our doing for ever. Without requests nobody feels
-anything.
+The shell reports how long ordinary requests took (`felt`), how long copies took to be stored elsewhere (`took`), and
+what was copied (`spent`). In windows of a quarter of a second: if either took more than twice what it usually takes,
+the rate goes down by a third; if not, and the rate was used, it goes up by a quarter. What is usual is learnt while
+nothing is copied, and drifts slowly otherwise, so that a load which grows by itself is not taken for our doing for
+ever. Without requests nobody feels anything; copies say how the bookies are that they go to, where ordinary requests
+are not seen.
 
 One object for all copies of a process: together they keep to one rate. Source: pains 29 and 31.
 """
@@ -17,8 +18,33 @@ WINDOW_S = 0.25
 SLOWDOWN = 2.0  # times the usual latency that we may cause
 SLOWER, FASTER = 0.67, 1.25
 RATE_FIRST, RATE_MIN, RATE_MAX = 16e6, 1e6, 4e9  # bytes a second
-LATENCY_MIN_S = 0.002  # nobody feels less
+LATENCY_MIN_S, COPY_MIN_S = 0.002, 0.050  # nobody feels less; copies come by the megabyte
 CALM_WEIGHT, BUSY_WEIGHT = 0.2, 0.01  # of a window's latency in what is usual, while nothing is copied and otherwise
+
+
+class _Meter:
+    """Latencies of one kind, window by window. `least_s`: what is never too long."""
+
+    def __init__(self, least_s: float) -> None:
+        self._least_s = least_s
+        self._worst_s = 0.0
+        self._count = 0
+        self.usual_s: float | None = None
+
+    def observe(self, seconds: float) -> None:
+        self._count += 1
+        self._worst_s = max(self._worst_s, seconds)
+
+    def end_window(self, *, is_calm: bool) -> bool:
+        """Whether it took too long."""
+        count, worst_s = self._count, self._worst_s
+        self._count, self._worst_s = 0, 0.0
+        if not count:
+            return False
+        usual_s = worst_s if self.usual_s is None else self.usual_s
+        weight = CALM_WEIGHT if is_calm else BUSY_WEIGHT
+        self.usual_s = (1 - weight) * usual_s + weight * worst_s
+        return worst_s > max(self._least_s, SLOWDOWN * self.usual_s)
 
 
 class YieldingPace(Pace):
@@ -28,10 +54,8 @@ class YieldingPace(Pace):
         self._rate_max = RATE_MAX if bytes_per_s_max is None else bytes_per_s_max
         super().__init__(min(RATE_FIRST, self._rate_max))
         self._window_end = 0.0
-        self._worst_s = 0.0
-        self._count = 0
         self._copied = 0
-        self._usual_s: float | None = None
+        self._requests, self._copies = _Meter(LATENCY_MIN_S), _Meter(COPY_MIN_S)
 
     @property
     def bytes_per_s(self) -> float:
@@ -42,13 +66,16 @@ class YieldingPace(Pace):
     @property
     def usual_s(self) -> float | None:
         """What the slowest request of a window usually takes, seconds; None: not known yet."""
-        return self._usual_s
+        return self._requests.usual_s
 
     def felt(self, seconds: float, now: float) -> None:
         """An ordinary request took so long."""
         self._turn(now)
-        self._count += 1
-        self._worst_s = max(self._worst_s, seconds)
+        self._requests.observe(seconds)
+
+    def took(self, seconds: float, now: float) -> None:
+        self._turn(now)
+        self._copies.observe(seconds)
 
     def spent(self, size: int, now: float) -> float:
         self._turn(now)
@@ -60,17 +87,11 @@ class YieldingPace(Pace):
         if now < self._window_end:
             return
         lasted_s = now - self._window_end + WINDOW_S
-        if self._count and (self._usual_s is None or not self._copied):
-            self._usual_s = self._mixed(CALM_WEIGHT)
-        elif self._count:
-            self._usual_s = self._mixed(BUSY_WEIGHT)
+        is_calm = not self._copied
+        are_felt = [meter.end_window(is_calm=is_calm) for meter in (self._requests, self._copies)]
         if self._copied:
-            is_felt = self._count > 0 and self._worst_s > max(LATENCY_MIN_S, SLOWDOWN * (self._usual_s or 0.0))
             is_used = self._copied >= 0.5 * self.bytes_per_s * min(lasted_s, WINDOW_S)
-            factor = SLOWER if is_felt else FASTER if is_used else 1.0
+            factor = SLOWER if any(are_felt) else FASTER if is_used else 1.0
             self._bytes_per_s = min(self._rate_max, max(min(RATE_MIN, self._rate_max), self.bytes_per_s * factor))
         self._window_end = now + WINDOW_S
-        self._worst_s, self._count, self._copied = 0.0, 0, 0
-
-    def _mixed(self, weight: float) -> float:
-        return self._worst_s if self._usual_s is None else (1 - weight) * self._usual_s + weight * self._worst_s
+        self._copied = 0

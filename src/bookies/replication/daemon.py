@@ -29,6 +29,8 @@ from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import all_of
 
+REWRITE_S = 120.0  # a status is written, even if nothing has changed: it says that the process is there
+SILENCE_S = 180.0  # of the store; then a new session is tried
 STOP_S = 5.0  # for giving back what is held; then the session's end does
 
 
@@ -61,7 +63,10 @@ class AutoRecovery:
         self._record = StatusRecord(driver, self._name)
 
     async def run(self) -> None:
-        """Take part until cancelled. Gives back locks and vote, and removes its status, when the store lets it."""
+        """Take part until cancelled. Gives back locks and vote, and removes its status, when the store lets it.
+
+        Raises `MetadataError` when the store has not answered for long: perhaps another session can reach it.
+        """
         try:
             await self._begin()
             jitter = self._runtime.random.uniform
@@ -70,9 +75,10 @@ class AutoRecovery:
                 self.worker.run,
                 self._publish,
             ]
-            await all_of(
+            supervised = [
                 supervise(task, each, self._events, jitter) for task, each in zip(self._tasks, work, strict=True)
-            )
+            ]
+            await all_of((self._watch_session(), *supervised))
         finally:
             self.membership.stop()
             self._switch.stop()
@@ -92,6 +98,20 @@ class AutoRecovery:
                 self._switch.stop()
                 self._events.warning("recovery.waits_for_store", error=error)
                 await asyncio.sleep(self._runtime.random.uniform(0.5, 1.5))
+
+    async def _watch_session(self) -> None:
+        loop = asyncio.get_running_loop()
+        answered_at = loop.time()
+        while True:
+            await asyncio.sleep(SILENCE_S / 6)
+            try:
+                await self._driver.recovery.is_enabled()
+                answered_at = loop.time()
+            except MetadataError as error:
+                if loop.time() - answered_at >= SILENCE_S:
+                    raise MetadataError(
+                        f"the metadata store has not answered for {SILENCE_S:.0f} s: {error}"
+                    ) from error
 
     # -- what people see -----------------------------------------------------------------------------------------
     def status(self) -> ProcessStatus:
@@ -151,6 +171,3 @@ class AutoRecovery:
                 await self._record.write(pack(status))
                 written, written_at = news, loop.time()
             await asyncio.sleep(interval_s * self._runtime.random.uniform(0.75, 1.25))
-
-
-REWRITE_S = 120.0  # even if nothing has changed: it says that the process is there

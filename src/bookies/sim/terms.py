@@ -76,7 +76,7 @@ class Terms:
         writer = self._writers.get(ledger_id)
         if writer is None:
             return
-        self._check_patience(ledger_id, writer, first)
+        self._check_patience(ledger_id, writer, first, last - first + 1)
         writer.confirmed = max(writer.confirmed, last + 1)
         writer.progressed_s = self._cluster.loop.time()
         record, witness = self._cluster.store.record(ledger_id), self._cluster.witness
@@ -110,13 +110,13 @@ class Terms:
     def _waited_s(self, writer: _Writer, entry_id: int) -> float:
         return self._cluster.loop.time() - max(writer.progressed_s, writer.begun_s.get(entry_id, 0.0))
 
-    def _check_patience(self, ledger_id: int, writer: _Writer, entry_id: int) -> None:
-        """The oldest entry has its outcome."""
+    def _check_patience(self, ledger_id: int, writer: _Writer, entry_id: int, count: int = 1) -> None:
+        """The oldest entry has its outcome, together with others of its batch: each of them may have made it wait."""
         limit_s = writer.config.add_quorum_timeout_ms / 1000
         if not limit_s or not writer.is_timed or entry_id != writer.confirmed:
             return
         waited_s = self._waited_s(writer, entry_id)
-        if waited_s > LATE_SHARE * limit_s + SLACK_S:
+        if waited_s > LATE_SHARE * limit_s * count + SLACK_S:
             self._report(
                 "stall",
                 f"entry {entry_id} of ledger {ledger_id} has waited for {waited_s:.3f} s, though its writer gives up "

@@ -329,6 +329,14 @@ def test_check_names_what_is_wrong(store: pathlib.Path, capsys: pytest.CaptureFi
         ("recovery-unreadable", ""),
     ]
     on(store, lambda driver: driver.recovery.set_lost_bookie_delay_s(5))
+    capsys.readouterr()
+    for words in (["ledger", "list", "--json"], ["ledger", "list"], ["ledger", "verify"]):
+        assert main(words) == 1  # All the others are there.
+        found = capsys.readouterr()
+        assert "77" in found.out
+        assert "(ledger 4); `bk metadata check` names all such" in found.err
+    assert main(["status"]) == 0
+    assert "6 closed, 0 open, 0 in recovery, 1 cannot be read" in capsys.readouterr().out
     assert main(["metadata", "dump"]) == 1
     damaged = [line for line in capsys.readouterr().out.splitlines() if '"damaged"' in line]
     assert [json.loads(line)["ledger"] for line in damaged] == [4]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import inspect
 import itertools
 import subprocess
@@ -27,6 +28,7 @@ from bookies.errors import (
     LedgerExists,
     LedgerFenced,
     LedgerNotFound,
+    MetadataCorrupt,
     NotEnoughBookies,
     NotSupported,
     Unauthorized,
@@ -225,6 +227,21 @@ def test_listing_with_and_without_a_label() -> None:
         odd = [record.ledger_id async for record in store.ledgers(label=("parity", "odd"))]
         assert odd == list(range(1, 70, 2))
         assert [record async for record in store.ledgers(label=("parity", "neither"))] == []
+
+    play(act)
+
+
+def test_a_record_that_cannot_be_read_hides_no_other() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        for _ in range(3):
+            await (await store.create()).seal()
+        world.store._ledgers[1] = dataclasses.replace(world.store._ledgers[1], data=b"nonsense")
+        with pytest.raises(MetadataCorrupt):
+            [record async for record in store.ledgers()]
+        unreadable: list[MetadataCorrupt] = []
+        assert [record.ledger_id async for record in store.ledgers(unreadable=unreadable)] == [0, 2]
+        assert [error.ledger_id for error in unreadable] == [1]
 
     play(act)
 

@@ -329,6 +329,17 @@ def test_an_instance_id_that_is_none(data: bytes) -> None:
     play(body)
 
 
+def test_strange_znodes_among_the_lists_of_spent_ids_are_passed_over() -> None:
+    async def body(server: Server, driver: ZooKeeperDriver) -> None:
+        await driver.initialize_cluster()
+        await driver.create_ledger(ledger(7))
+        await driver.delete_ledger(7)
+        server.apply([Create("/ledgers-bookies/spent/strange", b"x", Acl.OPEN)], 0)
+        assert (await driver.given_ids()).spent == ((7, 7),)
+
+    play(body)
+
+
 def test_a_client_makes_no_cluster() -> None:
     async def main() -> None:
         server = Server()

@@ -42,6 +42,17 @@ def test_a_failure_opens_and_a_success_after_the_pause_closes() -> None:
     assert breakers.rank(B, at + 1) is Rank.HEALTHY
 
 
+def test_those_that_are_not_healthy() -> None:
+    breakers = CircuitBreakers()
+    assert breakers.ailing(0.0) == {}
+    breakers.failed(A, 0.0)
+    breakers.failed(B, 0.0)
+    breakers.failed(C, 0.0)
+    breakers.succeeded(C, PAUSE_FIRST_S)
+    breakers.failed(A, PAUSE_FIRST_S)
+    assert list(breakers.ailing(PAUSE_FIRST_S).items()) == [(B, Rank.SUSPECT), (A, Rank.OPEN)]
+
+
 def test_a_lost_probe_is_repeated() -> None:
     breakers = CircuitBreakers()
     breakers.failed(A, 0.0)

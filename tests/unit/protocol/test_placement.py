@@ -11,6 +11,7 @@ import pytest
 
 from bookies.errors import ConfigError, NotEnoughBookies
 from bookies.model import BookieId
+from bookies.protocol import placement
 from bookies.protocol.candidates import Candidates, Cluster
 from bookies.protocol.placement import (
     Change,
@@ -22,7 +23,9 @@ from bookies.protocol.placement import (
     replace_failed,
 )
 from bookies.protocol.placement_policy import Adherence, PlacementPolicy
+from bookies.protocol.placement_search import Search, everywhere
 from bookies.protocol.topology import Kind, Topology
+from bookies.protocol.write_sets import Spread
 
 WRITABLE = [BookieId(name) for name in ("c", "a", "b", "a", "d")]
 RACKS = {"a": "/r1", "b": "/r1", "c": "/r2", "d": "/r2", "e": "/r3"}
@@ -179,6 +182,18 @@ def test_zones_and_upgrade_domains(ensemble: str, expected: Adherence) -> None:
     assert judge(Topology(ZONES), policy, ids(ensemble), 3, 2).adherence is expected
 
 
+def test_a_broken_rule_does_not_keep_a_bookie_from_being_replaced() -> None:
+    """a and b share an upgrade domain whatever takes the third place; what held before has to hold again."""
+    policy = PlacementPolicy(Kind.ZONE, is_rule=True)
+    assert choose_replacements(candidates("abde", policy, ZONES), ids("abd"), [2], 3, 2) == ("a", "b", "e")
+    with pytest.raises(NotEnoughBookies, match="different upgrade domains"):
+        choose_replacements(candidates("abde", policy, ZONES), ids("ade"), [2], 3, 2)
+    more = {**ZONES, "f": "/z2/u1"}
+    wish = PlacementPolicy(Kind.ZONE)
+    changed = choose_replacements(candidates("abdefc", wish, more), ids("abdfc"), [4], 5, 2)
+    assert changed == ("a", "b", "d", "f", "e"), "both zones are lost anyway"
+
+
 REGIONS = {"a": "/x/r1", "b": "/x/r2", "c": "/x/r3", "d": "/y/r1", "e": "/y/r2", "f": "/z/r1"}
 
 
@@ -207,6 +222,32 @@ def test_which_acknowledgements_do() -> None:
 def test_a_policy_that_contradicts_itself() -> None:
     with pytest.raises(ConfigError, match="zones_min = 3 is more than zones_desired = 2"):
         PlacementPolicy(Kind.ZONE, zones_min=3, zones_desired=2)
+
+
+def test_a_proof_does_not_try_what_is_the_same() -> None:
+    """Ten racks of one bookie are not enough for ensembles of 20 whose neighbours are mostly elsewhere: 10! orders."""
+    locations = {f"s{number}": f"/s{number}" for number in range(10)} | {f"l{number}": "/large" for number in range(50)}
+    search = Search(
+        Candidates.of([BookieId(name) for name in locations], PlacementPolicy(Kind.RACK), Topology(locations)),
+        [None] * 20,
+        {},
+        everywhere(20, 3, [Spread(0, 3, "rack")]),
+    )
+    assert search.run() is None
+    assert search._steps < 5000
+
+
+def test_a_puzzle_that_is_too_long_is_given_up_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that there is no ensemble; as a wish it does not matter."""
+    locations = {f"h{rack}{host}:{port}": f"/r{rack}" for rack in range(7) for host in range(2) for port in range(2)}
+    names = [BookieId(name) for name in locations]
+    monkeypatch.setattr(placement, "STEPS_MAX", 20)
+    monkeypatch.setattr(placement, "WISH_STEPS_MAX", 20)
+    policy = PlacementPolicy(Kind.RACK, is_rule=True, racks_min=6)
+    with pytest.raises(NotEnoughBookies, match="no ensemble of 27 was found, nor that there is none, in 50,000 steps"):
+        choose_ensemble(Candidates.of(names, policy, Topology(locations)), 27, 7, 4)
+    wish = PlacementPolicy(Kind.RACK, racks_min=6)
+    assert len(choose_ensemble(Candidates.of(names, wish, Topology(locations)), 20, 7, 4)) == 20
 
 
 # -- many bookies ----------------------------------------------------------------------------------------------------

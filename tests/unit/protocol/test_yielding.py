@@ -69,3 +69,19 @@ def test_all_copies_of_a_process_share_the_rate() -> None:
     pace = YieldingPace(1e6)
     assert pace.spent(500_000, 1.0) == pytest.approx(0.5)
     assert pace.spent(500_000, 1.0) == pytest.approx(1.0)
+
+
+def test_copies_that_take_long_slow_it_down_though_nobody_else_is_seen() -> None:
+    pace = YieldingPace()
+    now = 1.0
+    for _ in range(100):
+        pace.took(0.1, now)
+        pace.spent(int(pace.bytes_per_s * WINDOW_S / 10), now)
+        now += WINDOW_S / 10
+    before = pace.bytes_per_s
+    assert before > RATE_FIRST  # always so slow: that is what is usual
+    for _ in range(100):
+        pace.took(1.0, now)
+        pace.spent(int(pace.bytes_per_s * WINDOW_S / 10), now)
+        now += WINDOW_S / 10
+    assert pace.bytes_per_s < before / 2

@@ -23,6 +23,7 @@ from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
+    from bookies.errors import MetadataCorrupt
     from bookies.metadata.driver import MetadataDriver
 
 
@@ -116,7 +117,8 @@ def _status(arguments: argparse.Namespace) -> int:
     ]
     print_table(rows, ("bookie", "mode", "address", "disk free", "fragments"), right=(3, 4))
     counts = status["ledgers"]
-    print(f"ledgers   {counts['closed']} closed, {counts['open']} open, {counts['in_recovery']} in recovery")
+    damaged = f", {counts['unreadable']} cannot be read: `bk metadata check`" if counts["unreadable"] else ""
+    print(f"ledgers   {counts['closed']} closed, {counts['open']} open, {counts['in_recovery']} in recovery{damaged}")
     return 0
 
 
@@ -153,12 +155,14 @@ async def gather_status(arguments: argparse.Namespace) -> dict[str, Any]:
 
     async with connect(metadata_uri(arguments)) as client:
         fragments: dict[str, int] = {}
-        counts = {"open": 0, "in_recovery": 0, "closed": 0}
-        async for metadata in client.ledgers():
+        counts = {"open": 0, "in_recovery": 0, "closed": 0, "unreadable": 0}
+        unreadable: list[MetadataCorrupt] = []
+        async for metadata in client.ledgers(unreadable=unreadable):
             counts[metadata.state.name.lower()] += 1
             for _, ensemble in metadata.ensembles:
                 for bookie in ensemble:
                     fragments[bookie] = fragments.get(bookie, 0) + 1
+        counts["unreadable"] = len(unreadable)
         bookies: list[dict[str, Any]] = []
         for each in await client.bookies():
             row = {

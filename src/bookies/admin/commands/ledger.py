@@ -17,6 +17,7 @@ from bookies.admin.common import (
     opened_input,
     print_json,
     print_table,
+    say_unreadable,
     size_text,
     with_client,
     with_session,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from bookies.client.client import Client
     from bookies.client.receipt import FragmentPlacement
     from bookies.client.writer import LedgerWriter
+    from bookies.errors import MetadataCorrupt
     from bookies.model import LedgerMetadata
 
 
@@ -273,7 +275,9 @@ async def _show(client: Client, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(row)
         return 0
-    print(f"ledger {metadata.ledger_id}  {metadata.state.name}  {quorums(metadata)}  {row['digest']}")
+    print(
+        f"ledger {metadata.ledger_id}  {metadata.state.name}  {quorums(metadata)}  {row['digest'] or 'unknown digest'}"
+    )
     if metadata.ctime_ms:
         print(f"created    {datetime.datetime.fromtimestamp(metadata.ctime_ms / 1000).isoformat(' ', 'seconds')}")
     if metadata.is_closed:
@@ -303,10 +307,11 @@ async def _list(client: Client, arguments: argparse.Namespace) -> int:
     label = None
     if arguments.label is not None:
         [label] = _labels([arguments.label]).items()
-    rows = [metadata async for metadata in client.ledgers(label=label)]
+    unreadable: list[MetadataCorrupt] = []
+    rows = [metadata async for metadata in client.ledgers(label=label, unreadable=unreadable)]
     if arguments.json:
         print_json([describe(metadata) for metadata in rows])
-        return 0
+        return say_unreadable("ledger", unreadable)
     print_table(
         [
             (
@@ -326,7 +331,7 @@ async def _list(client: Client, arguments: argparse.Namespace) -> int:
         ("ledger", "state", "quorums", "entries", "payload", "fragments", "labels"),
         right=(0, 3, 4, 5),
     )
-    return 0
+    return say_unreadable("ledger", unreadable)
 
 
 async def _verify(client: Client, arguments: argparse.Namespace) -> int:
