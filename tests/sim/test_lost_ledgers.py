@@ -201,3 +201,6 @@ def test_a_ledger_whose_index_file_and_catalog_are_lost_is_found_in_the_logs(
         made.crash(NOTHING_SURVIVES)
     assert made.live(check)
     made.check()
+    path = next(path for path in made.disk.files() if path.endswith(f"/{LOST}.idx"))
+    made.disk.put(path, made.disk.read_bytes(path)[:1024])  # The catalog knows the file again.
+    assert made.live(check)

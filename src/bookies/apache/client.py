@@ -15,7 +15,7 @@ from bookies.apache.client_keys import CLIENT
 from bookies.apache.placement import client_placement
 from bookies.apache.properties import parse_properties
 from bookies.apache.security import check_client_authentication, client_tls
-from bookies.apache.table import Notice, metadata_uri, number, seconds, secure_metadata, translate, value_of
+from bookies.apache.table import Notice, explained, metadata_uri, number, seconds, secure_metadata, translate, value_of
 from bookies.config import ClientConfig, from_environment
 from bookies.errors import ConfigError
 
@@ -45,7 +45,10 @@ def client_options(source: str | os.PathLike[str] | Mapping[str, str]) -> Client
     _timeouts(properties, settings)
     client_tls(properties, settings, notices)
     client_placement(properties, settings, notices)
-    config = from_environment(ClientConfig, **settings)
+    try:
+        config = from_environment(ClientConfig, **settings)
+    except ConfigError as error:
+        raise explained(CLIENT, properties, error, "Apache's configuration") from None
     check_client_authentication(properties, config.sasl_file)
     return ClientOptions(uri or "", config, tuple(notices))
 

@@ -44,6 +44,8 @@ def client_tls(properties: Mapping[str, str], settings: dict[str, Any], notices:
     _store(properties, settings, "clientTrustStore", "tls_authority")
     if value_of(properties, "tlsClientAuthentication", switch):
         settings["tls_certificate"] = properties.get("tlsCertificatePath", "")
+        if not settings["tls_certificate"]:
+            raise ConfigError("tlsClientAuthentication=true: no tlsCertificatePath, so there is no certificate to show")
         _store(properties, settings, "clientKeyStore", "tls_key")
         _password(properties, settings, "clientKeyStorePasswordPath")
     checks = value_of(properties, "tlsHostnameVerificationEnabled", switch)

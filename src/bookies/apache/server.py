@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from bookies.apache.security import bookie_authentication, bookie_tls
 from bookies.apache.server_keys import SERVER
 from bookies.apache.table import (
-    Mapped,
     Notice,
+    explained,
     mebibytes,
     metadata_uri,
     names,
@@ -58,10 +58,7 @@ class BookieOptions:
 
     def explained(self, error: ConfigError, path: str) -> ConfigError:
         """An error about settings of ours, with the keys of the file that they came from."""
-        words = error.message.replace(":", " ").split()
-        rows = [row for row in SERVER if isinstance(row, Mapped) and self.properties.get(row.key)]
-        keys = [f"{row.key}={self.properties[row.key]}" for row in rows if row.setting in words]
-        return ConfigError(f"{error.message}. In {path}: {', '.join(keys)}") if keys else error
+        return explained(SERVER, self.properties, error, path)
 
 
 def bookie_options(properties: Mapping[str, str], host: Host) -> BookieOptions:

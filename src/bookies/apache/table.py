@@ -186,13 +186,26 @@ def translate(rows: Sequence[Row], properties: Mapping[str, str]) -> tuple[dict[
             if not _is_harmless(value.lower(), row):
                 if row.is_refused:
                     raise ConfigError(f"{key}={value}: {row.text}")
-                notices.append(Notice(row.level, f"{key}={value}", row.text))
+                notices.append(Notice(row.level, f"{key}={_shown(key, value)}", row.text))
         elif row.convert is not None and value:
             settings[row.setting] = value_of(properties, key, row.convert)
     if unused:
         what = "these tune what does not exist here, and do nothing; docs/apache-config.md says why"
         notices.append(Notice(Level.UNUSED, " ".join(unused), what))
     return settings, notices
+
+
+def explained(rows: Sequence[Row], properties: Mapping[str, str], error: ConfigError, where: str) -> ConfigError:
+    """An error about settings of ours, with the keys that they came from. `where`: they stand."""
+    words = error.message.replace(":", " ").split()
+    mapped = [row for row in rows if isinstance(row, Mapped) and properties.get(row.key)]
+    keys = [f"{row.key}={_shown(row.key, properties[row.key])}" for row in mapped if row.setting in words]
+    return ConfigError(f"{error.message}. In {where}: {', '.join(keys)}") if keys else error
+
+
+def _shown(key: str, value: str) -> str:
+    """A value for people; passwords are for nobody."""
+    return "***" if key == "passwd" or key.endswith("Password") else value
 
 
 def _is_harmless(value: str, row: Different) -> bool:

@@ -165,13 +165,7 @@ async def look_up(
             f"bookie {found.bookie} belongs to cluster {found.cookie.instance_id}, and {driver.uri} {here}. "
             f"{UNCHANGED} Name the metadata of its cluster with --metadata"
         )
-    info = await driver.bookie_info(found.bookie)
-    if info is not None:
-        host, port = info.rpc_address() or ("an unknown address", 0)
-        raise CookieMismatch(
-            f"bookie {found.bookie} is registered as running, at {host}:{port}. {UNCHANGED} Stop it, or wait until its "
-            "registration has run out"
-        )
+    await check_stopped(driver, found.bookie)
     try:
         data, version = await driver.read_cookie(found.bookie)
         stored = parse(data, path=f"cookie of {found.bookie} in the metadata store")
@@ -183,6 +177,22 @@ async def look_up(
                 f"the cookie of bookie {found.bookie} names no cluster, and {driver.uri} does not know the bookie. "
                 f"{UNCHANGED} Name the metadata of its cluster with --metadata"
             ) from None
+    await find_ledgers(driver, found, progress)
+
+
+async def check_stopped(driver: MetadataDriver, bookie: BookieId) -> None:
+    """Raises CookieMismatch when the bookie is registered."""
+    info = await driver.bookie_info(bookie)
+    if info is not None:
+        host, port = info.rpc_address() or ("an unknown address", 0)
+        raise CookieMismatch(
+            f"bookie {bookie} is registered as running, at {host}:{port}. {UNCHANGED} Stop it, or wait until its "
+            "registration has run out"
+        )
+
+
+async def find_ledgers(driver: MetadataDriver, found: Findings, progress: Callable[[int], None]) -> None:
+    """Which ledgers have entries on the bookie, by the metadata."""
     count = 0
     async for ledger_ids in driver.ledger_ids():
         for ledger_id in ledger_ids:

@@ -16,7 +16,7 @@ from bookies.metadata.etcd_layout import BUCKET_SIZE, BUCKETS_COUNT, stop_of
 from bookies.metadata.etcd_values import ATTEMPTS_MAX, Values, there_at
 from bookies.metadata.leased import check_version, deleted_before, taken
 from bookies.metadata.serde import pack_ledger, parse_ledger
-from bookies.metadata.spent import SPENT_SIZE, divided, joined, pack_spent, parse_spent
+from bookies.metadata.spent import SPENT_SIZE, divided, is_spent_list, joined, pack_spent, parse_spent
 from bookies.model import LedgerMetadata
 from bookies.protocol.intervals import IdSet
 from bookies.runtime.etcd import Delete, Get, KeyValue, MadeAt, OutcomeUnknown, Put, WrittenAt
@@ -61,7 +61,10 @@ class SpentIds:
         """All of them, see `GivenIds`."""
         prefix = self._values.keys.spent
         found, _ = await self._values.below(prefix, keys_only=False)
-        return joined({int(each.key.removeprefix(prefix), 16): parse_spent(each.key, each.value) for each in found})
+        lists = {each.key.removeprefix(prefix): each for each in found}
+        return joined(
+            {int(name, 16): parse_spent(each.key, each.value) for name, each in lists.items() if is_spent_list(name)}
+        )
 
     async def restore(self, runs: Sequence[tuple[int, int]]) -> None:
         """Add runs of ids (first, last)."""

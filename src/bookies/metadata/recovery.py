@@ -491,8 +491,7 @@ class _Candidacy(Candidacy):
         self._watch([])
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+            task.cancel()  # A vote that it is about to get is taken back: see `_stand`.
         vote, self._vote = self._vote, None
         self._set_leader(False)
         if vote is not None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from bookies.errors import MetadataCorrupt
 from bookies.protocol.intervals import IdSet
 
 SPENT_SIZE = 1 << 16  # ids in one list of deleted ledgers
+
+
+def is_spent_list(child: str) -> bool:
+    """Whether the last part of a path or key is a list's."""
+    return re.fullmatch(r"[0-9a-f]{12}", child) is not None
 
 
 def pack_spent(ids: IdSet) -> bytes:

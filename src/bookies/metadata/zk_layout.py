@@ -239,11 +239,6 @@ def mark_directories(children: Iterable[str]) -> list[str]:
     return sorted(child for child in children if _HEX_DIGITS.fullmatch(child))
 
 
-def is_spent_list(child: str) -> bool:
-    """Whether a child of `Paths.spent` is a list of ours."""
-    return re.fullmatch(r"[0-9a-f]{12}", child) is not None
-
-
 def record_name(child: str) -> str:
     """The name of the record that a child of `Paths.records` holds."""
     return child.replace(",", "/")

@@ -15,7 +15,7 @@ from bookies.errors import InvalidArgument, LedgerNotFound, MetadataError, NotSu
 from bookies.metadata.driver import Versioned
 from bookies.metadata.leased import check_version, deleted_before, taken
 from bookies.metadata.serde import pack_ledger, parse_ledger
-from bookies.metadata.spent import SPENT_SIZE, divided, joined, pack_spent, parse_spent
+from bookies.metadata.spent import SPENT_SIZE, divided, is_spent_list, joined, pack_spent, parse_spent
 from bookies.metadata.zk_layout import (
     HIGH_DIRECTORIES_KEPT,
     HIGH_UNIT,
@@ -24,7 +24,6 @@ from bookies.metadata.zk_layout import (
     branches_among,
     generated_number,
     high_numbers,
-    is_spent_list,
     ledger_path,
     ledgers_among,
     parent_of,

@@ -340,8 +340,12 @@ class LedgerIndex:
         self._abandoned.pop(ledger_id, None)
         entry_ids = sorted(entries)
         missing: list[int] = []
+        known = self.catalog.ledgers.get(ledger_id)
+        is_vouched = ledger.path is None or (known is not None and not known.is_partial)
         for first, start, count in pieces(entry_ids, self._per_page):
             present = await self.slots(ledger, first, count)
+            if not is_vouched and first // self._per_page in ledger.pages:
+                self._change(ledger, first // self._per_page)  # From now on the catalog knows what it has to be.
             for index in range(count):
                 slot = present[index * layout.SLOT_SIZE : (index + 1) * layout.SLOT_SIZE]
                 if not slot.strip(b"\0"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 
 import pytest
@@ -109,6 +110,23 @@ def test_delete_guards_what_is_stored(store: str, capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out)["deleted"] is True
     assert main(["cookie", "list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
+
+
+def test_a_cookie_that_cannot_be_read_can_be_deleted(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    async def spoil() -> None:
+        driver = connect(os.environ["BK_METADATA"], aio.runtime())
+        await driver.open()
+        for bookie in (BookieId("b1"), BookieId("b2")):
+            await driver.write_cookie(bookie, b"junk", (await driver.read_cookie(bookie))[1])
+        await driver.close()
+
+    aio.run(spoil())
+    assert main(["cookie", "delete", "b2"]) == 1
+    assert "it cannot be read: " in capsys.readouterr().err
+    assert main(["cookie", "delete", "b1", "--dry-run"]) == 1
+    assert "1 ledger has entries on it (0)" in capsys.readouterr().err
+    assert main(["cookie", "delete", "b2", "--force"]) == 0
+    assert main(["cookie", "get", "b2"]) == 2
 
 
 def test_cluster_info(store: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -219,3 +219,19 @@ def test_protection_is_never_dropped_in_silence() -> None:
     ]
     with pytest.raises(ConfigError, match="of type JKS"):
         client_options(TLS | {"clientTrustStore": "/t.jks"})
+
+
+def test_a_password_is_in_no_notice() -> None:
+    (notice,) = client_options({"passwd": "s3cret"}).notices
+    assert str(notice).startswith("passwd=***: ")
+
+
+def test_a_certificate_that_is_to_be_shown_has_to_be_named() -> None:
+    tls = {"tlsProviderFactoryClass": "org.apache.bookkeeper.tls.TLSContextFactory", "tlsClientAuthentication": "true"}
+    with pytest.raises(ConfigError, match="tlsClientAuthentication=true: no tlsCertificatePath"):
+        client_options(tls)
+
+
+def test_an_error_names_the_key_that_the_setting_came_from() -> None:
+    with pytest.raises(ConfigError, match=r"must be at least 1.* In Apache's configuration: addEntryTimeoutSec=0"):
+        client_options({"addEntryTimeoutSec": "0"})

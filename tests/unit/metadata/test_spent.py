@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookies.errors import MetadataCorrupt
-from bookies.metadata.spent import SPENT_SIZE, divided, joined, pack_spent, parse_spent
+from bookies.metadata.spent import SPENT_SIZE, divided, is_spent_list, joined, pack_spent, parse_spent
 from bookies.protocol.intervals import IdSet
 
 
@@ -43,3 +43,8 @@ def test_runs_over_several_lists() -> None:
         for first, end in added:
             lists[number].add(first, end + 1)
     assert joined(dict(reversed(lists.items()))) == runs
+
+
+def test_names_of_lists() -> None:
+    assert is_spent_list("00000000000a")
+    assert not any(map(is_spent_list, ("", "strange", "00000000000A", "0" * 13)))

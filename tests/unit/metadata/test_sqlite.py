@@ -12,6 +12,7 @@ import pytest
 from bookies.errors import DiskFull, LedgerExists, MetadataCorrupt, MetadataError, NotSupported, SessionExpired
 from bookies.metadata import sqlite
 from bookies.metadata.driver import BookieSet
+from bookies.metadata.leased_recovery import WORK
 from bookies.metadata.sqlite import SqliteStore, is_busy
 from bookies.model import BookieId, BookieMode
 
@@ -160,6 +161,30 @@ def test_an_observer_of_bookies_notices_the_end_of_a_lease_by_itself(desk: Desk)
     second = observer.observe([], known, False)
     assert second is not None
     assert second.sets[WRITABLE].bookies == ()
+
+
+def test_a_lock_ends_with_its_lease_and_who_waits_for_work_notices(desk: Desk) -> None:
+    holder, other = desk.store(), desk.store()
+    mark, lock = "marks/0000000000000005", "locks/0000000000000005"
+    first, second = holder.begin_session(1000), other.begin_session(5000)
+    assert other.create_node(mark, b"")
+    assert holder.hold_node(first, lock, b"one") is not None
+    seen = other.observe([], {}, True, (), [WORK, lock])
+    assert seen is not None
+    assert lock in seen.nodes
+    desk.wall.ms += 999
+    assert other.observe([], {}, False, (), [WORK, lock]) is None
+    assert other.hold_node(second, lock, b"two") is None
+    desk.wall.ms += 1
+    later = other.observe([], {}, False, (), [WORK, lock])
+    assert later is not None
+    assert lock not in later.nodes
+    assert later.nodes[WORK] > seen.nodes[WORK]
+    assert other.hold_node(second, lock, b"two") is not None
+    with pytest.raises(SessionExpired):
+        holder.hold_node(first, lock, b"one")
+    holder.release_node(first, lock)
+    assert other.read_node(lock) is not None
 
 
 def test_many_watched_ledgers_take_several_statements(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

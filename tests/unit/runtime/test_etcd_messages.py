@@ -6,7 +6,7 @@ import pytest
 
 from bookies.kernels import protobuf
 from bookies.runtime import etcd_messages as messages
-from bookies.runtime.etcd import Answer, Delete, Get, KeyValue, MadeAt, Put, WrittenAt
+from bookies.runtime.etcd import Answer, Delete, Get, KeyValue, MadeAt, Only, Put, WrittenAt
 
 
 def field(number: int, content: bytes) -> bytes:
@@ -60,6 +60,9 @@ def test_leases_and_identity() -> None:
 def test_watches() -> None:
     assert messages.pack_watch(3, "a", None, 7) == field(1, b"\x0a\x01a\x18\x07\x38\x03")
     assert messages.pack_watch(3, "a/", "a0", 7) == field(1, b"\x0a\x02a/\x12\x02a0\x18\x07\x38\x03")
+    puts, deletions = (messages.pack_watch(3, "a", None, 7, only=only) for only in (Only.PUTS, Only.DELETIONS))
+    assert puts == field(1, b"\x0a\x01a\x18\x07\x28\x01\x38\x03")  # a filter against deletions
+    assert deletions == field(1, b"\x0a\x01a\x18\x07\x28\x00\x38\x03")
     assert messages.pack_unwatch(3) == field(2, b"\x08\x03")
     made = messages.parse_watch_news(b"\x10\x03\x18\x01")
     assert made == messages.WatchNews(3, has_events=False, is_ended=False)

@@ -49,6 +49,25 @@ def test_opening_can_be_cancelled() -> None:
         asyncio.run(main(taken.getsockname()[1]))
 
 
+def test_a_watch_that_is_taken_back_is_not_called_and_the_others_are_once() -> None:
+    zookeeper = KazooZooKeeper("127.0.0.1:1", 300)
+    called: list[str] = []
+    watches = {name: (lambda name=name: called.append(name)) for name in ("a", "b", "c")}
+    for path in ("/x", "/y"):
+        for name, watch in watches.items():
+            if (path, name) != ("/y", "b"):
+                assert zookeeper._watcher(True, path, watch) is not None
+    zookeeper.unwatch(watches["a"])
+    zookeeper.unwatch(watches["a"])
+    zookeeper._fire((True, "/x"))
+    zookeeper._fire((True, "/x"))
+    assert called == ["b", "c"]
+    zookeeper._look_again()
+    assert called == ["b", "c", "c"]
+    assert not zookeeper._watches
+    assert not zookeeper._watched
+
+
 def test_files_of_certificates_that_cannot_be_used(tmp_path: pathlib.Path) -> None:
     """Said at once, and not that no server answers."""
     authority = Authority(tmp_path)

@@ -47,7 +47,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_common(delete)
     delete.add_argument("bookie", metavar="ID")
     delete.add_argument("--dry-run", action="store_true", help="only say what speaks against it")
-    delete.add_argument("--force", action="store_true", help="although ledgers have entries on it")
+    delete.add_argument(
+        "--force", action="store_true", help="although ledgers have entries on it, or it cannot be read"
+    )
     _configure_generate(verbs)
 
 
@@ -188,13 +190,21 @@ def _read(path: str) -> bytes:
 
 async def _delete(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
     from bookies.bookie import formatting
+    from bookies.errors import CorruptRecord
+    from bookies.storage.cookie import Cookie
 
     bookie, _, version = await _stored(driver, arguments)
-    found = await formatting.find_stored(driver, bookie)
-    progress = Progress("ledgers", None, quiet=arguments.json)
-    await formatting.look_up(driver, found, progress.update)
+    progress, texts = Progress("ledgers", None, quiet=arguments.json), []
+    try:
+        found = await formatting.find_stored(driver, bookie)
+        await formatting.look_up(driver, found, progress.update)
+    except CorruptRecord as error:
+        texts = [f"it cannot be read: {error.message}; `bk cookie update` puts a good one in its place"]
+        found = formatting.Findings(Cookie(bookie, "", ()), [])
+        await formatting.check_stopped(driver, bookie)
+        await formatting.find_ledgers(driver, found, progress.update)
     progress.clear()
-    texts = formatting.objections(found)
+    texts += formatting.objections(found)
     for text in texts:
         print(f"bk cookie: {text}", file=sys.stderr)
     is_refused = bool(texts) and not arguments.force
