@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tests.sim.recovery_world import World, run
 
-from bookies.errors import LedgerFenced
+from bookies.errors import LedgerFenced, StorageError
 from bookies.model import BookieId, LedgerState
 from bookies.protocol.repair_work import Cause, RepairState
 from bookies.replication.status import read_status, reports_on
@@ -191,6 +191,46 @@ def test_a_bookie_that_has_lost_a_ledger_gets_it_again_in_place(check: str) -> N
         await world.until_whole(ledgers)
         assert world.record(ledgers[1]) == before
         assert world.copied() == 50
+
+    run(scenario)
+
+
+def test_a_bookie_that_has_lost_a_ledger_and_is_full_is_replaced() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write((3, 3, 2), count=50)
+        name = world.record(ledger_id).last_ensemble[0]
+        await world.heal(audit_ledgers_interval_s=2)
+        await world.forget(name, ledger_id)
+        store = world.cluster.bookies[name].server
+        assert store is not None
+
+        def refuse(*arguments: object, **flags: object) -> None:
+            raise StorageError("the disk is full")
+
+        store.store.add = refuse  # type: ignore[method-assign]
+        await world.until_whole([ledger_id])
+        assert not world.record(ledger_id).names(name)
+
+    run(scenario)
+
+
+def test_a_bookie_that_is_named_by_an_old_mark_and_starts_again_just_now_is_not_replaced() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write((3, 3, 2))
+        name = world.record(ledger_id).last_ensemble[0]
+        await world.heal(lost_bookie_delay_s=1_000)
+        await asyncio.sleep(1)
+        world.kill(name)
+        await asyncio.sleep(3)
+        await world.act(world.user.driver.recovery.mark(ledger_id, [BookieId(name)], 0))
+
+        async def reported() -> bool:
+            return await world.has_reported(ledger_id)
+
+        await world.until(reported)
+        await world.start(name)
+        await world.until_whole([ledger_id])
+        assert world.copied() == 0
 
     run(scenario)
 

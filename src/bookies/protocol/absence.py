@@ -73,6 +73,10 @@ class Absence:
         """Since when it is away; None: it is not, or nobody expects it."""
         return self._since.get(bookie)
 
+    def is_away_for(self, bookie: BookieId, seconds: float, now: float) -> bool:
+        """Whether it has been away for so long; of one that nobody expects that is so always."""
+        return now >= self._since.get(bookie, -NEVER) + seconds
+
     def is_excused(self, bookie: BookieId, now: float) -> bool:
         """Whether its maintenance lasts."""
         return now < self._maintenance.get(bookie, now)

@@ -15,7 +15,7 @@ from bookies.errors import MetadataCorrupt
 from bookies.metadata.bookie_notes import BookieNotes, Notes
 from bookies.metadata.driver import BookieSet, MetadataDriver, Watch
 from bookies.model import BookieId, BookieMode
-from bookies.protocol.absence import Absence
+from bookies.protocol.absence import HURRY_S, Absence
 from bookies.protocol.repair_work import Circumstances
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Clock
@@ -85,8 +85,8 @@ class Membership:
         return list(self._notes.draining)
 
     def circumstances(self, named: Iterable[BookieId] = ()) -> Circumstances:
-        """What a repair has to know. `named`: by the ledger's mark, so an auditor, perhaps another one, took them for
-        lost; if they are not registered now, nor under maintenance, they are."""
+        """What a repair has to know. `named`: by somebody who takes them for lost; if they are not registered now, nor
+        under maintenance, they are."""
         self._look()
         now, registered = self._now(), self.registered
         away = self.absence.away
@@ -95,6 +95,12 @@ class Membership:
         lost |= {bookie: None for bookie in named if bookie not in registered and bookie not in excused}
         notes = self._notes
         return Circumstances(registered, tuple(lost), tuple(excused), tuple(notes.draining), notes.avoided)
+
+    def long_away(self, bookies: Iterable[BookieId]) -> list[BookieId]:
+        """Those that have not been registered for some seconds, or that nobody expects: no mere restart."""
+        self._look()
+        now, registered = self._now(), self.registered
+        return [each for each in bookies if each not in registered and self.absence.is_away_for(each, HURRY_S, now)]
 
     def lost(self) -> list[BookieId]:
         self._look()

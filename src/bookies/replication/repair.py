@@ -11,12 +11,14 @@ be nowhere its fragment is not copied again before a bookie comes back. Source: 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bookies.client.administration import Administration
 from bookies.client.replication import CopyProgress
 from bookies.errors import (
+    BookieReadOnly,
     BookKeeperError,
     ClientClosed,
     DigestMismatch,
@@ -25,6 +27,7 @@ from bookies.errors import (
     MetadataError,
     NotEnoughBookies,
     VersionConflict,
+    WriteFailed,
 )
 from bookies.metadata.driver import Versioned
 from bookies.model import BookieId
@@ -82,7 +85,8 @@ class Outcome:
 
 class LedgerRepair:
     """`circumstances`: as they are when it is called. `grace`: how long to leave the writer of this record alone, in
-    seconds, 0: no more. `totals`: added to."""
+    seconds, 0: no more. `totals`: added to. `slots`: of which each fragment takes one while it is copied.
+    """
 
     def __init__(
         self,
@@ -93,6 +97,7 @@ class LedgerRepair:
         totals: Totals,
         percentage: int,
         *,
+        slots: asyncio.Semaphore | None = None,
         repairs_placement: bool = False,
     ) -> None:
         self._administration = administration
@@ -101,6 +106,7 @@ class LedgerRepair:
         self._pace = pace
         self._totals = totals
         self._percentage = percentage
+        self._slots = slots or asyncio.Semaphore(FRAGMENTS_AT_ONCE)
         self._repairs_placement = repairs_placement
 
     async def run(self, ledger_id: int, known: Sequence[Loss] = ()) -> Outcome:
@@ -194,7 +200,8 @@ class LedgerRepair:
 
         async def work() -> None:
             for index, job in waiting:
-                outcomes[index] = await self._carry_out(job, found)
+                async with self._slots:
+                    outcomes[index] = await self._carry_out(job, found)
 
         await all_of(work() for _ in range(min(FRAGMENTS_AT_ONCE, len(jobs))))
         return outcomes
@@ -202,9 +209,12 @@ class LedgerRepair:
     async def _carry_out(self, job: Job, found: Versioned) -> list[Problem]:
         fragment, problems = job.fragment, list[Problem]()
         try:
-            for position in job.renewed:
-                problems += await self._renew(job.verdict, position, found)
             replaced = self._still_to_replace(job)
+            for position in job.renewed:
+                try:
+                    problems += await self._renew(job.verdict, position, found)
+                except (BookieReadOnly, WriteFailed):
+                    replaced.append(position)  # It is there, and cannot store anything: another one has to.
             if replaced and not problems and (job.good > 0 or not (problems := await self._nowhere(job, found))):
                 await self._administration.replicate_fragment(
                     fragment,

@@ -91,6 +91,7 @@ class Worker:
             config.recovery_backoff_ms / 1000, config.recovery_backoff_max_ms / 1000, runtime.random.randrange
         )
         self._pace = pace
+        self._slots = asyncio.Semaphore(config.recovery_ledgers_at_once)
         self._rate = Pace(config.recovery_metadata_rate)
         self._named: dict[int, tuple[BookieId, ...]] = {}  # by the marks of ledgers on the agenda
         self._grace: dict[int, tuple[object, float]] = {}  # unfinished ledgers: ensembles and since when they are left
@@ -283,7 +284,8 @@ class Worker:
         ledger_id, store = item.ledger_id, self._driver.recovery
 
         def circumstances() -> Circumstances:
-            return self._membership.circumstances(self._named.get(ledger_id, ()))
+            # An auditor, perhaps another one, took them for lost, or for damaged: they may be starting again just now.
+            return self._membership.circumstances(self._membership.long_away(self._named.get(ledger_id, ())))
 
         repair = LedgerRepair(
             self._client.administration(),
@@ -292,6 +294,7 @@ class Worker:
             self._pace,
             self.totals,
             self._config.audit_verification_percentage,
+            slots=self._slots,
             repairs_placement=self._config.recovery_repairs_placement,
         )
         before = self.reports.get(ledger_id)
