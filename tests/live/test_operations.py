@@ -139,3 +139,9 @@ def test_ledgers_are_explained_and_repaired_by_hand(tmp_path: pathlib.Path) -> N
         assert [each["state"] for each in whole["ledgers"]] == ["healthy", "healthy"]
         assert done("ledger", "verify").status == 0
         assert done("recovery", "status", "--watch").out.startswith("0 marked, 0 being repaired; 0 repaired")
+
+        # The one that took their place has less than the others, and they have what it may take.
+        assert "nothing was changed" in done("bookie", "balance", "--dry-run", "--tolerance", 1).out
+        moved = done("bookie", "balance", "--tolerance", 1, "--json").json()
+        assert moved["moves"] == moved.get("moved", 0) + len(moved.get("refused", []))
+        assert "--tolerance" in done("bookie", "balance", "--tolerance", 0, status=2).err

@@ -27,9 +27,7 @@ from bookies.protocol.placement import (
     replace_failed,
 )
 from bookies.protocol.placement_policy import Adherence, PlacementPolicy
-from bookies.protocol.placement_search import Search, everywhere
 from bookies.protocol.topology import Kind, Topology
-from bookies.protocol.write_sets import Spread
 
 QUORUMS = (
     st.integers(1, 7)
@@ -105,27 +103,6 @@ def test_what_fewest_changes_says_makes_any_ensemble_adhere(
         assert ensemble[position] == old
         ensemble[position] = new
     assert judge(topology, policy, ensemble, write_quorum, ack_quorum).is_adhering
-
-
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=10), QUORUMS, st.integers(2, 4))
-def test_a_long_search_remembers_what_failed(racks: list[int], quorums: tuple[int, int, int], count: int) -> None:
-    """With memory from the first step on, and without any, the answer is the same."""
-    from bookies.protocol import placement_search
-
-    names = [BookieId(f"b{number}") for number in range(len(racks))]
-    locations = {name: f"/r{rack}" for name, rack in zip(names, racks, strict=True)}
-    candidates = Candidates.of(names, PlacementPolicy(Kind.RACK), Topology(locations))
-    size, write_quorum, _ = quorums
-    conditions = everywhere(size, write_quorum, [Spread(0, min(count, write_quorum), "rack")])
-    found = []
-    before = placement_search.STEPS_BEFORE_MEMORY
-    try:
-        for steps in (-1, 1_000_000):
-            placement_search.STEPS_BEFORE_MEMORY = steps
-            found.append(Search(candidates, [None] * size, {}, conditions).run())
-    finally:
-        placement_search.STEPS_BEFORE_MEMORY = before
-    assert found[0] == found[1]
 
 
 # -- Apache's ----------------------------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ async def _is(value: bool) -> bool:
 
 def test_somebody_else_may_cancel_it() -> None:
     async def scenario(world: World) -> None:
-        ledgers = [await world.write(count=40) for _ in range(20)]
+        ledgers = [await world.write(count=40) for _ in range(40)]
         slow = asyncio.create_task(drained(world, drain_of(world, pace=Pace(5_000))))
         await asyncio.sleep(2)
         assert await world.act(drain_of(world).cancel())
@@ -129,6 +129,19 @@ def test_somebody_else_may_cancel_it() -> None:
         assert not result.is_empty
         assert names(world, ledgers) > 0
         assert not (await world.act(world.notes.read())).draining
+
+    run(scenario)
+
+
+def test_writers_avoid_it_while_there_are_others() -> None:
+    async def scenario(world: World) -> None:
+        await world.act(drain_of(world).begin())
+        await asyncio.sleep(1)
+        ledgers = [await world.write() for _ in range(10)]
+        assert names(world, ledgers) == 0
+        assert await world.act(drain_of(world).cancel())
+        await asyncio.sleep(1)
+        assert names(world, [await world.write() for _ in range(10)]) > 0
 
     run(scenario)
 

@@ -29,7 +29,8 @@ COMMANDS = {
     ),
     "bookie": (
         "bookies.admin.commands.bookie",
-        "run, list, drain, maintenance, state, disks, space, gc, compact, scrub, recover, repair, convert, format",
+        "run, list, drain, maintenance, balance, state, disks, space, gc, compact, scrub, recover, repair, convert, "
+        "format",
     ),
     "recovery": (
         "bookies.admin.commands.recovery",

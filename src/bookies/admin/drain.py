@@ -298,7 +298,7 @@ async def _carry_out(drain: Drain, plan: DrainPlan, facts: dict[str, object], ar
         print_json(facts | {"dry_run": False, "removed": removes, **described_result(result)})
     elif removes:
         print("the cluster does not know it any more")
-    elif result.is_empty:
+    elif result.is_empty and not result.is_cancelled:
         print(f"writers go on avoiding it; stopped, it is forgotten by: bk bookie drain {plan.bookie} --remove")
     return int(not result.is_empty)
 

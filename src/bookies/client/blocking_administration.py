@@ -16,7 +16,7 @@ from bookies.client.blocking_ledger import LedgerReader
 from bookies.client.entries import EntryBatch
 from bookies.client.replication import Move, OnProgress, RecoveryReport
 from bookies.client.scan import ReplicaScan
-from bookies.errors import ClientClosed
+from bookies.errors import BookKeeperError, ClientClosed
 from bookies.metadata.driver import BookieSet, Versioned, Watch
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
 from bookies.protocol.fragments import Fragment
@@ -83,6 +83,24 @@ class Administration:
         """Look whether every replica of a ledger is there. `percentage`: of entries to read, 100: all."""
         return self._thread.call(self._administration.check_ledger(ledger_id, percentage=percentage, timeout=timeout))
 
+    def check_record(self, found: Versioned, registered: Collection[BookieId], *, percentage: float = 0) -> LedgerCheck:
+        """As `check_ledger`, of a record as it was read, for those who know which bookies are registered."""
+        return self._thread.call(self._administration.check_record(found, registered, percentage=percentage))
+
+    def ask_holders(
+        self, record: LedgerMetadata, entry_id: int, registered: Collection[BookieId]
+    ) -> list[tuple[BookieId, BookKeeperError | None]]:
+        """What is wrong with each replica of an entry; None: nothing."""
+        return self._thread.call(self._administration.ask_holders(record, entry_id, registered))
+
+    def judge_placement(self, fragment: Fragment) -> tuple[int, list[str]]:
+        """How well a fragment's bookies meet the placement policy (1: not, 5: fully), and why not better."""
+        return self._thread.call(self._administration.judge_placement(fragment))
+
+    def misplaced(self, fragment: Fragment, exclude: Collection[BookieId] = ()) -> list[int]:
+        """The fewest positions of a fragment that need other bookies for it to meet the placement policy."""
+        return self._thread.call(self._administration.misplaced(fragment, exclude))
+
     def fragments(self, ledger_id: int) -> tuple[LedgerMetadata, list[Fragment]]:
         """A ledger's record, and its fragments that hold entries, in order."""
         return self._thread.call(self._administration.fragments(ledger_id))
@@ -122,13 +140,14 @@ class Administration:
         entries: Sequence[range],
         *,
         bytes_per_s: float | None = None,
+        pace: Pace | None = None,
         progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> int:
         """Write again to a bookie those of these entries that it must hold by the record; how many were written."""
         return self._thread.call(
             self._administration.renew_entries(
-                ledger_id, bookie, entries, bytes_per_s=bytes_per_s, progress=progress, timeout=timeout
+                ledger_id, bookie, entries, bytes_per_s=bytes_per_s, pace=pace, progress=progress, timeout=timeout
             )
         )
 
@@ -152,6 +171,7 @@ class Administration:
         in_place: bool = False,
         exclude: Collection[BookieId] = (),
         bytes_per_s: float | None = None,
+        pace: Pace | None = None,
         progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> Move:
@@ -163,6 +183,7 @@ class Administration:
                 in_place=in_place,
                 exclude=exclude,
                 bytes_per_s=bytes_per_s,
+                pace=pace,
                 progress=progress,
                 timeout=timeout,
             )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from math import inf
 
+from bookies.client.announced import Announced
 from bookies.client.locations import Locations
 from bookies.client.preference import FEW, lighter_first, preferred
 from bookies.client.space import FreeSpace
@@ -76,6 +77,7 @@ class BookieWatcher:
         self._places_bookies = False  # somebody has asked where they are, and will again
         self._learning: Tasks | None = None
         self._is_asking = False
+        self._announced = Announced(driver, runtime.clock.wall_ms, self._learn_announced)
 
     async def start(self) -> None:
         """Begin to watch; the bookies are known when it returns. Raises `ConfigError` for broken locations."""
@@ -86,6 +88,7 @@ class BookieWatcher:
 
     async def stop(self) -> None:
         """Idempotent."""
+        self._announced.stop()
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
@@ -109,16 +112,22 @@ class BookieWatcher:
     async def locate(self) -> None:
         """Learn where the writable bookies are, before some of them are chosen."""
         self._places_bookies = True
+        await self._announced.learn()
         await self._locations.learn(self._bookies())
 
+    def _learn_announced(self) -> None:
+        if self._learning is not None:
+            self._learning.start(self._announced.learn(), "learn what was announced of bookies")
+
     def candidates(self) -> Candidates:
-        """The writable bookies known now, in the order in which to take them: shuffled, then by health."""
+        """The writable bookies known now, in the order in which to take them: shuffled, then by health; those that
+        operators want left alone come last."""
         topology = self._locations.topology
         if self._cluster is None or self._cluster_of != (self._writable, topology):
             self._cluster = Cluster(self._bookies(), topology, self._locations.policy)
             self._cluster_of = self._writable, topology
         cluster, random = self._cluster, self._runtime.random
-        ailing = self._ailing()
+        ailing = {**dict.fromkeys(self._announced.avoided(), Rank.OPEN), **self._ailing()}
         order = preferred(cluster.bookies, random, ailing, self._weights(cluster))
         return Candidates(
             cluster,

@@ -112,6 +112,7 @@ class MetadataDriver(ABC):
     """
 
     uri: str
+    operation_count: int = 0  # asked of the store so far, without watching and keeping the session; 0: nobody counts
 
     # -- the store -----------------------------------------------------------------------------------------------
     @abstractmethod

@@ -269,6 +269,8 @@ _NO_SET = BookieSet((), NEVER_SEEN)
 
 # -- the driver ------------------------------------------------------------------------------------------------------
 
+UNCOUNTED = ("watch", "heartbeat")  # operations that nobody asked for
+
 
 class LeasedDriver(MetadataDriver):
     """See the module. `session_id`: None until the first registration, and after the session was lost."""
@@ -314,6 +316,7 @@ class LeasedDriver(MetadataDriver):
         self._require_open()
         if self._failure is not None:
             raise MetadataError(f"the session with {self.uri} failed: {self._failure}") from self._failure
+        self.operation_count += operation not in UNCOUNTED
         return await self._call(operation, function, *arguments)
 
     def _require_open(self) -> Tasks:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import overload
+from typing import Any
 
 from bookies.model import BookieId
 from bookies.protocol.placement_policy import PlacementPolicy
@@ -173,11 +173,6 @@ class Candidates(Sequence[BookieId]):
     def __iter__(self) -> Iterator[BookieId]:
         return iter(self._all())
 
-    @overload
-    def __getitem__(self, index: int) -> BookieId: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[BookieId]: ...
-
-    def __getitem__(self, index: int | slice) -> BookieId | list[BookieId]:
+    def __getitem__(self, index: Any) -> Any:
+        """One by its index, or a list by a slice."""
         return self._all()[index]

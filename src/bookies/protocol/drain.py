@@ -90,12 +90,12 @@ class Forecast:
         self._work = size + LEDGER_SIZE * ledgers
         self._begun = now
 
-    def share(self, ledgers_done: int, size_done: int) -> float:
-        """How much of the work is done, 0 to 1."""
+    def share(self, ledgers_done: float, size_done: int) -> float:
+        """How much of the work is done, 0 to 1. `ledgers_done`: those under way as the fraction that is done."""
         done = size_done + LEDGER_SIZE * ledgers_done
         return min(1.0, done / self._work) if self._work else 1.0
 
-    def remaining_s(self, ledgers_done: int, size_done: int, now: float, owed_s: float = 0.0) -> float | None:
+    def remaining_s(self, ledgers_done: float, size_done: int, now: float, owed_s: float = 0.0) -> float | None:
         """None: too little was done to tell. `owed_s`: for how long the pace that is kept forbids to copy more."""
         share, elapsed_s = self.share(ledgers_done, size_done), now - self._begun
         if share >= 1.0:

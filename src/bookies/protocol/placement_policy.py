@@ -110,9 +110,9 @@ def _share(sizes: Sequence[int], count: int, write_quorum: int) -> float:
     """
     most = (write_quorum - count + 1) / write_quorum
     share, left, total = 1.0, sum(sizes), sum(sizes)
-    for size in sizes:
-        if size * share / left <= most + 1e-9:
+    for size in sizes[: count - 1]:  # That many can be full at most: the shares of `count` are more than all.
+        if size * share / left <= most:
             break
         share -= most
         left -= size
-    return share * total / left  # Not 0: there are at least `count` domains, so the last one is never full.
+    return share * total / left

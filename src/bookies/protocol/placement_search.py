@@ -6,8 +6,7 @@ if there is one at all it is found. What keeps the search small:
 
 * a partly filled write set that nobody could fill well any more is given up at once;
 * of candidates that are alike (`Cluster.alike`) one is tried: if it leads nowhere the others do not either;
-* a state that has failed is remembered, whatever the names in it; only when a search turns out to be long, for the
-  description of a state costs more than most searches.
+* what cannot be because domains are too few, or too small for the write sets there are, is told by counting.
 
 Arranging things on a ring can be a puzzle all the same, for ensembles of a dozen bookies and more in a few racks of
 very different sizes. A search that has taken so many steps ends undecided, and says so (`is_undecided`).
@@ -17,13 +16,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 
 from bookies.model import BookieId, Ensemble
 from bookies.protocol.candidates import Candidates
 from bookies.protocol.topology import Place
 from bookies.protocol.write_sets import Condition, Spread, write_sets
 
-STEPS_BEFORE_MEMORY = 300
 STEPS_MAX = 50_000  # for rules; about a second
 WISH_STEPS_MAX = 2_000  # for what goes beyond them
 
@@ -76,21 +75,17 @@ class Search:
         ]
         # Domains that are not like others any more, since somebody in them is a member, is taken or is excluded.
         self._touched: dict[str, int] = {}
-        self._named: dict[str, None] = {}
         for bookie in self._taken:
             for domain in self._cluster.places.get(bookie, ()):
                 if domain is not None:
                     self._touched[domain] = 1
-                    self._named[domain] = None
         for place in members.values():
             for domain in place:
                 if domain is not None:
                     self._touched[domain] = self._touched.get(domain, 0) + 1
-                    self._named[domain] = None
         self._free = len(self._cluster) - sum(bookie in self._cluster.places for bookie in self._taken)
         self._steps = 0
         self._steps_max = steps_max
-        self._failed: set[object] = set()
 
     @property
     def is_undecided(self) -> bool:
@@ -130,7 +125,7 @@ class Search:
         for level, needed in wanted.items():
             sizes = self._cluster.sizes[level]
             staying = Counter(place[level] for place in self._slots if place is not None)
-            for domain in dict.fromkeys([*staying, *sizes]):
+            for domain in chain(staying, (each for each in sizes if each not in staying)):
                 if domain is not None:
                     needed -= min(count, each_bookie * (sizes.get(domain, 0) + staying[domain]))
                     if needed <= 0:
@@ -148,11 +143,6 @@ class Search:
         """Fill the open positions from this one on."""
         if index == len(self._open):
             return True
-        state: object = None
-        if self._steps > STEPS_BEFORE_MEMORY:
-            state = self._state(index)
-            if state in self._failed:
-                return False
         position = self._open[index]
         tried: set[object] = set()
         for bookie in self._offers(position):
@@ -170,8 +160,6 @@ class Search:
             if self._holds(position) and self._fill(index + 1):
                 return True
             self._remove(position, bookie, place)
-        if state is not None:
-            self._failed.add(state)
         return False
 
     def _offers(self, position: int) -> Iterator[BookieId]:
@@ -227,34 +215,3 @@ class Search:
                 if not condition.holds(members, free):
                     return False
         return True
-
-    def _state(self, index: int) -> object:
-        """What the rest of the search depends on, the same for states that differ in names only.
-
-        That is: which members of the write sets that are not full yet share what, and how much of each domain is used.
-        """
-        labels: dict[str, int] = {}
-        border: list[tuple[int, ...]] = []
-        rest = self._open[index:]
-        near = {at for positions, _ in self._conditions if any(map(positions.__contains__, rest)) for at in positions}
-        for position in sorted(near):
-            place = self._slots[position]
-            if place is None:
-                border.append((position,))
-            else:
-                names = (-1 if domain is None else labels.setdefault(domain, len(labels)) for domain in place)
-                border.append((position, *names))
-        placed = [place for at in self._open[:index] if (place := self._slots[at]) is not None]
-        return index, tuple(border), self._shape(placed, 0, labels)
-
-    def _shape(self, places: Sequence[Place], level: int, labels: Mapping[str, int]) -> object:
-        """How the chosen ones are spread over the domains from a level on, in one order whatever the names."""
-        groups: dict[str | None, list[Place]] = {}
-        for place in places:
-            groups.setdefault(place[level], []).append(place)
-        parts = []
-        for domain, group in groups.items():
-            name = "" if domain is None else domain if domain in self._named else str(self._cluster.alike[domain])
-            inner = self._shape(group, level + 1, labels) if level + 1 < len(group[0]) else (len(group),)
-            parts.append((-1 if domain is None else labels.get(domain, -1), name, inner))
-        return tuple(sorted(parts))

@@ -139,6 +139,7 @@ class AutoRecovery:
             "entries_copied": worker.totals.entries,
             "bytes_copied": worker.totals.size,
             "bytes_per_s_allowed": round(self.pace.bytes_per_s),
+            "metadata_operations": self._driver.operation_count,
             "acted_ms": worker.acted_ms,
             "trouble": worker.trouble,
         }
@@ -164,7 +165,8 @@ class AutoRecovery:
         while True:
             status = self.status()
             news = {"tasks": status.tasks, "auditor": status.auditor, "reports": status.reports, **status.worker}
-            news.pop("busy")
+            for name in ("busy", "metadata_operations"):  # which always change, and are no reason to write
+                news.pop(name)
             if news != written or loop.time() - written_at >= REWRITE_S:
                 await self._record.write(pack(status))
                 written, written_at = news, loop.time()

@@ -447,10 +447,12 @@ class Drain:
         """By what is finished and by what is under way; a ledger that others do counts when it is done."""
         under_way = [each for each in self._busy.values() if each[0].ledger_id not in self._finished]
         size_done = sum(each.size for each in self._finished.values())
-        size_done += sum(min(portion.size, totals.size) for portion, totals in under_way)
+        shares = [min(1.0, totals.size / portion.size) if portion.size else 0.0 for portion, totals in under_way]
+        size_done += round(sum(share * portion.size for share, (portion, _) in zip(shares, under_way, strict=True)))
         entries = self._done.entries + sum(totals.entries for _, totals in self._busy.values())
         now = asyncio.get_running_loop().time()
-        remaining_s = forecast.remaining_s(len(self._finished), size_done, now, self._pace.spent(0, now))
+        ledgers_done = len(self._finished) + sum(shares)
+        remaining_s = forecast.remaining_s(ledgers_done, size_done, now, self._pace.spent(0, now))
         waits_for = [blocked[0] for blocked in self._blocked.values()]
         size = sum(each.size for each in self._total.values())
         return DrainProgress(len(self._finished), len(self._total), entries, size_done, size, remaining_s, waits_for)

@@ -276,6 +276,20 @@ def test_looks_at_few_of_many_bookies() -> None:
         choose_ensemble(Candidates(cluster, order(names)), 5, 4, 3)
 
 
+def test_proves_with_one_bookie_of_each_sort() -> None:
+    """Three racks of a hundred hosts cannot be in turn on a ring of five; one host has room for nobody else."""
+    locations = {f"h{n}:{port}": f"/r{n % 3}" for n in range(300) for port in (1, 2)}
+    names = [BookieId(name) for name in locations]
+    rule = PlacementPolicy(Kind.RACK, is_rule=True, racks_min=3)
+    with pytest.raises(
+        NotEnoughBookies, match=r"needs 3 racks in each write set of an ensemble of 5; the 600 writable"
+    ):
+        choose_ensemble(Candidates.of(names, rule, Topology(locations)), 5, 3, 2)
+    one = {BookieId(f"h0:{port}"): "/r0" for port in range(60)}
+    both = PlacementPolicy(Kind.RACK)
+    assert len(choose_ensemble(Candidates.of(list(one), both, Topology(dict(one))), 60, 2, 2)) == 60
+
+
 def test_candidates_are_a_sequence() -> None:
     cluster = candidates("abcde").cluster
     found = Candidates(cluster, iter(ids("ed")))
@@ -285,3 +299,5 @@ def test_candidates_are_a_sequence() -> None:
     assert Candidates.of(found) is found
     assert list(cluster.within("/r2")) == ["c", "d"]
     assert list(cluster.within("/r7")) == []
+    wish = candidates("ax", PlacementPolicy(Kind.RACK)).cluster
+    assert list(wish.within("/r1")) == ["a"], "x is nowhere"

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from bookies.admin import bench_placement, bench_storage
+from bookies.admin import bench_placement, bench_recovery, bench_storage
 from bookies.admin.common import add_common, print_json, print_table
 from bookies.admin.usage import UsageError
 
@@ -63,6 +63,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_common(placement, metadata=False)
     bench_placement.configure(placement)
+    recovery = verbs.add_parser(
+        "recovery",
+        help="one of five bookies is killed under load: time, bytes and metadata operations until all is replicated",
+        epilog="example:  bk bench recovery --quick",
+    )
+    add_common(recovery, metadata=False)
+    bench_recovery.configure(recovery)
     suite = verb("suite", "the table of docs/benchmarks.md", "bk bench suite --seconds 5")
     suite.add_argument("--runs", type=int, default=3, help="of each case; medians are printed (default 3)")
 
@@ -72,6 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
         return bench_storage.run(arguments)
     if arguments.verb == "placement":
         return bench_placement.run(arguments)
+    if arguments.verb == "recovery":
+        return bench_recovery.run(arguments)
     if arguments.size < 0 or arguments.seconds <= 0:
         raise UsageError("--size must be 0 or more and --seconds above 0")
     for name in ("window", "ledgers", "entries", "runs"):

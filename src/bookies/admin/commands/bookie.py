@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bookies.admin import control, drain, format_command, scrub
+from bookies.admin import balance, control, drain, format_command, scrub
 from bookies.admin.common import add_common, metadata_uri, print_json, print_table, size_text, with_client
 from bookies.admin.usage import UsageError
 
@@ -91,6 +91,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--rate", type=float, default=None, metavar="BYTES", help="copy at most so many bytes a second"
     )
     drain.configure(verbs)
+    balance.configure(verbs)
     control.configure(verbs)
     scrub.configure(verbs)
     format_command.configure(verbs)
@@ -126,6 +127,8 @@ def run(arguments: argparse.Namespace) -> int:
         return format_command.run(arguments)
     if arguments.verb == "scrub":
         return scrub.run(arguments)
+    if arguments.verb == "balance":
+        return balance.run(arguments)
     if arguments.verb in drain.VERBS:
         return drain.run(arguments)
     if arguments.verb in control.VERBS:

@@ -1,0 +1,320 @@
+"""`bk bench recovery`: one of five bookies is killed under load; how long, and at what price, until all is replicated.
+
+A cluster of its own, whose bookies take part in auto-recovery. First it is filled with small sealed ledgers, and the
+rate is measured that it takes adds at; from then on entries are added at a share of that rate, each at its time, and an
+add's latency counts from when it was due. Then one bookie is killed. *Noticed* is when the first ledger was marked,
+*whole* when nothing is marked any more and no record names the dead bookie for an entry; both since the kill.
+
+*Bytes copied over bytes needed*: what the workers say they have copied, over what the dead bookie held by the records
+when it was killed, and of the ledgers under load when their writers had replaced it. *Metadata operations per ledger*:
+of all processes that take part, the auditor's passes over all ledgers and the coming and going of their own sessions
+included, over the ledgers of the dead bookie.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from bookies.admin.common import Progress, print_json, print_table, run_async
+from bookies.admin.histogram import Histogram
+from bookies.admin.usage import UsageError
+
+if TYPE_CHECKING:
+    from bookies.admin.local_cluster import LocalCluster
+    from bookies.client.client import Client
+    from bookies.client.writer import LedgerWriter
+    from bookies.metadata.driver import MetadataDriver
+    from bookies.model import BookieId, LedgerMetadata
+    from bookies.replication.status import ProcessStatus
+
+BOOKIES = 5
+LOADED_LEDGERS = 4  # written to all the time
+FILLED_AT_ONCE = 32
+WINDOW = 64  # adds in flight while the rate is measured
+TICK_S = 0.005  # between two bursts of paced adds
+LOOK_S = 0.2
+LEASE_MS, DELAY_S, REPORT_MS = 3_000, 2, 1_000
+LIMIT_S = 1_800.0
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quick", action="store_true", help="300 ledgers, within a minute")
+    parser.add_argument("--ledgers", type=int, default=10_000, help="sealed ones to begin with (default 10000)")
+    parser.add_argument("--entries", type=int, default=10, help="of each of them (default 10)")
+    parser.add_argument("--size", type=int, default=1024, help="payload, bytes (default 1024)")
+    parser.add_argument("--seconds", type=float, default=10, help="that adds are measured before (default 10)")
+    parser.add_argument(
+        "--load", type=float, default=0.5, help="adds during it, as a share of what the cluster takes (default 0.5)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print. 1: it was not whole again in time."""
+    from bookies.admin.local_cluster import LocalCluster
+
+    if arguments.ledgers < 1 or arguments.entries < 1 or arguments.size < 0 or arguments.seconds <= 0:
+        raise UsageError("--ledgers and --entries must be 1 or more, --size 0 or more, --seconds above 0")
+    if not 0 <= arguments.load < 1:
+        raise UsageError(f"--load {arguments.load:g}: a share, from 0 to below 1")
+    if arguments.quick:
+        arguments.ledgers, arguments.seconds = min(arguments.ledgers, 300), min(arguments.seconds, 4)
+    settings = {
+        "auto_recovery": True,
+        "lost_bookie_delay_s": DELAY_S,
+        "recovery_report_interval_ms": REPORT_MS,
+    }
+    directory = tempfile.mkdtemp(prefix="bk-bench-", dir=os.environ.get("BK_BENCH_DIRECTORY"))
+    cluster = LocalCluster(os.path.join(directory, "bk-data"), BOOKIES, lease_ms=LEASE_MS, settings=settings)
+    try:
+        cluster.start()
+        result = run_async(partial(_measure, cluster, arguments))
+    finally:
+        cluster.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+    if arguments.json:
+        print_json(result)
+    else:
+        rows = [(name.replace("_", " "), _text(value)) for name, value in result.items()]
+        print_table(rows, ("figure", "value"), right=(1,))
+    return int(result["whole_after_s"] is None)
+
+
+def _text(value: object) -> str:
+    return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+async def _measure(cluster: LocalCluster, arguments: argparse.Namespace) -> dict[str, Any]:
+    from bookies.client.client import Client
+    from bookies.metadata.uri import connect
+    from bookies.runtime import aio
+
+    runtime = aio.runtime()
+    driver = connect(cluster.metadata_uri, runtime, may_create=False)
+    async with Client(runtime, driver) as client:
+        return await _Bench(cluster, client, driver, arguments).run()
+
+
+@dataclass
+class _Load:
+    """Adds at a steady rate. `latencies`: since each was due."""
+
+    ledgers: list[LedgerWriter]
+    payload: bytes
+    latencies: Histogram = field(default_factory=Histogram)
+    errors: int = 0
+
+    async def measure_rate(self, seconds: float) -> float:
+        """Entries a second with a closed loop."""
+        count, end = 0, time.monotonic() + seconds
+
+        async def lane(ledger: LedgerWriter) -> None:
+            nonlocal count
+            while time.monotonic() < end:
+                await ledger.append(self.payload)
+                count += 1
+
+        await asyncio.gather(*(lane(self.ledgers[number % len(self.ledgers)]) for number in range(WINDOW)))
+        return count / seconds
+
+    async def run(self, per_s: float) -> None:
+        """Until cancelled; those under way are waited for."""
+        pending: set[asyncio.Task[None]] = set()
+        begun, sent = time.monotonic(), 0
+        try:
+            while True:
+                await asyncio.sleep(TICK_S)
+                while (due := begun + sent / per_s) <= time.monotonic():
+                    task = asyncio.ensure_future(self._add(self.ledgers[sent % len(self.ledgers)], due))
+                    pending.add(task)
+                    task.add_done_callback(pending.discard)
+                    sent += 1
+        finally:
+            await asyncio.gather(*pending)
+
+    async def _add(self, ledger: LedgerWriter, due: float) -> None:
+        from bookies.errors import BookKeeperError
+
+        try:
+            await ledger.append(self.payload)
+        except BookKeeperError:
+            self.errors += 1
+        else:
+            self.latencies.record(time.monotonic() - due)
+
+    def take(self) -> Histogram:
+        """What was counted since the last time."""
+        taken, self.latencies = self.latencies, Histogram()
+        return taken
+
+
+class _Bench:
+    def __init__(
+        self, cluster: LocalCluster, client: Client, driver: MetadataDriver, arguments: argparse.Namespace
+    ) -> None:
+        self._cluster = cluster
+        self._client = client
+        self._driver = driver
+        self._arguments = arguments
+        self._payload = os.urandom(arguments.size)
+
+    async def run(self) -> dict[str, Any]:
+        from bookies.model import BookieId
+
+        arguments = self._arguments
+        await self._fill()
+        load = _Load([await self._create() for _ in range(LOADED_LEDGERS)], self._payload)
+        most = await load.measure_rate(min(3.0, arguments.seconds))
+        per_s = most * arguments.load
+        adding = asyncio.ensure_future(load.run(per_s)) if per_s else None
+        await asyncio.sleep(1.0)
+        load.take()
+        await asyncio.sleep(arguments.seconds)
+        before = load.take()
+        dead = load.ledgers[0].metadata.last_ensemble[0]
+        sealed = [each for each in await self._named(dead) if each.is_closed]
+        before_operations = self._operations(await self._processes(dead))
+        begun = time.monotonic()
+        await asyncio.to_thread(self._cluster.kill, dead)
+        replaced = [await self._replaced(ledger, dead, begun) for ledger in load.ledgers]
+        needed = [self._held(record, BookieId(dead)) for record in [*sealed, *replaced] if record is not None]
+        noticed_s, whole_s = await self._until_whole(dead, begun)
+        during = load.take()
+        if adding is not None:
+            adding.cancel()
+            with suppress(asyncio.CancelledError):
+                await adding
+        for ledger in load.ledgers:
+            await ledger.close()
+        processes = await self._settled(dead)
+        copied = sum(process.worker["bytes_copied"] for process in processes)
+        needed_size = sum(size for _, size in needed)
+        operations = self._operations(processes) - before_operations
+        return {
+            "ledgers": arguments.ledgers,
+            "ledgers_of_the_dead_bookie": len(needed),
+            "entries_needed": sum(entries for entries, _ in needed),
+            "noticed_after_s": noticed_s,
+            "whole_after_s": whole_s,
+            "bytes_needed": needed_size,
+            "bytes_copied": copied,
+            "copied_over_needed": round(copied / max(1, needed_size), 3),
+            "metadata_operations": operations,
+            "metadata_operations_per_ledger": round(operations / max(1, len(needed)), 2),
+            "most_adds_per_s": round(most),
+            "adds_per_s": round(per_s),
+            **{f"{name}_before": value for name, value in before.summary().items()},
+            **{f"{name}_during": value for name, value in during.summary().items()},
+            "p99_during_over_before": round(during.summary()["p99_us"] / max(1, before.summary()["p99_us"]), 2),
+            "adds_failed": load.errors,
+        }
+
+    # -- before --------------------------------------------------------------------------------------------------
+    async def _create(self) -> LedgerWriter:
+        return await self._client.create(ensemble=3, write_quorum=3, ack_quorum=2, labels={"bench": "recovery"})
+
+    async def _fill(self) -> None:
+        waiting: Iterator[int] = iter(range(self._arguments.ledgers))
+        progress, done = Progress("ledgers written", self._arguments.ledgers, quiet=self._arguments.json), 0
+
+        async def lane() -> None:
+            nonlocal done
+            for _ in waiting:
+                async with await self._create() as ledger:
+                    await ledger.append_many([self._payload] * self._arguments.entries)
+                done += 1
+                progress.update(done)
+
+        await asyncio.gather(*(lane() for _ in range(FILLED_AT_ONCE)))
+        progress.clear()
+
+    # -- during --------------------------------------------------------------------------------------------------
+    async def _named(self, bookie: BookieId) -> list[LedgerMetadata]:
+        """Records that name it for entries, now."""
+        from bookies.protocol.fragments import is_stored_on
+        from bookies.protocol.replicate import Pace
+        from bookies.replication.records import Coverage, records
+
+        found = []
+        async for page in records(self._driver, Pace(None), Coverage()):
+            found += [each.metadata for each in page if is_stored_on(each.metadata, bookie)]
+        return found
+
+    async def _replaced(self, ledger: LedgerWriter, dead: BookieId, begun: float) -> LedgerMetadata | None:
+        """The ledger's record when its writer has gone on without the dead bookie; None: it was never there."""
+        if dead not in ledger.metadata.last_ensemble and not ledger.metadata.names(dead):
+            return None
+        await self._until(lambda: _later(dead not in ledger.metadata.last_ensemble), begun)
+        return ledger.metadata
+
+    def _held(self, record: LedgerMetadata, bookie: BookieId) -> tuple[int, int]:
+        """Entries and bytes that the bookie must hold of fragments that are finished."""
+        from bookies.protocol.drain import portion_of
+        from bookies.protocol.fragments import fragments_to_check
+
+        last = record.last_entry_id if record.is_closed else record.ensembles[-1][0] - 1
+        fragments = [each for each in fragments_to_check(record, last) if each.is_finished]
+        portion = portion_of(record, fragments, bookie, last, (last + 1) * self._arguments.size)
+        return portion.entries, portion.size
+
+    async def _until_whole(self, dead: BookieId, begun: float) -> tuple[float | None, float | None]:
+        """Seconds from the kill until the first mark, and until there is nothing left to do."""
+        if not await self._until(self._is_marked, begun):
+            return None, None
+        noticed_s = round(time.monotonic() - begun, 2)
+
+        async def whole() -> bool:
+            return not await self._is_marked() and not await self._named(dead)
+
+        if not await self._until(whole, begun):
+            return noticed_s, None
+        return noticed_s, round(time.monotonic() - begun, 2)
+
+    async def _is_marked(self) -> bool:
+        async for ids in self._driver.recovery.marked_ids():
+            if ids:
+                return True
+        return False
+
+    async def _until(self, condition: Callable[[], Awaitable[bool]], begun: float) -> bool:
+        """False: the time is up."""
+        while not await condition():
+            if time.monotonic() - begun > LIMIT_S:
+                return False
+            await asyncio.sleep(LOOK_S)
+        return True
+
+    # -- afterwards ----------------------------------------------------------------------------------------------
+    async def _processes(self, dead: BookieId) -> list[ProcessStatus]:
+        from bookies.replication.status import read_processes
+
+        return [each for each in await read_processes(self._driver) if each.bookie != dead]
+
+    async def _settled(self, dead: BookieId) -> list[ProcessStatus]:
+        """What the processes say when they have nothing new to say."""
+        deadline = time.monotonic() + 10 * REPORT_MS / 1000
+        known: list[int] = []
+        while True:
+            await asyncio.sleep(2 * REPORT_MS / 1000)
+            processes = await self._processes(dead)
+            copied = [process.worker["bytes_copied"] for process in processes]
+            if copied == known or time.monotonic() > deadline:
+                return processes
+            known = copied
+
+    @staticmethod
+    def _operations(processes: list[ProcessStatus]) -> int:
+        return sum(process.worker["metadata_operations"] for process in processes)
+
+
+async def _later(value: bool) -> bool:
+    return value
