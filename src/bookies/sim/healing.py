@@ -93,7 +93,7 @@ class Healers:
         if are_reasons_enough:
             explained = [each for recovery in self._running.values() for each in recovery.worker.reports]
         found = [("tidy", f"ledger {each} is locked by {owner}") for each, owner in (await store.locks()).items()]
-        for story in self._history.stories.values():
+        for story in list(self._history.stories.values()):
             if self._cluster.store.record(story.ledger_id) is None:
                 continue  # deleted
             try:
