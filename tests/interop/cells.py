@@ -115,7 +115,13 @@ class Handle:
         return confirmed
 
     def wait_confirmed(self, entry: int) -> None:
-        wait_until(lambda: self.confirmed() >= entry, f"entry {entry} of ledger {self.ledger} is confirmed")
+        wait_until(lambda: self._has_confirmed(entry), f"entry {entry} of ledger {self.ledger} is confirmed")
+
+    def _has_confirmed(self, entry: int) -> bool:
+        """A writer that has failed would be waited for in vain."""
+        progress = self.ask("progress")
+        assert progress["failure"] == "", f"the writer has failed: {progress}"
+        return bool(progress["confirmed"] >= entry)
 
     def close(self) -> int:
         confirmed: int = self.ask("close")["confirmed"]

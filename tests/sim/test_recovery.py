@@ -308,6 +308,57 @@ def test_a_ledger_whose_replicas_have_all_lost_an_entry_keeps_the_others() -> No
     run(scenario)
 
 
+def test_a_copy_that_its_target_loses_before_the_record_names_it_is_noticed() -> None:
+    """As when a lock was lost with its session, and the target takes its copy for a surplus one: the check after the
+    swap sees it, and only then does the mark go."""
+
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write((3, 3, 2), count=40)
+        members = world.record(ledger_id).last_ensemble
+        await world.heal()
+        world.cluster.store.on_update = lambda host: (3.0 if host.startswith("replicator") else 0.0, 0.0)
+        world.kill(members[0])
+        others = [each for each in world.cluster.bookies.values() if each.name not in members]
+
+        async def is_copied() -> bool:
+            return any(each.server is not None and ledger_id in each.server.store.ledger_ids() for each in others)
+
+        await world.until(is_copied)
+        await asyncio.sleep(0.5)
+        [target] = [each.name for each in others if each.server and ledger_id in each.server.store.ledger_ids()]
+        assert not world.record(ledger_id).names(target)
+        await world.forget(target, ledger_id)
+        await world.until_whole([ledger_id])
+        assert world.record(ledger_id).names(target)
+        assert world.copied() == 80
+
+    run(scenario)
+
+
+def test_a_bookie_that_answers_late_is_not_copied_from_elsewhere() -> None:
+    """Slow beyond every time-out, and registered: nothing is marked, and a mark of somebody else's changes nothing."""
+
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write((3, 3, 2))
+        name = world.record(ledger_id).last_ensemble[0]
+        await world.heal({"read_timeout_ms": 200, "connect_timeout_ms": 200}, audit_ledgers_interval_s=2)
+        network = world.cluster.network
+        for host in ("replicator-healer1", "writer1"):
+            network.block(name, host)
+        await world.act(world.user.driver.recovery.mark(ledger_id, [], 0))
+        await asyncio.sleep(60)
+        report = world.healers[0].recovery.worker.reports[ledger_id]
+        assert [(wait.cause, wait.bookie) for wait in report.waits] == [(Cause.ANSWER, name)]
+        assert world.healers[0].recovery.auditor.last["replicas by reading"].marked == 0
+        assert world.copied() == 0
+        for host in ("replicator-healer1", "writer1"):
+            network.unblock(name, host)
+        await world.until_whole([ledger_id])
+        assert world.copied() == 0
+
+    run(scenario)
+
+
 # -- unfinished ledgers --------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 
-from bookies.errors import LedgerNotFound, MetadataError, StorageError
+from bookies.errors import LedgerNotFound, MetadataCorrupt, MetadataError, StorageError
 from bookies.metadata.driver import MetadataDriver
 from bookies.model import BookieId
 from bookies.runtime.events import Events
@@ -35,13 +35,16 @@ async def settle_unknown_ledgers(
 
 
 async def _ledgers_of(driver: MetadataDriver, bookie_id: BookieId) -> list[int]:
-    """Ledgers that have the bookie in one of their ensembles. Raises: MetadataError."""
+    """Ledgers that have, or may have, the bookie in one of their ensembles. Raises: MetadataError."""
     found = []
     async for ledger_ids in driver.ledger_ids():
         for ledger_id in ledger_ids:
             try:
                 metadata = (await driver.read_ledger(ledger_id)).metadata
             except LedgerNotFound:
+                continue
+            except MetadataCorrupt:
+                found.append(ledger_id)  # It may name the bookie, and must not keep all others uncertain.
                 continue
             if metadata.names(bookie_id):
                 found.append(ledger_id)

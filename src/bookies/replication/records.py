@@ -28,29 +28,42 @@ class Coverage:
     unreadable: list[int] = field(default_factory=list)
 
 
-async def records(driver: MetadataDriver, rate: Pace, coverage: Coverage) -> AsyncIterator[Sequence[Versioned]]:
+def records(driver: MetadataDriver, rate: Pace, coverage: Coverage) -> AsyncIterator[Sequence[Versioned]]:
     """The records of all ledgers that exist during the whole pass, ascending. `rate`: of operations.
 
-    Raises `MetadataError`.
+    Iterating raises `MetadataError`.
     """
-    loop = asyncio.get_running_loop()
+    return _Pages(driver, rate, coverage)
 
-    async def read(ledger_id: int) -> Versioned | None:
+
+class _Pages(AsyncIterator[Sequence[Versioned]]):
+    """No generator, for one that is given up in the middle of its reads could not end in an orderly way."""
+
+    def __init__(self, driver: MetadataDriver, rate: Pace, coverage: Coverage) -> None:
+        self._driver = driver
+        self._rate = rate
+        self._coverage = coverage
+        self._listing = driver.ledger_ids()
+        self._listed: Sequence[int] = ()
+
+    async def __anext__(self) -> Sequence[Versioned]:
+        while not self._listed:
+            self._listed = await anext(self._listing)
+        part, self._listed = self._listed[:PAGE_COUNT], self._listed[PAGE_COUNT:]
+        if (pause_s := self._rate.spent(len(part), asyncio.get_running_loop().time())) > 0:
+            await asyncio.sleep(pause_s)
+        found = await all_of(map(self._read, part))
+        self._coverage.ledgers += len(part)
+        return [each for each in found if each is not None]
+
+    async def _read(self, ledger_id: int) -> Versioned | None:
         try:
-            return await driver.read_ledger(ledger_id)
+            return await self._driver.read_ledger(ledger_id)
         except LedgerNotFound:
             return None  # Deleted since it was listed.
         except MetadataCorrupt:
+            coverage = self._coverage
             coverage.unreadable_count += 1
             if len(coverage.unreadable) < NAMED_MAX:
                 coverage.unreadable.append(ledger_id)
             return None
-
-    async for ids in driver.ledger_ids():
-        for start in range(0, len(ids), PAGE_COUNT):
-            part = ids[start : start + PAGE_COUNT]
-            if (pause_s := rate.spent(len(part), loop.time())) > 0:
-                await asyncio.sleep(pause_s)
-            found = await all_of(map(read, part))
-            coverage.ledgers += len(part)
-            yield [each for each in found if each is not None]

@@ -78,17 +78,20 @@ class Healers:
         """Wait until all is well, or has had time enough; then say what is not. Called as the participant."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + QUIET_S
-        while problems := await self._problems(client):
+        while await self._problems(client, are_reasons_enough=False):
             if loop.time() > deadline:
-                for invariant, text in problems:
+                for invariant, text in await self._problems(client, are_reasons_enough=True):
                     self._history.violated(invariant, text)
                 break
             await asyncio.sleep(LOOK_S)
 
-    async def _problems(self, client: SimClient) -> list[tuple[str, str]]:
+    async def _problems(self, client: SimClient, *, are_reasons_enough: bool) -> list[tuple[str, str]]:
+        """`are_reasons_enough`: whether it is no problem that something is not done, if somebody says why."""
         store = client.driver.recovery
         marked = [ledger_id async for ids in store.marked_ids() for ledger_id in ids]
-        explained = [each for recovery in self._running.values() for each in recovery.worker.reports]
+        explained: list[int] = []
+        if are_reasons_enough:
+            explained = [each for recovery in self._running.values() for each in recovery.worker.reports]
         found = [("tidy", f"ledger {each} is locked by {owner}") for each, owner in (await store.locks()).items()]
         for story in self._history.stories.values():
             if self._cluster.store.record(story.ledger_id) is None:
