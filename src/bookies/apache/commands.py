@@ -34,7 +34,11 @@ SHELL = (
     Counterpart("cookie_generate", "bk cookie generate"),
     Counterpart("cookie_get", "bk cookie get"),
     Counterpart("cookie_update", "bk cookie update"),
-    Counterpart("decommissionbookie", "bk bookie recover", "stop the bookie first; then bk bookie format"),
+    Counterpart(
+        "decommissionbookie",
+        "bk bookie drain",
+        "running or stopped; --remove deletes the cookie of one that is stopped",
+    ),
     Counterpart("deleteledger", "bk ledger delete"),
     Counterpart("endpointinfo", "bk bookie show"),
     Counterpart("forceauditchecks", "bk recovery audit", "--checks"),
@@ -100,5 +104,5 @@ HTTP = (
     Counterpart("/api/v1/autorecovery/who_is_auditor", "bk recovery status"),
     Counterpart("/api/v1/autorecovery/trigger_audit", "bk recovery audit"),
     Counterpart("/api/v1/autorecovery/lost_bookie_recovery_delay", "bk recovery delay"),
-    Counterpart("/api/v1/autorecovery/decommission", "bk bookie recover", "then bk bookie format"),
+    Counterpart("/api/v1/autorecovery/decommission", "bk bookie drain", "--remove deletes the cookie"),
 )

@@ -19,8 +19,8 @@ from bookies.protocol.quorum import write_set
 
 GOLDEN = 0.6180339887498949  # its multiples, modulo 1, fill the unit interval evenly, however many are taken
 LEDGER_SIZE = 4096  # bytes; what a ledger counts beside its own, so that empty ones count too
-FORECAST_AFTER_S = 1.0
-FORECAST_AFTER = 0.02  # of the work
+FORECAST_AFTER_S = 3.0
+FORECAST_AFTER = 0.05  # of the work
 
 
 def replicas_elsewhere(record: LedgerMetadata, away: Collection[BookieId]) -> int:
