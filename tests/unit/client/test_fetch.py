@@ -372,6 +372,7 @@ def test_a_restarted_bookie_still_knows_batch_reads() -> None:
         writer = await write(store, 300)
         ledger = await store.open(writer.ledger_id)
         check([entry async for entry in ledger.read()], 0, 299)
+        known = [name for name, bookie in world.bookies.items() if reads_of(bookie)]  # They have answered a batch.
         for name in list(world.bookies):
             await world.take_down(name)
         with pytest.raises(BookieUnreachable):
@@ -379,9 +380,10 @@ def test_a_restarted_bookie_still_knows_batch_reads() -> None:
         for name in list(world.bookies):
             await world.listen(name)
         check([entry async for entry in ledger.read()], 0, 299)
-        assert all(store._pool.batch_support.knows(name) for name in world.bookies)
+        assert known
+        assert all(store._pool.batch_support.knows(name) for name in known)
 
-    play(act, seed=2)  # one with which every bookie is asked
+    play(act)
 
 
 def test_what_is_sent_beyond_the_question_is_not_delivered() -> None:
@@ -653,12 +655,13 @@ def test_a_silent_bookie_is_found_out_although_nobody_waits_for_it() -> None:
     async def act(world: World) -> None:
         store = await world.client(read_timeout_ms=1000, hedge_delay_max_ms=20)
         ledger = await store.open((await write(store, 10)).ledger_id)
-        silent = world.bookies[BookieId("b2")]
+        check([await ledger.read_entry(0)], 0, 0)
+        name, silent = next(each for each in world.bookies.items() if reads_of(each[1]))  # It is asked first.
         silent.intercept = lambda request: []
         for entry_id in range(10):
             check([await ledger.read_entry(entry_id)], entry_id, entry_id)
-        assert len(reads_of(silent)) >= 1
+        assert len(reads_of(silent)) >= 2
         await asyncio.sleep(1.5)
-        assert store._pool.is_suspect(BookieId("b2"))
+        assert store._pool.is_suspect(name)
 
-    play(act, seed=7)  # one with which every bookie is asked
+    play(act)
