@@ -185,9 +185,14 @@ class _Replacing(NamedTuple):
     exclude: Sequence[BookieId]
 
     def __call__(self, positions: Collection[int]) -> Ensemble:
-        return choose_replacements(
-            self.candidates, self.ensemble, positions, self.write_quorum, self.ack_quorum, self.exclude
-        )
+        try:
+            return choose_replacements(
+                self.candidates, self.ensemble, positions, self.write_quorum, self.ack_quorum, self.exclude
+            )
+        except NotEnoughBookies as error:
+            failed = [self.ensemble[position] for position in positions]
+            which = f"bookie {failed[0]}" if len(failed) == 1 else f"bookies {', '.join(failed)}"
+            raise NotEnoughBookies(f"{which} failed and {error.message}") from None
 
 
 def fewest_changes(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from bookies.errors import BookKeeperError, CorruptRecord, DataUnknown, LedgerNotFound, LedgerUnknownToBookie
@@ -89,6 +89,12 @@ class DigestKinds:
     def forget(self) -> None:
         """Ask again."""
         self._known.clear()
+
+
+def _agrees(ledgers_map: Mapping[int, int], found: Mapping[int, int]) -> bool:
+    """Whether a log holds what its map says. It may hold more of a ledger: after an unclean stop the map counts what a
+    replay has written again only once."""
+    return ledgers_map.keys() == found.keys() and all(found[each] >= size for each, size in ledgers_map.items())
 
 
 class _Log:
@@ -188,7 +194,7 @@ class LogScrub:
         if log.stop < log.end:
             log.spans.add(log.stop, log.end)  # Entries may be named that lie behind what is there.
         findings = await self._settle(log)
-        if log.sizes is not None and log.sizes != log.ledgers_map:
+        if log.sizes is not None and not _agrees(log.ledgers_map or {}, log.sizes):
             # Either the map is damaged, or a length that nobody can check, and others are hidden behind it.
             log.spans.add(layout.HEADER_SIZE, log.stop)
             found = await self._settle(log)
