@@ -20,7 +20,7 @@ import time
 from typing import Any
 
 from bookies.admin.bench_drive import rss_mb
-from bookies.admin.common import Progress, print_json, print_table
+from bookies.admin.common import Progress, print_json, print_table, quiet_logs
 from bookies.admin.histogram import Histogram
 from bookies.admin.usage import UsageError
 from bookies.config import BookieConfig
@@ -43,7 +43,6 @@ def run(arguments: argparse.Namespace) -> int:
     for name in ("ledgers", "open_ledgers", "entries"):
         if (number := getattr(arguments, name)) < 1:
             raise UsageError(f"--{name.replace('_', '-')} {number}: at least one is needed")
-    logging.getLogger("bookies").setLevel(logging.ERROR)
     share = 10 if arguments.quick else 1
     directory = pathlib.Path(tempfile.mkdtemp(prefix="bk-bench-", dir=os.environ.get("BK_BENCH_DIRECTORY")))
     try:
@@ -54,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
             entry_count=max(1, arguments.entries // share),
             quiet=arguments.json,
         )
-        result = aio.run(growth.run())
+        with quiet_logs(logging.ERROR):
+            result = aio.run(growth.run())
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     if arguments.json:

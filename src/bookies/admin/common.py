@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -252,6 +253,18 @@ class Progress:
     def note(self, text: str) -> None:
         self.clear()
         print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def quiet_logs(level: int) -> Iterator[None]:
+    """Events below this level are not worth a line meanwhile."""
+    logger = logging.getLogger("bookies")
+    before = logger.level
+    logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 @contextlib.contextmanager

@@ -5,13 +5,17 @@ from __future__ import annotations
 import logging
 import time
 
-from bookies.admin.common import Progress, print_json, print_table
+from bookies.admin.common import Progress, print_json, print_table, quiet_logs
 from bookies.sim.damage import Summary, build, fuzz
 
 
 def run_damage(count: int, *, first: int = 0, as_json: bool = False) -> int:
     """Mutations `first` to `first + count - 1`, of a stopped bookie and of a killed one; exit status."""
-    logging.getLogger("bookies").setLevel(logging.CRITICAL)  # damage is what every line would be about
+    with quiet_logs(logging.CRITICAL):  # damage is what every line would be about
+        return _run(count, first, as_json)
+
+
+def _run(count: int, first: int, as_json: bool) -> int:
     began = time.process_time()
     bases = build("fuzz", is_clean=True), build("fuzz", is_clean=False)
     others = build("other", is_clean=True, skip=1).files
