@@ -508,7 +508,9 @@ def test_a_full_disk_costs_one_bookie_and_no_entry(tmp_path: pathlib.Path) -> No
             metadata = written_with(store, "b2", lambda: None)
             log = cluster.bookies[1].log.read_text()
             assert "Traceback" not in log
-            assert "No space left on device" in log or "bookie.mode bookie=b2 mode=read-only" in log  # whoever sees it first
+            assert (
+                "No space left on device" in log or "bookie.mode bookie=b2 mode=read-only" in log
+            )  # whoever sees it first
             modes = {each.id: each.mode for each in store.bookies()}
             assert {modes[bookie] for bookie in ("b1", "b3", "b4")} == {"writable"}
 
