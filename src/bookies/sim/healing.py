@@ -86,6 +86,7 @@ class Healers:
         recovery = AutoRecovery(client.runtime, client.client, client.driver, self._config, BookieId(name), name)
         self._running[name] = client.recovery = recovery
         client.participant.on_kill(lambda: self._killed(name))
+        self._tell_copies(name, recovery)
         task = asyncio.get_running_loop().create_task(recovery.run(), name=f"auto-recovery of {name}")
         await self.is_over.wait()
         task.cancel()
@@ -93,6 +94,17 @@ class Healers:
         self._ended(name)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._history.violated("errors", f"{name}: auto-recovery ended by {error!r}")
+
+    def _tell_copies(self, name: str, recovery: AutoRecovery) -> None:
+        """Tell the cluster's `on_copy` when something was copied, and before anything else is done."""
+        spent = recovery.pace.spent
+
+        def told_spent(size: int, now: float) -> float:
+            if self._cluster.on_copy is not None:
+                self._cluster.on_copy(name)
+            return spent(size, now)
+
+        recovery.pace.spent = told_spent  # type: ignore[method-assign]
 
     def _killed(self, name: str) -> None:
         recovery = self._running.get(name)
