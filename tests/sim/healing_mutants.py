@@ -167,14 +167,21 @@ def seal_for_an_earlier_fragment(patch: Patch) -> None:
 
 
 def collect_under_the_lock(patch: Patch) -> None:
-    original = SharedRecovery.locks
+    """Bookies look at no lock, and take none."""
+    locks, lock = SharedRecovery.locks, SharedRecovery.lock
 
-    async def locks(self):  # type: ignore[no-untyped-def]
+    def is_bookie() -> bool:
         asking = current_participant()
-        is_bookie = asking is not None and asking.name.startswith("b")
-        return {} if is_bookie else await original(self)
+        return asking is not None and asking.name.startswith("b")
 
-    patch.setattr(SharedRecovery, "locks", locks)
+    async def mutant_locks(self):  # type: ignore[no-untyped-def]
+        return {} if is_bookie() else await locks(self)
+
+    async def mutant_lock(self, ledger_id, owner, **options):  # type: ignore[no-untyped-def]
+        return LedgerLock(ledger_id, owner, None, -1) if is_bookie() else await lock(self, ledger_id, owner, **options)
+
+    patch.setattr(SharedRecovery, "locks", mutant_locks)
+    patch.setattr(SharedRecovery, "lock", mutant_lock)
 
 
 def copy_to_a_member(patch: Patch) -> None:

@@ -23,6 +23,7 @@ from bookies.config import RecoveryConfig
 from bookies.errors import BookKeeperError
 from bookies.metadata.bookie_notes import BookieNotes
 from bookies.metadata.memory import MemoryDriver
+from bookies.metadata.recovery_store import RecoveryStore
 from bookies.model import INVALID_ENTRY_ID, BookieId, LedgerMetadata, fragments_of
 from bookies.protocol.fragments import ReplicaState, is_stored_on
 from bookies.protocol.quorum import stored_ids
@@ -148,7 +149,7 @@ class Healers:
         explained: list[int] = []
         if are_reasons_enough:
             explained = [each for recovery in self._running.values() for each in recovery.worker.reports]
-        found = [("tidy", f"ledger {each} is locked by {owner}") for each, owner in (await store.locks()).items()]
+        found = [("tidy", f"ledger {each} is locked by {owner}") for each, owner in await self._locks(store)]
         found += [("tidy", f"ledger {each} is marked, and nobody says why") for each in marked if each not in explained]
         for story in list(self._history.stories.values()):
             if found and not are_reasons_enough:
@@ -164,6 +165,16 @@ class Healers:
             if problem and not (story.ledger_id in marked and story.ledger_id in explained):
                 found.append(("healed", f"ledger {story.ledger_id}, of which nobody says why: {problem}"))
         return found
+
+    @staticmethod
+    async def _locks(store: RecoveryStore) -> list[tuple[int, str]]:
+        """Those that last: a ledger that waits for something is looked at now and then, for a moment."""
+        found = await store.locks()
+        if found:
+            await asyncio.sleep(LOOK_S / 2)
+            later = await store.locks()
+            found = {ledger_id: owner for ledger_id, owner in found.items() if later.get(ledger_id) == owner}
+        return list(found.items())
 
     def check_thrift(self) -> None:
         """When all processes have ended: what was copied, beside what records and bookies have got."""
