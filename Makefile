@@ -7,7 +7,7 @@ MINUTES ?= 1
 JOBS ?= 2
 AGAINST ?=
 
-.PHONY: run test check coverage placement sim mutants museum chaos chaos-storage apache interop etcd spark-chaos bench bench-spark example spark-cluster docs clean
+.PHONY: run test check coverage placement sim mutants museum chaos chaos-storage apache interop etcd spark-chaos bench bench-recovery bench-spark example spark-cluster docs clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -68,6 +68,10 @@ spark-chaos: $(VENV)/.dev $(VENV)/.demo
 
 bench: $(VENV)/.dev
 	@$(BIN)/python benchmarks/$(if $(AGAINST),against.py $(AGAINST),compare.py) $(ARGS)
+
+# A bookie dies: Apache's AutoRecovery beside ours, on ZooKeeper.
+bench-recovery: $(VENV)/.dev
+	@$(BIN)/python benchmarks/recovery.py $(ARGS)
 
 example: $(VENV)/.demo
 	@$(BIN)/python examples/flights/pipeline.py $(ARGS)

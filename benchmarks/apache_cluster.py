@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 
 HERE = pathlib.Path(__file__).parent / "apache"
 JVM = (
@@ -31,7 +32,7 @@ def cache() -> pathlib.Path:
 
 
 def prepare() -> None:
-    """Fetch the jars and compile the driver, once."""
+    """Fetch the jars and compile what is ours, once."""
     lib, classes = cache() / "lib", cache() / "classes"
     if not (lib / "complete").exists():
         lib.mkdir(parents=True, exist_ok=True)
@@ -40,10 +41,13 @@ def prepare() -> None:
         copy = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={lib}"]
         subprocess.run(copy, check=True)
         (lib / "complete").touch()
-    source, compiled = HERE / "Drive.java", classes / "Drive.class"
-    if not compiled.exists() or compiled.stat().st_mtime < source.stat().st_mtime:
+    sources = sorted(HERE.glob("*.java"))
+    compiled = [classes / source.with_suffix(".class").name for source in sources]
+    newest = max(source.stat().st_mtime for source in sources)
+    if any(not each.exists() or each.stat().st_mtime < newest for each in compiled):
         classes.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["javac", "-nowarn", "-cp", f"{lib}/*", "-d", str(classes), str(source)], check=True)
+        command = ["javac", "-nowarn", "-cp", f"{lib}/*", "-d", str(classes), *map(str, sources)]
+        subprocess.run(command, check=True)
 
 
 def java(main: str, *words: str, heap: tuple[str, str] = ("512m", "1g")) -> list[str]:
@@ -58,17 +62,101 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class ApacheCluster:
-    """A ZooKeeper and `bookies` bookies under `directory`; a context manager that leaves no process behind."""
+class _Servers:
+    """Processes of Java with their logs in one directory; a context manager that leaves none behind."""
 
-    def __init__(self, directory: str, bookies: int = 3) -> None:
+    def __init__(self, directory: str) -> None:
         self.directory = pathlib.Path(directory)
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _spawn(self, name: str, command: list[str]) -> None:
+        with open(self.directory / f"{name}.log", "wb") as log:
+            self._processes[name] = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def _wait(self, port: int) -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if any(process.poll() is not None for process in self._processes.values()):
+                raise RuntimeError(f"a server of Apache's ended at once; its log is in {self.directory}")
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                return
+            except OSError:
+                time.sleep(0.05)
+        raise RuntimeError(f"nothing listens on port {port} after a minute; the logs are in {self.directory}")
+
+    def stop(self) -> None:
+        for name in reversed(list(self._processes)):
+            self._kill(name)
+
+    def _kill(self, name: str) -> None:
+        process = self._processes.pop(name)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+class ZooKeeper(_Servers):
+    """One server. `tick_ms`: a session's timeout is 2 to 20 of them."""
+
+    def __init__(self, directory: str, *, tick_ms: int = 2000) -> None:
+        super().__init__(directory)
+        self._tick_ms = tick_ms
+        self._port = free_port()
+        self.metadata_uri = f"zk+hierarchical://127.0.0.1:{self._port}/ledgers"
+
+    def __enter__(self) -> ZooKeeper:
+        prepare()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        settings = self.directory / "zoo.cfg"
+        settings.write_text(
+            f"tickTime={self._tick_ms}\ndataDir={self.directory / 'zookeeper'}\nclientPort={self._port}\n"
+            "clientPortAddress=127.0.0.1\nmaxClientCnxns=0\nadmin.enableServer=false\n"
+            "4lw.commands.whitelist=mntr,cons\n"
+        )
+        server = "org.apache.zookeeper.server.ZooKeeperServerMain"
+        try:
+            self._spawn("zookeeper", java(server, str(settings), heap=("128m", "512m")))
+            self._wait(self._port)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def ask(self, word: str) -> str:
+        """What it answers to one of its words of four letters."""
+        with socket.create_connection(("127.0.0.1", self._port), 10) as connection:
+            connection.sendall(word.encode())
+            return b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode()
+
+
+class ApacheCluster(_Servers):
+    """A ZooKeeper of its own and `bookies` bookies under `directory`. `settings`: more of each bookie's; {home} in a
+    value is its directory.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        bookies: int = 3,
+        *,
+        settings: Mapping[str, object] | None = None,
+        zookeeper: ZooKeeper | None = None,
+    ) -> None:
+        super().__init__(directory)
         self._count = bookies
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self.metadata_uri = ""
+        self._settings = settings or {}
+        self._zookeeper = zookeeper or ZooKeeper(directory)
+        self._is_its_own = zookeeper is None
+        self.metadata_uri = self._zookeeper.metadata_uri
 
     def __enter__(self) -> ApacheCluster:
-        prepare()
+        if self._is_its_own:
+            self._zookeeper.__enter__()
         try:
             self._start()
         except BaseException:
@@ -76,32 +164,28 @@ class ApacheCluster:
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def stop(self) -> None:
+        super().stop()
+        if self._is_its_own:
+            self._zookeeper.stop()
 
     def bookie_pids(self) -> list[int]:
-        return [process.pid for process in self._processes[1:]]
+        return [process.pid for process in self._processes.values()]
+
+    def kill(self, bookie_id: str) -> None:
+        """SIGKILL."""
+        self._kill(bookie_id)
 
     def _start(self) -> None:
-        port = free_port()
         self.directory.mkdir(parents=True, exist_ok=True)
-        settings = self.directory / "zoo.cfg"
-        settings.write_text(
-            f"tickTime=2000\ndataDir={self.directory / 'zookeeper'}\nclientPort={port}\nclientPortAddress=127.0.0.1\n"
-            "maxClientCnxns=0\nadmin.enableServer=false\n"
-        )
-        server = "org.apache.zookeeper.server.ZooKeeperServerMain"
-        self._spawn("zookeeper", java(server, str(settings), heap=("128m", "512m")))
-        self._wait(port)
-        self.metadata_uri = f"zk+hierarchical://127.0.0.1:{port}/ledgers"
         configurations = [self._configure(index) for index in range(self._count)]
         shell = java("org.apache.bookkeeper.bookie.BookieShell", "-conf", configurations[0][0], "initnewcluster")
         with open(self.directory / "init.log", "wb") as log:
             subprocess.run(shell, check=True, stdout=log, stderr=log)
-        for index, (path, _) in enumerate(configurations):
-            self._spawn(f"bookie-{index}", java("org.apache.bookkeeper.server.Main", "--conf", path))
-        for _, bookie_port in configurations:
-            self._wait(bookie_port)
+        for path, port in configurations:
+            self._spawn(f"127.0.0.1:{port}", java("org.apache.bookkeeper.server.Main", "--conf", path))
+        for _, port in configurations:
+            self._wait(port)
 
     def _configure(self, index: int) -> tuple[str, int]:
         home = self.directory / f"bookie-{index}"
@@ -117,31 +201,8 @@ class ApacheCluster:
             "httpServerEnabled": "false",
             "journalMaxBackups": 1,
             "maxPendingAddRequestsPerThread": 10_000_000,
+            **{name: str(value).replace("{home}", str(home)) for name, value in self._settings.items()},
         }
         path = home / "bookie.conf"
         path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         return str(path), port
-
-    def _spawn(self, name: str, command: list[str]) -> None:
-        with open(self.directory / f"{name}.log", "wb") as log:
-            self._processes.append(
-                subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-            )
-
-    def _wait(self, port: int) -> None:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            if any(process.poll() is not None for process in self._processes):
-                raise RuntimeError(f"a server of Apache's ended at once; its log is in {self.directory}")
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                return
-            except OSError:
-                time.sleep(0.05)
-        raise RuntimeError(f"nothing listens on port {port} after a minute; the logs are in {self.directory}")
-
-    def stop(self) -> None:
-        for process in reversed(self._processes):
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        self._processes.clear()

@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from bookies.admin.common import Progress, print_json, print_table, run_async
 from bookies.admin.histogram import Histogram
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from bookies.client.writer import LedgerWriter
     from bookies.metadata.driver import MetadataDriver
     from bookies.model import BookieId, LedgerMetadata
-    from bookies.replication.status import ProcessStatus
 
 BOOKIES = 5
 LOADED_LEDGERS = 4  # written to all the time
@@ -58,16 +57,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Measure and print. 1: it was not whole again in time."""
-    from bookies.admin.local_cluster import LocalCluster
-
+def limit(arguments: argparse.Namespace) -> None:
+    """Check the options, and cut down what is to be quick. Raises UsageError."""
     if arguments.ledgers < 1 or arguments.entries < 1 or arguments.size < 0 or arguments.seconds <= 0:
         raise UsageError("--ledgers and --entries must be 1 or more, --size 0 or more, --seconds above 0")
     if not 0 <= arguments.load < 1:
         raise UsageError(f"--load {arguments.load:g}: a share, from 0 to below 1")
     if arguments.quick:
         arguments.ledgers, arguments.seconds = min(arguments.ledgers, 300), min(arguments.seconds, 4)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print. 1: it was not whole again in time."""
+    from bookies.admin.local_cluster import LocalCluster
+
+    limit(arguments)
     settings = {
         "auto_recovery": True,
         "lost_bookie_delay_s": DELAY_S,
@@ -101,7 +105,21 @@ async def _measure(cluster: LocalCluster, arguments: argparse.Namespace) -> dict
     runtime = aio.runtime()
     driver = connect(cluster.metadata_uri, runtime, may_create=False)
     async with Client(runtime, driver) as client:
-        return await _Bench(cluster, client, driver, arguments).run()
+        return await Bench(cluster, client, driver, arguments).run()
+
+
+class Cluster(Protocol):
+    """What a bookie is killed in."""
+
+    def kill(self, bookie_id: str, /) -> None:
+        """SIGKILL; returns when it is gone."""
+
+
+class Counted(NamedTuple):
+    """By all who repair, so far: payload bytes copied, and operations of the metadata store."""
+
+    size: int
+    operations: float
 
 
 @dataclass
@@ -157,10 +175,10 @@ class _Load:
         return taken
 
 
-class _Bench:
-    def __init__(
-        self, cluster: LocalCluster, client: Client, driver: MetadataDriver, arguments: argparse.Namespace
-    ) -> None:
+class Bench:
+    """One run on a cluster whose bookies serve. `counted` may be put in another way."""
+
+    def __init__(self, cluster: Cluster, client: Client, driver: MetadataDriver, arguments: argparse.Namespace) -> None:
         self._cluster = cluster
         self._client = client
         self._driver = driver
@@ -182,7 +200,7 @@ class _Bench:
         before = load.take()
         dead = load.ledgers[0].metadata.last_ensemble[0]
         sealed = [each for each in await self._named(dead) if each.is_closed]
-        before_operations = self._operations(await self._processes(dead))
+        counted = await self.counted(dead)
         begun = time.monotonic()
         await asyncio.to_thread(self._cluster.kill, dead)
         replaced = [await self._replaced(ledger, dead, begun) for ledger in load.ledgers]
@@ -195,10 +213,10 @@ class _Bench:
                 await adding
         for ledger in load.ledgers:
             await ledger.close()
-        processes = await self._settled(dead)
-        copied = sum(process.worker["bytes_copied"] for process in processes)
+        copied, operations = await self._settled(dead)
+        copied -= counted.size
+        operations = round(operations - counted.operations)
         needed_size = sum(size for _, size in needed)
-        operations = self._operations(processes) - before_operations
         return {
             "ledgers": arguments.ledgers,
             "ledgers_of_the_dead_bookie": len(needed),
@@ -294,26 +312,25 @@ class _Bench:
         return True
 
     # -- afterwards ----------------------------------------------------------------------------------------------
-    async def _processes(self, dead: BookieId) -> list[ProcessStatus]:
+    async def counted(self, dead: BookieId) -> Counted:
+        """What the processes of bookies say, without the dead one's."""
         from bookies.replication.status import read_processes
 
-        return [each for each in await read_processes(self._driver) if each.bookie != dead]
+        workers = [each.worker for each in await read_processes(self._driver) if each.bookie != dead]
+        return Counted(
+            sum(worker["bytes_copied"] for worker in workers), sum(worker["metadata_operations"] for worker in workers)
+        )
 
-    async def _settled(self, dead: BookieId) -> list[ProcessStatus]:
-        """What the processes say when they have nothing new to say."""
+    async def _settled(self, dead: BookieId) -> Counted:
+        """What is counted when nothing is copied any more."""
         deadline = time.monotonic() + 10 * REPORT_MS / 1000
-        known: list[int] = []
+        known = -1
         while True:
             await asyncio.sleep(2 * REPORT_MS / 1000)
-            processes = await self._processes(dead)
-            copied = [process.worker["bytes_copied"] for process in processes]
-            if copied == known or time.monotonic() > deadline:
-                return processes
-            known = copied
-
-    @staticmethod
-    def _operations(processes: list[ProcessStatus]) -> int:
-        return sum(process.worker["metadata_operations"] for process in processes)
+            counted = await self.counted(dead)
+            if counted.size == known or time.monotonic() > deadline:
+                return counted
+            known = counted.size
 
 
 async def _later(value: bool) -> bool:
