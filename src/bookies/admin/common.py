@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import json
 import logging
 import os
@@ -36,6 +37,17 @@ def add_common(parser: argparse.ArgumentParser, *, metadata: bool = True) -> Non
         )
     parser.add_argument("--json", action="store_true", help="one JSON document (or line per row) on stdout")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def add_rate(parser: argparse.ArgumentParser) -> None:
+    """The budget of a command that copies; see `check_rate`."""
+    parser.add_argument("--rate", type=float, default=None, metavar="BYTES", help="copy at most so many bytes a second")
+
+
+def check_rate(arguments: argparse.Namespace) -> None:
+    """Raises `UsageError`."""
+    if arguments.rate is not None and arguments.rate <= 0:
+        raise UsageError(f"--rate {arguments.rate:g}: must be above 0; without it copies are as fast as they go")
 
 
 def find_data_directory() -> str | None:
@@ -193,6 +205,15 @@ def _jsonable(value: Any) -> Any:
     return str(value)
 
 
+def say(arguments: argparse.Namespace, facts: object, text: str) -> int:
+    """What was done: for JSON, or in words. Exit status 0."""
+    if arguments.json:
+        print_json(facts)
+    else:
+        print(text)
+    return 0
+
+
 def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str], *, right: Sequence[int] = ()) -> None:
     """Aligned columns; `right`: indexes of columns of numbers."""
     texts = [[str(cell) for cell in row] for row in rows]
@@ -205,6 +226,11 @@ def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str], *, rig
             for i, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
         print("  ".join(cells).rstrip())
+
+
+def time_text(wall_ms: float) -> str:
+    """A wall clock's milliseconds, as local time."""
+    return datetime.datetime.fromtimestamp(wall_ms / 1000).isoformat(" ", "seconds")
 
 
 def size_text(size: float) -> str:
