@@ -6,6 +6,8 @@ SEED ?=
 MINUTES ?= 1
 JOBS ?= 2
 AGAINST ?=
+# Tests and benchmarks start hundreds of processes, which would compile everything each time where this is set.
+export PYTHONDONTWRITEBYTECODE :=
 REV ?= $(AGAINST)
 
 .PHONY: run test check coverage placement sim mutants museum chaos chaos-storage apache interop etcd spark-chaos bench bench-apache bench-compare bench-spark example spark-cluster docs clean
