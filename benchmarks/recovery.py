@@ -1,13 +1,13 @@
 """A bookie dies: Apache's AutoRecovery and ours, one after the other on one machine, each with a ZooKeeper of its own.
 
-    python benchmarks/recovery.py [--quick] [--runs 1] [--ledgers 10000] [--systems apache ours] [--json FILE]
+    python -m benchmarks.recovery [--quick] [--runs 1] [--ledgers 10000] [--systems apache ours] [--json FILE]
 
 What is done, and what the figures mean, says `bk bench recovery`: five bookies, small ledgers, one bookie killed under
 adds at half the rate that the cluster takes. Here both keep their metadata in ZooKeeper, both run auto-recovery in the
 bookies' processes, with the same session timeout and the same delay before a bookie counts as lost, and our client
 fills and loads both. Everything else of Apache's is its default.
 
-* `bytes_copied`: of payload, by each system's own count (Apache's `NUM_BYTES_WRITTEN`).
+* `bytes_copied`: by each system's own count, payload, header and digest of each entry.
 * `metadata_operations`: requests that ZooKeeper's server received from the kill until all was whole, from everybody
   but this program; less those that came anyway, at the rate of the seconds before (heartbeats of sessions).
 """
@@ -16,21 +16,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
-import os
 import pathlib
 import re
+import socket
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-
-from apache_cluster import ApacheCluster, ZooKeeper
+from benchmarks.suite import java
+from benchmarks.suite.servers import ApacheCluster, Cluster, OurCluster
 
 from bookies.admin.bench_recovery import (
     BOOKIES,
@@ -38,17 +36,16 @@ from bookies.admin.bench_recovery import (
     LEASE_MS,
     REPORT_MS,
     Bench,
-    Cluster,
     Counted,
     configure,
     limit,
 )
 from bookies.admin.common import run_async
-from bookies.admin.local_cluster import LocalCluster
+from bookies.admin.usage import UsageError
 from bookies.client.client import Client
 from bookies.metadata.uri import connect
 from bookies.metadata.zookeeper import ZooKeeperDriver
-from bookies.model import BookieId
+from bookies.model import ENTRY_HEADER_SIZE, BookieId, DigestType
 from bookies.runtime import aio
 
 SYSTEMS = ("apache", "ours")
@@ -64,28 +61,41 @@ FIGURES = (
     "adds_per_s",
     "adds_failed",
 )
-OURS = {"auto_recovery": True, "lost_bookie_delay_s": DELAY_S, "recovery_report_interval_ms": REPORT_MS}
+OURS: Mapping[str, object] = {
+    "auto_recovery": True,
+    "lost_bookie_delay_s": DELAY_S,
+    "lease_ms": LEASE_MS,
+    "recovery_report_interval_ms": REPORT_MS,
+}
 APACHES = {
     "autoRecoveryDaemonEnabled": "true",
-    "lostBookieRecoveryDelay": DELAY_S,
-    "zkTimeout": LEASE_MS,
+    "lostBookieRecoveryDelay": str(DELAY_S),
+    "zkTimeout": str(LEASE_MS),
     "statsProviderClass": "Counts",
-    "countsFile": "{home}/counts",
+    "countsFile": "counts",
 }
+OVERHEAD = ENTRY_HEADER_SIZE + DigestType.CRC32C.size  # bytes of an entry beside its payload
 
 
 class Requests:
-    """What a ZooKeeper server was asked by others than one session."""
+    """What a ZooKeeper server was asked by others than the session of a driver."""
 
-    def __init__(self, server: ZooKeeper, driver: ZooKeeperDriver) -> None:
-        self._server, self._driver = server, driver
+    def __init__(self, driver: ZooKeeperDriver) -> None:
+        self._driver = driver
+        self._address = driver.uri.partition("://")[2].partition("/")[0].split(":")
         self._per_s = 0.0
         self._since = time.monotonic()
 
+    def _ask(self, word: str) -> list[str]:
+        """The lines that it answers to one of its words of four letters."""
+        with socket.create_connection((self._address[0], int(self._address[1])), 10) as connection:
+            connection.sendall(word.encode())
+            return b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode().splitlines()
+
     def _received(self) -> int:
-        counters = dict(line.split("\t", 1) for line in self._server.ask("mntr").splitlines() if "\t" in line)
-        session = f"sid={self._driver.session_id:#x},"
-        [own] = [line for line in self._server.ask("cons").splitlines() if session in line]
+        counters = dict(line.split("\t", 1) for line in self._ask("mntr") if "\t" in line)
+        session = f"sid={self._driver.zookeeper.session_id:#x},"
+        [own] = [line for line in self._ask("cons") if session in line]
         found = re.search(r"recved=(\d+)", own)
         assert found is not None, own
         return int(counters["zk_packets_received"]) - int(found[1])
@@ -102,17 +112,28 @@ class Requests:
         return self._received() - self._per_s * (time.monotonic() - self._since)
 
 
-class ZooKeeperBench(Bench):
-    """Both systems counted by the same server."""
+class Killing:
+    """Of a bookie by the id that the cluster knows it by."""
 
-    def __init__(self, directory: str, requests: Requests, *parts: Any) -> None:
-        super().__init__(*parts)
-        self._directory = pathlib.Path(directory)
-        self._requests: Requests | None = requests
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def kill(self, bookie_id: str) -> None:
+        next(each for each in self._cluster.bookies if bookie_id in (each.name, f"127.0.0.1:{each.port}")).kill()
+
+
+class ZooKeeperBench(Bench):
+    """Both systems counted by the server that they share their metadata through."""
+
+    def __init__(
+        self, cluster: Cluster, client: Client, driver: ZooKeeperDriver, arguments: argparse.Namespace
+    ) -> None:
+        super().__init__(Killing(cluster), client, driver, arguments)
+        self._directory = cluster.directory
+        self._requests = Requests(driver)
         self._is_counting = False
 
     async def counted(self, dead: BookieId) -> Counted:
-        assert self._requests is not None
         if not self._is_counting:
             await asyncio.to_thread(self._requests.begin)
             self._is_counting = True
@@ -121,37 +142,34 @@ class ZooKeeperBench(Bench):
         if not files:
             return Counted((await super().counted(dead)).size, operations)
         lines = [line.split(" ") for file in files for line in file.read_text().splitlines()]
-        return Counted(sum(int(value) for name, value in lines if name == "NUM_BYTES_WRITTEN"), operations)
+        sums = {name: sum(int(value) for each, value in lines if each == name) for name, _ in lines}
+        copied = sums.get("NUM_BYTES_WRITTEN", 0) + OVERHEAD * sums.get("NUM_ENTRIES_WRITTEN", 0)
+        return Counted(copied, operations)
 
 
-@contextlib.contextmanager
-def running(system: str, directory: str, server: ZooKeeper) -> Iterator[Cluster]:
+def measure(system: str, directory: pathlib.Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One run of "apache" or "ours" on a cluster of its own."""
+    cluster: Cluster
     if system == "apache":
-        with ApacheCluster(directory, BOOKIES, settings=APACHES, zookeeper=server) as apache:
-            yield apache
-        return
-    ours = LocalCluster(directory, BOOKIES, lease_ms=LEASE_MS, metadata_uri=server.metadata_uri, settings=OURS)
+        cluster = ApacheCluster(directory, BOOKIES, APACHES)
+    else:
+        cluster = OurCluster(directory, BOOKIES, settings=OURS)
+    cluster.tick_ms = LEASE_MS // 3
+
+    async def main() -> dict[str, Any]:
+        runtime = aio.runtime()
+        driver = connect(cluster.metadata_uri, runtime, may_create=False)
+        assert isinstance(driver, ZooKeeperDriver)
+        async with Client(runtime, driver) as client:
+            while sum(each.mode == "writable" for each in await client.bookies()) < BOOKIES:  # noqa: ASYNC110
+                await asyncio.sleep(0.2)
+            return await ZooKeeperBench(cluster, client, driver, arguments).run()
+
     try:
-        ours.start()
-        yield ours
+        cluster.start()
+        return run_async(main)
     finally:
-        ours.stop()
-
-
-def measure(system: str, directory: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    with ZooKeeper(os.path.join(directory, "zookeeper"), tick_ms=LEASE_MS // 3) as server:
-        home = os.path.join(directory, "bookies")
-        with running(system, home, server) as cluster:
-
-            async def main() -> dict[str, Any]:
-                runtime = aio.runtime()
-                driver = connect(server.metadata_uri, runtime, may_create=False)
-                assert isinstance(driver, ZooKeeperDriver)
-                async with Client(runtime, driver) as client:
-                    requests = Requests(server, driver)
-                    return await ZooKeeperBench(home, requests, cluster, client, driver, arguments).run()
-
-            return run_async(main)
+        cluster.stop()
 
 
 def main() -> int:
@@ -162,12 +180,16 @@ def main() -> int:
     parser.add_argument("--json", metavar="FILE", help="every run, one JSON document")
     parser.add_argument("--directory", default=None, help="where both keep their data (default: temporary)")
     arguments = parser.parse_args()
-    limit(arguments)
+    try:
+        limit(arguments)
+    except UsageError as error:
+        parser.error(str(error))
+    java.prepare()
     runs: list[dict[str, Any]] = []
     for number in range(arguments.runs):
         for system in arguments.systems:
             with tempfile.TemporaryDirectory(prefix="bk-recovery-", dir=arguments.directory) as directory:
-                found = measure(system, directory, arguments)
+                found = measure(system, pathlib.Path(directory) / system, arguments)
             runs.append({"system": system, "run": number, **found})
             print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
     if arguments.json:
@@ -176,7 +198,7 @@ def main() -> int:
     return int(any(run["whole_after_s"] is None for run in runs))
 
 
-def print_table(runs: list[dict[str, Any]], systems: list[str]) -> None:
+def print_table(runs: Sequence[Mapping[str, Any]], systems: Sequence[str]) -> None:
     """Medians of the runs in which everything became whole."""
     print(f"| figure | {' | '.join(systems)} |\n|---|{'---:|' * len(systems)}")
     for figure in FIGURES:
