@@ -32,6 +32,9 @@ def test_it_looks_and_gives_orders(tmp_path: pathlib.Path) -> None:
         assert "state=CLOSED" in said(cluster, "ledgermetadata", "-ledgerid", str(ledger))
         entries = ("-firstentryid", "0", "-lastentryid", "3")
         assert f"Lid={ledger}, Eid=3" in said(cluster, "readledger", "-ledgerid", str(ledger), *entries)
+        holder = cluster.users["ours-v2"].ask("metadata", ledger=ledger)["fragments"]["0"][0]
+        raw = said(cluster, "readledger", "-ledgerid", str(ledger), *entries, "-bookie", holder)
+        assert "Eid=3" in raw
         quorums = ("-ensemble", "3", "-writeQuorum", "3", "-ackQuorum", "2", "-numEntries", "10")
         assert "10 entries written" in said(cluster, "simpletest", *quorums)
         assert "Total disk capacity in the cluster" in said(cluster, "bookieinfo")
