@@ -8,7 +8,10 @@ add's latency counts from when it was due. Then one bookie is killed. *Noticed* 
 *Bytes copied over bytes needed*: what the workers say they have copied, over what the dead bookie held by the records
 when it was killed, and of the ledgers under load when their writers had replaced it. *Metadata operations per ledger*:
 of all processes that take part, the auditor's passes over all ledgers and the coming and going of their own sessions
-included, over the ledgers of the dead bookie.
+included, over the ledgers of the dead bookie; and by who asked for what, of those that are not next to nothing.
+
+Latencies *during* count from the kill, so that its own effect on writers is in them; *repairing*, from the first mark.
+`--bytes` makes the ledgers few and large instead of many and small.
 """
 
 from __future__ import annotations
@@ -40,6 +43,9 @@ if TYPE_CHECKING:
 BOOKIES = 5
 LOADED_LEDGERS = 4  # written to all the time
 FILLED_AT_ONCE = 32
+CHUNK_SIZE = 1 << 20  # bytes that a ledger is filled by at a time
+LARGE_LEDGERS, LARGE_SIZE = 100, 16_384  # with --bytes: how many ledgers, and of which entries
+SHOWN_MIN = 0.01  # operations a ledger
 WINDOW = 64  # adds in flight while the rate is measured
 TICK_S = 0.005  # between two bursts of paced adds
 LOOK_S = 0.2
@@ -49,9 +55,14 @@ LIMIT_S = 1_800.0
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="300 ledgers, within a minute")
-    parser.add_argument("--ledgers", type=int, default=10_000, help="sealed ones to begin with (default 10000)")
+    parser.add_argument(
+        "--ledgers", type=int, default=None, help="sealed ones to begin with (default 10000, with --bytes 100)"
+    )
     parser.add_argument("--entries", type=int, default=10, help="of each of them (default 10)")
-    parser.add_argument("--size", type=int, default=1024, help="payload, bytes (default 1024)")
+    parser.add_argument("--size", type=int, default=None, help="payload, bytes (default 1024, with --bytes 16384)")
+    parser.add_argument(
+        "--bytes", type=float, default=None, help="payload of all of them, which is stored three times, for --entries"
+    )
     parser.add_argument("--seconds", type=float, default=10, help="that adds are measured before (default 10)")
     parser.add_argument(
         "--load", type=float, default=0.5, help="adds during it, as a share of what the cluster takes (default 0.5)"
@@ -62,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and print. 1: it was not whole again in time."""
     from bookies.admin.local_cluster import LocalCluster
 
+    _complete(arguments)
     if arguments.ledgers < 1 or arguments.entries < 1 or arguments.size < 0 or arguments.seconds <= 0:
         raise UsageError("--ledgers and --entries must be 1 or more, --size 0 or more, --seconds above 0")
     if not 0 <= arguments.load < 1:
@@ -84,9 +96,28 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(result)
     else:
-        rows = [(name.replace("_", " "), _text(value)) for name, value in result.items()]
+        rows = [(name.replace("_", " "), _text(value)) for name, value in _flat(result)]
         print_table(rows, ("figure", "value"), right=(1,))
     return int(result["whole_after_s"] is None)
+
+
+def _flat(result: dict[str, Any]) -> Iterator[tuple[str, object]]:
+    for name, value in result.items():
+        if isinstance(value, dict):
+            yield from ((f"  {inner}", each) for inner, each in value.items())
+        else:
+            yield name, value
+
+
+def _complete(arguments: argparse.Namespace) -> None:
+    """What was not said."""
+    is_large = arguments.bytes is not None
+    if arguments.ledgers is None:
+        arguments.ledgers = LARGE_LEDGERS if is_large else 10_000
+    if arguments.size is None:
+        arguments.size = LARGE_SIZE if is_large else 1024
+    if is_large:
+        arguments.entries = int(arguments.bytes / max(1, arguments.ledgers * arguments.size))
 
 
 def _text(value: object) -> str:
@@ -183,12 +214,16 @@ class _Bench:
         dead = load.ledgers[0].metadata.last_ensemble[0]
         sealed = [each for each in await self._named(dead) if each.is_closed]
         before_operations = self._operations(await self._processes(dead))
+        before_memory = self._memory()
         begun = time.monotonic()
         await asyncio.to_thread(self._cluster.kill, dead)
         replaced = [await self._replaced(ledger, dead, begun) for ledger in load.ledgers]
         needed = [self._held(record, BookieId(dead)) for record in [*sealed, *replaced] if record is not None]
-        noticed_s, whole_s = await self._until_whole(dead, begun)
+        noticed_s = await self._until(self._is_marked, begun)
         during = load.take()
+        whole_s = None if noticed_s is None else await self._until(partial(self._is_whole, dead), begun)
+        repairing = load.take()
+        during.merge(repairing)
         if adding is not None:
             adding.cancel()
             with suppress(asyncio.CancelledError):
@@ -198,7 +233,10 @@ class _Bench:
         processes = await self._settled(dead)
         copied = sum(process.worker["bytes_copied"] for process in processes)
         needed_size = sum(size for _, size in needed)
-        operations = self._operations(processes) - before_operations
+        names = self._operations(processes)
+        names = {name: count - before_operations.get(name, 0) for name, count in names.items()}
+        operations = sum(names.values())
+        each = {name: round(count / max(1, len(needed)), 2) for name, count in names.items()}
         return {
             "ledgers": arguments.ledgers,
             "ledgers_of_the_dead_bookie": len(needed),
@@ -210,11 +248,16 @@ class _Bench:
             "copied_over_needed": round(copied / max(1, needed_size), 3),
             "metadata_operations": operations,
             "metadata_operations_per_ledger": round(operations / max(1, len(needed)), 2),
+            "of_these": {name: count for name, count in _descending(each) if count >= SHOWN_MIN},
+            "largest_bookie_before_mib": before_memory,
+            "largest_bookie_ever_mib": self._memory("VmHWM"),
             "most_adds_per_s": round(most),
             "adds_per_s": round(per_s),
             **{f"{name}_before": value for name, value in before.summary().items()},
             **{f"{name}_during": value for name, value in during.summary().items()},
+            **{f"{name}_repairing": value for name, value in repairing.summary().items()},
             "p99_during_over_before": round(during.summary()["p99_us"] / max(1, before.summary()["p99_us"]), 2),
+            "p99_repairing_over_before": round(repairing.summary()["p99_us"] / max(1, before.summary()["p99_us"]), 2),
             "adds_failed": load.errors,
         }
 
@@ -224,13 +267,17 @@ class _Bench:
 
     async def _fill(self) -> None:
         waiting: Iterator[int] = iter(range(self._arguments.ledgers))
+        at_once = max(1, CHUNK_SIZE // max(1, self._arguments.size))
+        entries = self._arguments.entries
+        counts = [min(at_once, entries - first) for first in range(0, entries, at_once)]
         progress, done = Progress("ledgers written", self._arguments.ledgers, quiet=self._arguments.json), 0
 
         async def lane() -> None:
             nonlocal done
             for _ in waiting:
                 async with await self._create() as ledger:
-                    await ledger.append_many([self._payload] * self._arguments.entries)
+                    for count in counts:
+                        await ledger.append_many([self._payload] * count)
                 done += 1
                 progress.update(done)
 
@@ -266,18 +313,8 @@ class _Bench:
         portion = portion_of(record, fragments, bookie, last, (last + 1) * self._arguments.size)
         return portion.entries, portion.size
 
-    async def _until_whole(self, dead: BookieId, begun: float) -> tuple[float | None, float | None]:
-        """Seconds from the kill until the first mark, and until there is nothing left to do."""
-        if not await self._until(self._is_marked, begun):
-            return None, None
-        noticed_s = round(time.monotonic() - begun, 2)
-
-        async def whole() -> bool:
-            return not await self._is_marked() and not await self._named(dead)
-
-        if not await self._until(whole, begun):
-            return noticed_s, None
-        return noticed_s, round(time.monotonic() - begun, 2)
+    async def _is_whole(self, dead: BookieId) -> bool:
+        return not await self._is_marked() and not await self._named(dead)
 
     async def _is_marked(self) -> bool:
         async for ids in self._driver.recovery.marked_ids():
@@ -285,13 +322,13 @@ class _Bench:
                 return True
         return False
 
-    async def _until(self, condition: Callable[[], Awaitable[bool]], begun: float) -> bool:
-        """False: the time is up."""
+    async def _until(self, condition: Callable[[], Awaitable[bool]], begun: float) -> float | None:
+        """Seconds since then; None: the time is up."""
         while not await condition():
             if time.monotonic() - begun > LIMIT_S:
-                return False
+                return None
             await asyncio.sleep(LOOK_S)
-        return True
+        return round(time.monotonic() - begun, 2)
 
     # -- afterwards ----------------------------------------------------------------------------------------------
     async def _processes(self, dead: BookieId) -> list[ProcessStatus]:
@@ -312,8 +349,28 @@ class _Bench:
             known = copied
 
     @staticmethod
-    def _operations(processes: list[ProcessStatus]) -> int:
-        return sum(process.worker["metadata_operations"] for process in processes)
+    def _operations(processes: list[ProcessStatus]) -> dict[str, int]:
+        """Of all of them, by name."""
+        names: dict[str, int] = {}
+        for process in processes:
+            for name, count in process.worker["metadata_operations_by_name"].items():
+                names[name] = names.get(name, 0) + count
+        return names
+
+    def _memory(self, what: str = "VmRSS") -> float:
+        """Of the bookie that has the most, MiB."""
+        return max((_memory_of(pid, what) for pid in self._cluster.pids()), default=0.0)
+
+
+def _descending(counts: dict[str, float]) -> list[tuple[str, float]]:
+    return sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+
+
+def _memory_of(pid: int, what: str) -> float:
+    """MiB, by the kernel's table of that process."""
+    with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/status") as lines:
+        return next((round(int(line.split()[1]) / 1024, 1) for line in lines if line.startswith(f"{what}:")), 0.0)
+    return 0.0
 
 
 async def _later(value: bool) -> bool:

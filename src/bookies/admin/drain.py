@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import os
 import socket
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from bookies.admin.announced import time_text
 from bookies.admin.common import Progress, add_common, print_json, print_table, size_text, with_session
 from bookies.admin.usage import UsageError
 
@@ -143,7 +143,9 @@ async def _maintenance(session: Session, arguments: argparse.Namespace) -> int:
         return _say(arguments, facts | {"changed": False}, text) or int(refused)
     until_ms = session.runtime.clock.wall_ms() + round(seconds * 1000)
     await notes.begin_maintenance(bookie, until_ms, who(), arguments.reason)
-    text = f"{bookie} is in maintenance until {_time(until_ms)}: nothing is copied for it, and writers choose others"
+    text = (
+        f"{bookie} is in maintenance until {time_text(until_ms)}: nothing is copied for it, and writers choose others"
+    )
     return _say(arguments, facts | {"changed": True, "until_ms": until_ms}, text)
 
 
@@ -216,17 +218,14 @@ async def _show(session: Session, arguments: argparse.Namespace) -> int:
     elif not rows:
         print("no bookie is being emptied" if arguments.verb == "drain" else "no bookie is in maintenance")
     elif arguments.verb == "drain":
-        cells = [(row["bookie"], _time(row["since_ms"]), row["by"], row["state"] or "has just begun") for row in rows]
+        cells = [
+            (row["bookie"], time_text(row["since_ms"]), row["by"], row["state"] or "has just begun") for row in rows
+        ]
         print_table(cells, ("bookie", "since", "by", "state"))
     else:
-        cells = [(row["bookie"], _time(row["until_ms"]), row["by"], row["reason"] or "-") for row in rows]
+        cells = [(row["bookie"], time_text(row["until_ms"]), row["by"], row["reason"] or "-") for row in rows]
         print_table(cells, ("bookie", "until", "by", "reason"))
     return 0
-
-
-def _time(wall_ms: object) -> str:
-    assert isinstance(wall_ms, int)
-    return datetime.datetime.fromtimestamp(wall_ms / 1000).isoformat(" ", "seconds")
 
 
 def _say(arguments: argparse.Namespace, facts: dict[str, object], text: str) -> int:

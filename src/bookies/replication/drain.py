@@ -34,6 +34,7 @@ from bookies.errors import (
     VersionConflict,
 )
 from bookies.metadata.bookie_notes import BookieNotes
+from bookies.metadata.bookie_places import note_place
 from bookies.metadata.driver import MetadataDriver, Versioned
 from bookies.model import BookieId, BookieMode
 from bookies.protocol.drain import Forecast, Portion, interleaved, portion_of
@@ -499,6 +500,7 @@ class Drain:
                 raise VersionConflict(
                     f"the cookie of bookie {self._bookie} has changed meanwhile, so it was started again; it stays"
                 ) from error
+        await note_place(self._driver, self._bookie, None)
         await self._notes.end_draining(self._bookie)
 
 
