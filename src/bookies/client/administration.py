@@ -395,7 +395,7 @@ class Administration:
         `in_place`: copy to the very bookies that are there, which have lost entries. `exclude`: who must not be
         chosen. `fragment`, `positions`: as from `check_ledger`. `bytes_per_s`: of all copies; None: as fast as it goes.
         `pace`: shared with other operations, in its place. `update`: of those who hold the ledger's lock and have read
-        its record, see `updating`. A bookie that refuses its copy is passed over for another
+        its record. A bookie that refuses its copy is passed over for another
         one. Raises `InvalidArgument`, `FragmentNotFinished`, `NotEnoughBookies`, `VersionConflict` (changed meanwhile),
         why entries cannot be read or written, and what a metadata update raises. Then the record has not been changed.
         """
@@ -410,15 +410,11 @@ class Administration:
 
         async with TimeLimit(timeout, f"copy entries {fragment.first} to {fragment.last} of {fragment.ledger_id}"):
             if update is None:
-                update = self.updating(await self._access.read(fragment.ledger_id))
+                update = MetadataLoop(self._access.runtime, self._driver, await self._access.read(fragment.ledger_id))
             check_finished(fragment)
             return await replicate_anywhere(
                 self._access, fragment, plan, update, Account(1, pace or bytes_per_s, progress)
             )
-
-    def updating(self, found: Versioned) -> MetadataLoop:
-        """For several changes of a record as it was just read, as `update` of `replicate_fragment`."""
-        return MetadataLoop(self._access.runtime, self._driver, found)
 
     async def plan_fragment(
         self, fragment: Fragment, positions: Sequence[int], *, exclude: Collection[BookieId] = ()

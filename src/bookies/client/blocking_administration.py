@@ -192,10 +192,6 @@ class Administration:
             )
         )
 
-    def updating(self, found: Versioned) -> MetadataLoop:
-        """For several changes of a record as it was just read, as `update` of `replicate_fragment`."""
-        return self._administration.updating(found)
-
     def repair_ledger(
         self,
         ledger_id: int,

@@ -20,9 +20,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from bookies.client.client import Client
+from bookies.client.metadata_loop import MetadataLoop
 from bookies.config import RecoveryConfig
 from bookies.errors import (
     BookKeeperError,
@@ -149,6 +151,7 @@ class Drain:
         seals: bool = False,
     ) -> None:
         self._driver = driver
+        self._updating = partial(MetadataLoop, runtime, driver)
         self._bookie = bookie
         self._owner = owner
         self._pace = pace or Pace(None)
@@ -370,6 +373,7 @@ class Drain:
         self._blocked.pop(ledger_id, None)
         repair = LedgerRepair(
             self._administration,
+            self._updating,
             lambda: self._membership.circumstances([self._bookie]),
             lambda found: 0.0 if self._may_seal(found) else UNLIMITED_S,
             self._pace,

@@ -85,13 +85,16 @@ class Outcome:
 
 
 class LedgerRepair:
-    """`circumstances`: as they are when it is called. `grace`: how long to leave the writer of this record alone, in
-    seconds, 0: no more. `totals`: added to. `slots`: of which each fragment takes one while it is copied.
+    """`updating`: changes a record that was just read. `circumstances`: as they are when it is called.
+
+    `grace`: how long to leave the writer of this record alone, in seconds, 0: no more. `totals`: added to. `slots`: of
+    which each fragment takes one while it is copied.
     """
 
     def __init__(
         self,
         administration: Administration,
+        updating: Callable[[Versioned], MetadataLoop],
         circumstances: Callable[[], Circumstances],
         grace: Callable[[Versioned], float],
         pace: Pace,
@@ -102,6 +105,7 @@ class LedgerRepair:
         repairs_placement: bool = False,
     ) -> None:
         self._administration = administration
+        self._updating = updating
         self._circumstances = circumstances
         self._grace = grace
         self._pace = pace
@@ -138,7 +142,7 @@ class LedgerRepair:
             jobs = [job for job in assessment.jobs if job.fragment.first not in failed]
             if not jobs:
                 break
-            update = self._administration.updating(found)
+            update = self._updating(found)
             for job, problems in zip(jobs, await self._work(jobs, update), strict=True):
                 if problems:
                     failed[job.fragment.first] = problems

@@ -21,8 +21,10 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from bookies.client.client import Client
+from bookies.client.metadata_loop import MetadataLoop
 from bookies.config import RecoveryConfig
 from bookies.errors import BookKeeperError, MetadataError
 from bookies.metadata.driver import MetadataDriver, Versioned
@@ -304,6 +306,7 @@ class Worker:
 
         repair = LedgerRepair(
             self._client.administration(),
+            partial(MetadataLoop, self._runtime, self._driver),
             circumstances,
             self._grace_left,
             self._pace,
