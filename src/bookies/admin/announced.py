@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from bookies.admin.common import time_text
 
 if TYPE_CHECKING:
     from bookies.metadata.bookie_notes import Note, Notes
@@ -37,9 +38,3 @@ def announced_text(facts: Mapping[str, Any]) -> str:
     if (draining := facts["draining"]) is not None:
         said.append(f"being emptied: {draining['state'] or 'has just begun'}")
     return "; ".join(said) or "-"
-
-
-def time_text(wall_ms: object) -> str:
-    """Local time, to the second."""
-    assert isinstance(wall_ms, int)
-    return datetime.datetime.fromtimestamp(wall_ms / 1000).isoformat(" ", "seconds")

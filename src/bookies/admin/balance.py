@@ -5,7 +5,17 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from bookies.admin.common import Progress, Session, add_common, print_json, print_table, size_text, with_session
+from bookies.admin.common import (
+    Progress,
+    Session,
+    add_common,
+    add_rate,
+    check_rate,
+    print_json,
+    print_table,
+    size_text,
+    with_session,
+)
 from bookies.admin.drain import who
 from bookies.admin.usage import UsageError
 
@@ -30,13 +40,12 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     parser.add_argument(
         "--tolerance", metavar="PERCENT", type=float, default=10.0, help="above its share that a bookie may be (10)"
     )
-    parser.add_argument("--rate", type=float, default=None, metavar="BYTES", help="copy at most so many bytes a second")
+    add_rate(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises `UsageError`, `BookKeeperError`."""
-    if arguments.rate is not None and arguments.rate <= 0:
-        raise UsageError(f"--rate {arguments.rate:g}: must be above 0; without it copies are as fast as they go")
+    check_rate(arguments)
     if not 0 < arguments.tolerance < 1000:
         raise UsageError(f"--tolerance {arguments.tolerance:g}: a percentage above 0")
     return with_session(arguments, lambda session: _balance(session, arguments))

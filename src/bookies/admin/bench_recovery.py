@@ -22,11 +22,12 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from bookies.admin.common import Progress, print_json, print_table, run_async
 from bookies.admin.histogram import Histogram
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from bookies.client.writer import LedgerWriter
     from bookies.metadata.driver import MetadataDriver
     from bookies.model import BookieId, LedgerMetadata
-    from bookies.replication.status import ProcessStatus
 
 BOOKIES = 5
 LOADED_LEDGERS = 4  # written to all the time
@@ -69,17 +69,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Measure and print. 1: it was not whole again in time."""
-    from bookies.admin.local_cluster import LocalCluster
-
-    _complete(arguments)
+def limit(arguments: argparse.Namespace) -> None:
+    """Check the options, and cut down what is to be quick. Raises UsageError."""
+    is_large = arguments.bytes is not None
+    if arguments.ledgers is None:
+        arguments.ledgers = LARGE_LEDGERS if is_large else 10_000
+    if arguments.size is None:
+        arguments.size = LARGE_SIZE if is_large else 1024
+    if is_large:
+        arguments.entries = int(arguments.bytes / max(1, arguments.ledgers * arguments.size))
     if arguments.ledgers < 1 or arguments.entries < 1 or arguments.size < 0 or arguments.seconds <= 0:
         raise UsageError("--ledgers and --entries must be 1 or more, --size 0 or more, --seconds above 0")
     if not 0 <= arguments.load < 1:
         raise UsageError(f"--load {arguments.load:g}: a share, from 0 to below 1")
     if arguments.quick:
         arguments.ledgers, arguments.seconds = min(arguments.ledgers, 300), min(arguments.seconds, 4)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print. 1: it was not whole again in time."""
+    from bookies.admin.local_cluster import LocalCluster
+
+    limit(arguments)
     settings = {
         "auto_recovery": True,
         "lost_bookie_delay_s": DELAY_S,
@@ -109,17 +120,6 @@ def _flat(result: dict[str, Any]) -> Iterator[tuple[str, object]]:
             yield name, value
 
 
-def _complete(arguments: argparse.Namespace) -> None:
-    """What was not said."""
-    is_large = arguments.bytes is not None
-    if arguments.ledgers is None:
-        arguments.ledgers = LARGE_LEDGERS if is_large else 10_000
-    if arguments.size is None:
-        arguments.size = LARGE_SIZE if is_large else 1024
-    if is_large:
-        arguments.entries = int(arguments.bytes / max(1, arguments.ledgers * arguments.size))
-
-
 def _text(value: object) -> str:
     return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
@@ -132,7 +132,31 @@ async def _measure(cluster: LocalCluster, arguments: argparse.Namespace) -> dict
     runtime = aio.runtime()
     driver = connect(cluster.metadata_uri, runtime, may_create=False)
     async with Client(runtime, driver) as client:
-        return await _Bench(cluster, client, driver, arguments).run()
+        result = await Bench(cluster, client, driver, arguments).run()
+    return result | {"largest_bookie_mib": max(map(_memory_of, cluster.pids()), default=0.0)}
+
+
+def _memory_of(pid: int) -> float:
+    """The most that a process has had, MiB."""
+    with suppress(OSError), open(f"/proc/{pid}/status") as lines:
+        return next((round(int(line.split()[1]) / 1024, 1) for line in lines if line.startswith("VmHWM:")), 0.0)
+    return 0.0
+
+
+class Cluster(Protocol):
+    """What a bookie is killed in."""
+
+    def kill(self, bookie_id: str, /) -> None:
+        """SIGKILL; returns when it is gone."""
+
+
+class Counted(NamedTuple):
+    """By all who repair, so far: payload bytes copied, operations of the metadata store, and these by who asked for
+    what."""
+
+    size: int
+    operations: float
+    names: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass
@@ -188,10 +212,10 @@ class _Load:
         return taken
 
 
-class _Bench:
-    def __init__(
-        self, cluster: LocalCluster, client: Client, driver: MetadataDriver, arguments: argparse.Namespace
-    ) -> None:
+class Bench:
+    """One run on a cluster whose bookies serve. `counted` may be put in another way."""
+
+    def __init__(self, cluster: Cluster, client: Client, driver: MetadataDriver, arguments: argparse.Namespace) -> None:
         self._cluster = cluster
         self._client = client
         self._driver = driver
@@ -213,8 +237,7 @@ class _Bench:
         before = load.take()
         dead = load.ledgers[0].metadata.last_ensemble[0]
         sealed = [each for each in await self._named(dead) if each.is_closed]
-        before_operations = self._operations(await self._processes(dead))
-        before_memory = self._memory()
+        counted = await self.counted(dead)
         begun = time.monotonic()
         await asyncio.to_thread(self._cluster.kill, dead)
         replaced = [await self._replaced(ledger, dead, begun) for ledger in load.ledgers]
@@ -230,13 +253,12 @@ class _Bench:
                 await adding
         for ledger in load.ledgers:
             await ledger.close()
-        processes = await self._settled(dead)
-        copied = sum(process.worker["bytes_copied"] for process in processes)
+        settled = await self._settled(dead)
+        copied = settled.size - counted.size
+        operations = round(settled.operations - counted.operations)
+        names = {name: (count - counted.names.get(name, 0)) / len(needed) for name, count in settled.names.items()}
+        often = sorted((each for each in names.items() if each[1] >= SHOWN_MIN), key=lambda each: (-each[1], each[0]))
         needed_size = sum(size for _, size in needed)
-        names = self._operations(processes)
-        names = {name: count - before_operations.get(name, 0) for name, count in names.items()}
-        operations = sum(names.values())
-        each = {name: round(count / max(1, len(needed)), 2) for name, count in names.items()}
         return {
             "ledgers": arguments.ledgers,
             "ledgers_of_the_dead_bookie": len(needed),
@@ -248,9 +270,7 @@ class _Bench:
             "copied_over_needed": round(copied / max(1, needed_size), 3),
             "metadata_operations": operations,
             "metadata_operations_per_ledger": round(operations / max(1, len(needed)), 2),
-            "of_these": {name: count for name, count in _descending(each) if count >= SHOWN_MIN},
-            "largest_bookie_before_mib": before_memory,
-            "largest_bookie_ever_mib": self._memory("VmHWM"),
+            "of_these": {name: round(count, 2) for name, count in often},
             "most_adds_per_s": round(most),
             "adds_per_s": round(per_s),
             **{f"{name}_before": value for name, value in before.summary().items()},
@@ -267,8 +287,7 @@ class _Bench:
 
     async def _fill(self) -> None:
         waiting: Iterator[int] = iter(range(self._arguments.ledgers))
-        at_once = max(1, CHUNK_SIZE // max(1, self._arguments.size))
-        entries = self._arguments.entries
+        at_once, entries = max(1, CHUNK_SIZE // max(1, self._arguments.size)), self._arguments.entries
         counts = [min(at_once, entries - first) for first in range(0, entries, at_once)]
         progress, done = Progress("ledgers written", self._arguments.ledgers, quiet=self._arguments.json), 0
 
@@ -331,46 +350,27 @@ class _Bench:
         return round(time.monotonic() - begun, 2)
 
     # -- afterwards ----------------------------------------------------------------------------------------------
-    async def _processes(self, dead: BookieId) -> list[ProcessStatus]:
+    async def counted(self, dead: BookieId) -> Counted:
+        """What the processes of bookies say, without the dead one's."""
         from bookies.replication.status import read_processes
 
-        return [each for each in await read_processes(self._driver) if each.bookie != dead]
+        workers = [each.worker for each in await read_processes(self._driver) if each.bookie != dead]
+        names: dict[str, int] = {}
+        for worker in workers:
+            for name, count in worker["metadata_operations_by_name"].items():
+                names[name] = names.get(name, 0) + count
+        return Counted(sum(worker["bytes_copied"] for worker in workers), sum(names.values()), names)
 
-    async def _settled(self, dead: BookieId) -> list[ProcessStatus]:
-        """What the processes say when they have nothing new to say."""
+    async def _settled(self, dead: BookieId) -> Counted:
+        """What is counted when nothing is copied any more."""
         deadline = time.monotonic() + 10 * REPORT_MS / 1000
-        known: list[int] = []
+        known = -1
         while True:
             await asyncio.sleep(2 * REPORT_MS / 1000)
-            processes = await self._processes(dead)
-            copied = [process.worker["bytes_copied"] for process in processes]
-            if copied == known or time.monotonic() > deadline:
-                return processes
-            known = copied
-
-    @staticmethod
-    def _operations(processes: list[ProcessStatus]) -> dict[str, int]:
-        """Of all of them, by name."""
-        names: dict[str, int] = {}
-        for process in processes:
-            for name, count in process.worker["metadata_operations_by_name"].items():
-                names[name] = names.get(name, 0) + count
-        return names
-
-    def _memory(self, what: str = "VmRSS") -> float:
-        """Of the bookie that has the most, MiB."""
-        return max((_memory_of(pid, what) for pid in self._cluster.pids()), default=0.0)
-
-
-def _descending(counts: dict[str, float]) -> list[tuple[str, float]]:
-    return sorted(counts.items(), key=lambda each: (-each[1], each[0]))
-
-
-def _memory_of(pid: int, what: str) -> float:
-    """MiB, by the kernel's table of that process."""
-    with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/status") as lines:
-        return next((round(int(line.split()[1]) / 1024, 1) for line in lines if line.startswith(f"{what}:")), 0.0)
-    return 0.0
+            counted = await self.counted(dead)
+            if counted.size == known or time.monotonic() > deadline:
+                return counted
+            known = counted.size
 
 
 async def _later(value: bool) -> bool:

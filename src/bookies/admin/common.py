@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import json
 import logging
 import os
@@ -38,6 +39,17 @@ def add_common(parser: argparse.ArgumentParser, *, metadata: bool = True) -> Non
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
 
 
+def add_rate(parser: argparse.ArgumentParser) -> None:
+    """The budget of a command that copies; see `check_rate`."""
+    parser.add_argument("--rate", type=float, default=None, metavar="BYTES", help="copy at most so many bytes a second")
+
+
+def check_rate(arguments: argparse.Namespace) -> None:
+    """Raises `UsageError`."""
+    if arguments.rate is not None and arguments.rate <= 0:
+        raise UsageError(f"--rate {arguments.rate:g}: must be above 0; without it copies are as fast as they go")
+
+
 def find_data_directory() -> str | None:
     """The nearest `bk-data` from the current directory upwards."""
     here = os.getcwd()
@@ -59,7 +71,18 @@ def metadata_uri(arguments: argparse.Namespace) -> str:
     directory = find_data_directory()
     if directory is None:
         raise UsageError("no cluster here: start one with `bk up`, or name one with --metadata URI or BK_METADATA")
-    return f"file:{os.path.join(directory, 'metadata')}"
+    return _store_of(directory)
+
+
+def _store_of(directory: str) -> str:
+    """Of the local cluster in a directory: its own, unless `bk up` was told of another one."""
+    try:
+        with open(os.path.join(directory, "cluster.json"), encoding="utf-8") as file:
+            uri = json.load(file)["metadata"]
+    except (OSError, ValueError, LookupError, TypeError):
+        uri = ""  # Nothing was started here, or the file is damaged: the store may still be read.
+    own = f"file:{os.path.join(directory, 'metadata')}"
+    return uri if isinstance(uri, str) and uri and not uri.startswith("file:") else own
 
 
 def refuse_memory(uri: str) -> None:
@@ -193,6 +216,15 @@ def _jsonable(value: Any) -> Any:
     return str(value)
 
 
+def say(arguments: argparse.Namespace, facts: object, text: str) -> int:
+    """What was done: for JSON, or in words. Exit status 0."""
+    if arguments.json:
+        print_json(facts)
+    else:
+        print(text)
+    return 0
+
+
 def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str], *, right: Sequence[int] = ()) -> None:
     """Aligned columns; `right`: indexes of columns of numbers."""
     texts = [[str(cell) for cell in row] for row in rows]
@@ -205,6 +237,11 @@ def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str], *, rig
             for i, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
         print("  ".join(cells).rstrip())
+
+
+def time_text(wall_ms: float) -> str:
+    """A wall clock's milliseconds, as local time."""
+    return datetime.datetime.fromtimestamp(wall_ms / 1000).isoformat(" ", "seconds")
 
 
 def size_text(size: float) -> str:

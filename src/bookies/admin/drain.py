@@ -10,10 +10,20 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from bookies.admin.announced import time_text
-from bookies.admin.common import Progress, add_common, print_json, print_table, size_text, with_session
+from bookies.admin.common import (
+    Progress,
+    add_common,
+    add_rate,
+    check_rate,
+    print_json,
+    print_table,
+    say,
+    size_text,
+    time_text,
+    with_session,
+)
 from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +52,7 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     add_common(drain)
     drain.add_argument("bookie", metavar="ID", nargs="?")
     drain.add_argument("--dry-run", action="store_true", help="only say what is to be done, and what stands in the way")
-    drain.add_argument("--rate", type=float, default=None, metavar="BYTES", help="copy at most so many bytes a second")
+    add_rate(drain)
     drain.add_argument(
         "--seal-open",
         action="store_true",
@@ -77,8 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Raises `UsageError`, `InvalidArgument`, `BookKeeperError`."""
     if arguments.verb == "maintenance":
         return with_session(arguments, lambda session: _maintenance(session, arguments))
-    if arguments.rate is not None and arguments.rate <= 0:
-        raise UsageError(f"--rate {arguments.rate:g}: must be above 0; without it copies are as fast as they go")
+    check_rate(arguments)
     if arguments.bookie is None:
         return with_session(arguments, lambda session: _show(session, arguments))
     try:
@@ -101,11 +110,9 @@ def who() -> str:
 async def check_known(session: Session, name: str) -> BookieId:
     """The bookie of that name. Raises `UsageError` if it has no cookie, is not registered, and no ledger names it."""
     from bookies.metadata.serde import is_bookie_id
-    from bookies.model import BookieId, BookieMode
+    from bookies.model import BookieId
 
-    known = list((await session.driver.all_bookies()).bookies)
-    for mode in BookieMode:
-        known += [each for each in (await session.driver.bookies(mode)).bookies if each not in known]
+    known = dict.fromkeys((await session.driver.all_bookies()).bookies) | dict.fromkeys(await session.driver.modes())
     bookie = BookieId(name)
     if bookie in known:
         return bookie
@@ -129,7 +136,7 @@ async def _maintenance(session: Session, arguments: argparse.Namespace) -> int:
     if arguments.end:
         was = await notes.end_maintenance(bookie)
         text = f"the maintenance of {bookie} has ended" if was else f"{bookie} was not in maintenance"
-        return _say(arguments, {"bookie": bookie, "changed": was}, text)
+        return say(arguments, {"bookie": bookie, "changed": was}, text)
     if arguments.duration is None:
         return await _show(session, arguments)
     seconds = parse_duration(arguments.duration)
@@ -140,13 +147,13 @@ async def _maintenance(session: Session, arguments: argparse.Namespace) -> int:
     if arguments.dry_run or (below and not arguments.force):
         refused = bool(below) and not arguments.force
         text = f"nothing was changed{'; --force does it all the same' if refused and not arguments.dry_run else ''}"
-        return _say(arguments, facts | {"changed": False}, text) or int(refused)
+        return say(arguments, facts | {"changed": False}, text) or int(refused)
     until_ms = session.runtime.clock.wall_ms() + round(seconds * 1000)
     await notes.begin_maintenance(bookie, until_ms, who(), arguments.reason)
     text = (
         f"{bookie} is in maintenance until {time_text(until_ms)}: nothing is copied for it, and writers choose others"
     )
-    return _say(arguments, facts | {"changed": True, "until_ms": until_ms}, text)
+    return say(arguments, facts | {"changed": True, "until_ms": until_ms}, text)
 
 
 def parse_duration(text: str) -> float:
@@ -170,13 +177,12 @@ async def _endangered(session: Session, bookie: BookieId, notes: Notes) -> tuple
 
     Whoever else is away now, or may be because of a maintenance, is away then too.
     """
-    from bookies.model import BookieMode
     from bookies.protocol.drain import replicas_elsewhere
     from bookies.protocol.fragments import is_stored_on
     from bookies.protocol.replicate import Pace
     from bookies.replication.records import Coverage, records
 
-    registered = [each for mode in BookieMode for each in (await session.driver.bookies(mode)).bookies]
+    registered = await session.driver.modes()
     below, without = [], []
     async for page in records(session.driver, Pace(None), Coverage()):
         for found in page:
@@ -208,7 +214,7 @@ async def _show(session: Session, arguments: argparse.Namespace) -> int:
     from bookies.metadata.bookie_notes import BookieNotes
 
     notes = await BookieNotes(session.driver, session.runtime.clock.wall_ms).read()
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for bookie, note in notes.by_bookie.items():
         said = note.draining if arguments.verb == "drain" else note.maintenance
         if said is not None and arguments.bookie in (None, bookie):
@@ -225,14 +231,6 @@ async def _show(session: Session, arguments: argparse.Namespace) -> int:
     else:
         cells = [(row["bookie"], time_text(row["until_ms"]), row["by"], row["reason"] or "-") for row in rows]
         print_table(cells, ("bookie", "until", "by", "reason"))
-    return 0
-
-
-def _say(arguments: argparse.Namespace, facts: dict[str, object], text: str) -> int:
-    if arguments.json:
-        print_json(facts)
-    else:
-        print(text)
     return 0
 
 
@@ -256,7 +254,7 @@ async def _drain(session: Session, arguments: argparse.Namespace) -> int:
     if arguments.cancel:
         was = await drain.cancel()
         text = f"writers may use {bookie} again" if was else f"{bookie} was not being emptied"
-        return _say(arguments, {"bookie": bookie, "changed": was}, text)
+        return say(arguments, {"bookie": bookie, "changed": was}, text)
     await drain.start()
     try:
         plan = await drain.plan()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from bookies.admin.common import Session, print_json
+from bookies.admin.common import Session, print_json, time_text
 
 if TYPE_CHECKING:
     from bookies.client.watcher import BookieStatus
@@ -74,13 +73,9 @@ def _head(record: LedgerMetadata) -> str:
     quorums = f"E{record.ensemble_size}/Qw{record.write_quorum}/Qa{record.ack_quorum}"
     made = ""
     if record.ctime_ms:
-        made = f"  created {_time(record.ctime_ms)}"
+        made = f"  created {time_text(record.ctime_ms)}"
     end = f"  {record.last_entry_id + 1:,} entries" if record.is_closed else ""
     return f"ledger {record.ledger_id}  {record.state.name}  {quorums}  {digest}{end}{made}"
-
-
-def _time(wall_ms: float) -> str:
-    return datetime.datetime.fromtimestamp(wall_ms / 1000).isoformat(" ", "seconds")
 
 
 def _bookie_facts(bookie: BookieId, standing: Standing, bookies: Mapping[BookieId, BookieStatus]) -> dict[str, Any]:
@@ -232,19 +227,15 @@ def _next(standing: Standing) -> str:
 
 def recovery_facts(standing: Standing) -> dict[str, Any]:
     """For JSON."""
+    from bookies.replication.status import problem_facts
+
     mark, assessment = standing.mark, standing.assessment
     return {
         "state": None if standing.trouble else assessment.state.value,
         "trouble": standing.trouble,
         "marked": None if mark is None else {"bookies": list(mark.replicas), "since_ms": mark.ctime_ms},
         "locked_by": standing.locked_by,
-        "waits": [
-            {"for": wait.cause.value, "first": wait.first, "last": wait.last, "bookie": wait.bookie, "why": wait.reason}
-            for wait in assessment.waits
-        ],
-        "losses": [
-            {"first": loss.first, "last": loss.last, "evidence": dict(loss.evidence)} for loss in assessment.losses
-        ],
+        **problem_facts(assessment.waits, assessment.losses),
         "reports": [{"process": process.name, **report} for process, report in standing.reports],
     }
 
@@ -255,7 +246,7 @@ def recovery_lines(standing: Standing) -> list[str]:
     if mark is None:
         lines = ["not marked as lacking replicas"]
     else:
-        since = f" since {_time(mark.ctime_ms)}" if mark.ctime_ms else ""
+        since = f" since {time_text(mark.ctime_ms)}" if mark.ctime_ms else ""
         lines = [f"marked as lacking replicas{since}, bookies: {', '.join(mark.replicas) or 'nobody named'}"]
     if standing.locked_by is not None:
         lines.append(f"being repaired by {standing.locked_by}")
@@ -266,8 +257,10 @@ def recovery_lines(standing: Standing) -> list[str]:
 
 def _report_lines(name: str, report: Mapping[str, Any]) -> list[str]:
     tries = f"{report['tries']} {'try' if report['tries'] == 1 else 'tries'}"
-    again = "when a bookie comes back" if report["next_ms"] is None else f"at {_time(report['next_ms'])}"
-    lines = [f"{name} could not repair it: {report['state']} since {_time(report['since_ms'])}, {tries}, next {again}"]
+    again = "when a bookie comes back" if report["next_ms"] is None else f"at {time_text(report['next_ms'])}"
+    lines = [
+        f"{name} could not repair it: {report['state']} since {time_text(report['since_ms'])}, {tries}, next {again}"
+    ]
     lines += [f"  {each}" for each in problem_lines(report["waits"], report["losses"])]
     return lines
 

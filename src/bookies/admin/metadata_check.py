@@ -37,7 +37,7 @@ from bookies.metadata import bookie_notes
 from bookies.metadata.driver import GivenIds, MetadataDriver
 from bookies.metadata.recovery_items import read_settings
 from bookies.metadata.transfer import MARK, Damaged, read_cookie, read_ledgers, read_record, some
-from bookies.model import BookieId, BookieMode, LedgerMetadata
+from bookies.model import BookieId, LedgerMetadata
 from bookies.storage import cookie
 
 NOTES = ("ids-ahead", "mark-without-ledger")  # findings that are no fault
@@ -133,7 +133,7 @@ async def _check_cookies(driver: MetadataDriver, instance_id: str | None, report
             report.add("cookie-misplaced", bookie, f"it is the cookie of bookie {found.bookie}")
         if found.instance_id not in (None, instance_id):
             report.add("cookie-of-another-cluster", bookie, f"it names {found.instance_id}, this is {instance_id}")
-    registered = [each for mode in BookieMode for each in (await driver.bookies(mode)).bookies]
+    registered = await driver.modes()
     for bookie in registered:
         if bookie not in known and await read_cookie(driver, bookie) is None:
             report.add("bookie-without-cookie", bookie, "it is registered, and would be taken for a new one next time")

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bookies.admin.common import Progress, Session, print_json, size_text
-from bookies.admin.usage import UsageError
+from bookies.admin.common import Progress, Session, check_rate, print_json, say, size_text
 
 if TYPE_CHECKING:
     from bookies.metadata.driver import MetadataDriver
@@ -24,11 +23,10 @@ async def repair(session: Session, arguments: argparse.Namespace) -> int:
     """Repair these ledgers, or all that are marked, one after the other. 1: some could not be."""
     from bookies.admin.explain import by_hand
 
-    if arguments.rate is not None and arguments.rate <= 0:
-        raise UsageError(f"--rate {arguments.rate:g}: must be above 0; without it copies are as fast as they go")
+    check_rate(arguments)
     ids = list(dict.fromkeys(arguments.ledgers)) or await _marked(session.driver)
     if not ids:
-        return _say_nothing(arguments)
+        return say(arguments, {"ledgers": []}, "no ledger is marked as lacking replicas")
     async with by_hand(session) as hand:
         if arguments.dry_run:
             return await _show(hand, ids, arguments)
@@ -37,14 +35,6 @@ async def repair(session: Session, arguments: argparse.Namespace) -> int:
 
 async def _marked(driver: MetadataDriver) -> list[int]:
     return [each async for ids in driver.recovery.marked_ids() for each in ids]
-
-
-def _say_nothing(arguments: argparse.Namespace) -> int:
-    if arguments.json:
-        print_json({"ledgers": []})
-    else:
-        print("no ledger is marked as lacking replicas")
-    return 0
 
 
 async def _show(hand: ByHand, ids: Sequence[int], arguments: argparse.Namespace) -> int:
@@ -114,19 +104,11 @@ async def _repair_all(hand: ByHand, ids: Sequence[int], arguments: argparse.Name
 
 
 def _row(ledger_id: int, outcome: Outcome | None) -> dict[str, Any]:
+    from bookies.replication.status import problem_facts
+
     if outcome is None:
         return {"ledger": ledger_id, "state": "locked", "waits": [], "losses": []}
-    return {
-        "ledger": ledger_id,
-        "state": outcome.state.value,
-        "waits": [
-            {"for": each.cause.value, "first": each.first, "last": each.last, "bookie": each.bookie, "why": each.reason}
-            for each in outcome.waits
-        ],
-        "losses": [
-            {"first": each.first, "last": each.last, "evidence": dict(each.evidence)} for each in outcome.losses
-        ],
-    }
+    return {"ledger": ledger_id, "state": outcome.state.value, **problem_facts(outcome.waits, outcome.losses)}
 
 
 def _print_problems(row: dict[str, Any]) -> None:

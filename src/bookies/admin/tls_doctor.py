@@ -61,18 +61,16 @@ def findings(arguments: argparse.Namespace) -> Iterator[Finding]:
 async def _addresses(arguments: argparse.Namespace) -> dict[str, tuple[str, int]]:
     from bookies.admin.common import metadata_uri
     from bookies.metadata.uri import connect
-    from bookies.model import BookieMode
     from bookies.runtime import aio
 
     driver = connect(metadata_uri(arguments), aio.runtime(), may_create=False)
     await driver.open()
     try:
         found: dict[str, tuple[str, int]] = {}
-        for mode in BookieMode:
-            for bookie in (await driver.bookies(mode)).bookies:
-                info = await driver.bookie_info(bookie)
-                if info is not None and (address := info.rpc_address()) is not None:
-                    found[bookie] = address
+        for bookie in await driver.modes():
+            info = await driver.bookie_info(bookie)
+            if info is not None and (address := info.rpc_address()) is not None:
+                found[bookie] = address
         return found
     finally:
         await driver.close()

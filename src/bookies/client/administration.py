@@ -625,8 +625,7 @@ class Administration:
 
     # -- parts ---------------------------------------------------------------------------------------------------
     async def _registered(self) -> tuple[BookieId, ...]:
-        writable = await self._driver.bookies(BookieMode.WRITABLE)
-        return (*writable.bookies, *(await self._driver.bookies(BookieMode.READ_ONLY)).bookies)
+        return tuple(await self._driver.modes())
 
 
 def _positions(fragment: object, positions: object) -> list[int]:

@@ -224,18 +224,16 @@ class BookieWatcher:
 
     async def _check_free(self, address: tuple[str, int], bookie: BookieId) -> None:
         """Raises `BookieUnreachable` when another bookie is registered at this address."""
-        for mode in BookieMode:
-            for other in (await self._driver.bookies(mode)).bookies:
-                info = await self._info_of(other) if other != bookie else None
-                if info is not None and info.rpc_address() == address:
-                    text = f"it is not registered, and {other} listens at the address in its name"
-                    raise BookieUnreachable(text, bookie=bookie)
+        for other in await self._driver.modes():
+            info = await self._info_of(other) if other != bookie else None
+            if info is not None and info.rpc_address() == address:
+                text = f"it is not registered, and {other} listens at the address in its name"
+                raise BookieUnreachable(text, bookie=bookie)
 
     async def statuses(self) -> list[BookieStatus]:
         """Every bookie, running or not, sorted by id."""
         modes = dict.fromkeys((await self._driver.all_bookies()).bookies, DOWN)
-        for mode in BookieMode:
-            modes.update(dict.fromkeys((await self._driver.bookies(mode)).bookies, mode.value))
+        modes.update({bookie: mode.value for bookie, mode in (await self._driver.modes()).items()})
         await self._locations.learn([bookie for bookie, of_bookie in modes.items() if of_bookie != DOWN])
         found = []
         for bookie, of_bookie in sorted(modes.items()):

@@ -226,6 +226,10 @@ class MetadataDriver(ABC):
     @abstractmethod
     async def bookies(self, mode: BookieMode) -> BookieSet: ...
 
+    async def modes(self) -> dict[BookieId, BookieMode]:
+        """Every registered bookie, and its mode; while one changes it, the one it may be in: read-only."""
+        return {bookie: mode for mode in BookieMode for bookie in (await self.bookies(mode)).bookies}
+
     @abstractmethod
     async def all_bookies(self) -> BookieSet:
         """Every bookie with a cookie, whether it runs or not."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bookies.errors import ConfigError, MetadataCorrupt
-from bookies.metadata.recovery_store import AuditKind
+from bookies.metadata.recovery_formats import SinglePlaces
 from bookies.metadata.serde import is_bookie_id
 from bookies.metadata.spent import SPENT_SIZE
 from bookies.model import BookieId, BookieMode
@@ -122,20 +122,11 @@ class Keys:
         return f"{self.spent}{ledger_id // SPENT_SIZE:012x}"
 
 
-_CHECKED = {
-    AuditKind.ALL_LEDGERS: "checkallledgersctime",
-    AuditKind.PLACEMENT: "placementpolicycheckctime",
-    AuditKind.REPLICAS: "replicascheckctime",
-}
-
-
 @dataclass(frozen=True, slots=True)
-class RecoveryKeys:
+class RecoveryKeys(SinglePlaces):
     """What auto-recovery keeps, below `top`: Apache's driver has a marker there and no more. The values, and the names
     but for ledgers', which are as those of their records, are Apache's in ZooKeeper.
     """
-
-    top: str
 
     @property
     def marks(self) -> str:
@@ -154,21 +145,6 @@ class RecoveryKeys:
     def ledger_id(self, key: str) -> int | None:
         """Of a mark or a lock; None for a key that is neither."""
         return _ledger_of(key.rpartition("/")[2])
-
-    @property
-    def switch(self) -> str:
-        return f"{self.top}/disable"
-
-    @property
-    def delay(self) -> str:
-        return f"{self.top}/lostBookieRecoveryDelay"
-
-    def checked(self, kind: AuditKind) -> str:
-        return f"{self.top}/{_CHECKED[kind]}"
-
-    @property
-    def election(self) -> str:
-        return f"{self.top}/auditorelection"
 
     @property
     def votes(self) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from bookies.errors import MetadataCorrupt
 from bookies.kernels import protobuf
 from bookies.kernels.protobuf import Schema
+from bookies.metadata.recovery_store import AuditKind
 from bookies.model import BookieId
 
 _ID_MAX = (1 << 63) - 1
@@ -33,6 +35,35 @@ def ledger_of(name: str) -> int | None:
     found = _LEAF.fullmatch(name)
     ledger_id = -1 if found is None else int(found[1])
     return ledger_id if 0 <= ledger_id <= _ID_MAX and name == leaf(ledger_id) else None
+
+
+_CHECK_TIMES = {
+    AuditKind.ALL_LEDGERS: "checkallledgersctime",
+    AuditKind.PLACEMENT: "placementpolicycheckctime",
+    AuditKind.REPLICAS: "replicascheckctime",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SinglePlaces:
+    """What there is one of, below `top`, by Apache's names. Source: metadata 2.1 and 8."""
+
+    top: str
+
+    @property
+    def switch(self) -> str:
+        return f"{self.top}/disable"
+
+    @property
+    def delay(self) -> str:
+        return f"{self.top}/lostBookieRecoveryDelay"
+
+    def checked(self, kind: AuditKind) -> str:
+        return f"{self.top}/{_CHECK_TIMES[kind]}"
+
+    @property
+    def election(self) -> str:
+        return f"{self.top}/auditorelection"
 
 
 # -- marks -------------------------------------------------------------------------------------------------------------

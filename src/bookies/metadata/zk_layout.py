@@ -13,8 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bookies.errors import ConfigError, MetadataCorrupt
-from bookies.metadata.recovery_formats import leaf
-from bookies.metadata.recovery_store import AuditKind
+from bookies.metadata.recovery_formats import SinglePlaces, leaf
 from bookies.metadata.serde import is_bookie_id
 from bookies.metadata.spent import SPENT_SIZE
 from bookies.model import BookieId, BookieMode
@@ -182,21 +181,14 @@ class Paths:
         return f"{self.spent}/{ledger_id // SPENT_SIZE:012x}"
 
 
-_CHECKED = {
-    AuditKind.ALL_LEDGERS: "checkallledgersctime",
-    AuditKind.PLACEMENT: "placementpolicycheckctime",
-    AuditKind.REPLICAS: "replicascheckctime",
-}
 MARK_DEPTH = 4  # directories between `RecoveryPaths.marks` and a mark
 _HEX_DIGITS = re.compile(r"[0-9a-f]{4}")
 _VOTE = re.compile(r"V_(-?[0-9]{10})")
 
 
 @dataclass(frozen=True, slots=True)
-class RecoveryPaths:
+class RecoveryPaths(SinglePlaces):
     """What auto-recovery keeps, below `top`. Source: metadata 2.1 and 8."""
-
-    top: str
 
     @property
     def layout(self) -> str:
@@ -221,21 +213,6 @@ class RecoveryPaths:
 
     def lock(self, ledger_id: int) -> str:
         return f"{self.locks}/{leaf(ledger_id)}"
-
-    @property
-    def switch(self) -> str:
-        return f"{self.top}/disable"
-
-    @property
-    def delay(self) -> str:
-        return f"{self.top}/lostBookieRecoveryDelay"
-
-    def checked(self, kind: AuditKind) -> str:
-        return f"{self.top}/{_CHECKED[kind]}"
-
-    @property
-    def election(self) -> str:
-        return f"{self.top}/auditorelection"
 
     @property
     def vote_prefix(self) -> str:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from bookies.model import BookieId, LedgerMetadata, fragments_of
-from bookies.protocol.quorum import write_set
+from bookies.protocol.quorum import write_sets_of
 
 NEVER = float("inf")
 MASS_DELAY_S = 30.0
@@ -121,8 +121,7 @@ def is_endangered(record: LedgerMetadata, away: Collection[BookieId]) -> bool:
     for first, last, ensemble in fragments_of(record, end):
         if sum(bookie in away for bookie in ensemble) < ENDANGERED_COUNT:
             continue
-        for entry_id in range(first, min(last, first + size - 1) + 1):
-            members = write_set(entry_id, size, record.write_quorum)
+        for members in write_sets_of(first, last, size, record.write_quorum):
             gone = sum(ensemble[position] in away for position in members)
             if gone >= ENDANGERED_COUNT and len(members) - gone == 1:
                 return True

@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from bookies.model import ENTRY_HEADER_SIZE, BookieId, LedgerMetadata, fragments_of
 from bookies.protocol.fragments import Fragment
-from bookies.protocol.quorum import write_set
+from bookies.protocol.quorum import write_sets_of
 
 GOLDEN = 0.6180339887498949  # its multiples, modulo 1, fill the unit interval evenly, however many are taken
 LEDGER_SIZE = 4096  # bytes; what a ledger counts beside its own, so that empty ones count too
@@ -33,9 +33,9 @@ def replicas_elsewhere(record: LedgerMetadata, away: Collection[BookieId]) -> in
     end = record.last_entry_id if record.is_closed else record.ensembles[-1][0] + size - 1
     return min(
         (
-            sum(ensemble[position] not in away for position in write_set(entry_id, size, record.write_quorum))
+            sum(ensemble[position] not in away for position in members)
             for first, last, ensemble in fragments_of(record, end)
-            for entry_id in range(first, min(last, first + size - 1) + 1)
+            for members in write_sets_of(first, last, size, record.write_quorum)
         ),
         default=record.write_quorum,
     )

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from bookies.errors import BookieUnreachable, BookKeeperError, DigestMismatch
 from bookies.model import INVALID_ENTRY_ID, BookieId, Ensemble, LedgerMetadata
-from bookies.protocol.quorum import next_stored, stores, write_set
+from bookies.protocol.quorum import next_stored, stores, write_sets_of
 from bookies.protocol.read import NEGATIVE
 
 
@@ -43,6 +43,11 @@ class Fragment:
     def is_striped(self) -> bool:
         """Whether a bookie holds only some of the entries."""
         return self.write_quorum < len(self.ensemble)
+
+    @property
+    def write_sets(self) -> list[tuple[int, ...]]:
+        """Those of its entries, as positions, each once."""
+        return write_sets_of(self.first, self.last, len(self.ensemble), self.write_quorum)
 
     def stored(self, position: int) -> Sequence[int]:
         """The ids that the bookie at this position must hold, ascending; a `range` where they are consecutive.
@@ -243,13 +248,8 @@ class FragmentVerdict(NamedTuple):
     @property
     def fewest_replicas(self) -> int:
         """Of the entry that is worst off, how many replicas are on positions known to be good."""
-        fragment, size = self.fragment, len(self.fragment.ensemble)
         good = self.positions(ReplicaState.OK)
-        last = min(fragment.last, fragment.first + size - 1)  # write sets repeat
-        return min(
-            sum(position in good for position in write_set(entry_id, size, fragment.write_quorum))
-            for entry_id in range(fragment.first, last + 1)
-        )
+        return min(sum(position in good for position in members) for members in self.fragment.write_sets)
 
 
 class FragmentCheck:

@@ -27,6 +27,12 @@ def write_set(entry_id: int, ensemble_size: int, write_quorum: int) -> tuple[int
     return tuple((entry_id + offset) % ensemble_size for offset in range(write_quorum))
 
 
+def write_sets_of(first: int, last: int, ensemble_size: int, write_quorum: int) -> list[tuple[int, ...]]:
+    """The write sets of entries first..last, each once: they repeat."""
+    end = min(last, first + ensemble_size - 1)
+    return [write_set(entry_id, ensemble_size, write_quorum) for entry_id in range(first, end + 1)]
+
+
 def ensemble_set(entry_id: int, ensemble_size: int) -> tuple[int, ...]:
     """All positions, in the order in which an ensemble-wide operation about the entry asks them."""
     return write_set(entry_id, ensemble_size, ensemble_size)

@@ -160,7 +160,7 @@ def _assess_finished(verdict: FragmentVerdict, circumstances: Circumstances, fou
     if not renewed and not replaced:
         return
     may_hold = verdict.positions(ReplicaState.OK, ReplicaState.MISSING)
-    hopeless = [members for members in _write_sets(fragment) if not any(each in may_hold for each in members)]
+    hopeless = [members for members in fragment.write_sets if not any(each in may_hold for each in members)]
     if not hopeless:
         found.jobs.append(Job(verdict, tuple(renewed), tuple(replaced), verdict.fewest_replicas))
     elif not all(any(each in unknown for each in members) for members in hopeless):
@@ -203,13 +203,6 @@ def _wait_for(fragment: Fragment, replica: ReplicaVerdict, circumstances: Circum
     elif bookie not in circumstances.registered:
         cause, reason = Cause.BOOKIE, "it is not registered, but not for so long that it would count as lost"
     return Wait(cause, fragment.first, fragment.last, bookie, reason)
-
-
-def _write_sets(fragment: Fragment) -> list[tuple[int, ...]]:
-    """Those of the fragment's entries, each once."""
-    size = len(fragment.ensemble)
-    last = min(fragment.last, fragment.first + size - 1)
-    return [write_set(entry_id, size, fragment.write_quorum) for entry_id in range(fragment.first, last + 1)]
 
 
 def judge_entry(

@@ -30,6 +30,7 @@ from bookies.runtime.events import Events
 from bookies.runtime.ports import Clock
 from bookies.runtime.tasks import all_of
 
+WAITING = "waiting for its election"
 PATROL_S = 60.0  # between two looks at which checks are due
 
 
@@ -61,7 +62,7 @@ class Auditor:
         events: Events,
     ) -> None:
         self.last: dict[str, PassReport] = {}
-        self.doing = "waiting for its election"
+        self.doing = WAITING
         self._client = client
         self._driver = driver
         self._membership = membership
@@ -74,6 +75,11 @@ class Auditor:
         self._audited: dict[BookieId, None] = {}
         self._hurried: tuple[BookieId, ...] = ()
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it is the one that is elected."""
+        return self.doing != WAITING
+
     async def run(self) -> None:
         """Audit until cancelled. Raises `MetadataError`; then call it again, later."""
         self._audited, self._hurried = {}, ()
@@ -82,7 +88,7 @@ class Auditor:
             await all_of((self._follow_bookies(), self._patrol()))
         finally:
             self._membership.unlisten(self._news.set)
-            self.doing = "waiting for its election"
+            self.doing = WAITING
 
     # -- bookies that go -----------------------------------------------------------------------------------------
     async def _follow_bookies(self) -> None:

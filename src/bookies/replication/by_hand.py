@@ -21,11 +21,10 @@ from bookies.protocol.fragments import FragmentVerdict
 from bookies.protocol.repair_work import Assessment, Cause, Circumstances, RepairState, assess
 from bookies.protocol.replicate import Pace
 from bookies.replication.membership import Membership
-from bookies.replication.repair import LedgerRepair, Outcome, Totals
+from bookies.replication.repair import UNLIMITED_S, LedgerRepair, Outcome, Totals
 from bookies.replication.status import ProcessStatus, reports_on
 from bookies.runtime.ports import Runtime
 
-UNLIMITED_S = float("inf")
 SEALING = "a lost bookie is among those that it writes to; sealing the ledger (--seal-open) ends the writer"
 
 

@@ -38,15 +38,14 @@ from bookies.errors import (
 from bookies.metadata.bookie_notes import BookieNotes
 from bookies.metadata.bookie_places import note_place
 from bookies.metadata.driver import MetadataDriver, Versioned
-from bookies.model import BookieId, BookieMode
+from bookies.model import BookieId
 from bookies.protocol.drain import Forecast, Portion, interleaved, portion_of
 from bookies.protocol.fragments import Fragment, fragments_on, is_stored_on
-from bookies.protocol.quorum import write_set
 from bookies.protocol.repair_work import Cause, RepairState, Wait
 from bookies.protocol.replicate import Pace
 from bookies.replication.membership import Membership
 from bookies.replication.records import Coverage, records
-from bookies.replication.repair import LedgerRepair, Outcome, Totals
+from bookies.replication.repair import UNLIMITED_S, LedgerRepair, Outcome, Totals
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import all_of
@@ -55,7 +54,6 @@ LANES = 8  # ledgers at a time
 PERCENTAGE = 0  # of entries read by the check, beside the first and the last
 STATE_S = 5.0  # between two notes of how far it is
 AGAIN_S = 5.0  # before another look at ledgers that wait for something
-UNLIMITED_S = float("inf")
 LOCKED = "whoever is repairing it"
 DELAY_S = RecoveryConfig().lost_bookie_delay_s  # where the store has none: nobody takes part in auto-recovery
 
@@ -186,10 +184,8 @@ class Drain:
         return plan
 
     async def _mode(self) -> str:
-        for mode in BookieMode:
-            if self._bookie in (await self._driver.bookies(mode)).bookies:
-                return mode.value
-        return "down"
+        mode = (await self._driver.modes()).get(self._bookie)
+        return "down" if mode is None else mode.value
 
     async def _each(self, visit: Callable[[Versioned], Coroutine[Any, Any, None]]) -> list[int]:
         """Show every record that names the bookie for entries; the ids of those that cannot be read."""
@@ -233,9 +229,9 @@ class Drain:
         """What is certain to stand in the way, without asking a bookie for an entry."""
         if not fragment.is_finished:
             return None if self._seals else self._unfinished(fragment)
-        registered, size = self._membership.registered, len(fragment.ensemble)
-        for entry_id in range(fragment.first, min(fragment.last, fragment.first + size - 1) + 1):
-            holders = [fragment.ensemble[each] for each in write_set(entry_id, size, fragment.write_quorum)]
+        registered = self._membership.registered
+        for members in fragment.write_sets:
+            holders = [fragment.ensemble[each] for each in members]
             if self._bookie in holders and not any(each in registered for each in holders):
                 why = f"none of {', '.join(holders)}, which have its entries, is registered: start one of them"
                 return Blocked(fragment.ledger_id, fragment.first, fragment.last, Cause.BOOKIE.value, why)

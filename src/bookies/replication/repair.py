@@ -49,6 +49,7 @@ from bookies.protocol.replicate import Pace
 from bookies.runtime.tasks import all_of
 
 Problem = Wait | Loss
+UNLIMITED_S = float("inf")  # a grace that never ends: the writer is left alone
 ROUNDS_MAX = 4  # of check and repair; then the rest waits
 LOSSES_MAX = 16  # entries of a replica that are passed over, one by one, because they are nowhere
 FRAGMENTS_AT_ONCE = 4

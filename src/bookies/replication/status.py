@@ -16,6 +16,7 @@ from bookies.errors import RecordExists, RecordNotFound, VersionConflict
 from bookies.metadata.driver import MetadataDriver
 from bookies.metadata.recovery_store import AuditKind
 from bookies.model import BookieId
+from bookies.protocol.repair_work import Loss, Wait
 from bookies.replication.auditor import PassReport
 from bookies.replication.worker import LedgerReport
 
@@ -175,15 +176,22 @@ def report_facts(report: LedgerReport) -> dict[str, Any]:
         "ledger_id": report.ledger_id,
         "state": report.state.value,
         "fewest_replicas": report.fewest,
-        "waits": [
-            {"for": wait.cause.value, "first": wait.first, "last": wait.last, "bookie": wait.bookie, "why": wait.reason}
-            for wait in report.waits
-        ],
-        "losses": [{"first": loss.first, "last": loss.last, "evidence": dict(loss.evidence)} for loss in report.losses],
+        **problem_facts(report.waits, report.losses),
         "since_ms": report.since_ms,
         "checked_ms": report.checked_ms,
         "next_ms": report.next_ms,
         "tries": report.tries,
+    }
+
+
+def problem_facts(waits: Sequence[Wait], losses: Sequence[Loss]) -> dict[str, Any]:
+    """What a ledger waits for, and what it has lost, as JSON takes it."""
+    return {
+        "waits": [
+            {"for": wait.cause.value, "first": wait.first, "last": wait.last, "bookie": wait.bookie, "why": wait.reason}
+            for wait in waits
+        ],
+        "losses": [{"first": loss.first, "last": loss.last, "evidence": dict(loss.evidence)} for loss in losses],
     }
 
 

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
+from typing import TYPE_CHECKING
 
 from bookies.bookie.server import BookieServer
 from bookies.client.client import Client
@@ -30,6 +31,9 @@ from bookies.sim.witness import Witness
 from bookies.sim.workers import SimWorkers
 from bookies.storage.index_ledger import Ledger
 from bookies.storage.ledger_store import LedgerStore
+
+if TYPE_CHECKING:
+    from bookies.replication.daemon import AutoRecovery
 
 BOOKIE_PORT = 3181
 DISK_CAPACITY = 64 << 20  # bytes
@@ -70,8 +74,12 @@ class SimBookie:
     driver: SimDriver | None = None
     lives: int = 0
     is_lost: bool = False  # it refused to start, which is a problem of its own
-    is_gone: bool = False  # for good, and nobody starts it again
+    gone_s: float | None = None  # since when it is gone for good, and nobody starts it again
     restart: asyncio.Task[None] | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        return self.gone_s is not None
 
     @property
     def is_up(self) -> bool:
@@ -87,6 +95,7 @@ class SimClient:
     client: Client
     driver: SimDriver
     runtime: Runtime
+    recovery: AutoRecovery | None = None  # that it takes part in
 
 
 @dataclass
@@ -259,7 +268,7 @@ class SimCluster:
     def lose_bookie(self, name: str, loss: Loss) -> None:
         """Kill a bookie now, for good."""
         bookie = self.bookies[name]
-        bookie.is_gone = True
+        bookie.gone_s = self.loop.time()
         self.trace.note(name, "is gone for good")
         if bookie.restart is not None:
             bookie.restart.cancel()

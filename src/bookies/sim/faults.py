@@ -88,6 +88,9 @@ class Faults:
             "crash all bookies": self._crash_all_bookies,
             "lose bookie": self._lose_bookie,
             "flap": self._flap,
+            "kill auditor": self._kill_auditor,
+            "kill busy worker": self._kill_busy_worker,
+            "pause busy worker": self._pause_busy_worker,
             "pause bookie": self._pause_bookie,
             "cut connection": self._cut_connection,
             "partition": self._partition,
@@ -178,8 +181,9 @@ class Faults:
     def _flap(self) -> None:
         """A bookie's registration comes and goes, though it serves all the time."""
         name = self._bookie()
-        for number in range(self._random.choice((3, 10, 30))):
-            self._later(number * self._random.uniform(0.05, 0.5), partial(self._cluster.expire_session, name))
+        mean_s = self._random.choice((0.01, 0.05, 0.25))
+        for number in range(self._random.choice((10, 30, 100))):
+            self._later(number * mean_s * self._random.uniform(0.5, 1.5), partial(self._cluster.expire_session, name))
 
     def _crash_all_bookies(self) -> None:
         loss = self._loss()
@@ -352,6 +356,48 @@ class Faults:
                     self._cluster.kill_client(name)
 
             participant.light_fuse(self._random.randint(1, 60), kill)
+
+    # -- auto-recovery -------------------------------------------------------------------------------------------
+    def _recovering(self, *, is_auditor: bool) -> str | None:
+        """A process whose auditor is elected, or whose worker repairs something at this moment."""
+        names = [
+            name
+            for name, client in self._cluster.clients.items()
+            if client.recovery is not None
+            and (client.recovery.auditor.is_at_work if is_auditor else client.recovery.worker.busy)
+        ]
+        return self._random.choice(names) if names else None
+
+    def _kill_auditor(self) -> None:
+        if (name := self._recovering(is_auditor=True)) is not None:
+            self._kill_soon(name)
+
+    def _kill_busy_worker(self) -> None:
+        if (name := self._recovering(is_auditor=False)) is not None:
+            self._kill_soon(name)
+
+    def _kill_soon(self, name: str) -> None:
+        """Within some steps: it may be anywhere in what it does."""
+
+        def kill() -> None:
+            if name in self._cluster.clients:
+                self._cluster.kill_client(name)
+
+        self._cluster.clients[name].participant.light_fuse(self._random.randint(1, 40), kill)
+
+    def _pause_busy_worker(self) -> None:
+        """For longer than its session lasts, mostly: others get its locks, and it does not know."""
+        if (name := self._recovering(is_auditor=False)) is not None:
+            participant = self._cluster.clients[name].participant
+            self._cluster.trace.note(name, "is paused")
+            participant.pause()
+            if self._random.random() < 0.6:
+                self._later(self._random.uniform(0, 1), lambda: self._expire_of(name))
+            self._later(self._duration_s(), participant.resume)
+
+    def _expire_of(self, name: str) -> None:
+        if name in self._cluster.clients:
+            self._cluster.expire_session(name)
 
     def _pause_client(self) -> None:
         if (name := self._client()) is not None:

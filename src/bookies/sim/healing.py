@@ -15,17 +15,23 @@ Source: client-protocol 8.2 (I-2, I-18; the rest is checked as in every run), me
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from bookies.client.administration import LedgerCheck
 from bookies.config import RecoveryConfig
 from bookies.errors import BookKeeperError
+from bookies.metadata.bookie_notes import BookieNotes
+from bookies.metadata.memory import MemoryDriver
 from bookies.model import INVALID_ENTRY_ID, BookieId, LedgerMetadata, fragments_of
 from bookies.protocol.fragments import ReplicaState, is_stored_on
 from bookies.protocol.quorum import stored_ids
 from bookies.replication.daemon import AutoRecovery
 from bookies.sim.cluster import SimClient, SimCluster
 from bookies.sim.history import History
+from bookies.sim.locking import Locking
+from bookies.sim.metadata import Commit
+from bookies.sim.operating import OPERATOR
 
 if TYPE_CHECKING:
     from bookies.sim.plan import Plan
@@ -45,14 +51,41 @@ class Healers:
         self._history = history
         self._config = RecoveryConfig(**plan.healer_settings)  # type: ignore[arg-type]
         self._running: dict[str, AutoRecovery] = {}
+        self._settled: dict[str, int] = {}  # entries that a process had copied when it changed a record last
+        self.locking = Locking(cluster, history.violated, (HEALER, OPERATOR))
+        if plan.healers:
+            self._listen()
         self.is_over = asyncio.Event()
+
+    def _listen(self) -> None:
+        """Hear of every commit, beside those who do already."""
+        store = self._cluster.store
+        earlier = store.on_commit
+
+        def committed(commit: Commit) -> None:
+            if earlier is not None:
+                earlier(commit)
+            self.locking.committed(commit)
+            self._count_commit(commit)
+
+        store.on_commit = committed
+
+    def _count_commit(self, commit: Commit) -> None:
+        before, after = commit.before, commit.after
+        if before is None or after is None:
+            return
+        if (recovery := self._running.get(commit.author)) is not None:
+            self._settled[commit.author] = recovery.worker.totals.entries
+        is_change = len(after.ensembles) > len(before.ensembles)
+        if is_change and any(after.ledger_id in each.worker.busy for each in self._running.values()):
+            self._history.count("ensembles changed during a repair")
 
     async def heal(self, client: SimClient) -> None:
         """Take part until everything is over. Called as its participant."""
         name = client.name
         recovery = AutoRecovery(client.runtime, client.client, client.driver, self._config, BookieId(name), name)
-        self._running[name] = recovery
-        client.participant.on_kill(lambda: self._ended(name))
+        self._running[name] = client.recovery = recovery
+        client.participant.on_kill(lambda: self._killed(name))
         task = asyncio.get_running_loop().create_task(recovery.run(), name=f"auto-recovery of {name}")
         await self.is_over.wait()
         task.cancel()
@@ -60,6 +93,15 @@ class Healers:
         self._ended(name)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._history.violated("errors", f"{name}: auto-recovery ended by {error!r}")
+
+    def _killed(self, name: str) -> None:
+        recovery = self._running.get(name)
+        if recovery is not None:
+            is_copying = recovery.worker.totals.entries > self._settled.get(name, 0)
+            self._history.count("auditors killed", int(recovery.auditor.is_at_work))
+            self._history.count("workers killed at work", int(bool(recovery.worker.busy)))
+            self._history.count("workers killed in a copy", int(bool(recovery.worker.busy) and is_copying))
+        self._ended(name)
 
     def _ended(self, name: str) -> None:
         recovery = self._running.pop(name, None)
@@ -86,14 +128,19 @@ class Healers:
             await asyncio.sleep(LOOK_S)
 
     async def _problems(self, client: SimClient, *, are_reasons_enough: bool) -> list[tuple[str, str]]:
-        """`are_reasons_enough`: whether it is no problem that something is not done, if somebody says why."""
+        """`are_reasons_enough`: whether it is no problem that something is not done, if somebody says why. If not, the
+        first problem will do."""
         store = client.driver.recovery
         marked = [ledger_id async for ids in store.marked_ids() for ledger_id in ids]
+        draining = list((await BookieNotes(client.driver, client.runtime.clock.wall_ms).read()).draining)
         explained: list[int] = []
         if are_reasons_enough:
             explained = [each for recovery in self._running.values() for each in recovery.worker.reports]
         found = [("tidy", f"ledger {each} is locked by {owner}") for each, owner in (await store.locks()).items()]
+        found += [("tidy", f"ledger {each} is marked, and nobody says why") for each in marked if each not in explained]
         for story in list(self._history.stories.values()):
+            if found and not are_reasons_enough:
+                break
             if self._cluster.store.record(story.ledger_id) is None:
                 continue  # deleted
             try:
@@ -101,10 +148,9 @@ class Healers:
             except BookKeeperError as error:
                 found.append(("healed", f"ledger {story.ledger_id} cannot be checked: {error}"))
                 continue
-            problem = self._problem_of(check)
+            problem = self._problem_of(check, draining)
             if problem and not (story.ledger_id in marked and story.ledger_id in explained):
                 found.append(("healed", f"ledger {story.ledger_id}, of which nobody says why: {problem}"))
-        found += [("tidy", f"ledger {each} is marked, and nobody says why") for each in marked if each not in explained]
         return found
 
     def check_thrift(self) -> None:
@@ -112,7 +158,11 @@ class Healers:
         moved = 0
         for commits in self._cluster.store.commits.values():
             for commit in commits:
-                if commit.author.startswith(HEALER) and commit.before is not None and commit.after is not None:
+                if (
+                    commit.author.startswith((HEALER, OPERATOR))
+                    and commit.before is not None
+                    and commit.after is not None
+                ):
                     moved += _moved(commit.before, commit.after)
         self._history.count("entries moved by repairs", moved)
         copied = self._history.counts.get("entries copied by repairs", 0)
@@ -120,7 +170,18 @@ class Healers:
         if copied > COPIES_MAX * needed + BROKEN_OFF_MAX:
             self._history.violated("thrift", f"repairs have copied {copied} entries, and had to copy {needed}")
 
-    def _problem_of(self, check: LedgerCheck) -> str:
+    async def check_nothing_left(self) -> None:
+        """When all processes have ended in the orderly way: no lock of theirs is in the store, and no vote."""
+        looker = MemoryDriver(self._cluster.memory)
+        await looker.open()
+        for ledger_id, owner in (await looker.recovery.locks()).items():
+            self._history.violated("tidy", f"ledger {ledger_id} is locked by {owner}, which has ended")
+        if (leader := await looker.recovery.auditor()) is not None:
+            self._history.violated("tidy", f"{leader} is the auditor, and has ended")
+        await looker.close()
+        self._history.count("most requests of a process in 10 s", self.locking.most_requests)
+
+    def _problem_of(self, check: LedgerCheck, draining: Collection[str]) -> str:
         """What a ledger lacks; nothing if it is whole."""
         if not check.metadata.is_closed:
             return "it is not sealed"
@@ -130,10 +191,10 @@ class Healers:
                 if is_needed and replica.state is not ReplicaState.OK:
                     first, last = verdict.fragment.first, verdict.fragment.last
                     return f"entries {first} to {last} on {replica.bookie}: {replica.error}"
-        gone = [name for name, bookie in self._cluster.bookies.items() if bookie.is_gone]
+        gone = [name for name, bookie in self._cluster.bookies.items() if bookie.is_gone or name in draining]
         named = [name for name in gone if any(name in ensemble for _, ensemble in check.metadata.ensembles)]
         held = [name for name in named if is_stored_on(check.metadata, BookieId(name))]
-        return f"its record names {', '.join(held)}, which is gone" if held else ""
+        return f"its record names {', '.join(held)}, which is gone, or to be emptied" if held else ""
 
 
 def _moved(before: LedgerMetadata, after: LedgerMetadata) -> int:

@@ -67,6 +67,9 @@ class SimStore:
         self.commits: dict[int, list[Commit]] = {}
         self.on_commit: Callable[[Commit], None] | None = None
         self.record_commits: dict[str, list[RecordCommit]] = {}
+        self.on_request: Callable[[str], None] | None = None  # told who asks for something
+        self.on_recovery: Callable[[str, str, str], None] | None = None  # who did what at which place of auto-recovery
+        self.on_cookie_deleted: Callable[[str, str], None] | None = None  # by whom, of which bookie
         # Told who is about to change a ledger's record; says how long the request and the reply take besides, seconds.
         self.on_update: Callable[[str], tuple[float, float]] | None = None
 
@@ -160,6 +163,8 @@ class SimDriver(MetadataDriver):
         store = self._store
         random = store.network.random
         deadline = store.loop.time() + PATIENCE_S
+        if store.on_request is not None:
+            store.on_request(self._host)
         loses_request = random.random() < store.lost_request_probability
         loses_reply = random.random() < store.lost_reply_probability
         await self._travel(self._host, STORE_HOST, deadline, delays_s[0])
@@ -337,7 +342,11 @@ class SimDriver(MetadataDriver):
         return await self.call(lambda: self.inner.write_cookie(bookie, data, expected_version))
 
     async def delete_cookie(self, bookie: BookieId, expected_version: int) -> None:
-        await self.call(lambda: self.inner.delete_cookie(bookie, expected_version))
+        def note(_: None) -> None:
+            if self._store.on_cookie_deleted is not None:
+                self._store.on_cookie_deleted(self._host, bookie)
+
+        await self.call(lambda: self.inner.delete_cookie(bookie, expected_version), note)
 
     async def create_record(self, name: str, data: bytes) -> int:
         return await self.call(lambda: self.inner.create_record(name, data), self._note_record(name, data))
@@ -369,6 +378,10 @@ class SimDriver(MetadataDriver):
 
     def watch_record(self, name: str, version: int, callback: Callable[[], None]) -> Watch:
         return self.watch(lambda tell: self.inner.watch_record(name, version, tell), callback)
+
+    def note_recovery(self, what: str, place: str) -> None:
+        if self._store.on_recovery is not None:
+            self._store.on_recovery(self._host, what, place)
 
     @property
     def recovery(self) -> RecoveryStore:

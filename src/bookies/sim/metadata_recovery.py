@@ -18,7 +18,11 @@ T = TypeVar("T")
 class Way(Protocol):
     """Of a `SimDriver`."""
 
-    async def call(self, work: Callable[[], Awaitable[T]]) -> T: ...
+    async def call(self, work: Callable[[], Awaitable[T]], then: Callable[[T], None] | None = None) -> T:
+        """`then` sees the result at the moment of the effect."""
+
+    def note_recovery(self, what: str, place: str) -> None:
+        """Something has had its effect at a place of auto-recovery."""
 
     async def travel_back(self) -> None: ...
 
@@ -37,6 +41,15 @@ class SimArea:
     def session(self) -> int | None:
         return self._inner.session
 
+    def _noting(self, what: str, place: str) -> Callable[[int | bool | None], None]:
+        """What to do at the moment of the effect, if there was one."""
+
+        def note(outcome: int | bool | None) -> None:
+            if outcome is not None and outcome is not False:
+                self._way.note_recovery(what, place)
+
+        return note
+
     async def read(self, place: str) -> Node | None:
         return await self._way.call(lambda: self._inner.read(place))
 
@@ -47,13 +60,15 @@ class SimArea:
         return await self._way.call(lambda: self._inner.write(place, data, version))
 
     async def delete(self, place: str, version: int | None) -> bool:
-        return await self._way.call(lambda: self._inner.delete(place, version))
+        return await self._way.call(lambda: self._inner.delete(place, version), self._noting("delete", place))
 
     async def hold(self, place: str, data: bytes) -> int | None:
-        return await self._way.call(lambda: self._inner.hold(place, data))
+        return await self._way.call(lambda: self._inner.hold(place, data), self._noting("hold", place))
 
     async def release(self, place: str, session: int) -> None:
-        await self._way.call(lambda: self._inner.release(place, session))
+        await self._way.call(
+            lambda: self._inner.release(place, session), lambda _: self._way.note_recovery("release", place)
+        )
 
     async def vote(self, data: bytes) -> Vote:
         return await self._way.call(lambda: self._inner.vote(data))

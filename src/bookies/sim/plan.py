@@ -56,6 +56,8 @@ class Plan:
     intruders: int = 0  # who have a wrong password
     foreigners: int = 0  # who leave entries behind the ends of ledgers
     healers: int = 0  # processes with an auditor and a replication worker
+    operators: int = 0  # who announce maintenance, empty bookies and have data moved
+    operate_ms: float = 800.0  # mean, before each of these
     healer_settings: Settings = field(default_factory=dict)  # of a `RecoveryConfig`
     is_replaced: bool = True
 

@@ -17,13 +17,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bookies.sim import scenario_expect, scenario_ledgers, scenario_steps
+from bookies.sim import scenario_expect, scenario_healing, scenario_ledgers, scenario_steps
 from bookies.sim.profiles import Profile
 from bookies.sim.run import Simulation
-from bookies.sim.scenario_grammar import Given, Sentence, StepSyntaxError, parse_step
-from bookies.sim.scenario_stage import SETTLING_S, ScenarioFailure, Stage
+from bookies.sim.scenario_grammar import Given, ScenarioFailure, Sentence, StepSyntaxError, parse_step
+from bookies.sim.scenario_stage import SETTLING_S, Stage
 
-VOCABULARY = (scenario_steps, scenario_ledgers, scenario_expect)  # Importing them declares every step.
+VOCABULARY = (
+    scenario_steps,
+    scenario_ledgers,
+    scenario_healing,
+    scenario_expect,
+)  # Importing them declares every step.
 _SECTION = re.compile(r"\((\w)\) (.+)")
 
 
@@ -132,6 +137,7 @@ def run_scenario(scenario: Scenario, variant: Variant, seed: int = 1) -> Scenari
                 await asyncio.sleep(SETTLING_S)
         failures.extend(f"{scenario.name}: {each}" for each in stage.forgotten())
         failures.extend(f"{scenario.name}: `{each}`: no such message was sent" for each in stage.messages.end())
+        failures.extend(f"{scenario.name}: {each}" for each in await scenario_healing.end_healing(stage))
         await simulation.heal_and_check()
 
     simulation.run(main)

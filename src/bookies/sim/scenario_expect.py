@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from bookies.errors import LedgerUnknownToBookie
 from bookies.sim.history import payload_of
-from bookies.sim.scenario_grammar import Given, step
+from bookies.sim.scenario_grammar import Given, ScenarioFailure, compare, step
 from bookies.sim.scenario_ledgers import texts_of
 from bookies.sim.scenario_messages import Message, Pattern
-from bookies.sim.scenario_stage import ScenarioFailure, Stage, host_of
+from bookies.sim.scenario_stage import Stage, host_of
 
 LAC_OFFSET = 16  # in an entry
-
-
-def _compare(what: str, expected: str, found: int) -> None:
-    least = expected.removeprefix(">= ")
-    if not (found >= int(least) if expected.startswith(">=") else found == int(least)):
-        raise ScenarioFailure(f"expected {expected} {what}, found {found}")
 
 
 # -- the record ----------------------------------------------------------------------------------------------------
@@ -55,7 +49,7 @@ async def fragments(stage: Stage, given: Given) -> None:
 async def commits(stage: Stage, given: Given) -> None:
     author = host_of(given["client"])
     made = [each for each in stage.cluster.store.commits.get(stage.ledger.ledger_id, []) if each.author == author]
-    _compare(f"commits by {given['client']}", given["count"], len(made))
+    compare(f"commits by {given['client']}", given["count"], len(made))
 
 
 # -- bookies -------------------------------------------------------------------------------------------------------
@@ -89,7 +83,7 @@ async def entry_not_on(stage: Stage, given: Given) -> None:
 @step("expect entry NUMBER on COUNT of BOOKIES", "so many of them have the entry")
 async def entry_on_some(stage: Stage, given: Given) -> None:
     having = [name for name in given["bookies"] if await _holds(stage, name, given["number"])]
-    _compare(f"of {', '.join(given['bookies'])} with entry {given['number']}", given["count"], len(having))
+    compare(f"of {', '.join(given['bookies'])} with entry {given['number']}", given["count"], len(having))
 
 
 @step("expect lac NUMBER:lac in entry NUMBER on BOOKIES", "the last add confirmed in the header of each replica")
@@ -159,7 +153,7 @@ async def pending(stage: Stage, given: Given) -> None:
 @step("expect COUNT MESSAGES [STATUS]", "so many of these messages were sent until now, held and lost ones included")
 async def seen(stage: Stage, given: Given) -> None:
     found = _fitting(stage.messages.seen, given["messages"], given["status"])
-    _compare(f"{given['messages']} {given['status'] or ''}".rstrip(), given["count"], len(found))
+    compare(f"{given['messages']} {given['status'] or ''}".rstrip(), given["count"], len(found))
 
 
 @step("expect held MESSAGES", "at least one of each peer is held")

@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 Given = dict[str, Any]
 Perform = Callable[["Stage", Given], Awaitable[None]]
 
-_CLIENT, _BOOKIE, _ENTRIES = r"[WRTA]\d*", r"b\d+", r"\d+(?:\.\.\d+)?"
+_CLIENT, _BOOKIE, _ENTRIES = r"[WRTHA]\d*", r"b\d+", r"\d+(?:\.\.\d+)?"
 _BOOKIES = rf"{_BOOKIE}(?: {_BOOKIE})*"
 _HOST = rf"(?:{_CLIENT}|{_BOOKIE}|store)"
 # Placeholder -> (what matches, what it is).
 FRAGMENTS = {
-    "CLIENT": (_CLIENT, "W, W1.. writer; R.. recovery; T.. reader; A.. administration"),
+    "CLIENT": (_CLIENT, "W, W1.. writer; R.. recovery; T.. reader; H.. auto-recovery; A.. administration"),
     "BOOKIE": (_BOOKIE, "b0, b1 .."),
     "BOOKIES": (_BOOKIES, "one or more bookies"),
     "HOST": (_HOST, "a client, a bookie or `store`, the metadata store"),
     "HOSTS": (rf"{_HOST}(?: {_HOST})*", "one or more of them"),
     "ENTRIES": (_ENTRIES, "an entry id, or first..last"),
     "NUMBER": (r"-?\d+", "a number"),
-    "COUNT": (r"(?:>= )?\d+", "a number, or `>= ` a number"),
+    "COUNT": (r"(?:[<>]= )?\d+", "a number, or `>= ` or `<= ` a number"),
     "SECONDS": (r"\d+(?:\.\d+)?", "virtual seconds"),
     "QUORUMS": (r"\d+/\d+/\d+", "ensemble/write quorum/ack quorum"),
     "MESSAGES": (
@@ -46,6 +46,7 @@ FRAGMENTS = {
     ),
     "STATUS": (r"[A-Z]\w*", "of an answer: OK, NO_ENTRY, FENCED, READ_ONLY, IO_ERROR .."),
     "STATE": (r"OPEN|IN_RECOVERY|CLOSED", "OPEN, IN_RECOVERY or CLOSED"),
+    "REPAIR": (r"repairable|waiting|lost", "repairable, waiting or lost"),
     "FRAGMENTS": (rf"\d+: {_BOOKIES}(?:, \d+: {_BOOKIES})*", "0: b0 b1 b2, 10: b0 b3 b2"),
     "OPTIONS": (r"\w+=\S+(?: \w+=\S+)*", "name=value .."),
     "ERROR": (r"[A-Z]\w*", "the name of an exception"),
@@ -62,6 +63,10 @@ ENTRIES_MAX = 10_000  # of one step
 
 class StepSyntaxError(ValueError):
     """A line is no step."""
+
+
+class ScenarioFailure(AssertionError):
+    """Something did not happen as written."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,14 @@ def parse_step(text: str) -> tuple[Sentence, Given]:
         if (given := sentence.match(text)) is not None:
             return sentence, given
     raise StepSyntaxError(f"`{text}` is no step; expected {_expected(text)}")
+
+
+def compare(what: str, expected: str, found: int) -> None:
+    """Raises `ScenarioFailure` unless it is as many as a COUNT says."""
+    least, most = expected.startswith(">="), expected.startswith("<=")
+    number = int(expected.strip("<>= "))
+    if not (found >= number if least else found <= number if most else found == number):
+        raise ScenarioFailure(f"expected {expected} {what}, found {found}")
 
 
 def _expected(text: str) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 from bookies.client.advanced import AdvancedLedgerWriter
 from bookies.errors import EntryExists
 from bookies.sim.history import Story
-from bookies.sim.scenario_grammar import Given, range_of, step
-from bookies.sim.scenario_stage import ScenarioFailure, Stage
+from bookies.sim.scenario_grammar import Given, ScenarioFailure, range_of, step
+from bookies.sim.scenario_stage import Stage
 
 
 # -- ledgers -------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from bookies.errors import MetadataError, Status
 from bookies.metadata.driver import Versioned
+from bookies.metadata.leased_recovery import LOCKS, MARKS
 from bookies.sim.loop import SimulationError
 from bookies.sim.network import SimListener, SimNetwork, SimTransport
 from bookies.sim.scenario_wire import key_of, kinds_of, pack_answer
@@ -36,6 +37,14 @@ if TYPE_CHECKING:
 
 STORE = "store"
 FRAME_SIZE_MAX = 1 << 24
+# What a session does at which places of auto-recovery -> what the message is called.
+AREA_KINDS = {
+    ("create", MARKS): "mark",
+    ("write", MARKS): "mark",
+    ("delete", MARKS): "unmark",
+    ("hold", LOCKS): "lock",
+    ("release", LOCKS): "unlock",
+}
 
 
 @dataclass(frozen=True)
@@ -293,6 +302,28 @@ class Interception:
         ):
             setattr(far, method, self._gate(name, kind, getattr(inner, method), is_answer=False))
             setattr(near, method, self._gate(name, kind, getattr(driver, method), is_answer=True))
+
+        near_recovery: Any = driver.recovery
+        near_area, far_area = near_recovery.area, inner.recovery.area
+        for method in ("create", "write", "delete", "hold", "release"):
+            setattr(far_area, method, self._area_gate(name, method, getattr(far_area, method), is_answer=False))
+            setattr(near_area, method, self._area_gate(name, method, getattr(near_area, method), is_answer=True))
+
+    def _area_gate(self, name: str, method: str, call: Callable[..., Any], *, is_answer: bool) -> Callable[..., Any]:
+        """The same for what auto-recovery keeps in the store."""
+
+        async def gated(place: str, *arguments: Any) -> Any:
+            kind = AREA_KINDS.get((method, place.partition("/")[0] + "/"))
+            if kind is None:
+                return await call(place, *arguments)
+            if not is_answer:
+                await self._pass_store(Message(name, STORE, (kind,), -1, is_answer=False))
+            result = await call(place, *arguments)
+            if is_answer:
+                await self._pass_store(Message(name, STORE, (kind,), -1, True, "OK"))
+            return result
+
+        return gated
 
     def _gate(self, name: str, kind: str, call: Callable[..., Any], *, is_answer: bool) -> Callable[..., Any]:
         async def asked(*arguments: Any) -> Versioned | None:

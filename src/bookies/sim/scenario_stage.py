@@ -16,23 +16,29 @@ from typing import Any
 from bookies.client.reader import LedgerReader
 from bookies.client.writer import LedgerWriter
 from bookies.errors import BookKeeperError
+from bookies.metadata.memory import MemoryDriver
 from bookies.model import LedgerMetadata
+from bookies.replication.daemon import AutoRecovery
 from bookies.sim.cluster import SimBookie, SimClient
 from bookies.sim.disk import SimDisk
+from bookies.sim.healing import HEALER
 from bookies.sim.history import Story
 from bookies.sim.metadata import STORE_HOST
 from bookies.sim.run import Simulation
+from bookies.sim.scenario_grammar import ScenarioFailure
 from bookies.sim.scenario_messages import STORE, Interception
 from bookies.sim.workers import SimWorkers
 
-ROLES = {"W": "writer", "R": "recoverer", "T": "reader", "A": "replicator"}
+ROLES = {
+    "W": "writer",
+    "R": "recoverer",
+    "T": "reader",
+    "H": HEALER,
+    "A": "replicator",
+}  # H before A, whose role begins like it
 SETTLING_S = 0.02  # after every step: longer than any way that nobody has slowed down
 PATIENCE_S = 120.0  # what is waited for has to happen within that
 WORKER_MS = 0.1
-
-
-class ScenarioFailure(AssertionError):
-    """Something did not happen as written."""
 
 
 @dataclass
@@ -76,6 +82,9 @@ class Stage:
         self.old_disks: dict[str, SimDisk] = {}  # of bookies that were wiped
         self.deferred: list[int] = []  # ledgers whose appends are acknowledged before they are durable
         self.allowed: list[str] = []
+        self.healers: dict[str, AutoRecovery] = {}
+        self.healing: dict[str, asyncio.Task[None]] = {}  # their work
+        self.looker: MemoryDriver | None = None  # a session for whoever looks at what is in the store
         self.story: Story | None = None
         self._ended = 0
         network = self.cluster.network
@@ -118,6 +127,9 @@ class Stage:
         if client is None:
             raise ScenarioFailure(f"there is no client {name}, or not any more")
         return client
+
+    def is_alive(self, name: str) -> bool:
+        return host_of(name) in self.cluster.clients
 
     async def connected(self, name: str) -> SimClient:
         """The client; it is started when it is named for the first time."""

@@ -6,13 +6,13 @@ import asyncio
 import dataclasses
 from typing import Any
 
-from bookies.config import ClientConfig
+from bookies.config import ClientConfig, RecoveryConfig
 from bookies.errors import Status
 from bookies.sim import planting
 from bookies.sim.disk import PROCESS_DIES, Loss
-from bookies.sim.scenario_grammar import Given, parse_step, step
+from bookies.sim.scenario_grammar import Given, ScenarioFailure, parse_step, step
 from bookies.sim.scenario_messages import Countdown, Message, Rule
-from bookies.sim.scenario_stage import PATIENCE_S, SETTLING_S, ScenarioFailure, Stage, host_of
+from bookies.sim.scenario_stage import PATIENCE_S, SETTLING_S, Stage, host_of
 
 POWER_FAILS = Loss(survival=0.0)
 
@@ -41,13 +41,16 @@ async def start(stage: Stage, given: Given) -> None:
 async def client(stage: Stage, given: Given) -> None:
     if host_of(given["client"]) in stage.cluster.clients:
         raise ScenarioFailure(f"{given['client']} has been started")
-    defaults = {each.name: each.default for each in dataclasses.fields(ClientConfig)}
-    settings: dict[str, object] = {}
-    for name, text in given["options"].items():
+    stage.settings[given["client"]] = settings_of(ClientConfig, given["options"])
+
+
+def settings_of(kind: type[ClientConfig] | type[RecoveryConfig], options: dict[str, str]) -> dict[str, object]:
+    """The options of a step as fields of a configuration. Raises `ScenarioFailure`."""
+    defaults = {each.name: each.default for each in dataclasses.fields(kind)}
+    for name in options:
         if name not in defaults:
             raise ScenarioFailure(f"there is no setting {name}; expected one of {', '.join(defaults)}")
-        settings[name] = _setting(defaults[name], text)
-    stage.settings[given["client"]] = settings
+    return {name: _setting(defaults[name], text) for name, text in options.items()}
 
 
 def _setting(default: Any, text: str) -> object:
@@ -230,6 +233,13 @@ def _crash(stage: Stage, given: Given, loss: Loss, *, is_silent: bool) -> None:
 @step("crash BOOKIES", "their processes die; what they wrote to files stays")
 async def crash_bookies(stage: Stage, given: Given) -> None:
     _crash(stage, given, PROCESS_DIES, is_silent=False)
+
+
+@step("lose BOOKIES", "their processes die, and nobody starts them again")
+async def lose_bookies(stage: Stage, given: Given) -> None:
+    for name in given["bookies"]:
+        stage.bookie(name)
+        stage.cluster.lose_bookie(name, PROCESS_DIES)
 
 
 @step("power fails at BOOKIES", "what was not synced is lost; their peers learn nothing")

@@ -51,6 +51,10 @@ KINDS = (
     "create",
     "write",
     "delete",
+    "mark",
+    "unmark",
+    "lock",
+    "unlock",
     "any",
 )
 

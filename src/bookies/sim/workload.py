@@ -19,6 +19,7 @@ from bookies.sim.cluster import SimClient, SimCluster
 from bookies.sim.healing import HEALER, Healers
 from bookies.sim.history import History, Story
 from bookies.sim.intruding import Intruders
+from bookies.sim.operating import OPERATOR, Operators
 from bookies.sim.plan import Plan
 from bookies.sim.planting import plant
 from bookies.sim.reading import Readers
@@ -38,6 +39,7 @@ class Workload(Roles):
         self.readers = Readers(self, plan)
         self._intruders = Intruders(self)
         self._healers = Healers(cluster, history, plan)
+        self._operators = Operators(self, cluster, history, plan.operate_ms)
         self._waiting: list[asyncio.Future[None]] = []  # of recoveries that have not begun
 
     def start(self) -> None:
@@ -51,6 +53,7 @@ class Workload(Roles):
         self.fill("foreigner", plan.foreigners, self._plant)
         self.fill("intruder", plan.intruders, self._intrude)
         self.fill(HEALER, plan.healers, self._healers.heal)
+        self.fill(OPERATOR, plan.operators, self._operators.operate)
 
     async def check(self) -> None:
         """Recover, read and look up every ledger, while those who do something end it."""
@@ -60,7 +63,9 @@ class Workload(Roles):
             await self._wait_healed()
         await check_ledgers(self.cluster, self.history, self.readers)
         await finishing
-        self._healers.check_thrift()
+        if self._plan.healers:
+            self._healers.check_thrift()
+            await self._healers.check_nothing_left()
 
     async def _wait_healed(self) -> None:
         """Seal every ledger, and let auto-recovery do its work on what the faults have left."""
@@ -71,6 +76,7 @@ class Workload(Roles):
         async def watch() -> None:
             await self.cluster.open_client(judge)
             await recover_ledgers(self.cluster, judge, self.history)
+            await self._operators.settle(judge)
             await self._healers.check(judge)
 
         await judge.participant.create_task(watch(), name="judge")

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from bookies.admin import balance, control, drain, format_command, scrub
 from bookies.admin.announced import announced_facts, announced_text, read_notes
-from bookies.admin.common import add_common, metadata_uri, print_json, print_table, size_text, with_client, with_session
+from bookies.admin.common import (
+    add_common,
+    add_rate,
+    metadata_uri,
+    print_json,
+    print_table,
+    size_text,
+    with_client,
+    with_session,
+)
 from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:
@@ -89,9 +98,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     recover_parser.add_argument(
         "--force", action="store_true", help="also bookies that are writable, and go on receiving entries"
     )
-    recover_parser.add_argument(
-        "--rate", type=float, default=None, metavar="BYTES", help="copy at most so many bytes a second"
-    )
+    add_rate(recover_parser)
     drain.configure(verbs)
     balance.configure(verbs)
     control.configure(verbs)

@@ -47,6 +47,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     if noun == "up":
         parser.epilog = "example:  bk up --bookies 4"
         parser.add_argument("--bookies", type=int, default=None, help="how many (default 3, or as many as there were)")
+        parser.add_argument(
+            "--metadata",
+            metavar="URI",
+            help="their metadata store, zk://HOST:2181/PATH or etcd://HOST:2379/PATH (default: a file beside the data)",
+        )
     else:
         parser.epilog = f"example:  bk {noun} --json"
 
@@ -63,7 +68,12 @@ def _up(arguments: argparse.Namespace) -> int:
     wanted = arguments.bookies
     if wanted is not None and not 1 <= wanted <= BOOKIES_MAX:
         raise UsageError(f"--bookies {wanted}: a local cluster has 1 to {BOOKIES_MAX}")
-    cluster = LocalCluster(directory, bookies=wanted, detach=True)
+    if arguments.metadata:
+        from bookies.metadata.uri import connect
+        from bookies.runtime import aio
+
+        connect(arguments.metadata, aio.runtime())  # which is only looked at, not opened
+    cluster = LocalCluster(directory, bookies=wanted, metadata_uri=arguments.metadata, detach=True)
     if wanted is not None and wanted < len(cluster.bookies):
         print(f"the cluster has {len(cluster.bookies)} bookies; --bookies {wanted} takes none away", file=sys.stderr)
     failures: dict[str, BookKeeperError] = {}

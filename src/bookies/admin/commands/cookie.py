@@ -83,10 +83,9 @@ def run(arguments: argparse.Namespace) -> int:
 async def _list(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
     from bookies.errors import CorruptRecord
     from bookies.metadata.transfer import read_cookie
-    from bookies.model import BookieMode
     from bookies.storage.cookie import parse
 
-    modes = {bookie: mode.value for mode in BookieMode for bookie in (await driver.bookies(mode)).bookies}
+    modes = {bookie: mode.value for bookie, mode in (await driver.modes()).items()}
     rows: list[dict[str, object]] = []
     for bookie in (await driver.all_bookies()).bookies:
         stored = await read_cookie(driver, bookie)

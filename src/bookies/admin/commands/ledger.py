@@ -7,18 +7,19 @@ view of a ledger. `--raw` on `read` writes the payloads without line ends.
 from __future__ import annotations
 
 import argparse
-import datetime
 import sys
 from typing import TYPE_CHECKING
 
 from bookies.admin.common import (
     Progress,
     add_common,
+    add_rate,
     opened_input,
     print_json,
     print_table,
     say_unreadable,
     size_text,
+    time_text,
     with_client,
     with_session,
 )
@@ -94,7 +95,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
             default=100.0,
             help="of the entries of each replica to read and check, beside its first and last (default 100: all)",
         )
-    repair.add_argument("--rate", type=float, default=None, metavar="BYTES", help="copy at most so many a second")
+    add_rate(repair)
     delete = verb("delete", "delete a ledger for ever", "bk ledger delete 7 --yes")
     delete.add_argument("--yes", action="store_true", help="do not ask")
     delete.add_argument("--dry-run", action="store_true", help="say what would be deleted")
@@ -279,7 +280,7 @@ async def _show(client: Client, arguments: argparse.Namespace) -> int:
         f"ledger {metadata.ledger_id}  {metadata.state.name}  {quorums(metadata)}  {row['digest'] or 'unknown digest'}"
     )
     if metadata.ctime_ms:
-        print(f"created    {datetime.datetime.fromtimestamp(metadata.ctime_ms / 1000).isoformat(' ', 'seconds')}")
+        print(f"created    {time_text(metadata.ctime_ms)}")
     if metadata.is_closed:
         print(f"entries    {metadata.last_entry_id + 1:,}  ({size_text(metadata.length)} of payload)")
     for name, value in metadata.custom_metadata.items():

@@ -7,7 +7,6 @@ called again and again. Positions are `LEDGER:ENTRY`.
 from __future__ import annotations
 
 import argparse
-import datetime
 import sys
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from bookies.admin.common import (
     print_json,
     print_table,
     size_text,
+    time_text,
     with_client,
 )
 from bookies.admin.usage import UsageError
@@ -215,7 +215,7 @@ async def _show(client: Client, arguments: argparse.Namespace) -> int:
         print_json(describe(arguments.log, manifest))
         return 0
     quorums = f"E{manifest.ensemble}/Qw{manifest.write_quorum}/Qa{manifest.ack_quorum}"
-    created = datetime.datetime.fromtimestamp(manifest.created_ms / 1000).isoformat(" ", "seconds")
+    created = time_text(manifest.created_ms)
     print(f"log {arguments.log}  {quorums}  {manifest.digest.name.lower()}  epoch {manifest.epoch}  created {created}")
     if manifest.deleting:
         print(f"still to be deleted: ledgers {', '.join(map(str, manifest.deleting))}")
@@ -322,7 +322,7 @@ async def _cursors(client: Client, arguments: argparse.Namespace) -> int:
             (
                 each.name,
                 f"{each.position} (truncated)" if is_lost(each.position, manifest) else str(each.position),
-                datetime.datetime.fromtimestamp(each.moved_ms / 1000).isoformat(" ", "seconds"),
+                time_text(each.moved_ms),
             )
             for each in found
         ],

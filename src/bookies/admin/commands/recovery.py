@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from bookies.admin.common import (
     add_common,
+    add_rate,
     metadata_uri,
     print_json,
     print_table,
     run_async,
+    say,
     size_text,
     with_driver,
 )
@@ -69,7 +71,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--seal-open", action="store_true", help="seal open ledgers that a lost bookie is in, which ends their writers"
     )
     repair.add_argument("--percentage", metavar="P", type=int, default=0, help="of the entries to read for the check")
-    repair.add_argument("--rate", type=float, default=None, metavar="BYTES", help="copy at most so many a second")
+    add_rate(repair)
     repair.add_argument("--dry-run", action="store_true", help="only say what would be done")
     why = verbs.add_parser(
         "why",
@@ -255,13 +257,15 @@ def _why(report: Mapping[str, Any] | None) -> str:
 
 async def _enable(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
     changed = await driver.recovery.enable()
-    return _say(arguments, changed, "repairs are on" if changed else "repairs were on already")
+    return say(arguments, {"changed": changed}, "repairs are on" if changed else "repairs were on already")
 
 
 async def _disable(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
     changed = await driver.recovery.disable()
-    return _say(
-        arguments, changed, "no ledger is repaired until `bk recovery enable`" if changed else "it was off already"
+    return say(
+        arguments,
+        {"changed": changed},
+        "no ledger is repaired until `bk recovery enable`" if changed else "it was off already",
     )
 
 
@@ -278,7 +282,7 @@ async def _audit(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
         for kind in AuditKind:
             await store.set_checked_at_ms(kind, 0)
     await store.set_lost_bookie_delay_s(await store.lost_bookie_delay_s() or 0)
-    return _say(arguments, True, f"auditor {auditor} was asked to look")
+    return say(arguments, {"changed": True}, f"auditor {auditor} was asked to look")
 
 
 async def _delay(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
@@ -287,16 +291,5 @@ async def _delay(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
     if arguments.seconds is not None and arguments.seconds != before:  # the same again would ask for an audit
         await store.set_lost_bookie_delay_s(arguments.seconds)
     delay_s = before if arguments.seconds is None else arguments.seconds
-    if arguments.json:
-        print_json({"seconds": delay_s})
-    else:
-        print("nobody has said: the first auditor will" if delay_s is None else f"{delay_s} s")
-    return 0
-
-
-def _say(arguments: argparse.Namespace, changed: bool, text: str) -> int:
-    if arguments.json:
-        print_json({"changed": changed})
-    else:
-        print(text)
-    return 0
+    text = "nobody has said: the first auditor will" if delay_s is None else f"{delay_s} s"
+    return say(arguments, {"seconds": delay_s}, text)

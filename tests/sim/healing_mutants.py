@@ -1,0 +1,251 @@
+"""The mutants of auto-recovery, for `mutant_table.py`: wrong decisions of those who find, lock, copy, swap and unmark.
+
+Each is (what, the schedules that have to kill it, how to make it, the profile in which chance looks for it, or None
+where the harm is nothing but work in vain, which only a schedule counts).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from bookies.client import administration, keys
+from bookies.client.metadata_loop import MetadataLoop
+from bookies.errors import VersionConflict
+from bookies.kernels import scan_records
+from bookies.metadata.recovery import SharedRecovery
+from bookies.metadata.recovery_store import LedgerLock
+from bookies.protocol import fragments, repair_work
+from bookies.protocol import replicate as protocol_replicate
+from bookies.protocol.absence import Absence
+from bookies.protocol.agenda import Agenda
+from bookies.protocol.fragments import ReplicaState
+from bookies.protocol.replicate import FragmentCopy, Replacement
+from bookies.replication import repair
+from bookies.replication.drain import Drain
+from bookies.replication.repair import LedgerRepair, Outcome
+from bookies.replication.worker import Worker
+
+Patch = pytest.MonkeyPatch
+
+
+def time_outs_are_losses(patch: Patch) -> None:
+    for module in (fragments, repair_work):
+        patch.setattr(module, "state_of", lambda error: ReplicaState.MISSING)
+
+
+def swap_without_copy(patch: Patch) -> None:
+    patch.setattr(FragmentCopy, "is_done", property(lambda self: True))
+
+
+def copy_unverified(patch: Patch) -> None:
+    def verify_records(data, start, end, *_):  # type: ignore[no-untyped-def]
+        return scan_records(data, start, end, end)[0], ""
+
+    patch.setattr(keys, "verify_records", verify_records)
+
+
+class _Blind(MetadataLoop):
+    """Writes what it has made of the record that it read first, whatever is there by now."""
+
+    async def update(self, needed, transform):  # type: ignore[no-untyped-def]
+        record = transform(self.current.metadata)
+        while True:
+            found = await self._driver.read_ledger(record.ledger_id)
+            try:
+                self.current = await self._driver.write_ledger(record, found.version)
+                return self.current
+            except VersionConflict:
+                continue
+
+
+def swap_blindly(patch: Patch) -> None:
+    patch.setattr(administration, "MetadataLoop", _Blind)
+
+
+def unmark_whatever_came_of_it(patch: Patch) -> None:
+    original = LedgerRepair.run
+
+    async def run(self, ledger_id, known=()):  # type: ignore[no-untyped-def]
+        await original(self, ledger_id, known)
+        return Outcome(repair.RepairState.HEALTHY)
+
+    patch.setattr(LedgerRepair, "run", run)
+
+
+def unmark_without_looking_again(patch: Patch) -> None:
+    """What was copied and swapped is taken for whole."""
+    original = LedgerRepair._work
+
+    class Done(Exception):
+        pass
+
+    async def work(self, jobs, found):  # type: ignore[no-untyped-def]
+        outcomes = await original(self, jobs, found)
+        if not any(outcomes):
+            raise Done
+        return outcomes
+
+    rounds = LedgerRepair._rounds
+
+    async def mutant_rounds(self, ledger_id, known):  # type: ignore[no-untyped-def]
+        try:
+            return await rounds(self, ledger_id, known)
+        except Done:
+            return Outcome(repair.RepairState.HEALTHY)
+
+    patch.setattr(LedgerRepair, "_work", work)
+    patch.setattr(LedgerRepair, "_rounds", mutant_rounds)
+
+
+def delete_any_version_of_a_mark(patch: Patch) -> None:
+    async def done(self, lock):  # type: ignore[no-untyped-def]
+        try:
+            return await self.area.delete(self._places.mark(lock.ledger_id), None)
+        finally:
+            await self.unlock(lock)
+
+    patch.setattr(SharedRecovery, "done", done)
+
+
+def keep_the_lock_when_cancelled(patch: Patch) -> None:
+    original = SharedRecovery.unlock
+
+    async def unlock(self, lock):  # type: ignore[no-untyped-def]
+        task = asyncio.current_task()
+        if task is None or not task.cancelling():
+            await original(self, lock)
+
+    patch.setattr(SharedRecovery, "unlock", unlock)
+
+
+def work_without_the_lock(patch: Patch) -> None:
+    original = SharedRecovery.lock
+
+    async def lock(self, ledger_id, owner, *, needs_mark):  # type: ignore[no-untyped-def]
+        taken = await original(self, ledger_id, owner, needs_mark=needs_mark)
+        mark = await self.mark_of(ledger_id) if taken is None else None
+        if taken is None and mark is not None and self.area.session is not None:
+            self._held[ledger_id] = self.area.session
+            return LedgerLock(ledger_id, owner, mark.version, self.area.session)
+        return taken
+
+    patch.setattr(SharedRecovery, "lock", lock)
+
+
+def ignore_the_delay(patch: Patch) -> None:
+    patch.setattr(Absence, "lost_at", lambda self, bookie: self._since.get(bookie))
+
+
+def ignore_maintenance(patch: Patch) -> None:
+    original = Absence.observe
+
+    def observe(self, registered, now, maintenance=None):  # type: ignore[no-untyped-def]
+        original(self, registered, now, {})
+
+    patch.setattr(Absence, "observe", observe)
+
+
+def leave_no_grace(patch: Patch) -> None:
+    patch.setattr(Worker, "_grace_left", lambda self, found: 0.0)
+
+
+def seal_for_an_earlier_fragment(patch: Patch) -> None:
+    original = repair.assess
+
+    def assess(record, verdicts, circumstances):  # type: ignore[no-untyped-def]
+        found = original(record, verdicts, circumstances)
+        named = [bookie for _, ensemble in record.ensembles for bookie in ensemble]
+        found.wants_sealing |= not record.is_closed and any(each in circumstances.lost for each in named)
+        return found
+
+    patch.setattr(repair, "assess", assess)
+
+
+def collect_under_the_lock(patch: Patch) -> None:
+    async def locks(self):  # type: ignore[no-untyped-def]
+        return {}
+
+    patch.setattr(SharedRecovery, "locks", locks)
+
+
+def copy_to_a_member(patch: Patch) -> None:
+    def choose_targets(fragment, positions, candidates, exclude=()):  # type: ignore[no-untyped-def]
+        members = fragment.ensemble
+        return tuple(Replacement(each, members[each], members[each - 1]) for each in positions)
+
+    patch.setattr(administration, "choose_targets", choose_targets)
+    patch.setattr(protocol_replicate, "_check_replacements", lambda *_: None)
+
+    def apply(self, record):  # type: ignore[no-untyped-def]
+        changed = [
+            tuple({each.old: each.new for each in self.replacements}.get(bookie, bookie) for bookie in ensemble)
+            if first == self.fragment.first
+            else ensemble
+            for first, ensemble in record.ensembles
+        ]
+        pairs = zip(record.ensembles, changed, strict=True)
+        return replace(record, ensembles=tuple((first, ensemble) for (first, _), ensemble in pairs))
+
+    patch.setattr(protocol_replicate.Swap, "apply", apply)
+
+
+def forget_a_bookie_that_is_needed(patch: Patch) -> None:
+    original = Drain.remove
+
+    async def remove(self):  # type: ignore[no-untyped-def]
+        async def each(visit):  # type: ignore[no-untyped-def]
+            return []
+
+        self._each = each
+        await original(self)
+
+    patch.setattr(Drain, "remove", remove)
+
+
+def _postponed(patch: Patch, change: Callable[[dict[str, object]], None]) -> None:
+    original = Agenda.postpone
+
+    def postpone(self, ledger_id, now, **options):  # type: ignore[no-untyped-def]
+        change(options)
+        return original(self, ledger_id, now, **options)
+
+    patch.setattr(Agenda, "postpone", postpone)
+
+
+def try_what_is_lost_again(patch: Patch) -> None:
+    _postponed(patch, lambda options: options.update(is_lost=False))
+
+
+def try_again_at_once(patch: Patch) -> None:
+    _postponed(patch, lambda options: options.update(is_lost=False, for_s=0.005))
+
+
+HEALING: list[tuple[str, tuple[str, ...], Callable[[Patch], None], str | None]] = [
+    ("a bookie that does not answer has lost its entries", ("heal-unknown",), time_outs_are_losses, "recovery"),
+    ("a repair swaps and does not copy", ("heal-worker", "heal-auditor"), swap_without_copy, "recovery"),
+    ("a repair copies what it has not verified", ("heal-digest",), copy_unverified, None),
+    ("a swap overwrites what others have changed", ("heal-writer",), swap_blindly, "recovery"),
+    (
+        "a mark goes whatever came of the repair",
+        ("heal-target", "heal-unknown"),
+        unmark_whatever_came_of_it,
+        "recovery",
+    ),
+    ("a mark goes without another look", ("heal-return",), unmark_without_looking_again, "recovery"),
+    ("a mark goes although it was renewed", ("heal-worker",), delete_any_version_of_a_mark, None),
+    ("a lock is kept by a worker that is told to end", ("heal-worker",), keep_the_lock_when_cancelled, "recovery"),
+    ("workers do not care who has the lock", ("heal-lock",), work_without_the_lock, "recovery"),
+    ("the delay is ignored", ("heal-delay",), ignore_the_delay, None),
+    ("maintenance is ignored", ("heal-maintenance",), ignore_maintenance, None),
+    ("writers have no grace period", ("heal-open",), leave_no_grace, None),
+    ("a ledger is sealed for an earlier fragment", ("heal-open",), seal_for_an_earlier_fragment, None),
+    ("surplus replicas are collected while somebody copies", (), collect_under_the_lock, "recovery"),
+    ("a copy goes to a bookie that is a member already", ("heal-worker",), copy_to_a_member, "recovery"),
+    ("a bookie is forgotten that is needed", ("heal-drain",), forget_a_bookie_that_is_needed, None),
+    ("what is lost is tried again like everything else", ("heal-lost",), try_what_is_lost_again, None),
+    ("what failed is tried again at once", ("heal-target", "heal-lost"), try_again_at_once, "recovery"),
+]
