@@ -6,8 +6,11 @@ SEED ?=
 MINUTES ?= 1
 JOBS ?= 2
 AGAINST ?=
+# Tests and benchmarks start hundreds of processes, which would compile everything each time where this is set.
+export PYTHONDONTWRITEBYTECODE :=
+REV ?= $(AGAINST)
 
-.PHONY: run test check coverage placement sim mutants museum chaos chaos-storage apache interop etcd spark-chaos bench bench-spark example spark-cluster docs clean
+.PHONY: run test check coverage placement sim mutants museum chaos chaos-storage apache interop etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-spark example spark-cluster docs clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -66,8 +69,20 @@ interop: $(VENV)/.dev
 spark-chaos: $(VENV)/.dev $(VENV)/.demo
 	@$(BIN)/python tests/chaos/spark_chaos.py $(ARGS)
 
+# Apache's system and this one in turn, on this machine: five cases, all of them, or an earlier revision instead of Apache's.
 bench: $(VENV)/.dev
-	@$(BIN)/python benchmarks/$(if $(AGAINST),against.py $(AGAINST),compare.py) $(ARGS)
+	@$(BIN)/python -m benchmarks.suite --brief --pairs 3 $(if $(AGAINST),--against $(AGAINST)) $(ARGS)
+
+bench-apache: $(VENV)/.dev
+	@$(BIN)/python -m benchmarks.suite $(ARGS)
+
+bench-compare: $(VENV)/.dev
+	@$(if $(REV),,echo "which revision? make bench-compare REV=HEAD~20" && exit 2)
+	@$(BIN)/python -m benchmarks.suite --against $(REV) $(ARGS)
+
+# A bookie dies: Apache's AutoRecovery beside ours, on ZooKeeper.
+bench-recovery: $(VENV)/.dev
+	@$(BIN)/python -m benchmarks.recovery $(ARGS)
 
 example: $(VENV)/.demo
 	@$(BIN)/python examples/flights/pipeline.py $(ARGS)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, repeat
+from itertools import pairwise
 from typing import NamedTuple
 
+from bookies import kernels
 from bookies.errors import InvalidArgument
-from bookies.kernels import gather_payloads
 from bookies.protocol.log import Position
 
 _length_at = struct.Struct(">q").unpack_from
@@ -79,13 +79,11 @@ class EntryBatch:
 
     def entries(self) -> Iterator[Entry]:
         """The entries one by one, built as they are taken."""
-        # Measured 2x faster than calling Entry(...): no Python frame per entry.
-        fields = zip(self.entry_ids, self.payloads(), self.lengths(), repeat(self.ledger_id), strict=False)
-        return map(tuple.__new__, repeat(Entry), fields)
+        return kernels.entries(Entry, self.ledger_id, self.first_entry_id, self.data, self.starts, self.header_size)
 
     def arrow_buffers(self) -> tuple[bytes, bytes]:
         """(payloads one after the other, int32 offsets in native order): Arrow's layout of a binary column."""
-        data, offsets = gather_payloads([(self.data, self.starts)], self.header_size)
+        data, offsets = kernels.gather_payloads([(self.data, self.starts)], self.header_size)
         return data, offsets.tobytes()
 
     def slice(self, first: int, last: int) -> EntryBatch:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Protocol
 
 from bookies.client.arguments import TimeLimit, seconds
 from bookies.client.entries import Entry, EntryBatch
 from bookies.errors import InvalidArgument
+from bookies.kernels import Steps
 
 
 class BatchSource(Protocol):
@@ -15,24 +16,19 @@ class BatchSource(Protocol):
         """The next entries, None at the end. May be called again after it was cancelled."""
 
 
-class Entries:
+class Entries(Steps[Entry]):
     """Asynchronous iterator over single entries, for one task; `batches()` gives them as `EntryBatch`es instead.
 
     `timeout`: seconds that a step may wait; then it raises `TimeoutError`, and the iteration may be continued.
     """
 
     def __init__(self, source: BatchSource, timeout: float | None = None) -> None:
+        super().__init__()
         self._batches = Batches(source, timeout)
-        self._entries: Iterator[Entry] = iter(())
 
-    def __aiter__(self) -> AsyncIterator[Entry]:
-        return self
-
-    async def __anext__(self) -> Entry:
-        for entry in self._entries:
-            return entry
-        self._entries = (await anext(self._batches)).entries()
-        return next(self._entries)
+    async def _more(self) -> Entry:
+        self._items = (await anext(self._batches)).entries()
+        return next(self._items)
 
     def batches(self) -> Batches:
         """The same iteration, batch by batch; entries that were taken singly, or came with those, are not repeated."""

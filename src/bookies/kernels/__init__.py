@@ -31,9 +31,11 @@ if not NATIVE:
     from bookies.kernels import _python as _implementation
 
 if TYPE_CHECKING:
-    from bookies.kernels._python import Frame
+    from bookies.kernels._python import Frame, Steps, entries
 else:
     Frame = _implementation.Frame
+    Steps = _implementation.Steps
+    entries = _implementation.entries
 crc32c = _implementation.crc32c
 scan_frames = _implementation.scan_frames
 scan_records = _implementation.scan_records
@@ -50,8 +52,10 @@ __all__ = [
     "NATIVE",
     "Frame",
     "Records",
+    "Steps",
     "crc32c",
     "digest",
+    "entries",
     "gather_adds",
     "gather_payloads",
     "pack_add_frames",

@@ -6,9 +6,11 @@ nothing is allocated by a number that came from outside. HMAC and CRC32 digests 
 goes into C code anyway.
 """
 
+cimport cython
 from cpython cimport array as c_array
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp, memcpy
 
@@ -24,6 +26,28 @@ cdef extern from "_crc32c.h":
     int64_t bookies_get64(const uint8_t *at) nogil
     void bookies_put32(uint8_t *at, uint32_t value) nogil
     void bookies_put64(uint8_t *at, int64_t value) nogil
+
+cdef extern from *:
+    """
+    /* A tuple of four, of a named tuple's type; all references are taken, NULL with an error set. */
+    static PyObject *bookies_four(PyObject *type, PyObject *a, PyObject *b, PyObject *c, PyObject *d) {
+        PyObject *made = ((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, 4);
+        if (made == NULL) return NULL;
+        Py_INCREF(a); PyTuple_SET_ITEM(made, 0, a);
+        Py_INCREF(b); PyTuple_SET_ITEM(made, 1, b);
+        Py_INCREF(c); PyTuple_SET_ITEM(made, 2, c);
+        Py_INCREF(d); PyTuple_SET_ITEM(made, 3, d);
+        return made;
+    }
+    static void bookies_set_send(PyObject *type, sendfunc send) {
+        ((PyTypeObject *)type)->tp_as_async->am_send = send;
+    }
+    """
+    ctypedef enum PySendResult:
+        PYGEN_RETURN
+    void bookies_set_send(object type, PySendResult (*send)(object, object, PyObject **) noexcept)
+    object bookies_four(object type, object a, object b, object c, object d)
+    PyObject *PyIter_Next(object) except? NULL
 
 bookies_crc_init()
 
@@ -423,6 +447,98 @@ cdef class Frame:
         if self.missing:
             raise ValueError(f"{self.missing} bytes are missing")
         return self.data
+
+
+cdef class _Entries:
+    """The iterator of `entries`."""
+
+    cdef object entry_type, ledger_id
+    cdef const uint8_t[::1] data
+    cdef _Starts starts
+    cdef Py_ssize_t index, skip
+    cdef int64_t first_entry_id
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        cdef Py_ssize_t start, end
+        if self.index + 1 >= self.starts.count:
+            raise StopIteration
+        start = self.starts.at(self.index)
+        end = self.starts.at(self.index + 1)
+        if end - start < self.skip:
+            raise IndexError("a record is shorter than its header")
+        entry_id = self.first_entry_id + self.index
+        payload = PyBytes_FromStringAndSize(<const char *>&self.data[start] + self.skip, end - start - self.skip)
+        length = bookies_get64(&self.data[start + 28])
+        self.index += 1
+        return bookies_four(self.entry_type, entry_id, payload, length, self.ledger_id)
+
+
+def entries(entry_type, int64_t ledger_id, int64_t first_entry_id, data, starts, Py_ssize_t header_size):
+    """See `_python.entries`."""
+    cdef _Entries made = _Entries.__new__(_Entries)
+    assert issubclass(entry_type, tuple)
+    assert header_size >= 32
+    made.entry_type, made.ledger_id, made.first_entry_id = entry_type, ledger_id, first_entry_id
+    made.data = data
+    made.starts = _Starts(starts, len(data))
+    made.skip = 4 + header_size
+    return made
+
+
+@cython.freelist(8)
+cdef class _Ready:
+    """Awaits nothing: its value is there."""
+
+    cdef object value
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        value, self.value = self.value, None
+        raise StopIteration(value)
+
+
+cdef PySendResult _send(object ready, object sent, PyObject **result) noexcept:
+    """What `await` calls instead of `__next__`: an exception for each item would cost more than the item."""
+    Py_INCREF((<_Ready>ready).value)
+    result[0] = <PyObject *>(<_Ready>ready).value
+    (<_Ready>ready).value = None
+    return PYGEN_RETURN
+
+
+bookies_set_send(_Ready, _send)
+
+
+cdef class Steps:
+    """See `_python.Steps`. A step to an item that is at hand makes no coroutine."""
+
+    cdef public object _items
+
+    def __init__(self):
+        self._items = iter(())
+
+    def __class_getitem__(cls, item):
+        return cls
+
+    def __aiter__(self):
+        return self
+
+    def __anext__(self):
+        cdef _Ready ready
+        cdef PyObject *item = PyIter_Next(self._items)
+        if item == NULL:
+            return self._more()
+        ready = _Ready.__new__(_Ready)
+        ready.value = <object>item
+        Py_DECREF(ready.value)
+        return ready
 
 
 def pack_locations(int64_t log_id, int64_t position, starts):

@@ -8,13 +8,15 @@ a `Sequence[int]` are a `range` where they are equally spaced and a list or arra
 from __future__ import annotations
 
 import hmac
+import itertools
 import struct
 import sys
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Generic, TypeVar
 
 import google_crc32c
 
@@ -30,6 +32,10 @@ _ADD_RESPONSE = struct.Struct(">IIiqq")
 _TWO_I64 = struct.Struct(">qq")
 _UNIFORM_MIN = 8  # frames of one size, below which a loop is as fast as looking at them by columns
 _COLUMNS_MIN = 48  # the same where many columns are read or written
+
+_LENGTH_OFFSET = 4 + 24  # of the accumulated length, behind the record's length word
+
+T = TypeVar("T")
 
 # Bound once: looked up per entry otherwise.
 _u32, _u32_at, _i64_at, _two_i64_at = _U32.pack, _U32.unpack_from, _I64.unpack_from, _TWO_I64.unpack_from
@@ -396,6 +402,46 @@ class Frame:
         if self.missing:
             raise ValueError(f"{self.missing} bytes are missing")
         return bytes(self._data)
+
+
+def entries(
+    entry_type: type[T], ledger_id: int, first_entry_id: int, data: bytes, starts: Sequence[int], header_size: int
+) -> Iterator[T]:
+    """Records as tuples (entry id, payload, the ledger's length up to here, ledger id), built as they are taken.
+
+    `entry_type`: a named tuple of these four; `starts`: as of `Records`; `header_size`: bytes of a body before its
+    payload, at least 32.
+    """
+    assert issubclass(entry_type, tuple)
+    assert header_size >= _HEADER.size
+    skip = 4 + header_size
+    payloads = [data[start + skip : end] for start, end in pairwise(starts)]
+    lengths = [_i64_at(data, start + _LENGTH_OFFSET)[0] for start in starts[:-1]]
+    fields = zip(itertools.count(first_entry_id), payloads, lengths, itertools.repeat(ledger_id), strict=False)
+    # Measured 2x faster than calling entry_type(...): no Python frame per entry.
+    return map(tuple.__new__, itertools.repeat(entry_type), fields)
+
+
+class Steps(Generic[T]):
+    """An asynchronous iteration over items most of which are at hand. A base class; `_more` is the subclass's.
+
+    `_items`: an iterator over those at hand.
+    """
+
+    def __init__(self) -> None:
+        self._items: Iterator[T] = iter(())
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        for item in self._items:
+            return item
+        return await self._more()
+
+    async def _more(self) -> T:
+        """Get more, keep the others in `_items`, return the first. Raises StopAsyncIteration at the end."""
+        raise NotImplementedError
 
 
 def pack_locations(log_id: int, position: int, starts: Sequence[int]) -> bytes:

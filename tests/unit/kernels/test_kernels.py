@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import importlib
@@ -9,10 +10,12 @@ import importlib.util
 import itertools
 import random
 import struct
+import sys
 import types
 import zlib
-from collections.abc import Callable
-from typing import Any
+from array import array
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import google_crc32c
 import pytest
@@ -28,6 +31,13 @@ SIZE_MAX = 5 << 20
 HAS_NATIVE = importlib.util.find_spec("bookies.kernels._native") is not None
 
 Starts = list[int]
+
+
+class Numbered(NamedTuple):
+    id: int
+    payload: bytes
+    length: int
+    ledger_id: int
 
 
 # Naive twins: one item at a time, as the specification reads.
@@ -332,6 +342,85 @@ class TestPythonKernels:
         data, offsets = self.module.gather_payloads([(each.data, each.starts) for each in parts], header_size)
         payloads = [payload for each in lists for payload in each]
         assert (data, offsets.typecode, list(offsets)) == (b"".join(payloads), "i", offsets_of(payloads))
+
+    @examples(payload_lists, st.integers(0, 1 << 62), st.integers(0, 20))
+    def test_entries(self, payloads: list[bytes], first: int, digest_size: int) -> None:
+        ledger_id, lengths = 1 << 40, list(itertools.accumulate(map(len, payloads)))
+        header_size = 32 + digest_size
+        records = Records.of(
+            [
+                struct.pack(">qqqq", ledger_id, first + index, -1, length) + bytes(digest_size) + payload
+                for index, (payload, length) in enumerate(zip(payloads, lengths, strict=True))
+            ]
+        )
+        expected = [
+            Numbered(first + index, payload, length, ledger_id)
+            for index, (payload, length) in enumerate(zip(payloads, lengths, strict=True))
+        ]
+        for starts in (records.starts, list(records.starts), array("q", records.starts)):
+            found = self.module.entries(Numbered, ledger_id, first, records.data, starts, header_size)
+            assert iter(found) is found
+            entries = list(found)
+            assert entries == expected
+            assert all(type(entry) is Numbered for entry in entries)
+            assert next(found, None) is None
+
+    def test_steps_take_what_is_at_hand_and_then_ask_for_more(self) -> None:
+        class Countdown(self.module.Steps):  # type: ignore[name-defined,misc]
+            def __init__(self, runs: list[list[Any]]) -> None:
+                super().__init__()
+                self.runs = runs
+                self.asked = 0
+
+            async def _more(self) -> Any:
+                self.asked += 1
+                await asyncio.sleep(0)
+                if not self.runs:
+                    raise StopAsyncIteration
+                self._items = iter(self.runs.pop(0))
+                return next(self._items)
+
+        def broken() -> Iterator[int]:
+            yield 4
+            raise ValueError("the fourth was the last")
+
+        async def run() -> None:
+            steps = Countdown([[(1,), (2, 2), None], [StopIteration(3)]])
+            assert aiter(steps) is steps
+            taken = [item async for item in steps]
+            assert taken[:3] == [(1,), (2, 2), None]
+            assert isinstance(taken[3], StopIteration)
+            assert (len(taken), steps.asked) == (4, 3)
+            assert await anext(steps, "end") == "end"
+            steps._items = iter([5, 6])
+            first, second = anext(steps), anext(steps)  # awaited in turn, whichever order they were made in
+            assert {await second, await first} == {5, 6}
+            steps._items = iter([7])
+            assert await asyncio.ensure_future(anext(steps)) == 7
+            steps._items = broken()
+            assert await anext(steps) == 4
+            with pytest.raises(ValueError, match="fourth"):
+                await anext(steps)
+
+        asyncio.run(run())
+
+    def test_steps_keep_nothing(self) -> None:
+        async def run() -> None:
+            steps = self.module.Steps()
+            items = [bytes(1000) for _ in range(50)]
+            steps._items = iter(items)
+            for _ in range(len(items)):
+                await anext(steps)
+            steps._items = iter(items[:1])
+            unawaited = anext(steps)
+            close = getattr(unawaited, "close", None)  # of a coroutine
+            if close is not None:
+                close()
+            del unawaited, steps
+            # Here: the list's, the loop variable's, the call's.
+            assert {sys.getrefcount(item) for item in items} == {3}
+
+        asyncio.run(run())
 
     @examples(st.lists(st.binary(max_size=50), max_size=5))
     def test_frame(self, pieces: list[bytes]) -> None:

@@ -1,0 +1,1 @@
+"""Apache BookKeeper and ours, or two revisions of ours, side by side on one machine: docs/benchmarks.md."""

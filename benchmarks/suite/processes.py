@@ -1,0 +1,104 @@
+"""Processes that end with this one, what they cost, and the pages of files that the kernel holds."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+PR_SET_PDEATHSIG = 1
+STOP_S = 15.0
+TICKS = os.sysconf("SC_CLK_TCK")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _end_with_parent() -> None:
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    log: pathlib.Path,
+    environment: Mapping[str, str] | None = None,
+    directory: pathlib.Path | None = None,
+    pipes: bool = False,
+) -> subprocess.Popen[str]:
+    """Start a process that an interrupt of this one does not reach and that the kernel kills when this one is gone.
+
+    Its errors go to `log`; with `pipes` its standard input and output are pipes, else nothing and `log`.
+    """
+    with open(log, "ab") as errors:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if pipes else errors,
+            stderr=errors,
+            text=True,
+            env=environment,
+            cwd=directory,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
+
+
+def stop(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> None:
+    """Send the signal, wait, and kill it when it stays."""
+    if process.poll() is None:
+        process.send_signal(number)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            stream.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Of a process so far: CPU seconds, bytes it caused to be written to disks; resident memory now, MB."""
+
+    cpu_s: float
+    written_bytes: int
+    resident_mb: float
+
+
+def usage(pid: int) -> Usage:
+    """Raises `OSError` when there is no such process."""
+    root = pathlib.Path("/proc", str(pid))
+    fields = (root / "stat").read_text().rpartition(")")[2].split()
+    status = dict(line.split(":", 1) for line in (root / "status").read_text().splitlines() if ":" in line)
+    written = dict(line.split(": ", 1) for line in (root / "io").read_text().splitlines())
+    return Usage(
+        (int(fields[11]) + int(fields[12])) / TICKS,
+        int(written["write_bytes"]),
+        int(status["VmRSS"].split()[0]) * 1024 / 1e6,
+    )
+
+
+def drop_pages(directories: Sequence[pathlib.Path]) -> None:
+    """Have the kernel forget the pages of every file below, after they were written back."""
+    for root in directories:
+        for path in sorted(each for each in root.rglob("*") if each.is_file()):
+            try:
+                file = os.open(path, os.O_RDONLY)
+            except FileNotFoundError:
+                continue  # A server has removed it meanwhile.
+            try:
+                os.fdatasync(file)
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(file)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,252 @@
+"""Where cases run: clusters that are started when one is needed, drivers, and what their runs cost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.suite import processes
+from benchmarks.suite.java import java
+from benchmarks.suite.limits import Limits
+from benchmarks.suite.servers import SETTINGS, ApacheCluster, Cluster, OurCluster, environment_of
+
+DRIVE = pathlib.Path(__file__).with_name("drive.py")
+PATIENCE_S = 240.0  # of a driver, beyond what it was told to take
+
+
+class DriveFailed(Exception):
+    """A driver that ended without a result, or with errors; its last words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A cluster and a client for it. `servers`: "Apache: SETTING", "ours", or a revision; `client`: "Java", or ours of
+    this revision ("ours") or another. `words`: of the driver, beside those of the case."""
+
+    name: str
+    servers: str
+    client: str
+    words: tuple[str, ...] = ()
+    is_asked: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long things take: seconds that are measured, that ours and Java's clients warm up before, that a bookie is
+    left alone before its memory counts; `scale`: of the numbers of entries and ledgers."""
+
+    seconds: float = 8
+    warmup: float = 3
+    java_warmup: float = 25
+    rest: float = 5
+    scale: float = 1
+
+    def count(self, number: int) -> int:
+        """A number of entries or ledgers, scaled."""
+        return max(1, int(number * self.scale))
+
+
+QUICK = Pace(2, 1, 4, 1, 0.1)
+
+
+class Stage:
+    """`packages`: where each revision is installed, by name, when revisions are compared. Use as a context manager."""
+
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        pace: Pace,
+        limits: Limits,
+        *,
+        free_gb_min: float,
+        packages: Mapping[str, pathlib.Path] | None = None,
+    ) -> None:
+        self.pace, self.limits = pace, limits
+        self._directory, self._free_gb_min = directory, free_gb_min
+        self._packages = dict(packages or {})
+        self._clusters: dict[str, Cluster] = {}
+        self._ledgers: dict[tuple[str, int], int] = {}
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # -- clusters ------------------------------------------------------------------------------------------------
+    def cluster(self, contestant: Contestant) -> Cluster:
+        """The contestant's, which runs and is warm."""
+        cluster = self._clusters.get(contestant.servers)
+        if cluster is None:
+            cluster = self._new(contestant.servers, 3)
+            self._clusters[contestant.servers] = cluster
+            cluster.start()
+            client = "Java" if contestant.servers.startswith("Apache") else contestant.servers
+            warm = Contestant("warm-up", contestant.servers, client)
+            self.drive(warm, "add", "--window", "1000", seconds=0.5)
+        return cluster
+
+    def make_room(self) -> None:
+        """Throw everything away that clusters have stored, when the disk has become too full for another run."""
+        if shutil.disk_usage(self._directory).free < self._free_gb_min * 1e9:
+            self.stop()
+
+    def stop(self, servers: str | None = None) -> None:
+        """Stop that cluster, or all; one that is needed again starts empty."""
+        for name in [servers] if servers is not None else list(self._clusters):
+            cluster = self._clusters.pop(name, None)
+            if cluster is not None:
+                cluster.stop()
+            self._ledgers = {key: ledger for key, ledger in self._ledgers.items() if key[0] != name}
+
+    def stop_broken(self) -> None:
+        """Stop clusters of which a bookie has ended."""
+        for name, cluster in list(self._clusters.items()):
+            if any(bookie.process is None or bookie.process.poll() is not None for bookie in cluster.bookies):
+                self.stop(name)
+
+    @contextlib.contextmanager
+    def single(self, contestant: Contestant) -> Iterator[Cluster]:
+        """A cluster of one bookie, prepared and not started, for this case alone."""
+        cluster = self._new(contestant.servers, 1)
+        try:
+            cluster.prepare()
+            yield cluster
+        finally:
+            cluster.stop()
+
+    def _new(self, servers: str, bookies: int) -> Cluster:
+        directory = self._directory / f"{servers.replace(': ', '-').replace(' ', '-').lower()}-{bookies}"
+        if servers.startswith("Apache"):
+            return ApacheCluster(directory, bookies, SETTINGS[servers.partition(": ")[2]])
+        packages = self._packages.get(servers)
+        return OurCluster(directory, bookies, packages=packages, zookeeper=not self._packages)
+
+    # -- drivers -------------------------------------------------------------------------------------------------
+    def ledger(self, contestant: Contestant, size: int, entries: int) -> int:
+        """A closed ledger of the contestant's cluster with so many entries of `size` bytes."""
+        self.cluster(contestant)
+        key = contestant.servers, size
+        if key not in self._ledgers:
+            result = self.drive(contestant, "fill", "--size", str(size), "--entries", str(entries))
+            self._ledgers[key] = int(result["ledger"])
+        return self._ledgers[key]
+
+    def drive(
+        self,
+        contestant: Contestant,
+        mode: str,
+        *words: str,
+        cluster: Cluster | None = None,
+        seconds: float | None = None,
+    ) -> dict[str, float]:
+        """One run of a driver on the contestant's cluster (or `cluster`). Raises `DriveFailed`.
+
+        Of what it measured: entries_per_s, p50_us, p99_us; client_cpu_us, bookies_cpu_us and their sum cpu_us, for
+        each entry; written_per_payload (bytes that bookies had written to disks for each of payload), disk_mb_s;
+        client_mb and bookie_mb (the largest), at the end; ledger.
+        """
+        cluster = cluster or self.cluster(contestant)
+        warmup = self.pace.java_warmup if contestant.client == "Java" else self.pace.warmup
+        seconds = seconds or self.pace.seconds
+        words = (mode, "--metadata", cluster.metadata_uri, *words, *contestant.words)
+        words += ("--warmup", str(warmup), "--seconds", str(seconds))
+        environment = None
+        if contestant.client == "Java":
+            command = java("Drive", *words, heap=("1g", "1g"))
+        else:
+            command = [sys.executable, "-P", str(DRIVE), *words]
+            environment = environment_of(self._packages.get(contestant.client))
+        log = self._directory / "drive.log"
+        log.unlink(missing_ok=True)
+        process = processes.spawn(command, log=log, environment=environment, pipes=True)
+        patience = threading.Timer(PATIENCE_S + warmup + seconds, process.kill)
+        patience.start()
+        try:
+            watched = Watched(process, cluster)
+            result = watched.result()
+        finally:
+            patience.cancel()
+            processes.stop(process)
+        if result is None or result["errors"]:
+            said = log.read_text(errors="replace").strip()
+            raise DriveFailed(said[-600:] or "the driver ended without a word")
+        return figures_of(result, watched.costs, is_timed=mode != "fill")
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Between "begin" and "end": CPU seconds of the client and of all bookies, bytes these had written to disks; then
+    the memory of the client and of the largest bookie, MB."""
+
+    client_cpu_s: float = 0.0
+    bookies_cpu_s: float = 0.0
+    written_bytes: int = 0
+    client_mb: float = 0.0
+    bookie_mb: float = 0.0
+
+
+class Watched:
+    """A driver's lines, and what its process and the bookies cost between "begin" and "end"."""
+
+    def __init__(self, process: subprocess.Popen[str], cluster: Cluster) -> None:
+        self._process, self._cluster = process, cluster
+        self.costs = Costs()
+
+    def result(self) -> dict[str, Any] | None:
+        assert self._process.stdout is not None
+        assert self._process.stdin is not None
+        before: list[processes.Usage] = []
+        result: dict[str, Any] | None = None
+        for line in self._process.stdout:
+            if not line.startswith("{"):
+                continue
+            fact = json.loads(line)
+            if fact["event"] == "ready":
+                processes.drop_pages([self._cluster.directory])
+                self._process.stdin.write("\n")
+                self._process.stdin.flush()
+            elif fact["event"] == "begin":
+                before = self._usage()
+            elif fact["event"] == "end":
+                self.costs = _between(before, self._usage())
+            else:
+                result = fact
+        return result
+
+    def _usage(self) -> list[processes.Usage]:
+        return [processes.usage(pid) for pid in (self._process.pid, *self._cluster.pids())]
+
+
+def _between(before: Sequence[processes.Usage], after: Sequence[processes.Usage]) -> Costs:
+    """The client comes first."""
+    cpu = [b.cpu_s - a.cpu_s for a, b in zip(before, after, strict=True)]
+    written = sum(b.written_bytes - a.written_bytes for a, b in zip(before[1:], after[1:], strict=True))
+    return Costs(cpu[0], sum(cpu[1:]), written, after[0].resident_mb, max(each.resident_mb for each in after[1:]))
+
+
+def figures_of(result: Mapping[str, float], costs: Costs, *, is_timed: bool = True) -> dict[str, float]:
+    """What a run comes to. See `Stage.drive`."""
+    entries, elapsed, size = result["entries"], result["elapsed_s"], result["bytes"]
+    found: dict[str, float] = {"ledger": result["ledger"], "client_mb": costs.client_mb, "bookie_mb": costs.bookie_mb}
+    if not entries or not elapsed:
+        if is_timed:
+            raise DriveFailed("nothing was done in the time that was measured")
+        return found
+    found |= {name: result[name] for name in ("p50_us", "p99_us")}
+    found["entries_per_s"] = entries / elapsed
+    found["client_cpu_us"] = costs.client_cpu_s * 1e6 / entries
+    found["bookies_cpu_us"] = costs.bookies_cpu_s * 1e6 / entries
+    found["cpu_us"] = found["client_cpu_us"] + found["bookies_cpu_us"]
+    found["disk_mb_s"] = costs.written_bytes / 1e6 / elapsed
+    if size:
+        found["written_per_payload"] = costs.written_bytes / size
+    return found
