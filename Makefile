@@ -6,9 +6,11 @@ SEED ?=
 MINUTES ?= 1
 JOBS ?= 2
 AGAINST ?=
+# Tests and benchmarks start hundreds of processes, which would compile everything each time where this is set.
+export PYTHONDONTWRITEBYTECODE :=
 REV ?= $(AGAINST)
 
-.PHONY: run test check coverage placement sim mutants museum chaos chaos-storage apache interop etcd spark-chaos bench bench-apache bench-compare bench-spark example spark-cluster docs clean
+.PHONY: run test check coverage placement sim mutants museum chaos chaos-storage apache interop etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-spark example spark-cluster docs clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -77,6 +79,10 @@ bench-apache: $(VENV)/.dev
 bench-compare: $(VENV)/.dev
 	@$(if $(REV),,echo "which revision? make bench-compare REV=HEAD~20" && exit 2)
 	@$(BIN)/python -m benchmarks.suite --against $(REV) $(ARGS)
+
+# A bookie dies: Apache's AutoRecovery beside ours, on ZooKeeper.
+bench-recovery: $(VENV)/.dev
+	@$(BIN)/python -m benchmarks.recovery $(ARGS)
 
 example: $(VENV)/.demo
 	@$(BIN)/python examples/flights/pipeline.py $(ARGS)

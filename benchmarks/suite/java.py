@@ -27,7 +27,7 @@ def cache() -> pathlib.Path:
 
 
 def prepare() -> None:
-    """Fetch the jars and compile the driver, when that was not done before."""
+    """Fetch the jars and compile what is ours, when that was not done before."""
     lib, classes = cache() / "lib", cache() / "classes"
     for program, needed in (("java", True), ("mvn", not (lib / "complete").exists())):
         if needed and shutil.which(program) is None:
@@ -39,10 +39,13 @@ def prepare() -> None:
         copy = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={lib}"]
         subprocess.run(copy, check=True)
         (lib / "complete").touch()
-    source, compiled = HERE / "Drive.java", classes / "Drive.class"
-    if not compiled.exists() or compiled.stat().st_mtime < source.stat().st_mtime:
+    sources = sorted(HERE.glob("*.java"))
+    compiled = [classes / source.with_suffix(".class").name for source in sources]
+    newest = max(source.stat().st_mtime for source in sources)
+    if any(not each.exists() or each.stat().st_mtime < newest for each in compiled):
         classes.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["javac", "-nowarn", "-cp", f"{lib}/*", "-d", str(classes), str(source)], check=True)
+        command = ["javac", "-nowarn", "-cp", f"{lib}/*", "-d", str(classes), *map(str, sources)]
+        subprocess.run(command, check=True)
 
 
 def java(main: str, *words: str, heap: tuple[str, str] = ("512m", "1g")) -> list[str]:

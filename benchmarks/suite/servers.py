@@ -96,7 +96,12 @@ def is_writable(port: int) -> bool:
 
 
 class Cluster:
-    """Bookies and their metadata store under `directory`, which goes with them. A subclass says which."""
+    """Bookies and their metadata store under `directory`, which goes with them. A subclass says which.
+
+    `tick_ms`: of ZooKeeper, whose sessions time out after 2 to 20 of them; to be changed before the start.
+    """
+
+    tick_ms = 2000
 
     def __init__(self, directory: pathlib.Path, bookies: int = 3) -> None:
         self.directory = directory
@@ -147,8 +152,8 @@ class Cluster:
         port = processes.free_port()
         settings = self.directory / "zoo.cfg"
         settings.write_text(
-            f"tickTime=2000\ndataDir={self.directory / 'zookeeper'}\nclientPort={port}\nclientPortAddress=127.0.0.1\n"
-            "maxClientCnxns=0\nadmin.enableServer=false\n"
+            f"tickTime={self.tick_ms}\ndataDir={self.directory / 'zookeeper'}\nclientPort={port}\n"
+            "clientPortAddress=127.0.0.1\nmaxClientCnxns=0\nadmin.enableServer=false\n4lw.commands.whitelist=mntr,cons\n"
         )
         server = "org.apache.zookeeper.server.ZooKeeperServerMain"
         command = java(server, str(settings), heap=("128m", "512m"))
@@ -208,7 +213,10 @@ class ApacheCluster(Cluster):
 
 
 class OurCluster(Cluster):
-    """`packages`: where the revision to run is, None: this one. `zookeeper`: its metadata store; else the embedded."""
+    """`packages`: where the revision to run is, None: this one. `zookeeper`: its metadata store; else the embedded.
+
+    `settings`: of its bookies.
+    """
 
     def __init__(
         self,
@@ -217,8 +225,10 @@ class OurCluster(Cluster):
         *,
         packages: pathlib.Path | None = None,
         zookeeper: bool = True,
+        settings: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(directory, bookies)
+        self._settings = settings or {}
         self._environment = environment_of(packages)
         self._uses_zookeeper = zookeeper
 
@@ -236,6 +246,7 @@ class OurCluster(Cluster):
         command = [sys.executable, "-P", "-m", "bookies.admin.cli", "bookie", "run", "--bookie-id", name]
         command += ["--port", str(port), "--journal-dir", "journal", "--ledger-dir", "ledgers"]
         command += ["--metadata", self.metadata_uri, "--ready-file", str(ready_file)]
+        command += [f"--set={name}={value}" for name, value in self._settings.items()]
         return Bookie(name, port, home, command, self._environment, ready_file)
 
 

@@ -37,7 +37,7 @@ from bookies.wire.messages import (
 )
 
 HERE = pathlib.Path(__file__).parent
-VERSION = "4.17.3"  # as in pom.xml
+VERSION = os.environ.get("BOOKIES_APACHE_VERSION", "4.17.3")  # the default is that of pom.xml
 START_S = 120.0
 FRAME_SIZE_MAX = 5 << 20
 JAVA_OPTIONS = ["-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]

@@ -337,6 +337,25 @@ def test_the_id_of_a_deleted_ledger_is_spent(kind: Kind) -> None:
     kind.run(body)
 
 
+def test_many_records_are_read_at_once(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        driver = await cluster.driver()
+        created = [await driver.create_ledger(ledger(ledger_id)) for ledger_id in (7, 9, 1 << 40)]
+        before = driver.operations.total
+        assert await driver.read_ledgers([1 << 40, 8, 7, -1, 1 << 70, 9]) == [
+            created[2],
+            None,
+            created[0],
+            None,
+            None,
+            created[1],
+        ]
+        assert 0 < driver.operations.total - before <= 4  # one, or one for each that can be there
+        assert await driver.read_ledgers([]) == []
+
+    kind.run(body)
+
+
 def test_creation_time_stays(kind: Kind) -> None:
     async def body(cluster: Cluster) -> None:
         driver = await cluster.driver()

@@ -14,7 +14,7 @@ from bookies.errors import ClientClosed, InvalidArgument, SessionExpired
 from bookies.metadata.embedded import EmbeddedDriver
 from bookies.metadata.recovery import PAGE_COUNT, SharedRecovery, Vote
 from bookies.metadata.recovery_formats import pack_mark
-from bookies.metadata.recovery_store import AuditKind, Candidacy, LedgerLock, RecoveryStore
+from bookies.metadata.recovery_store import UNREAD, AuditKind, Candidacy, LedgerLock, RecoveryStore
 from bookies.model import BookieId
 
 A, B, C = BookieId("bk-a:3181"), BookieId("bk-b:3181"), BookieId("bk-c:3181")
@@ -137,6 +137,20 @@ def test_marks_are_listed_by_ledger(kind: Kind) -> None:
     kind.run(body)
 
 
+def test_only_what_is_needed_of_the_marks_is_read(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        store = (await cluster.driver()).recovery
+        for ledger_id in IDS:
+            await store.mark(ledger_id, [A], 1)
+        wanted = IDS[1]
+        marks = [mark async for page in store.marks(lambda ledger_id: ledger_id == wanted) for mark in page]
+        assert [mark.ledger_id for mark in marks] == IDS
+        assert await store.mark_of(wanted) == marks[1]
+        assert all(mark.version == UNREAD or mark.replicas == (A,) for mark in marks)
+
+    kind.run(body)
+
+
 def test_many_marks_come_in_pages(kind: Kind) -> None:
     async def body(cluster: Cluster) -> None:
         driver = await cluster.driver()
@@ -191,6 +205,49 @@ def test_a_lock_may_need_a_mark(kind: Kind) -> None:
         assert list(await recovery.locks()) == [5]
         await recovery.unlock(lock)
         assert await recovery.locks() == {}
+
+    kind.run(body)
+
+
+def test_a_lock_at_the_version_that_was_listed(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        one, two = (await cluster.driver()).recovery, (await cluster.driver()).recovery
+        await one.mark(5, [A], 1)
+        await one.mark(6, [A], 1)
+        [first, second] = [mark async for page in two.marks() for mark in page]
+        lock = await two.lock(5, "two", needs_mark=True, mark_version=first.version)
+        assert lock is not None
+        assert await one.lock(5, "one", needs_mark=True, mark_version=first.version) is None
+        assert await one.locked_ids() == [5]
+        assert await two.done(lock)
+        assert await one.locked_ids() == []
+        assert await one.mark_of(5) is None
+        gone = await one.lock(5, "one", needs_mark=True, mark_version=first.version)
+        assert gone is not None  # Nobody looks; in the end it turns out.
+        assert not await one.done(gone)
+        lock = await one.lock(6, "one", needs_mark=True, mark_version=second.version)
+        assert lock is not None
+        assert await two.mark(6, [B], 2)
+        assert not await one.done(lock)
+        assert await one.locked_ids() == []
+        mark = await one.mark_of(6)
+        assert mark is not None
+        assert mark.replicas == (A, B)
+
+    kind.run(body)
+
+
+def test_everybody_who_stands_for_auditor_has_a_place(kind: Kind) -> None:
+    async def body(cluster: Cluster) -> None:
+        one, two, other = [(await cluster.driver()).recovery for _ in range(3)]
+        assert await one.place_in_line() == (0, 1)
+        first = await one.campaign(A, lambda: None)
+        assert await one.place_in_line() == (0, 1)
+        second = await two.campaign(B, lambda: None)
+        assert [await each.place_in_line() for each in (one, two, other)] == [(0, 2), (1, 2), (0, 1)]
+        await first.resign()
+        assert [await each.place_in_line() for each in (one, two)] == [(0, 1), (0, 1)]
+        await second.resign()
 
     kind.run(body)
 
@@ -540,6 +597,8 @@ def test_a_closed_driver_refuses(kind: Kind) -> None:
             recovery.mark_of(5),
             recovery.lock(5, "host.example", needs_mark=False),
             recovery.locks(),
+            recovery.locked_ids(),
+            recovery.place_in_line(),
             recovery.is_enabled(),
             recovery.lost_bookie_delay_s(),
             recovery.auditor(),

@@ -8,7 +8,10 @@ add's latency counts from when it was due. Then one bookie is killed. *Noticed* 
 *Bytes copied over bytes needed*: what the workers say they have copied, over what the dead bookie held by the records
 when it was killed, and of the ledgers under load when their writers had replaced it. *Metadata operations per ledger*:
 of all processes that take part, the auditor's passes over all ledgers and the coming and going of their own sessions
-included, over the ledgers of the dead bookie.
+included, over the ledgers of the dead bookie; and by who asked for what, of those that are not next to nothing.
+
+Latencies *during* count from the kill, so that its own effect on writers is in them; *repairing*, from the first mark.
+`--bytes` makes the ledgers few and large instead of many and small.
 """
 
 from __future__ import annotations
@@ -19,11 +22,12 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from bookies.admin.common import Progress, print_json, print_table, run_async
 from bookies.admin.histogram import Histogram
@@ -35,11 +39,13 @@ if TYPE_CHECKING:
     from bookies.client.writer import LedgerWriter
     from bookies.metadata.driver import MetadataDriver
     from bookies.model import BookieId, LedgerMetadata
-    from bookies.replication.status import ProcessStatus
 
 BOOKIES = 5
 LOADED_LEDGERS = 4  # written to all the time
 FILLED_AT_ONCE = 32
+CHUNK_SIZE = 1 << 20  # bytes that a ledger is filled by at a time
+LARGE_LEDGERS, LARGE_SIZE = 100, 16_384  # with --bytes: how many ledgers, and of which entries
+SHOWN_MIN = 0.01  # operations a ledger
 WINDOW = 64  # adds in flight while the rate is measured
 TICK_S = 0.005  # between two bursts of paced adds
 LOOK_S = 0.2
@@ -49,25 +55,42 @@ LIMIT_S = 1_800.0
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="300 ledgers, within a minute")
-    parser.add_argument("--ledgers", type=int, default=10_000, help="sealed ones to begin with (default 10000)")
+    parser.add_argument(
+        "--ledgers", type=int, default=None, help="sealed ones to begin with (default 10000, with --bytes 100)"
+    )
     parser.add_argument("--entries", type=int, default=10, help="of each of them (default 10)")
-    parser.add_argument("--size", type=int, default=1024, help="payload, bytes (default 1024)")
+    parser.add_argument("--size", type=int, default=None, help="payload, bytes (default 1024, with --bytes 16384)")
+    parser.add_argument(
+        "--bytes", type=float, default=None, help="payload of all of them, which is stored three times, for --entries"
+    )
     parser.add_argument("--seconds", type=float, default=10, help="that adds are measured before (default 10)")
     parser.add_argument(
         "--load", type=float, default=0.5, help="adds during it, as a share of what the cluster takes (default 0.5)"
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Measure and print. 1: it was not whole again in time."""
-    from bookies.admin.local_cluster import LocalCluster
-
+def limit(arguments: argparse.Namespace) -> None:
+    """Check the options, and cut down what is to be quick. Raises UsageError."""
+    is_large = arguments.bytes is not None
+    if arguments.ledgers is None:
+        arguments.ledgers = LARGE_LEDGERS if is_large else 10_000
+    if arguments.size is None:
+        arguments.size = LARGE_SIZE if is_large else 1024
+    if is_large:
+        arguments.entries = int(arguments.bytes / max(1, arguments.ledgers * arguments.size))
     if arguments.ledgers < 1 or arguments.entries < 1 or arguments.size < 0 or arguments.seconds <= 0:
         raise UsageError("--ledgers and --entries must be 1 or more, --size 0 or more, --seconds above 0")
     if not 0 <= arguments.load < 1:
         raise UsageError(f"--load {arguments.load:g}: a share, from 0 to below 1")
     if arguments.quick:
         arguments.ledgers, arguments.seconds = min(arguments.ledgers, 300), min(arguments.seconds, 4)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print. 1: it was not whole again in time."""
+    from bookies.admin.local_cluster import LocalCluster
+
+    limit(arguments)
     settings = {
         "auto_recovery": True,
         "lost_bookie_delay_s": DELAY_S,
@@ -84,9 +107,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(result)
     else:
-        rows = [(name.replace("_", " "), _text(value)) for name, value in result.items()]
+        rows = [(name.replace("_", " "), _text(value)) for name, value in _flat(result)]
         print_table(rows, ("figure", "value"), right=(1,))
     return int(result["whole_after_s"] is None)
+
+
+def _flat(result: dict[str, Any]) -> Iterator[tuple[str, object]]:
+    for name, value in result.items():
+        if isinstance(value, dict):
+            yield from ((f"  {inner}", each) for inner, each in value.items())
+        else:
+            yield name, value
 
 
 def _text(value: object) -> str:
@@ -101,7 +132,31 @@ async def _measure(cluster: LocalCluster, arguments: argparse.Namespace) -> dict
     runtime = aio.runtime()
     driver = connect(cluster.metadata_uri, runtime, may_create=False)
     async with Client(runtime, driver) as client:
-        return await _Bench(cluster, client, driver, arguments).run()
+        result = await Bench(cluster, client, driver, arguments).run()
+    return result | {"largest_bookie_mib": max(map(_memory_of, cluster.pids()), default=0.0)}
+
+
+def _memory_of(pid: int) -> float:
+    """The most that a process has had, MiB."""
+    with suppress(OSError), open(f"/proc/{pid}/status") as lines:
+        return next((round(int(line.split()[1]) / 1024, 1) for line in lines if line.startswith("VmHWM:")), 0.0)
+    return 0.0
+
+
+class Cluster(Protocol):
+    """What a bookie is killed in."""
+
+    def kill(self, bookie_id: str, /) -> None:
+        """SIGKILL; returns when it is gone."""
+
+
+class Counted(NamedTuple):
+    """By all who repair, so far: payload bytes copied, operations of the metadata store, and these by who asked for
+    what."""
+
+    size: int
+    operations: float
+    names: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass
@@ -157,10 +212,10 @@ class _Load:
         return taken
 
 
-class _Bench:
-    def __init__(
-        self, cluster: LocalCluster, client: Client, driver: MetadataDriver, arguments: argparse.Namespace
-    ) -> None:
+class Bench:
+    """One run on a cluster whose bookies serve. `counted` may be put in another way."""
+
+    def __init__(self, cluster: Cluster, client: Client, driver: MetadataDriver, arguments: argparse.Namespace) -> None:
         self._cluster = cluster
         self._client = client
         self._driver = driver
@@ -182,23 +237,28 @@ class _Bench:
         before = load.take()
         dead = load.ledgers[0].metadata.last_ensemble[0]
         sealed = [each for each in await self._named(dead) if each.is_closed]
-        before_operations = self._operations(await self._processes(dead))
+        counted = await self.counted(dead)
         begun = time.monotonic()
         await asyncio.to_thread(self._cluster.kill, dead)
         replaced = [await self._replaced(ledger, dead, begun) for ledger in load.ledgers]
         needed = [self._held(record, BookieId(dead)) for record in [*sealed, *replaced] if record is not None]
-        noticed_s, whole_s = await self._until_whole(dead, begun)
+        noticed_s = await self._until(self._is_marked, begun)
         during = load.take()
+        whole_s = None if noticed_s is None else await self._until(partial(self._is_whole, dead), begun)
+        repairing = load.take()
+        during.merge(repairing)
         if adding is not None:
             adding.cancel()
             with suppress(asyncio.CancelledError):
                 await adding
         for ledger in load.ledgers:
             await ledger.close()
-        processes = await self._settled(dead)
-        copied = sum(process.worker["bytes_copied"] for process in processes)
+        settled = await self._settled(dead)
+        copied = settled.size - counted.size
+        operations = round(settled.operations - counted.operations)
+        names = {name: (count - counted.names.get(name, 0)) / len(needed) for name, count in settled.names.items()}
+        often = sorted((each for each in names.items() if each[1] >= SHOWN_MIN), key=lambda each: (-each[1], each[0]))
         needed_size = sum(size for _, size in needed)
-        operations = self._operations(processes) - before_operations
         return {
             "ledgers": arguments.ledgers,
             "ledgers_of_the_dead_bookie": len(needed),
@@ -210,11 +270,14 @@ class _Bench:
             "copied_over_needed": round(copied / max(1, needed_size), 3),
             "metadata_operations": operations,
             "metadata_operations_per_ledger": round(operations / max(1, len(needed)), 2),
+            "of_these": {name: round(count, 2) for name, count in often},
             "most_adds_per_s": round(most),
             "adds_per_s": round(per_s),
             **{f"{name}_before": value for name, value in before.summary().items()},
             **{f"{name}_during": value for name, value in during.summary().items()},
+            **{f"{name}_repairing": value for name, value in repairing.summary().items()},
             "p99_during_over_before": round(during.summary()["p99_us"] / max(1, before.summary()["p99_us"]), 2),
+            "p99_repairing_over_before": round(repairing.summary()["p99_us"] / max(1, before.summary()["p99_us"]), 2),
             "adds_failed": load.errors,
         }
 
@@ -224,13 +287,16 @@ class _Bench:
 
     async def _fill(self) -> None:
         waiting: Iterator[int] = iter(range(self._arguments.ledgers))
+        at_once, entries = max(1, CHUNK_SIZE // max(1, self._arguments.size)), self._arguments.entries
+        counts = [min(at_once, entries - first) for first in range(0, entries, at_once)]
         progress, done = Progress("ledgers written", self._arguments.ledgers, quiet=self._arguments.json), 0
 
         async def lane() -> None:
             nonlocal done
             for _ in waiting:
                 async with await self._create() as ledger:
-                    await ledger.append_many([self._payload] * self._arguments.entries)
+                    for count in counts:
+                        await ledger.append_many([self._payload] * count)
                 done += 1
                 progress.update(done)
 
@@ -266,18 +332,8 @@ class _Bench:
         portion = portion_of(record, fragments, bookie, last, (last + 1) * self._arguments.size)
         return portion.entries, portion.size
 
-    async def _until_whole(self, dead: BookieId, begun: float) -> tuple[float | None, float | None]:
-        """Seconds from the kill until the first mark, and until there is nothing left to do."""
-        if not await self._until(self._is_marked, begun):
-            return None, None
-        noticed_s = round(time.monotonic() - begun, 2)
-
-        async def whole() -> bool:
-            return not await self._is_marked() and not await self._named(dead)
-
-        if not await self._until(whole, begun):
-            return noticed_s, None
-        return noticed_s, round(time.monotonic() - begun, 2)
+    async def _is_whole(self, dead: BookieId) -> bool:
+        return not await self._is_marked() and not await self._named(dead)
 
     async def _is_marked(self) -> bool:
         async for ids in self._driver.recovery.marked_ids():
@@ -285,35 +341,36 @@ class _Bench:
                 return True
         return False
 
-    async def _until(self, condition: Callable[[], Awaitable[bool]], begun: float) -> bool:
-        """False: the time is up."""
+    async def _until(self, condition: Callable[[], Awaitable[bool]], begun: float) -> float | None:
+        """Seconds since then; None: the time is up."""
         while not await condition():
             if time.monotonic() - begun > LIMIT_S:
-                return False
+                return None
             await asyncio.sleep(LOOK_S)
-        return True
+        return round(time.monotonic() - begun, 2)
 
     # -- afterwards ----------------------------------------------------------------------------------------------
-    async def _processes(self, dead: BookieId) -> list[ProcessStatus]:
+    async def counted(self, dead: BookieId) -> Counted:
+        """What the processes of bookies say, without the dead one's."""
         from bookies.replication.status import read_processes
 
-        return [each for each in await read_processes(self._driver) if each.bookie != dead]
+        workers = [each.worker for each in await read_processes(self._driver) if each.bookie != dead]
+        names: dict[str, int] = {}
+        for worker in workers:
+            for name, count in worker["metadata_operations_by_name"].items():
+                names[name] = names.get(name, 0) + count
+        return Counted(sum(worker["bytes_copied"] for worker in workers), sum(names.values()), names)
 
-    async def _settled(self, dead: BookieId) -> list[ProcessStatus]:
-        """What the processes say when they have nothing new to say."""
+    async def _settled(self, dead: BookieId) -> Counted:
+        """What is counted when nothing is copied any more."""
         deadline = time.monotonic() + 10 * REPORT_MS / 1000
-        known: list[int] = []
+        known = -1
         while True:
             await asyncio.sleep(2 * REPORT_MS / 1000)
-            processes = await self._processes(dead)
-            copied = [process.worker["bytes_copied"] for process in processes]
-            if copied == known or time.monotonic() > deadline:
-                return processes
-            known = copied
-
-    @staticmethod
-    def _operations(processes: list[ProcessStatus]) -> int:
-        return sum(process.worker["metadata_operations"] for process in processes)
+            counted = await self.counted(dead)
+            if counted.size == known or time.monotonic() > deadline:
+                return counted
+            known = counted.size
 
 
 async def _later(value: bool) -> bool:

@@ -71,7 +71,18 @@ def metadata_uri(arguments: argparse.Namespace) -> str:
     directory = find_data_directory()
     if directory is None:
         raise UsageError("no cluster here: start one with `bk up`, or name one with --metadata URI or BK_METADATA")
-    return f"file:{os.path.join(directory, 'metadata')}"
+    return _store_of(directory)
+
+
+def _store_of(directory: str) -> str:
+    """Of the local cluster in a directory: its own, unless `bk up` was told of another one."""
+    try:
+        with open(os.path.join(directory, "cluster.json"), encoding="utf-8") as file:
+            uri = json.load(file)["metadata"]
+    except (OSError, ValueError, LookupError, TypeError):
+        uri = ""  # Nothing was started here, or the file is damaged: the store may still be read.
+    own = f"file:{os.path.join(directory, 'metadata')}"
+    return uri if isinstance(uri, str) and uri and not uri.startswith("file:") else own
 
 
 def refuse_memory(uri: str) -> None:

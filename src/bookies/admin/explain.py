@@ -29,7 +29,7 @@ async def by_hand(session: Session) -> AsyncIterator[ByHand]:
     membership = Membership(session.driver, clock, delay_s, Events("recovery", clock), writes_delay=False)
     try:
         await membership.start()
-        yield ByHand(session.driver, session.client.administration(), membership)
+        yield ByHand(session.runtime, session.driver, session.client.administration(), membership)
     finally:
         membership.stop()
 

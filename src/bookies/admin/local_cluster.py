@@ -1,7 +1,7 @@
 """A cluster of bookie processes on this machine: for tests, notebooks, `bk up`, the demo and the benchmarks.
 
     directory/cluster.json        what runs: {directory, metadata, bookies: [{id, pid, host, port, log}]}
-    directory/metadata            the embedded metadata store
+    directory/metadata            the embedded metadata store, unless there is another one
     directory/<bookie>/journal, ledgers, bookie.log
     directory/.<bookie>.ready     the ready line of a bookie that runs, for whoever did not start it
 
@@ -127,9 +127,10 @@ class LocalBookie:
 class LocalCluster:
     """`bookies` bookie processes and their metadata store, in `directory`.
 
-    A directory that was used before continues with its data: `bookies`, `lease_ms` and `settings` (fields of
-    `BookieConfig`, for every bookie) are then by default what they were. `detach`: the bookies outlive this process,
-    and another `LocalCluster` of the directory finds them running.
+    A directory that was used before continues with its data: `bookies`, `lease_ms`, `metadata_uri` and `settings`
+    (fields of `BookieConfig`, for every bookie) are then by default what they were. `metadata_uri`: another store than
+    the directory's own, a ZooKeeper or an etcd. `detach`: the bookies outlive this process, and another `LocalCluster`
+    of the directory finds them running.
     """
 
     def __init__(
@@ -138,15 +139,16 @@ class LocalCluster:
         bookies: int | None = None,
         *,
         lease_ms: int | None = None,
+        metadata_uri: str | None = None,
         settings: Mapping[str, object] | None = None,
         detach: bool = False,
     ) -> None:
         if bookies is not None and not 1 <= bookies <= BOOKIES_MAX:
             raise ConfigError(f"bookies = {bookies}: a local cluster has 1 to {BOOKIES_MAX}")
         self.directory = os.path.abspath(directory)
-        self.metadata_uri = f"file:{os.path.join(self.directory, 'metadata')}"
         self.is_detached = detach
         state = self._load_state()
+        self.metadata_uri = self._store(metadata_uri, state.get("metadata", ""))
         self._lease_ms = lease_ms or state.get("lease_ms", LEASE_MS)
         self._settings = dict(state.get("settings", {}) if settings is None else settings)
         self._is_temporary = False
@@ -185,6 +187,17 @@ class LocalCluster:
             ],
         }
 
+    def _store(self, wanted: str | None, known: str) -> str:
+        """The metadata store's URI; that of a file is where the directory is by now. Raises `ConfigError`."""
+        own = f"file:{os.path.join(self.directory, 'metadata')}"
+        if not wanted:
+            return own if known.startswith("file:") else known or own
+        if wanted.startswith(("file:", "memory:")):
+            raise ConfigError(f"{wanted}: the bookies of a local cluster keep a file of their own, or share a server")
+        if known and known != wanted:
+            raise ConfigError(f"the bookies in {self.directory} belong to the cluster {known}, not to {wanted}")
+        return wanted
+
     # -- life ----------------------------------------------------------------------------------------------------
     def start(self, timeout_s: float = START_S, *, failures: dict[str, BookKeeperError] | None = None) -> list[str]:
         """Start every bookie that does not run, all at once, and wait until each serves; their ids.
@@ -192,7 +205,8 @@ class LocalCluster:
         Raises `BookKeeperError` with the bookie's own sentence when one does not; then those are stopped again. With
         `failures` those that serve are kept, if there are any, and it takes the errors of the others, by id.
         """
-        os.makedirs(os.path.join(self.directory, "metadata"), exist_ok=True)
+        is_own = self.metadata_uri.startswith("file:")
+        os.makedirs(os.path.join(self.directory, "metadata") if is_own else self.directory, exist_ok=True)
         with self._alone():
             errors = self._wait_serving(timeout_s)
             starting = [bookie for bookie in self.bookies if not bookie.is_running()]
@@ -463,6 +477,7 @@ def _is_state(state: object) -> bool:
         and len({each["id"] for each in bookies}) == len(bookies)
         and isinstance(lease_ms, int)
         and isinstance(settings, dict)
+        and isinstance(state.get("metadata", ""), str)
     )
 
 

@@ -40,7 +40,8 @@ from bookies.bookie.security import Security
 from bookies.bookie.settling import settle_unknown_ledgers
 from bookies.bookie.state import BookieState
 from bookies.config import BookieConfig
-from bookies.errors import BookKeeperError, MetadataError, StorageError
+from bookies.errors import BookKeeperError, MetadataCorrupt, MetadataError, StorageError
+from bookies.metadata.bookie_places import BookiePlace, note_place
 from bookies.metadata.driver import MetadataDriver
 from bookies.model import BookieId, BookieInfo, BookieMode, Endpoint
 from bookies.runtime.events import Events
@@ -133,6 +134,7 @@ class BookieServer:
             finally:
                 waiting.cancel()
             self._tasks.start(self._keep_registered(), f"registration of {self.bookie_id}")
+            self._tasks.start(self._note_place(), f"place of {self.bookie_id}")
             if self.store.has_unknown_ledgers:
                 settling = settle_unknown_ledgers(self.store, self._driver, self.bookie_id, self._events)
                 self._tasks.start(settling, f"settling of {self.bookie_id}")
@@ -276,6 +278,20 @@ class BookieServer:
         await self._driver.register(self.bookie_id, mode, BookieInfo((endpoint,), MappingProxyType(properties)))
         if session == self._sessions_lost:  # otherwise it went with the session it was made in
             self.state.registered(mode)
+
+    async def _note_place(self) -> None:
+        """Write down where it is, for when it is down; as often as it takes."""
+        location = self.config.location
+        place = BookiePlace(location, self.config.advertised_host or self.address[0]) if location else None
+        while True:
+            try:
+                await note_place(self._driver, self.bookie_id, place)
+                return
+            except MetadataCorrupt as error:
+                self._events.warning("place.not_noted", bookie=self.bookie_id, error=error)
+                return
+            except MetadataError:
+                await asyncio.sleep(self._runtime.random.uniform(0.5, 1.0) * REGISTER_RETRY_S_MAX)
 
     async def _keep_registered(self) -> None:
         """Make the registration follow the mode for as long as the bookie serves."""

@@ -387,13 +387,15 @@ class Administration:
         bytes_per_s: float | None = None,
         pace: Pace | None = None,
         progress: OnProgress | None = None,
+        update: MetadataLoop | None = None,
         timeout: float | None = None,
     ) -> Move:
         """Copy what these positions of a fragment hold to other bookies, then let the record name those.
 
         `in_place`: copy to the very bookies that are there, which have lost entries. `exclude`: who must not be
         chosen. `fragment`, `positions`: as from `check_ledger`. `bytes_per_s`: of all copies; None: as fast as it goes.
-        `pace`: shared with other operations, in its place. A bookie that refuses its copy is passed over for another
+        `pace`: shared with other operations, in its place. `update`: of those who hold the ledger's lock and have read
+        its record. A bookie that refuses its copy is passed over for another
         one. Raises `InvalidArgument`, `FragmentNotFinished`, `NotEnoughBookies`, `VersionConflict` (changed meanwhile),
         why entries cannot be read or written, and what a metadata update raises. Then the record has not been changed.
         """
@@ -407,9 +409,9 @@ class Administration:
             return choose_targets(fragment, wanted, self._access.candidates(), [*unwanted, *refusing])
 
         async with TimeLimit(timeout, f"copy entries {fragment.first} to {fragment.last} of {fragment.ledger_id}"):
-            found = await self._access.read(fragment.ledger_id)
+            if update is None:
+                update = MetadataLoop(self._access.runtime, self._driver, await self._access.read(fragment.ledger_id))
             check_finished(fragment)
-            update = MetadataLoop(self._access.runtime, self._driver, found)
             return await replicate_anywhere(
                 self._access, fragment, plan, update, Account(1, pace or bytes_per_s, progress)
             )

@@ -14,6 +14,7 @@ from bookies.client.administration import LedgerCheck
 from bookies.client.blocking_iteration import Caller, next_or_none, run
 from bookies.client.blocking_ledger import LedgerReader
 from bookies.client.entries import EntryBatch
+from bookies.client.metadata_loop import MetadataLoop
 from bookies.client.replication import Move, OnProgress, RecoveryReport
 from bookies.client.scan import ReplicaScan
 from bookies.errors import BookKeeperError, ClientClosed
@@ -173,6 +174,7 @@ class Administration:
         bytes_per_s: float | None = None,
         pace: Pace | None = None,
         progress: OnProgress | None = None,
+        update: MetadataLoop | None = None,
         timeout: float | None = None,
     ) -> Move:
         """Copy what these positions of a fragment hold to other bookies, then let the record name those."""
@@ -185,6 +187,7 @@ class Administration:
                 bytes_per_s=bytes_per_s,
                 pace=pace,
                 progress=progress,
+                update=update,
                 timeout=timeout,
             )
         )

@@ -1,9 +1,9 @@
 """Learn where bookies are: from settings, a file, a program, and from what bookies publish of themselves.
 
 What somebody wrote down for this client counts more than what a bookie says: `fault_domains`, then `locations_file`,
-then `locations_script`, then the property `location` of a bookie's registration. What is known of a bookie is kept when
-it goes away, for ledgers that name it. Broken settings are errors when a client begins, and a warning when they break
-later: then what was known before counts.
+then `locations_script`, then the property `location` of a bookie's registration; of a bookie that is down, what it has
+written down when it registered last. What is known of a bookie is kept when it goes away, for ledgers that name it.
+Broken settings are errors when a client begins, and a warning when they break later: then what was known before counts.
 
 Nothing is read before somebody asks: clients that only read ledgers never do. Source: metadata 9.3.
 """
@@ -16,6 +16,7 @@ from itertools import compress
 
 from bookies.config import ClientConfig
 from bookies.errors import ConfigError, MetadataCorrupt, MetadataError
+from bookies.metadata.bookie_places import read_places
 from bookies.metadata.driver import MetadataDriver
 from bookies.model import BookieId
 from bookies.protocol.placement_policy import PlacementPolicy
@@ -51,6 +52,7 @@ class Locations:
         self._looked_at = 0.0  # loop time
         self._printed: dict[str, str] = {}  # by host
         self._published: dict[BookieId, str] = {}
+        self._has_remembered = False
         self._hosts: dict[BookieId, str] = {}
         self._learnt: dict[BookieId, None] = {}  # whose registration has been read since they came
         self._warned: dict[object, None] = {}
@@ -102,6 +104,7 @@ class Locations:
             self._look_again()
             unknown = [bookie for bookie in bookies if bookie not in self._learnt]
             if self._config.placement != "random" and unknown:
+                await self._remember()
                 limit = asyncio.Semaphore(READS_MAX)
                 has_read = await all_of(self._read_registration(bookie, limit) for bookie in unknown)
                 await self._ask_script(unknown)
@@ -159,6 +162,24 @@ class Locations:
             self._read_file()
         except ConfigError as error:
             self._events.warning("placement.locations_file", error=error, kept=len(self._lines))
+
+    async def _remember(self) -> None:
+        """Where bookies were that may be down now; once, for from then on we see them ourselves."""
+        if self._has_remembered:
+            return
+        try:
+            places = await read_places(self._driver)
+        except MetadataError as error:
+            self._events.warning("placement.places", error=error)
+            return
+        self._has_remembered = True
+        for bookie, (location, host) in places.items():
+            if bookie not in self._hosts:
+                self._hosts[bookie] = host if host_of(bookie) == bookie else host_of(bookie)
+                try:
+                    self._published[bookie] = parse_location(location)
+                except ConfigError as error:
+                    self._events.warning("placement.location", error=error, bookie=bookie)
 
     async def _read_registration(self, bookie: BookieId, limit: asyncio.Semaphore) -> bool:
         """Whether there is nothing more to learn before it registers again."""

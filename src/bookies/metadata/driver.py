@@ -14,14 +14,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bookies.errors import InvalidArgument
+from bookies.errors import InvalidArgument, LedgerNotFound, MetadataCorrupt
+from bookies.metadata.operations import Operations
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
+from bookies.runtime.tasks import all_of
 
 if TYPE_CHECKING:
     from bookies.metadata.recovery_store import RecoveryStore
 
 RECORD_SIZE_MAX = (1 << 20) - (1 << 14)  # bytes; ZooKeeper refuses requests of 1 MiB and more, names included
 RECORD_NAME_LENGTH_MAX = 255
+READ_AT_ONCE = 64  # ledgers' records
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._")
 
 
@@ -112,7 +115,7 @@ class MetadataDriver(ABC):
     """
 
     uri: str
-    operation_count: int = 0  # asked of the store so far, without watching and keeping the session; 0: nobody counts
+    operations: Operations  # asked of the store so far
 
     # -- the store -----------------------------------------------------------------------------------------------
     @abstractmethod
@@ -171,6 +174,21 @@ class MetadataDriver(ABC):
     @abstractmethod
     async def read_ledger(self, ledger_id: int) -> Versioned:
         """Linearizable: after a conflict, newer than the version that failed. Raises `LedgerNotFound`."""
+
+    async def read_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
+        """The records of these, in their order: as `read_ledger`, in as few requests as the store allows.
+
+        None: there is no such ledger; an error: its record says nothing. At most `READ_AT_ONCE`.
+        """
+        return await all_of(map(self._read_or_none, ledger_ids))
+
+    async def _read_or_none(self, ledger_id: int) -> Versioned | MetadataCorrupt | None:
+        try:
+            return await self.read_ledger(ledger_id)
+        except LedgerNotFound:
+            return None
+        except MetadataCorrupt as error:
+            return error
 
     @abstractmethod
     async def write_ledger(self, metadata: LedgerMetadata, expected_version: int) -> Versioned:

@@ -26,6 +26,7 @@ _RETRY_INTERVAL_S = 0.05
 _READS = frozenset(
     {
         "read_ledger",
+        "read_ledgers",
         "ledger_ids",
         "bookies",
         "bookie_info",

@@ -11,9 +11,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 
+from bookies.errors import MetadataCorrupt
+from bookies.metadata.counted import CountedEtcd
 from bookies.metadata.driver import (
+    READ_AT_ONCE,
     GivenIds,
     LedgerEvent,
+    Versioned,
     Watch,
 )
 from bookies.metadata.etcd_bookies import Bookies
@@ -25,6 +29,7 @@ from bookies.metadata.etcd_session import Session
 from bookies.metadata.etcd_values import Values
 from bookies.metadata.leased import parse_instance_id
 from bookies.metadata.observers import Eyes
+from bookies.metadata.operations import Operations
 from bookies.metadata.session_driver import Parts, SessionDriver
 from bookies.model import BookieId, BookieInfo, BookieMode
 from bookies.runtime.etcd import Etcd, MadeAt, OutcomeUnknown, Put
@@ -41,16 +46,18 @@ class EtcdDriver(SessionDriver):
         self.etcd = etcd
         self._may_create = may_create
         self._keys = Keys(scope)
-        self._values = Values(etcd, self._keys)
+        operations = Operations()
+        self._requests = CountedEtcd(etcd, operations, self._keys.kind)
+        self._values = Values(self._requests, self._keys)
         self._spent = SpentIds(self._values)
         self._ids = LedgerIds(self._values)
-        self._session = Session(etcd, lease_ms, self._session_lost)
+        self._session = Session(self._requests, lease_ms, self._session_lost)
         self._bookies = Bookies(self._values, self._session)
-        ledgers = Ledgers(self._values, self._spent, runtime.clock.wall_ms)
+        self._ledgers = ledgers = Ledgers(self._values, self._spent, runtime.clock.wall_ms)
         records, transactions = Records(self._values), Transactions(self._values, self._spent)
         recovery = RecoveryArea(self._values, self._session, self._require_open, self._open_observers)
         parts = Parts(self._keys, ledgers, self._bookies, records, transactions, recovery, KeyExists, KeyMissing)
-        super().__init__(uri, lease_ms, runtime, parts)
+        super().__init__(uri, lease_ms, runtime, parts, operations)
 
     def __repr__(self) -> str:
         state = "closed" if self._tasks is None else f"session {self.session_id}"
@@ -96,7 +103,7 @@ class EtcdDriver(SessionDriver):
         """Those keys that are missing, in one transaction, as Apache does with all."""
         found = await self._values.read(*(key for key, _ in wanted))
         missing = [each for each, there in zip(wanted, found, strict=True) if there is None]
-        await self.etcd.transact([MadeAt(key, 0) for key, _ in missing], [Put(key, data) for key, data in missing])
+        await self._requests.transact([MadeAt(key, 0) for key, _ in missing], [Put(key, data) for key, data in missing])
 
     async def instance_id(self) -> str | None:
         self._require_open()
@@ -119,6 +126,11 @@ class EtcdDriver(SessionDriver):
     async def next_ledger_id(self) -> int:
         self._require_open()
         return await self._ids.next()
+
+    async def read_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
+        assert len(ledger_ids) <= READ_AT_ONCE
+        self._require_open()
+        return await self._ledgers.read_all(ledger_ids)
 
     # -- bookies -------------------------------------------------------------------------------------------------
     async def register(self, bookie: BookieId, mode: BookieMode, info: BookieInfo) -> None:

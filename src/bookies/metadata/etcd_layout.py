@@ -83,6 +83,14 @@ class Keys:
         """The other way; None for a key that is no ledger's."""
         return _ledger_of(key.removeprefix(self.ledgers))
 
+    def kind(self, key: str) -> str:
+        """What a key is of, in a word: for counting."""
+        first, _, rest = key.removeprefix(f"{self.scope}/").partition("/")
+        if first == "underreplication":
+            second = rest.partition("/")[0] or first
+            return "marks" if second == "ledgers" else second
+        return first
+
     def fixed(self, instance_id: str) -> list[tuple[str, bytes]]:
         """What a cluster begins with, in Apache's order."""
         markers = ("cookies", "bookies", "bookies/writable", "bookies/readonly", "ledgers", "buckets")

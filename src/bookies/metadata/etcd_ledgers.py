@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from bookies.errors import LedgerNotFound, MetadataError, NotSupported
+from bookies.errors import LedgerNotFound, MetadataCorrupt, MetadataError, NotSupported
 from bookies.metadata.driver import Versioned
 from bookies.metadata.etcd_layout import BUCKET_SIZE, BUCKETS_COUNT, stop_of
 from bookies.metadata.etcd_values import ATTEMPTS_MAX, Values, there_at
@@ -113,6 +113,23 @@ class Ledgers:
         if key is None:
             raise not_found(ledger_id)
         return self._versioned(key, ledger_id, (await self._values.read(key))[0])
+
+    async def read_all(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
+        """See `MetadataDriver.read_ledgers`."""
+        keys = [self._values.keys.ledger(each) for each in ledger_ids]
+        found = iter(await self._values.read(*(key for key in keys if key is not None)))
+        return [
+            None if key is None else self._parsed(key, ledger_id, next(found))
+            for key, ledger_id in zip(keys, ledger_ids, strict=True)
+        ]
+
+    def _parsed(self, key: str, ledger_id: int, found: KeyValue | None) -> Versioned | MetadataCorrupt | None:
+        try:
+            return self._versioned(key, ledger_id, found)
+        except LedgerNotFound:
+            return None
+        except MetadataCorrupt as error:
+            return error
 
     def _versioned(self, key: str, ledger_id: int, found: KeyValue | None) -> Versioned:
         self._values.remember(key, 0 if found is None else found.mod_revision)

@@ -128,7 +128,9 @@ class RecoveryArea:
         return [each.key for each in found if each.lease and each.lease == self.session]
 
     # -- lists ---------------------------------------------------------------------------------------------------
-    async def marks(self, page_count: int, *, with_data: bool) -> AsyncIterator[Sequence[tuple[int, Node]]]:
+    async def marks(
+        self, page_count: int, *, with_data: bool, needs: Callable[[int], bool] | None = None
+    ) -> AsyncIterator[Sequence[tuple[int, Node]]]:
         start, stop = self.places.marks, stop_of(self.places.marks)
         while True:
             answer = await self._etcd.transact((), [Get(start, stop, page_count, keys_only=not with_data)])
@@ -149,6 +151,10 @@ class RecoveryArea:
         found, _ = await self._values.below(self.places.locks, keys_only=False)
         locks = [(self.places.ledger_id(each.key), each.value) for each in found]
         return [(ledger_id, data) for ledger_id, data in locks if ledger_id is not None]
+
+    async def locked_ids(self) -> list[int]:
+        found, _ = await self._values.below(self.places.locks)
+        return [each for each in (self.places.ledger_id(lock.key) for lock in found) if each is not None]
 
     # -- watches -------------------------------------------------------------------------------------------------
     def watch(self, place: str, callback: Callable[[], None]) -> Watch:

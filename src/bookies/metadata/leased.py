@@ -35,6 +35,7 @@ from bookies.errors import (
     VersionConflict,
 )
 from bookies.metadata.driver import (
+    READ_AT_ONCE,
     BookieSet,
     GivenIds,
     LedgerEvent,
@@ -48,6 +49,7 @@ from bookies.metadata.driver import (
     check_steps,
 )
 from bookies.metadata.leased_recovery import LeasedArea
+from bookies.metadata.operations import Operations
 from bookies.metadata.recovery import Node, SharedRecovery
 from bookies.metadata.serde import is_bookie_id, pack_bookie_info, pack_ledger, parse_bookie_info, parse_ledger
 from bookies.metadata.watches import MISSING, NEVER_SEEN, Subscription
@@ -111,6 +113,8 @@ class Store(Protocol):
         """(whether it was created, the record there is now). Raises `deleted_before` for the id of a deleted ledger."""
 
     def read_ledger(self, ledger_id: int) -> Record | None: ...
+
+    def read_ledgers(self, ledger_ids: Sequence[int]) -> Sequence[Record | None]: ...
 
     def write_ledger(self, ledger_id: int, data: bytes, expected_version: int) -> Record: ...
 
@@ -264,6 +268,14 @@ def instance_id_of(number: int) -> str:
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
+def _what(operation: str, arguments: Sequence[object]) -> str:
+    """An operation as it is counted: of nodes, with their kind."""
+    if not operation.endswith(("_node", "nodes")):
+        return operation
+    place = next(each for each in arguments if isinstance(each, str))
+    return f"{operation} {place.partition('/')[0]}"
+
+
 _NO_SET = BookieSet((), NEVER_SEEN)
 
 
@@ -282,6 +294,7 @@ class LeasedDriver(MetadataDriver):
         self.uri = uri
         self.lease_ms = lease_ms
         self.session_id: int | None = None
+        self.operations = Operations()
         self._store = store
         self._tasks: Tasks | None = None  # None: not open
         self._failure: BaseException | None = None
@@ -316,7 +329,8 @@ class LeasedDriver(MetadataDriver):
         self._require_open()
         if self._failure is not None:
             raise MetadataError(f"the session with {self.uri} failed: {self._failure}") from self._failure
-        self.operation_count += operation not in UNCOUNTED
+        if operation not in UNCOUNTED:
+            self.operations.count(_what(operation, arguments))
         return await self._call(operation, function, *arguments)
 
     def _require_open(self) -> Tasks:
@@ -415,6 +429,20 @@ class LeasedDriver(MetadataDriver):
             self._remember(ledger_id, MISSING)
             raise LedgerNotFound("no such ledger in the metadata store", ledger_id=ledger_id)
         return self._versioned(ledger_id, record)
+
+    async def read_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
+        assert len(ledger_ids) <= READ_AT_ONCE
+        records = await self.run("read_ledgers", self._store.read_ledgers, ledger_ids)
+        return [self._parsed(*each) for each in zip(ledger_ids, records, strict=True)]
+
+    def _parsed(self, ledger_id: int, record: Record | None) -> Versioned | MetadataCorrupt | None:
+        if record is None:
+            self._remember(ledger_id, MISSING)
+            return None
+        try:
+            return self._versioned(ledger_id, record)
+        except MetadataCorrupt as error:
+            return error
 
     async def write_ledger(self, metadata: LedgerMetadata, expected_version: int) -> Versioned:
         data, ledger_id = pack_ledger(metadata), metadata.ledger_id

@@ -118,7 +118,9 @@ class LeasedArea:
         own = None if session is None else _votes_of(session)
         return [vote.place for vote in await self.votes() if own is not None and vote.place.startswith(own)]
 
-    async def marks(self, page_count: int, *, with_data: bool) -> AsyncIterator[Sequence[tuple[int, Node]]]:
+    async def marks(
+        self, page_count: int, *, with_data: bool, needs: Callable[[int], bool] | None = None
+    ) -> AsyncIterator[Sequence[tuple[int, Node]]]:
         async for page in self._pages(MARKS, page_count):
             yield [(int(place.removeprefix(MARKS), 16), node) for place, node in page]
 
@@ -129,10 +131,15 @@ class LeasedArea:
             for place, node in page
         ]
 
+    async def locked_ids(self) -> list[int]:
+        return [ledger_id for ledger_id, _ in await self.locks()]
+
     async def _pages(self, prefix: str, count: int) -> AsyncIterator[Sequence[tuple[str, Node]]]:
         above = prefix
         while page := await self._driver.run("nodes", self._store.nodes, prefix, above, count):
             yield page
+            if len(page) < count:
+                return
             above = page[-1][0]
 
     def watch(self, place: str, callback: Callable[[], None]) -> Watch:

@@ -147,6 +147,9 @@ class MemoryStore:
     def read_ledger(self, ledger_id: int) -> Record | None:
         return self._ledgers.get(ledger_id)
 
+    def read_ledgers(self, ledger_ids: Sequence[int]) -> Sequence[Record | None]:
+        return [self._ledgers.get(each) for each in ledger_ids]
+
     def write_ledger(self, ledger_id: int, data: bytes, expected_version: int) -> Record:
         record = self._ledgers.get(ledger_id)
         if record is None:

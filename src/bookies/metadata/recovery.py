@@ -123,10 +123,14 @@ class Area(Protocol):
     async def own_votes(self) -> list[str]:
         """Places of those of this session."""
 
-    def marks(self, page_count: int, *, with_data: bool) -> AsyncIterator[Sequence[tuple[int, Node]]]:
+    def marks(
+        self, page_count: int, *, with_data: bool, needs: Callable[[int], bool] | None = None
+    ) -> AsyncIterator[Sequence[tuple[int, Node]]]:
         """(ledger, node), ascending; see `RecoveryStore.marks`. Nodes without data may have no version either."""
 
     async def locks(self) -> list[tuple[int, bytes]]: ...
+
+    async def locked_ids(self) -> list[int]: ...
 
     def watch(self, place: str, callback: Callable[[], None]) -> Watch: ...
 
@@ -177,9 +181,9 @@ class SharedRecovery(RecoveryStore):
         found = await self.area.read(self._places.mark(ledger_id))
         return None if found is None else _mark(ledger_id, found)
 
-    async def marks(self) -> AsyncIterator[Sequence[Mark]]:
+    async def marks(self, needs: Callable[[int], bool] | None = None) -> AsyncIterator[Sequence[Mark]]:
         self.tasks()
-        async for page in self.area.marks(PAGE_COUNT, with_data=True):
+        async for page in self.area.marks(PAGE_COUNT, with_data=True, needs=needs):
             yield [_mark(*each) for each in page]
 
     async def marked_ids(self) -> AsyncIterator[Sequence[int]]:
@@ -196,7 +200,9 @@ class SharedRecovery(RecoveryStore):
         return self.area.watch_marks(callback)
 
     # -- locks ---------------------------------------------------------------------------------------------------
-    async def lock(self, ledger_id: int, owner: str, *, needs_mark: bool) -> LedgerLock | None:
+    async def lock(
+        self, ledger_id: int, owner: str, *, needs_mark: bool, mark_version: int | None = None
+    ) -> LedgerLock | None:
         self.tasks()
         self._forget_lost()
         if ledger_id in self._held:
@@ -209,17 +215,19 @@ class SharedRecovery(RecoveryStore):
             if session is None:
                 del self._held[ledger_id]
                 return None
-            mark = await self.area.read(self._places.mark(ledger_id))
+            if mark_version is None:
+                mark = await self.area.read(self._places.mark(ledger_id))
+                mark_version = None if mark is None else mark.version
             if self.area.session != session:
                 raise SessionExpired("the session was lost while the lock was taken", ledger_id=ledger_id)
         except BaseException:
             self._give_back(ledger_id, attempt)
             raise
-        if mark is None and needs_mark:
+        if mark_version is None and needs_mark:
             await asyncio.shield(self._give_back(ledger_id))
             return None
         self._held[ledger_id] = session
-        return LedgerLock(ledger_id, owner, None if mark is None else mark.version, session)
+        return LedgerLock(ledger_id, owner, mark_version, session)
 
     def is_held(self, lock: LedgerLock) -> bool:
         return self._held.get(lock.ledger_id) == lock.session == self.area.session
@@ -242,6 +250,10 @@ class SharedRecovery(RecoveryStore):
     async def locks(self) -> dict[int, str]:
         self.tasks()
         return {ledger_id: parse_owner(data) for ledger_id, data in sorted(await self.area.locks())}
+
+    async def locked_ids(self) -> list[int]:
+        self.tasks()
+        return sorted(await self.area.locked_ids())
 
     def _forget_lost(self) -> None:
         """Locks that went with their session."""
@@ -385,6 +397,12 @@ class SharedRecovery(RecoveryStore):
             if found is not None:
                 return BookieId(parse_owner(found.data))
         return None
+
+    async def place_in_line(self) -> tuple[int, int]:
+        self.tasks()
+        places = [vote.place for vote in await self.area.votes()] if self._votes else []
+        own = [position for position, place in enumerate(places) if place in self._votes]
+        return (own[0], len(places)) if own else (0, 1)
 
 
 class _Candidacy(Candidacy):

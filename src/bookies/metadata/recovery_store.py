@@ -16,13 +16,14 @@ from dataclasses import dataclass
 
 from bookies.metadata.driver import Watch
 from bookies.model import BookieId
+from bookies.protocol.agenda import UNREAD as UNREAD
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
     """A ledger that lacks replicas. `replicas`: bookies believed lost when it was marked, in that order; a hint, not to
     be relied on, and empty where what is stored cannot be read. `ctime_ms`: when something was added last, wall clock,
-    None if nobody said. `version` grows with every addition.
+    None if nobody said. `version` grows with every addition; `UNREAD`: nobody has looked what is in it.
     """
 
     ledger_id: int
@@ -87,9 +88,12 @@ class RecoveryStore(ABC):
     async def mark_of(self, ledger_id: int) -> Mark | None: ...
 
     @abstractmethod
-    def marks(self) -> AsyncIterator[Sequence[Mark]]:
+    def marks(self, needs: Callable[[int], bool] | None = None) -> AsyncIterator[Sequence[Mark]]:
         """All of them in pages, by ledger id. Complete for marks that exist during the whole call; others may be there
         or not. Reads one page at a time, some reads at once.
+
+        `needs`: what is in the marks of other ledgers is not read where that would be a request each; they are
+        `UNREAD` then, and some may be the empty places of marks that are gone.
         """
 
     @abstractmethod
@@ -109,11 +113,14 @@ class RecoveryStore(ABC):
 
     # -- locks ---------------------------------------------------------------------------------------------------
     @abstractmethod
-    async def lock(self, ledger_id: int, owner: str, *, needs_mark: bool) -> LedgerLock | None:
+    async def lock(
+        self, ledger_id: int, owner: str, *, needs_mark: bool, mark_version: int | None = None
+    ) -> LedgerLock | None:
         """Take a ledger's lock, for as long as this session lives. Never waits for another holder.
 
         None: somebody has it, perhaps another task of this driver; or `needs_mark`, and the ledger is not marked (any
-        more). `owner`: shown to people; the host's name, as Apache's.
+        more). `owner`: shown to people; the host's name, as Apache's. `mark_version`: of the mark as it was listed,
+        which is not looked at again: if it is another one by now, or gone, `done` will say so.
         """
 
     @abstractmethod
@@ -137,6 +144,10 @@ class RecoveryStore(ABC):
     @abstractmethod
     async def locks(self) -> dict[int, str]:
         """Locked ledgers, ascending, and who has them."""
+
+    @abstractmethod
+    async def locked_ids(self) -> list[int]:
+        """As `locks`, without reading who."""
 
     # -- the switch ----------------------------------------------------------------------------------------------
     @abstractmethod
@@ -189,3 +200,10 @@ class RecoveryStore(ABC):
     @abstractmethod
     async def auditor(self) -> BookieId | None:
         """Who leads at present."""
+
+    @abstractmethod
+    async def place_in_line(self) -> tuple[int, int]:
+        """Where this driver's vote is among all, from 0, and how many there are; (0, 1) without one.
+
+        Whoever repairs stands for auditor, too, so this divides work among workers without their talking to each other.
+        """

@@ -32,6 +32,7 @@ from bookies.metadata.driver import (
     check_steps,
 )
 from bookies.metadata.observers import Eyes, Observers
+from bookies.metadata.operations import Operations
 from bookies.metadata.recovery import Area, SharedRecovery
 from bookies.metadata.recovery_store import RecoveryStore
 from bookies.metadata.serde import is_bookie_id
@@ -108,8 +109,9 @@ class Parts:
 class SessionDriver(MetadataDriver):
     """A driver whose registrations, locks and votes depend on a session with servers."""
 
-    def __init__(self, uri: str, lease_ms: int, runtime: Runtime, parts: Parts) -> None:
+    def __init__(self, uri: str, lease_ms: int, runtime: Runtime, parts: Parts, operations: Operations) -> None:
         self.uri = uri
+        self.operations = operations
         self.lease_ms = lease_ms
         self._runtime = runtime
         self._parts = parts

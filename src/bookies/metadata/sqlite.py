@@ -248,6 +248,10 @@ class SqliteStore:
         with self._reading():
             return self._record(ledger_id)
 
+    def read_ledgers(self, ledger_ids: Sequence[int]) -> Sequence[Record | None]:
+        with self._reading():
+            return [self._record(each) for each in ledger_ids]
+
     def _record(self, ledger_id: int) -> Record | None:
         assert self._connection is not None
         query = "SELECT data, version, ctime_ms FROM ledgers WHERE id = ?"

@@ -94,6 +94,9 @@ _HIGH_DIRECTORY = re.compile(r"HOB-([0-9]{10})")
 SHORT_DEPTH, LONG_DEPTH = 3, 5  # components of a path below ROOT
 
 
+_NOT_LEDGERS = ("LAYOUT", "INSTANCEID", "cookies", "available", "idgen", "idgen-long")
+
+
 @dataclass(frozen=True, slots=True)
 class Paths:
     """Of one cluster. `root`: an absolute path without a slash at its end."""
@@ -139,6 +142,16 @@ class Paths:
     @property
     def recovery(self) -> RecoveryPaths:
         return RecoveryPaths(f"{self.root}/underreplication")
+
+    def kind(self, path: str) -> str:
+        """What lies at a path, in a word: for counting."""
+        if path.startswith(self.own):
+            return "records"
+        first, _, rest = path.removeprefix(f"{self.root}/").partition("/")
+        if first == "underreplication":
+            second = rest.partition("/")[0] or first
+            return "marks" if second == "ledgers" else second
+        return first if first in _NOT_LEDGERS else "ledgers"
 
     # -- our own --------------------------------------------------------------------------------------------------
     @property

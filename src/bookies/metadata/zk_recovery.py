@@ -17,6 +17,7 @@ from bookies.metadata.marks_watch import MarksWatch
 from bookies.metadata.observers import Observers
 from bookies.metadata.recovery import Node, Vote
 from bookies.metadata.recovery_formats import LAYOUT, check_layout, ledger_of
+from bookies.metadata.recovery_store import UNREAD
 from bookies.metadata.watches import NEVER_SEEN
 from bookies.metadata.zk_layout import MARK_DEPTH, RecoveryPaths, mark_directories, parent_of
 from bookies.metadata.zk_nodes import Nodes
@@ -236,14 +237,16 @@ class RecoveryArea:
         ]
 
     # -- lists ---------------------------------------------------------------------------------------------------
-    async def marks(self, page_count: int, *, with_data: bool) -> AsyncIterator[Sequence[tuple[int, Node]]]:
+    async def marks(
+        self, page_count: int, *, with_data: bool, needs: Callable[[int], bool] | None = None
+    ) -> AsyncIterator[Sequence[tuple[int, Node]]]:
         await self._check()
         await self._nodes.stat(self.places.marks)  # synchronizes: what comes now is not older
         page: list[tuple[int, Node]] = []
         async for directories in self._below([self.places.marks], MARK_DEPTH):
             for at in range(0, len(directories), AT_ONCE):
                 ledger_ids = [self.places.marked_in(each) for each in directories[at : at + AT_ONCE]]
-                found = await all_of(self._leaf(each, with_data=with_data) for each in ledger_ids)
+                found = await all_of(self._leaf(each, with_data=with_data, needs=needs) for each in ledger_ids)
                 page += [(each, node) for each, node in zip(ledger_ids, found, strict=True) if node is not None]
                 if len(page) >= page_count:
                     yield page
@@ -251,7 +254,9 @@ class RecoveryArea:
         if page:
             yield page
 
-    async def _leaf(self, ledger_id: int, *, with_data: bool) -> Node | None:
+    async def _leaf(self, ledger_id: int, *, with_data: bool, needs: Callable[[int], bool] | None) -> Node | None:
+        if needs is not None and not needs(ledger_id):
+            return Node(b"", UNREAD)
         path = self.places.mark(ledger_id)
         if not with_data:
             found = await self._nodes.repeat(lambda: self._zookeeper.exists(path))
@@ -284,9 +289,12 @@ class RecoveryArea:
         except NodeMissing:
             return []  # Emptied meanwhile.
 
-    async def locks(self) -> list[tuple[int, bytes]]:
+    async def locked_ids(self) -> list[int]:
         found = await self._nodes.children(self.places.locks)
-        ledger_ids = [each for each in map(ledger_of, found[0] if found is not None else []) if each is not None]
+        return [each for each in map(ledger_of, found[0] if found is not None else []) if each is not None]
+
+    async def locks(self) -> list[tuple[int, bytes]]:
+        ledger_ids = await self.locked_ids()
         locks: list[tuple[int, bytes]] = []
         for at in range(0, len(ledger_ids), AT_ONCE):
             some = ledger_ids[at : at + AT_ONCE]

@@ -18,6 +18,7 @@ from bookies.errors import (
     MetadataError,
     SessionExpired,
 )
+from bookies.metadata.counted import CountedZooKeeper
 from bookies.metadata.driver import (
     GivenIds,
     LedgerEvent,
@@ -25,6 +26,7 @@ from bookies.metadata.driver import (
 )
 from bookies.metadata.leased import parse_instance_id
 from bookies.metadata.observers import Eyes
+from bookies.metadata.operations import Operations
 from bookies.metadata.session_driver import Parts, SessionDriver
 from bookies.metadata.zk_bookies import Bookies
 from bookies.metadata.zk_layout import Manager, Paths, managers_of, pack_layout, parent_of, parse_layout
@@ -69,7 +71,9 @@ class ZooKeeperDriver(SessionDriver):
         self._wanted = manager
         self._may_create = may_create
         self._paths = Paths(root)
-        self._nodes = Nodes(zookeeper, self._paths, Acl.CREATOR if is_secure else Acl.OPEN)
+        operations = Operations()
+        self._requests = CountedZooKeeper(zookeeper, operations, self._paths.kind)
+        self._nodes = Nodes(self._requests, self._paths, Acl.CREATOR if is_secure else Acl.OPEN)
         self._spent = SpentIds(self._nodes)
         self._ledgers = Ledgers(self._nodes, self._spent)
         self._sessions_lost = 0
@@ -83,7 +87,7 @@ class ZooKeeperDriver(SessionDriver):
         parts = Parts(
             self._paths, self._ledgers, self._bookies, records, transactions, recovery, NodeExists, NodeMissing
         )
-        super().__init__(uri, lease_ms, runtime, parts)
+        super().__init__(uri, lease_ms, runtime, parts, operations)
 
     def __repr__(self) -> str:
         state = "closed" if self._tasks is None else f"{self._ledgers.manager.value}, session {self.session_id}"
@@ -141,7 +145,7 @@ class ZooKeeperDriver(SessionDriver):
                 "write zk:// to take the cluster's"
             )
         try:
-            await self.zookeeper.create(self._paths.registrations(BookieMode.READ_ONLY), b"", self._nodes.acl)
+            await self._requests.create(self._paths.registrations(BookieMode.READ_ONLY), b"", self._nodes.acl)
         except (Refusal, OutcomeUnknown, SessionExpired):
             pass  # It is there, or the cluster is not complete; whoever needs it makes it.
 
@@ -161,7 +165,7 @@ class ZooKeeperDriver(SessionDriver):
     async def _store_layout(self, manager: Manager) -> None:
         data = pack_layout(manager)
         try:
-            await self._nodes.repeat(lambda: self.zookeeper.create(self._paths.layout, data, self._nodes.acl))
+            await self._nodes.repeat(lambda: self._requests.create(self._paths.layout, data, self._nodes.acl))
         except NodeExists:
             found = await self._nodes.read(self._paths.layout)
             if found is None or found[0] != data:
@@ -179,7 +183,7 @@ class ZooKeeperDriver(SessionDriver):
         missing = [path for path in missing if await self._nodes.stat(path) is None]
         await self._nodes.ensure(parent_of(paths.root))
         nodes = [Create(path, b"", acl) for path in missing]
-        await self.zookeeper.multi([*nodes, Create(paths.instance_id, instance_id, acl)])
+        await self._requests.multi([*nodes, Create(paths.instance_id, instance_id, acl)])
         if await self._nodes.read(paths.layout) is None:
             await self._store_layout(self._ledgers.manager)
 

@@ -9,8 +9,13 @@ A ledger that could not be repaired waits. What for decides for how long: always
 back, for a target when bookies were too few, and for a while that grows with every try, except when its entries are
 lost: then no time that passes makes a difference. A mark that somebody renews is looked at at once.
 
-Time and chance are data. Workers that share a list of marks begin at different ledgers, by `pick`. Every operation but
-`returned`, `targets_came` and the two ends of a listing takes logarithmic time. Source: metadata 8.7, 8.8.
+Workers divide the marked ledgers among themselves, so that they do not all look at, rank and try to lock the same ones:
+each has a `Share`, and takes up what is others' only when nothing of its own is to be done, in small parts that a
+listing has just shown to be marked still, and not locked; for some seconds it leaves a new mark to whom it belongs to.
+Nothing depends on the shares being disjoint or complete: the lock decides.
+
+Time and chance are data. Every operation but `returned`, `targets_came` and the two ends of a listing takes logarithmic
+time. Source: metadata 8.7, 8.8.
 """
 
 from __future__ import annotations
@@ -18,13 +23,29 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from bookies.model import BookieId
 
+UNREAD = -1  # version of a mark that nobody has looked at
 RANKED_MAX = 64  # ledgers whose record is read in advance
 ITEMS_MAX = 50_000  # remembered; of more marks than that the rest is taken up when there is room
+OTHERS_MAX = 10_000  # of them such as are others'
+LEFT_ALONE_S = 5.0  # that a mark of another's share is known before it is taken up
+TAKEN_UP_MAX = 32  # of other shares at a time
 UNRANKED = 1 << 20
 NEVER = float("inf")
+
+
+class Share(NamedTuple):
+    """Of one of so many workers."""
+
+    position: int = 0
+    workers: int = 1
+
+    def has(self, ledger_id: int) -> bool:
+        """Evenly, however ids were given out."""
+        return (ledger_id * 0x9E3779B97F4A7C15 >> 32 & 0xFFFFFFFF) % self.workers == self.position
 
 
 @dataclass(slots=True)
@@ -32,6 +53,7 @@ class Item:
     """One marked ledger. `named`: bookies that the mark names. `left`: replicas of the entry that is worst off.
 
     `due_at`: not before. `bookies`: whose return makes it due; `wants_target`: so does any bookie that can be written.
+    `is_ours`: of our share, or taken up; `known_at`: since when we know of the mark.
     """
 
     ledger_id: int
@@ -39,6 +61,9 @@ class Item:
     ctime_ms: int
     version: int
     order: int
+    is_ours: bool = True
+    is_taken_up: bool = False
+    known_at: float = 0.0
     left: int = UNRANKED
     attempts: int = 0
     due_at: float = 0.0
@@ -86,6 +111,8 @@ class Agenda:
         self._ranked, self._unranked, self._later = _Queue(), _Queue(), _Queue()
         self._ranking: dict[int, None] = {}  # ranked and waiting to be taken
         self._stamp = 0
+        self._others = 0  # items that are not ours
+        self.share = Share()
         self.is_cut = False  # more were marked than are remembered
 
     def __len__(self) -> int:
@@ -98,32 +125,76 @@ class Agenda:
         return self._items.get(ledger_id)
 
     # -- listing the marks ---------------------------------------------------------------------------------------
-    def begin_listing(self) -> None:
-        """What is not offered before `end_listing` is not marked any more."""
+    def begin_listing(self, share: Share = Share()) -> None:  # noqa: B008
+        """What is not offered before `end_listing` is not marked any more. `share`: ours from now on."""
         self.is_cut = False
         for item in self._items.values():
             item.is_listed = False
+        if share != self.share:
+            self.share = share
+            for item in self._items.values():
+                if not (item.is_taken_up or item.is_busy or item.due_at > 0):
+                    self._own(item, share.has(item.ledger_id))
 
-    def offer(self, ledger_id: int, named: int, ctime_ms: int | None, version: int) -> None:
+    def needs(self, ledger_id: int) -> bool:
+        """Whether what is in this ledger's mark makes a difference now."""
+        item = self._items.get(ledger_id)
+        if item is None:
+            return self.share.has(ledger_id)
+        return item.is_ours and not item.is_busy and (item.version == UNREAD or item.due_at > 0)
+
+    def offer(self, ledger_id: int, named: int, ctime_ms: int | None, version: int, now: float = 0.0) -> None:
         """A mark, with the number of bookies that it names, and when it was made (None: nobody knows, long ago)."""
         item = self._items.get(ledger_id)
         if item is None:
-            if len(self._items) >= ITEMS_MAX:
+            is_ours = self.share.has(ledger_id)
+            if len(self._items) >= ITEMS_MAX or (not is_ours and self._others >= OTHERS_MAX):
                 self.is_cut = True
                 return
-            item = self._items[ledger_id] = Item(ledger_id, named, ctime_ms or 0, version, self._pick(1 << 30))
+            order = self._pick(1 << 30)
+            item = Item(ledger_id, named, ctime_ms or 0, version, order, is_ours, known_at=now)
+            self._items[ledger_id] = item
+            self._others += not is_ours
             self._place(item)
             return
         item.is_listed = True
-        if version != item.version:  # There is new damage.
+        if version not in (item.version, UNREAD):  # It was not known, or there is new damage.
+            is_new = item.version != UNREAD
             item.version, item.named, item.ctime_ms = version, named, ctime_ms or 0
-            item.left, item.attempts, item.due_at = UNRANKED, 0, 0.0
+            if is_new:
+                item.left, item.attempts, item.due_at = UNRANKED, 0, 0.0
             self._place(item)
 
-    def end_listing(self) -> None:
-        """Forget what is not marked any more."""
+    def end_listing(self, locked: Collection[int] = (), now: float = 0.0) -> None:
+        """Forget what is not marked any more; if nothing of ours is to be done, take up some of what is others', unless
+        it is `locked`."""
         for item in [each for each in self._items.values() if not each.is_listed and not each.is_busy]:
             self.done(item.ledger_id)
+        if not self.is_idle:
+            return
+        others = [
+            item
+            for item in self._items.values()
+            if not item.is_ours and now - item.known_at >= LEFT_ALONE_S and item.ledger_id not in locked
+        ]
+        for item in sorted(others, key=lambda each: (-each.named, each.order))[:TAKEN_UP_MAX]:
+            item.is_taken_up = True
+            self._own(item, True)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing of ours is to be done now."""
+        return self._ranked.peek() is None and self._unranked.peek() is None
+
+    @property
+    def has_others(self) -> bool:
+        """Something is marked that is not ours."""
+        return self._others > 0
+
+    def _own(self, item: Item, is_ours: bool) -> None:
+        self._others += item.is_ours - is_ours
+        item.is_ours = is_ours
+        self._place(item)
 
     # -- choosing ------------------------------------------------------------------------------------------------
     def to_rank(self, now: float) -> Sequence[int]:
@@ -164,8 +235,14 @@ class Agenda:
         """It needs nothing, or its mark is gone."""
         item = self._items.pop(ledger_id, None)
         if item is not None:
+            self._others -= not item.is_ours
             self._ranking.pop(ledger_id, None)
             item.stamp = -1
+
+    def stale(self, ledger_id: int) -> None:
+        """Its mark is not as it was listed."""
+        if (item := self._items.get(ledger_id)) is not None:
+            item.version = UNREAD
 
     def release(self, ledger_id: int) -> None:
         """Nothing was tried."""
@@ -229,7 +306,7 @@ class Agenda:
         self._stamp += 1
         item.stamp = self._stamp
         self._ranking.pop(item.ledger_id, None)
-        if item.is_busy:
+        if item.is_busy or not item.is_ours:
             return
         if item.due_at > 0:
             if item.due_at < NEVER:

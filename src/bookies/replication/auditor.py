@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 
 from bookies.client.client import Client
 from bookies.config import RecoveryConfig
-from bookies.metadata.driver import MetadataDriver, Versioned
+from bookies.metadata.driver import READ_AT_ONCE, MetadataDriver, Versioned
 from bookies.metadata.recovery_store import AuditKind
 from bookies.model import BookieId
 from bookies.protocol.absence import HURRY_S, due_in_s
 from bookies.protocol.replicate import Pace
 from bookies.replication.checks import Check, Endangered, Listings, LostBookies, Placement, Replicas
 from bookies.replication.membership import Membership
-from bookies.replication.records import PAGE_COUNT, Coverage, records
+from bookies.replication.records import Coverage, records
 from bookies.replication.switch import Switch
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Clock
@@ -207,7 +207,7 @@ class Auditor:
                 report.marked += marked
 
         asks_bookies = any(check.asks_bookies for check in checks)
-        lanes = min(len(page), self._config.audit_ledgers_at_once if asks_bookies else PAGE_COUNT)
+        lanes = min(len(page), self._config.audit_ledgers_at_once if asks_bookies else READ_AT_ONCE)
         await all_of(work() for _ in range(lanes))
 
     async def _look(self, found: Versioned, checks: Sequence[Check]) -> int:

@@ -85,18 +85,44 @@ class Balance:
         room = {bookie: total for bookie, (total, _) in zip(writable, spaces, strict=True)}
         held: dict[BookieId, int] = {}
         async for page in records(self._driver, Pace(None), Coverage()):
-            for found in page:
-                for movable, bookie in _replicas(found):
+            for replicas in await all_of(map(self._replicas, page)):
+                for movable, bookie in replicas:
                     held[bookie] = held.get(bookie, 0) + movable.size
         giving = givers(held, shares_of(held, room), tolerance) if room else []
         by_giver: dict[BookieId, list[Movable]] = {bookie: [] for bookie in giving}
         if giving:
             async for page in records(self._driver, Pace(None), Coverage()):
-                for found in page:
-                    for movable, bookie in _replicas(found):
+                for replicas in await all_of(map(self._replicas, page)):
+                    for movable, bookie in replicas:
                         if bookie in by_giver:
                             by_giver[bookie].append(movable)
         return plan_balance(held, room, by_giver, tolerance)
+
+    async def _replicas(self, found: Versioned) -> list[tuple[Movable, BookieId]]:
+        """What each bookie has of each finished fragment. The bookies of an open ledger are asked how much that is.
+
+        Unless it has no other fragment than the one that grows.
+        """
+        record = found.metadata
+        last, length = record.last_entry_id, record.length
+        if not record.is_closed:
+            if len(record.ensembles) == 1:
+                return []
+            try:
+                reader = await self._client.administration().open(record.ledger_id)
+            except (ClientClosed, MetadataError):
+                raise
+            except BookKeeperError:
+                return []  # It is gone, or nobody says how far it reaches.
+            last, length = reader.last_add_confirmed, reader.length
+            await reader.close()
+        return [
+            (Movable(record.ledger_id, fragment.first, position, fragment.ensemble, size), bookie)
+            for fragment in fragments_to_check(record, last)
+            if fragment.is_finished
+            for position, bookie in enumerate(fragment.ensemble)
+            for size in (portion_of(record, [fragment], bookie, last, length).size,)
+        ]
 
     async def run(self, plan: BalancePlan, report: Callable[[BalanceProgress], None] | None = None) -> BalanceResult:
         """Move, as far as placement allows. Raises `MetadataError`, `ClientClosed`."""
@@ -186,14 +212,3 @@ class Balance:
         before, _ = await administration.judge_placement(fragment)
         after, findings = await administration.judge_placement(replace(fragment, ensemble=tuple(ensemble)))
         return f"it would be placed less well: {'; '.join(findings)}" if after < before else None
-
-
-def _replicas(found: Versioned) -> Iterator[tuple[Movable, BookieId]]:
-    """What each bookie has of each fragment of a sealed ledger; others' bytes nobody knows without asking."""
-    record = found.metadata
-    if not record.is_closed or record.last_entry_id < 0:
-        return
-    for fragment in fragments_to_check(record, -1):
-        for position, bookie in enumerate(fragment.ensemble):
-            size = portion_of(record, [fragment], bookie, record.last_entry_id, record.length).size
-            yield Movable(record.ledger_id, fragment.first, position, fragment.ensemble, size), bookie

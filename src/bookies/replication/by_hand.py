@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from bookies.client.administration import Administration
+from bookies.client.metadata_loop import MetadataLoop
 from bookies.errors import BookKeeperError, ClientClosed, InvalidArgument, LedgerNotFound, MetadataError
 from bookies.metadata.driver import MetadataDriver, Versioned
 from bookies.metadata.recovery_store import Mark
@@ -21,6 +23,7 @@ from bookies.protocol.replicate import Pace
 from bookies.replication.membership import Membership
 from bookies.replication.repair import UNLIMITED_S, LedgerRepair, Outcome, Totals
 from bookies.replication.status import ProcessStatus, reports_on
+from bookies.runtime.ports import Runtime
 
 SEALING = "a lost bookie is among those that it writes to; sealing the ledger (--seal-open) ends the writer"
 
@@ -45,8 +48,11 @@ class Standing:
 class ByHand:
     """`membership`: started, and stopped by whoever made it."""
 
-    def __init__(self, driver: MetadataDriver, administration: Administration, membership: Membership) -> None:
+    def __init__(
+        self, runtime: Runtime, driver: MetadataDriver, administration: Administration, membership: Membership
+    ) -> None:
         self._driver = driver
+        self._updating = partial(MetadataLoop, runtime, driver)
         self._administration = administration
         self._membership = membership
 
@@ -109,6 +115,7 @@ class ByHand:
         named = () if mark is None else mark.replicas
         repair = LedgerRepair(
             self._administration,
+            self._updating,
             lambda: self._circumstances(named, lost),
             grace,
             pace or Pace(None),

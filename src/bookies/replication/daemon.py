@@ -139,7 +139,8 @@ class AutoRecovery:
             "entries_copied": worker.totals.entries,
             "bytes_copied": worker.totals.size,
             "bytes_per_s_allowed": round(self.pace.bytes_per_s),
-            "metadata_operations": self._driver.operation_count,
+            "metadata_operations": self._driver.operations.total,
+            "metadata_operations_by_name": self._driver.operations.by_name(),
             "acted_ms": worker.acted_ms,
             "trouble": worker.trouble,
         }
@@ -165,7 +166,11 @@ class AutoRecovery:
         while True:
             status = self.status()
             news = {"tasks": status.tasks, "auditor": status.auditor, "reports": status.reports, **status.worker}
-            for name in ("busy", "metadata_operations"):  # which always change, and are no reason to write
+            for name in (
+                "busy",
+                "metadata_operations",
+                "metadata_operations_by_name",
+            ):  # which always change, and are no reason to write
                 news.pop(name)
             if news != written or loop.time() - written_at >= REWRITE_S:
                 await self._record.write(pack(status))

@@ -20,9 +20,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from bookies.client.client import Client
+from bookies.client.metadata_loop import MetadataLoop
 from bookies.config import RecoveryConfig
 from bookies.errors import (
     BookKeeperError,
@@ -34,6 +36,7 @@ from bookies.errors import (
     VersionConflict,
 )
 from bookies.metadata.bookie_notes import BookieNotes
+from bookies.metadata.bookie_places import note_place
 from bookies.metadata.driver import MetadataDriver, Versioned
 from bookies.model import BookieId
 from bookies.protocol.drain import Forecast, Portion, interleaved, portion_of
@@ -146,6 +149,7 @@ class Drain:
         seals: bool = False,
     ) -> None:
         self._driver = driver
+        self._updating = partial(MetadataLoop, runtime, driver)
         self._bookie = bookie
         self._owner = owner
         self._pace = pace or Pace(None)
@@ -365,6 +369,7 @@ class Drain:
         self._blocked.pop(ledger_id, None)
         repair = LedgerRepair(
             self._administration,
+            self._updating,
             lambda: self._membership.circumstances([self._bookie]),
             lambda found: 0.0 if self._may_seal(found) else UNLIMITED_S,
             self._pace,
@@ -495,6 +500,7 @@ class Drain:
                 raise VersionConflict(
                     f"the cookie of bookie {self._bookie} has changed meanwhile, so it was started again; it stays"
                 ) from error
+        await note_place(self._driver, self._bookie, None)
         await self._notes.end_draining(self._bookie)
 
 

@@ -10,12 +10,9 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-from bookies.errors import LedgerNotFound, MetadataCorrupt
-from bookies.metadata.driver import MetadataDriver, Versioned
+from bookies.metadata.driver import READ_AT_ONCE, MetadataDriver, Versioned
 from bookies.protocol.replicate import Pace
-from bookies.runtime.tasks import all_of
 
-PAGE_COUNT = 64  # records read at once
 NAMED_MAX = 100  # ledgers whose record cannot be read
 
 
@@ -49,21 +46,16 @@ class _Pages(AsyncIterator[Sequence[Versioned]]):
     async def __anext__(self) -> Sequence[Versioned]:
         while not self._listed:
             self._listed = await anext(self._listing)
-        part, self._listed = self._listed[:PAGE_COUNT], self._listed[PAGE_COUNT:]
+        part, self._listed = self._listed[:READ_AT_ONCE], self._listed[READ_AT_ONCE:]
         if (pause_s := self._rate.spent(len(part), asyncio.get_running_loop().time())) > 0:
             await asyncio.sleep(pause_s)
-        found = await all_of(map(self._read, part))
-        self._coverage.ledgers += len(part)
-        return [each for each in found if each is not None]
-
-    async def _read(self, ledger_id: int) -> Versioned | None:
-        try:
-            return await self._driver.read_ledger(ledger_id)
-        except LedgerNotFound:
-            return None  # Deleted since it was listed.
-        except MetadataCorrupt:
-            coverage = self._coverage
-            coverage.unreadable_count += 1
-            if len(coverage.unreadable) < NAMED_MAX:
-                coverage.unreadable.append(ledger_id)
-            return None
+        coverage, found = self._coverage, list[Versioned]()
+        for ledger_id, record in zip(part, await self._driver.read_ledgers(part), strict=True):
+            coverage.ledgers += 1
+            if isinstance(record, Versioned):
+                found.append(record)
+            elif record is not None:  # otherwise it was deleted since it was listed
+                coverage.unreadable_count += 1
+                if len(coverage.unreadable) < NAMED_MAX:
+                    coverage.unreadable.append(ledger_id)
+        return found

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bookies.client.administration import Administration
+from bookies.client.metadata_loop import MetadataLoop
 from bookies.client.replication import CopyProgress
 from bookies.errors import (
     BookieReadOnly,
@@ -85,13 +86,16 @@ class Outcome:
 
 
 class LedgerRepair:
-    """`circumstances`: as they are when it is called. `grace`: how long to leave the writer of this record alone, in
-    seconds, 0: no more. `totals`: added to. `slots`: of which each fragment takes one while it is copied.
+    """`updating`: changes a record that was just read. `circumstances`: as they are when it is called.
+
+    `grace`: how long to leave the writer of this record alone, in seconds, 0: no more. `totals`: added to. `slots`: of
+    which each fragment takes one while it is copied.
     """
 
     def __init__(
         self,
         administration: Administration,
+        updating: Callable[[Versioned], MetadataLoop],
         circumstances: Callable[[], Circumstances],
         grace: Callable[[Versioned], float],
         pace: Pace,
@@ -102,6 +106,7 @@ class LedgerRepair:
         repairs_placement: bool = False,
     ) -> None:
         self._administration = administration
+        self._updating = updating
         self._circumstances = circumstances
         self._grace = grace
         self._pace = pace
@@ -119,8 +124,10 @@ class LedgerRepair:
 
     async def _rounds(self, ledger_id: int, known: Sequence[Loss]) -> Outcome:
         failed: dict[int, list[Problem]] = {}  # by the first entry of the fragment
+        written: Versioned | None = None
         for _ in range(ROUNDS_MAX):
-            found = await self._administration.record(ledger_id)
+            found = written or await self._administration.record(ledger_id)
+            written = None
             assessment, verdicts = await self._check(found)
             grace_s = 0.0
             if assessment.wants_sealing:
@@ -136,9 +143,12 @@ class LedgerRepair:
             jobs = [job for job in assessment.jobs if job.fragment.first not in failed]
             if not jobs:
                 break
-            for job, problems in zip(jobs, await self._work(jobs, found), strict=True):
+            update = self._updating(found)
+            for job, problems in zip(jobs, await self._work(jobs, update), strict=True):
                 if problems:
                     failed[job.fragment.first] = problems
+            if found.metadata.is_closed and update.current.version > found.version:
+                written = update.current  # As it has been since; of an unfinished ledger its writer may know better.
         return _outcome(assessment, verdicts, failed, grace_s)
 
     async def _check(self, found: Versioned) -> tuple[Assessment, Sequence[FragmentVerdict]]:
@@ -194,7 +204,7 @@ class LedgerRepair:
         return None
 
     # -- copying -------------------------------------------------------------------------------------------------
-    async def _work(self, jobs: Sequence[Job], found: Versioned) -> list[list[Problem]]:
+    async def _work(self, jobs: Sequence[Job], update: MetadataLoop) -> list[list[Problem]]:
         """What came of each job; nothing: done, or not needed any more."""
         outcomes: list[list[Problem]] = [[] for _ in jobs]
         waiting: Iterator[tuple[int, Job]] = iter(enumerate(jobs))
@@ -202,13 +212,13 @@ class LedgerRepair:
         async def work() -> None:
             for index, job in waiting:
                 async with self._slots:
-                    outcomes[index] = await self._carry_out(job, found)
+                    outcomes[index] = await self._carry_out(job, update)
 
         await all_of(work() for _ in range(min(FRAGMENTS_AT_ONCE, len(jobs))))
         return outcomes
 
-    async def _carry_out(self, job: Job, found: Versioned) -> list[Problem]:
-        fragment, problems = job.fragment, list[Problem]()
+    async def _carry_out(self, job: Job, update: MetadataLoop) -> list[Problem]:
+        fragment, problems, found = job.fragment, list[Problem](), update.current
         try:
             replaced = self._still_to_replace(job)
             for position in job.renewed:
@@ -223,6 +233,7 @@ class LedgerRepair:
                     exclude=list(self._circumstances().unwanted),
                     pace=self._pace,
                     progress=self._counter(),
+                    update=update,
                 )
         except (ClientClosed, LedgerNotFound):
             raise

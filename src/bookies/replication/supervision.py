@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bookies.errors import BookKeeperError
+from bookies.metadata.operations import asking_as
 from bookies.runtime.events import Events
 
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.5, 30.0
@@ -40,7 +41,7 @@ async def supervise(
     while True:
         task.starts += 1
         begun = loop.time()
-        error = await _ended(loop.create_task(work(), name=task.name))
+        error = await _ended(loop.create_task(work(), name=task.name, context=asking_as(task.name)))
         if error is not None:
             task.failures += 1
             task.error = f"{type(error).__name__}: {error}"

@@ -2,6 +2,10 @@
 
     list the marks  ->  rank some by their records  ->  lock one  ->  repair  ->  delete the mark, or say why not
 
+What that asks of the metadata store is bounded: the workers of a cluster divide the ledgers among themselves by their
+places in the line for auditor, records are ranked many at a time, and a ledger's repair is one lock, one read, one swap
+of the record, and the deletions of mark and lock.
+
 Which one is next, and when a failed one is worth another try, is the agenda's to say (`protocol/agenda.py`); how one
 is repaired, `repair.py`'s. A lock is held only while its ledger is worked on, and given back however that ends. When
 the session with the metadata store is lost, so are the locks, and everything under way is broken off: it can be
@@ -17,14 +21,16 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from bookies.client.client import Client
+from bookies.client.metadata_loop import MetadataLoop
 from bookies.config import RecoveryConfig
-from bookies.errors import BookKeeperError, LedgerNotFound, MetadataCorrupt, MetadataError
+from bookies.errors import BookKeeperError, MetadataError
 from bookies.metadata.driver import MetadataDriver, Versioned
-from bookies.metadata.recovery_store import LedgerLock
+from bookies.metadata.recovery_store import UNREAD, LedgerLock
 from bookies.model import BookieId
-from bookies.protocol.agenda import Agenda, Item
+from bookies.protocol.agenda import Agenda, Item, Share
 from bookies.protocol.repair_work import Cause, Circumstances, Loss, RepairState, Wait, fewest_left
 from bookies.protocol.replicate import Pace
 from bookies.replication.membership import Membership
@@ -36,8 +42,11 @@ from bookies.runtime.tasks import all_of
 
 LISTING_MIN_S, LISTING_MAX_S = 1.0, 60.0  # between two listings of the marks
 LISTING_SHARE = 20  # times as long as one takes
+IDLE_SHARE = 0.25  # of that time, when nothing else is to be done
+LISTED_PER_S = 1000  # marks in listings, on average; a listing may be a request for each
 ANNOUNCED_S = 30.0  # between two looks at what is announced for bookies
 STORE_PAUSE_S = 1.0  # after a failure of the store
+AGAIN_S = 0.1  # before another look at a ledger whose mark is not as it was listed
 HELD_S = 5.0  # before another look at a ledger that somebody else has locked
 REPORTS_MAX = 2_000  # ledgers that could not be repaired, the worst off first
 
@@ -97,6 +106,8 @@ class Worker:
         self._grace: dict[int, tuple[object, float]] = {}  # unfinished ledgers: ensembles and since when they are left
         self._news = asyncio.Event()  # something for the lanes
         self._wants_listing = asyncio.Event()
+        self._is_idle = asyncio.Event()  # all that is ours is done
+        self._ranking = asyncio.Lock()  # lanes that come meanwhile would read the same records again
         self._known_registered: Sequence[BookieId] = ()
         self._known_writable: Sequence[BookieId] = ()
         self._known_lost: Sequence[BookieId] = ()
@@ -143,22 +154,34 @@ class Worker:
             except MetadataError as error:
                 await self._pass_over(error)
                 self._wants_listing.set()
-            await asyncio.sleep(min(LISTING_MAX_S, max(LISTING_MIN_S, LISTING_SHARE * (loop.time() - begun))))
+            await self._pause(LISTING_SHARE * (loop.time() - begun))
+
+    async def _pause(self, at_least_s: float) -> None:
+        """Between two listings: shorter when there is nothing to do but what others have not come to yet."""
+        longest_s = min(LISTING_MAX_S, max(LISTING_MIN_S, at_least_s, len(self._agenda) / LISTED_PER_S))
+        shortest_s = max(LISTING_MIN_S, IDLE_SHARE * longest_s)
+        await asyncio.sleep(shortest_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, longest_s - shortest_s)):
+                await self._is_idle.wait()
+        self._is_idle.clear()
+        if self._agenda.is_idle and (self._agenda.has_others or self._agenda.is_cut):
+            self._wants_listing.set()
 
     async def _list_once(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._agenda.begin_listing()
+        loop, store, agenda = asyncio.get_running_loop(), self._driver.recovery, self._agenda
+        agenda.begin_listing(Share(*await store.place_in_line()))
         listed: dict[int, tuple[BookieId, ...]] = {}
-        async for marks in self._driver.recovery.marks():
+        async for marks in store.marks(agenda.needs):
             for mark in marks:
-                self._agenda.offer(mark.ledger_id, len(mark.replicas), mark.ctime_ms, mark.version)
-                if mark.ledger_id in self._agenda:
-                    listed[mark.ledger_id] = mark.replicas
+                agenda.offer(mark.ledger_id, len(mark.replicas), mark.ctime_ms, mark.version, loop.time())
+                if mark.ledger_id in agenda:
+                    is_read = mark.version != UNREAD
+                    listed[mark.ledger_id] = mark.replicas if is_read else self._named.get(mark.ledger_id, ())
             self._named |= listed
             self._news.set()
-            if (pause_s := self._rate.spent(len(marks), loop.time())) > 0:
-                await asyncio.sleep(pause_s)
-        self._agenda.end_listing()
+        takes_up = agenda.is_idle and agenda.has_others
+        agenda.end_listing(await store.locked_ids() if takes_up else (), loop.time())
         self._named = listed
         for ledger_id in [each for each in self.reports if each not in self._agenda]:
             self._forget(ledger_id)
@@ -237,6 +260,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         due_at = self._agenda.next_due()
         self._news.clear()
+        self._is_idle.set()
         if not self.busy:
             self.doing = "waiting for something to repair"
         with contextlib.suppress(TimeoutError):
@@ -246,34 +270,27 @@ class Worker:
     async def _rank(self) -> None:
         """Read the records of the ledgers that may be next, to know how urgent they are."""
         loop = asyncio.get_running_loop()
-        ids = self._agenda.to_rank(loop.time())
-        if not ids:
-            return
-        if (pause_s := self._rate.spent(len(ids), loop.time())) > 0:
-            await asyncio.sleep(pause_s)
-        lost = self._membership.lost()
-        for ledger_id, found in zip(ids, await all_of(map(self._record, ids)), strict=True):
-            gone = [*lost, *self._named.get(ledger_id, ())]
-            self._agenda.rank(ledger_id, 0 if found is None else fewest_left(found.metadata, gone))
-
-    async def _record(self, ledger_id: int) -> Versioned | None:
-        try:
-            return await self._driver.read_ledger(ledger_id)
-        except LedgerNotFound:
-            return None  # Deleted; the mark goes when its turn comes.
-        except MetadataCorrupt:
-            return None  # Its turn will say so.
+        async with self._ranking:
+            ids = self._agenda.to_rank(loop.time())
+            if not ids:
+                return
+            if (pause_s := self._rate.spent(len(ids), loop.time())) > 0:
+                await asyncio.sleep(pause_s)
+            lost = self._membership.lost()
+            for ledger_id, found in zip(ids, await self._driver.read_ledgers(ids), strict=True):
+                gone = [*lost, *self._named.get(ledger_id, ())]
+                # Of one that is deleted, or says nothing, its turn will tell.
+                self._agenda.rank(ledger_id, fewest_left(found.metadata, gone) if isinstance(found, Versioned) else 0)
 
     async def _attempt(self, item: Item) -> None:
         """Take one ledger's lock, repair it, delete its mark or write down why not."""
         store, ledger_id = self._driver.recovery, item.ledger_id
-        lock = await store.lock(ledger_id, self._owner, needs_mark=True)
-        if lock is None:
-            if await store.mark_of(ledger_id) is None:
-                self._agenda.done(ledger_id)
-                self._forget(ledger_id)
-            else:
-                self._agenda.postpone(ledger_id, self._now(), for_s=HELD_S * self._runtime.random.uniform(0.5, 1.5))
+        version = None if item.version == UNREAD else item.version
+        lock = await store.lock(ledger_id, self._owner, needs_mark=True, mark_version=version)
+        if lock is None:  # Somebody works on it, or has; the listings tell.
+            self._agenda.postpone(ledger_id, self._now(), for_s=HELD_S * self._runtime.random.uniform(0.5, 1.5))
+            self._agenda.stale(ledger_id)
+            self._wants_listing.set()
             return
         try:
             await self._repair(item, lock)
@@ -289,6 +306,7 @@ class Worker:
 
         repair = LedgerRepair(
             self._client.administration(),
+            partial(MetadataLoop, self._runtime, self._driver),
             circumstances,
             self._grace_left,
             self._pace,
@@ -307,7 +325,8 @@ class Worker:
             self._agenda.done(ledger_id)
             self._forget(ledger_id)
         else:  # It was marked again meanwhile, or somebody else has done it.
-            self._agenda.postpone(ledger_id, self._now(), for_s=0.1)
+            self._agenda.postpone(ledger_id, self._now(), for_s=AGAIN_S)
+            self._agenda.stale(ledger_id)
             self._wants_listing.set()
 
     def _postpone(self, item: Item, outcome: Outcome) -> None:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from bookies.errors import ClientClosed, MetadataError
+from bookies.errors import ClientClosed, MetadataCorrupt, MetadataError
 from bookies.metadata.driver import (
     BookieSet,
     GivenIds,
@@ -140,6 +140,7 @@ class SimDriver(MetadataDriver):
     def __init__(self, store: SimStore, inner: MemoryDriver, host: str) -> None:
         self.uri = inner.uri
         self.inner = inner
+        self.operations = inner.operations
         self._store = store
         self._host = host
         self._news: deque[tuple[float, contextvars.Context, Callable[[], None]]] = deque()
@@ -279,6 +280,10 @@ class SimDriver(MetadataDriver):
 
     async def read_ledger(self, ledger_id: int) -> Versioned:
         return self._store.maybe_stale(await self.call(lambda: self.inner.read_ledger(ledger_id)))
+
+    async def read_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
+        found = await self.call(lambda: self.inner.read_ledgers(ledger_ids))
+        return [self._store.maybe_stale(each) if isinstance(each, Versioned) else each for each in found]
 
     async def write_ledger(self, metadata: LedgerMetadata, expected_version: int) -> Versioned:
         delays_s = self._store.on_update(self._host) if self._store.on_update is not None else (0.0, 0.0)

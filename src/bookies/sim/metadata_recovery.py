@@ -79,13 +79,18 @@ class SimArea:
     async def own_votes(self) -> list[str]:
         return await self._way.call(self._inner.own_votes)
 
-    async def marks(self, page_count: int, *, with_data: bool) -> AsyncIterator[Sequence[tuple[int, Node]]]:
-        async for page in self._inner.marks(page_count, with_data=with_data):
+    async def marks(
+        self, page_count: int, *, with_data: bool, needs: Callable[[int], bool] | None = None
+    ) -> AsyncIterator[Sequence[tuple[int, Node]]]:
+        async for page in self._inner.marks(page_count, with_data=with_data, needs=needs):
             await self._way.travel_back()
             yield page
 
     async def locks(self) -> list[tuple[int, bytes]]:
         return await self._way.call(self._inner.locks)
+
+    async def locked_ids(self) -> list[int]:
+        return await self._way.call(self._inner.locked_ids)
 
     def watch(self, place: str, callback: Callable[[], None]) -> Watch:
         return self._way.watch(lambda tell: self._inner.watch(place, tell), callback)

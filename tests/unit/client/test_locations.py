@@ -14,6 +14,7 @@ from tests.fakes.world import PORT, World, play
 from bookies.client.locations import Locations, policy_of
 from bookies.config import ClientConfig
 from bookies.errors import ConfigError, MetadataError, NotEnoughBookies
+from bookies.metadata.bookie_places import BookiePlace, note_place
 from bookies.metadata.memory import MemoryDriver
 from bookies.model import BookieId, BookieInfo, BookieMode, Endpoint
 from bookies.protocol.placement_policy import PlacementPolicy
@@ -203,6 +204,24 @@ def test_a_store_that_does_not_answer_is_asked_again(caplog: pytest.LogCaptureFi
 
     play(act)
     assert "placement.registration bookie=b1" in caplog.text
+
+
+def test_a_bookie_that_is_down_is_where_it_was() -> None:
+    async def act(world: World) -> None:
+        await publish(world, B1, "/r1")
+        await publish(world, B2, None)
+        driver = world._drivers[0]
+        await note_place(driver, B1, BookiePlace("/old", "b1"))
+        await note_place(driver, B2, BookiePlace("/old", "b2"))
+        await note_place(driver, B3, BookiePlace("/r3", "h3"))
+        await world._drivers[2].unregister(B3)
+        found = await begun(world)
+        assert where(found) == ["/r1", None, "/r3"]  # A registration counts more.
+        assert found.topology.host(B3) == "h3"
+        assert where(await begun(world, fault_domains="h3=/given")) == ["/r1", None, "/given"]
+        assert where(await begun(world, placement="random")) == [None, None, None]
+
+    play(act)
 
 
 def test_where_the_client_is() -> None:

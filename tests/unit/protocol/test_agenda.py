@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from random import Random
 
 from bookies.model import BookieId
 from bookies.protocol import agenda as module
-from bookies.protocol.agenda import Agenda
+from bookies.protocol.agenda import Agenda, Share
 
 B1, B2 = BookieId("b1"), BookieId("b2")
 
@@ -145,6 +146,81 @@ def test_a_mark_that_is_renewed_is_looked_at_at_once() -> None:
     item = found.take(0.0)
     assert item is not None
     assert (item.ledger_id, item.named, item.version) == (1, 2, 2)
+
+
+def test_shares_are_disjoint_complete_and_about_equal() -> None:
+    for step in (1, 4, 1 << 20):
+        counts = [sum(Share(position, 4).has(number * step) for number in range(4000)) for position in range(4)]
+        assert sum(counts) == 4000
+        assert all(900 < count < 1100 for count in counts), step
+
+
+def listing(found: Agenda, share: Share, ledgers: Sequence[int], now: float, locked: Collection[int] = ()) -> None:
+    found.begin_listing(share)
+    for ledger_id in ledgers:
+        found.offer(ledger_id, 1, ledger_id, 1, now)
+    found.end_listing(locked, now)
+
+
+def test_others_ledgers_are_taken_up_when_nothing_else_is_to_be_done() -> None:
+    found, share = agenda(), Share(1, 3)
+    ledgers = range(1, 200)
+    own = [each for each in ledgers if share.has(each)]
+    listing(found, share, ledgers, 0.0)
+    assert len(found) == len(ledgers)
+    done = []
+    while (ledger_id := taken(found)) is not None:
+        done.append(ledger_id)
+        found.done(ledger_id)
+    assert done == own
+    assert found.is_idle
+    assert found.has_others
+    rest = [each for each in ledgers if each not in own]
+    listing(found, share, rest, module.LEFT_ALONE_S - 1)
+    assert found.is_idle  # They are new: whom they belong to may be about to do them.
+    locked = rest[:60]
+    listing(found, share, rest, module.LEFT_ALONE_S, locked)
+    more = [taken(found) for _ in range(module.TAKEN_UP_MAX)]
+    assert taken(found) is None
+    assert all(each in rest and each not in locked for each in more)
+    assert len(set(more)) == module.TAKEN_UP_MAX
+
+
+def test_when_workers_come_and_go_shares_change() -> None:
+    found = agenda()
+    listing(found, Share(0, 1), range(1, 101), 0.0)
+    first = taken(found)
+    listing(found, Share(1, 2), range(1, 101), 1.0)
+    left = []
+    while (ledger_id := taken(found)) is not None:
+        left.append(ledger_id)
+    assert left == [each for each in range(1, 101) if Share(1, 2).has(each) and each != first]
+    listing(found, Share(0, 1), range(1, 101), 2.0)
+    assert not found.has_others
+    assert taken(found) is not None
+
+
+def test_marks_are_read_only_where_it_makes_a_difference() -> None:
+    found, share = agenda(), Share(0, 2)
+    own = [each for each in range(1, 20) if share.has(each)]
+    listing(found, share, own[:1], 0.0)
+    assert not found.needs(own[0])  # known
+    assert found.needs(own[1])
+    assert not any(found.needs(each) for each in range(1, 20) if each not in own)
+    assert taken(found) == own[0]
+    found.postpone(own[0], 0.0)
+    assert found.needs(own[0])  # Somebody may have renewed it.
+    found.begin_listing(share)
+    found.offer(own[0], 0, None, module.UNREAD, 1.0)
+    found.end_listing((), 1.0)
+    item = found.get(own[0])
+    assert item is not None
+    assert (item.version, item.due_at > 0) == (1, True)  # as it was
+    found.stale(own[0])
+    found.begin_listing(share)
+    found.offer(own[0], 1, 9, 5, 2.0)
+    found.end_listing((), 2.0)
+    assert (item.version, item.due_at > 0) == (5, True)  # It was not known, so nothing is new.
 
 
 def test_what_is_not_marked_any_more_is_forgotten_unless_it_is_worked_on() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bookies.admin import balance, control, drain, format_command, scrub
+from bookies.admin.announced import announced_facts, announced_text, read_notes
 from bookies.admin.common import (
     add_common,
     add_rate,
@@ -17,10 +18,12 @@ from bookies.admin.common import (
     print_table,
     size_text,
     with_client,
+    with_session,
 )
 from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:
+    from bookies.admin.common import Session
     from bookies.apache.server import BookieOptions
     from bookies.bookie.main import Beside
     from bookies.bookie.server import BookieServer
@@ -150,8 +153,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.verb == "recover":
         return with_client(arguments, lambda client: _recover(client, arguments))
     if arguments.verb == "list":
-        return with_client(arguments, lambda client: _list(client, arguments))
-    return with_client(arguments, lambda client: _show(client, arguments))
+        return with_session(arguments, lambda session: _list(session, arguments))
+    return with_session(arguments, lambda session: _show(session, arguments))
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -292,13 +295,22 @@ def _write_ready_file(path: str, text: str) -> None:
         print(f"cannot write the ready file {path}: {error.strerror}; the bookie serves", file=sys.stderr)
 
 
-async def _list(client: Client, arguments: argparse.Namespace) -> int:
-    bookies = await client.bookies()
+async def _list(session: Session, arguments: argparse.Namespace) -> int:
+    bookies, notes = await session.client.bookies(), (await read_notes(session.driver)).by_bookie
     if arguments.json:
-        print_json(list(map(_row, bookies)))
+        print_json([_row(each) | announced_facts(notes.get(each.id)) for each in bookies])
     else:
-        rows = [(each.id, each.mode, each.address or "-", each.location or "-") for each in bookies]
-        print_table(rows, ("bookie", "mode", "address", "location"))
+        rows = [
+            (
+                each.id,
+                each.mode,
+                each.address or "-",
+                each.location or "-",
+                announced_text(announced_facts(notes.get(each.id))),
+            )
+            for each in bookies
+        ]
+        print_table(rows, ("bookie", "mode", "address", "location", "announced"))
     return 0
 
 
@@ -306,19 +318,20 @@ def _row(each: BookieStatus) -> dict[str, object]:
     return {"bookie": each.id, "mode": each.mode, "address": each.address, "location": each.location}
 
 
-async def _show(client: Client, arguments: argparse.Namespace) -> int:
-    known = {each.id: each for each in await client.bookies()}
+async def _show(session: Session, arguments: argparse.Namespace) -> int:
+    known = {each.id: each for each in await session.client.bookies()}
     if arguments.bookie not in known:
         raise UsageError(f"no bookie named {arguments.bookie!r}; `bk bookie list` names {', '.join(known) or 'none'}")
     each = known[arguments.bookie]
     row = _row(each)
     if each.mode != "down":
-        total, free = await client.bookie_space(each.id)
+        total, free = await session.client.bookie_space(each.id)
         row |= {"disk_total": total, "disk_free": free}
+    facts = announced_facts((await read_notes(session.driver)).by_bookie.get(each.id))
     if arguments.json:
-        print_json(row)
+        print_json(row | facts)
         return 0
-    for name, value in row.items():
+    for name, value in (row | {"announced": announced_text(facts)}).items():
         print(f"{name:12} {size_text(float(str(value))) if name.startswith('disk') else value}")
     return 0
 

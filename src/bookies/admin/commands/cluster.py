@@ -7,6 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from bookies.admin.announced import announced_facts, announced_text, read_notes
 from bookies.admin.common import (
     DATA_DIRECTORY,
     add_common,
@@ -18,10 +19,12 @@ from bookies.admin.common import (
     run_async,
     size_text,
     with_driver,
+    with_session,
 )
 from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:
+    from bookies.admin.common import Session
     from bookies.client.client import Client
     from bookies.errors import MetadataCorrupt
     from bookies.metadata.driver import MetadataDriver
@@ -44,6 +47,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     if noun == "up":
         parser.epilog = "example:  bk up --bookies 4"
         parser.add_argument("--bookies", type=int, default=None, help="how many (default 3, or as many as there were)")
+        parser.add_argument(
+            "--metadata",
+            metavar="URI",
+            help="their metadata store, zk://HOST:2181/PATH or etcd://HOST:2379/PATH (default: a file beside the data)",
+        )
     else:
         parser.epilog = f"example:  bk {noun} --json"
 
@@ -60,7 +68,12 @@ def _up(arguments: argparse.Namespace) -> int:
     wanted = arguments.bookies
     if wanted is not None and not 1 <= wanted <= BOOKIES_MAX:
         raise UsageError(f"--bookies {wanted}: a local cluster has 1 to {BOOKIES_MAX}")
-    cluster = LocalCluster(directory, bookies=wanted, detach=True)
+    if arguments.metadata:
+        from bookies.metadata.uri import connect
+        from bookies.runtime import aio
+
+        connect(arguments.metadata, aio.runtime())  # which is only looked at, not opened
+    cluster = LocalCluster(directory, bookies=wanted, metadata_uri=arguments.metadata, detach=True)
     if wanted is not None and wanted < len(cluster.bookies):
         print(f"the cluster has {len(cluster.bookies)} bookies; --bookies {wanted} takes none away", file=sys.stderr)
     failures: dict[str, BookKeeperError] = {}
@@ -100,7 +113,7 @@ def _down(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    status = run_async(lambda: gather_status(arguments))
+    status = with_session(arguments, lambda session: gather_status(session, arguments))
     if arguments.json:
         print_json(status)
         return 0
@@ -112,10 +125,11 @@ def _status(arguments: argparse.Namespace) -> int:
             each["address"] or "-",
             size_text(each["disk_free"]) if "disk_free" in each else "-",
             each["fragments"],
+            announced_text(each),
         )
         for each in status["bookies"]
     ]
-    print_table(rows, ("bookie", "mode", "address", "disk free", "fragments"), right=(3, 4))
+    print_table(rows, ("bookie", "mode", "address", "disk free", "fragments", "announced"), right=(3, 4))
     counts = status["ledgers"]
     damaged = f", {counts['unreadable']} cannot be read: `bk metadata check`" if counts["unreadable"] else ""
     print(f"ledgers   {counts['closed']} closed, {counts['open']} open, {counts['in_recovery']} in recovery{damaged}")
@@ -149,30 +163,29 @@ async def gather_info(driver: MetadataDriver) -> dict[str, Any]:
     }
 
 
-async def gather_status(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Bookies with mode, space and how many fragments name them; ledgers by state."""
-    from bookies.client.connect import connect
-
-    async with connect(metadata_uri(arguments)) as client:
-        fragments: dict[str, int] = {}
-        counts = {"open": 0, "in_recovery": 0, "closed": 0, "unreadable": 0}
-        unreadable: list[MetadataCorrupt] = []
-        async for metadata in client.ledgers(unreadable=unreadable):
-            counts[metadata.state.name.lower()] += 1
-            for _, ensemble in metadata.ensembles:
-                for bookie in ensemble:
-                    fragments[bookie] = fragments.get(bookie, 0) + 1
-        counts["unreadable"] = len(unreadable)
-        bookies: list[dict[str, Any]] = []
-        for each in await client.bookies():
-            row = {
-                "bookie": each.id,
-                "mode": each.mode,
-                "address": each.address,
-                "fragments": fragments.get(each.id, 0),
-            }
-            bookies.append({**row, **await _space(client, each.id, each.mode)})
-        return {"metadata": metadata_uri(arguments), "bookies": bookies, "ledgers": counts}
+async def gather_status(session: Session, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Bookies with mode, space, how many fragments name them and what was announced; ledgers by state."""
+    client, notes = session.client, (await read_notes(session.driver)).by_bookie
+    fragments: dict[str, int] = {}
+    counts = {"open": 0, "in_recovery": 0, "closed": 0, "unreadable": 0}
+    unreadable: list[MetadataCorrupt] = []
+    async for metadata in client.ledgers(unreadable=unreadable):
+        counts[metadata.state.name.lower()] += 1
+        for _, ensemble in metadata.ensembles:
+            for bookie in ensemble:
+                fragments[bookie] = fragments.get(bookie, 0) + 1
+    counts["unreadable"] = len(unreadable)
+    bookies: list[dict[str, Any]] = []
+    for each in await client.bookies():
+        row = {
+            "bookie": each.id,
+            "mode": each.mode,
+            "address": each.address,
+            "fragments": fragments.get(each.id, 0),
+            **announced_facts(notes.get(each.id)),
+        }
+        bookies.append({**row, **await _space(client, each.id, each.mode)})
+    return {"metadata": metadata_uri(arguments), "bookies": bookies, "ledgers": counts}
 
 
 async def _space(client: Client, bookie: Any, mode: str) -> dict[str, int]:

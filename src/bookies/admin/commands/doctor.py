@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 
 from bookies.admin import tls_doctor
-from bookies.admin.common import add_common, find_data_directory, print_json, run_async, size_text
+from bookies.admin.common import add_common, find_data_directory, print_json, size_text, with_session
 from bookies.admin.tls_doctor import Finding
 from bookies.admin.usage import UsageError
 
@@ -147,7 +147,7 @@ def _cluster(arguments: argparse.Namespace) -> Iterator[Finding]:
     from bookies.errors import BookKeeperError
 
     try:
-        status = run_async(lambda: gather_status(arguments))
+        status = with_session(arguments, lambda session: gather_status(session, arguments))
     except BookKeeperError as error:
         yield Finding("bad", f"metadata store: {error}", "start the cluster with `bk up`, or check the URI")
         return

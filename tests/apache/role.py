@@ -1,0 +1,43 @@
+"""One role of our auto-recovery without the other, what Role.java is for Apache's: role.py auditor|worker URI.
+
+Settings: `BK_...` variables. Run as a process, until it is killed.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from bookies.bookie.main import configure_logging
+from bookies.client.client import Client
+from bookies.config import RecoveryConfig, from_environment
+from bookies.metadata.uri import connect
+from bookies.model import BookieId
+from bookies.protocol.replicate import Pace
+from bookies.replication.auditor import Auditor
+from bookies.replication.election import lead
+from bookies.replication.membership import Membership
+from bookies.replication.switch import Switch
+from bookies.replication.worker import Worker
+from bookies.runtime import aio
+from bookies.runtime.events import Events
+
+
+async def main(role: str, uri: str) -> None:
+    runtime, config = aio.runtime(), from_environment(RecoveryConfig)
+    events, driver = Events("recovery", runtime.clock), connect(uri, runtime, may_create=False)
+    async with Client(runtime, driver) as client:
+        membership = Membership(driver, runtime.clock, config.lost_bookie_delay_s, events)
+        switch = Switch(driver.recovery)
+        await membership.start()
+        await switch.start()
+        if role == "auditor":
+            auditor = Auditor(client, driver, membership, switch, config, runtime.clock, events)
+            await lead(driver.recovery, BookieId("our-recovery"), auditor.run)
+        else:
+            worker = Worker(runtime, client, driver, membership, switch, config, "our-recovery", Pace(None), events)
+            await worker.run()
+
+
+if __name__ == "__main__":
+    configure_logging()
+    aio.run(main(sys.argv[1], sys.argv[2]))
