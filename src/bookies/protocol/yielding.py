@@ -7,6 +7,9 @@ nothing is copied, and drifts slowly otherwise, so that a load which grows by it
 ever. Without requests nobody feels anything; copies say how the bookies are that they go to, where ordinary requests
 are not seen.
 
+A copy costs, beside its bytes, questions to bookies and to the metadata store, about as much as `COPY_COST` bytes;
+otherwise many small ledgers would not be held back by a rate at all.
+
 One object for all copies of a process: together they keep to one rate. Source: pains 29 and 31.
 """
 
@@ -18,6 +21,8 @@ WINDOW_S = 0.25
 SLOWDOWN = 2.0  # times the usual latency that we may cause
 SLOWER, FASTER = 0.67, 1.25
 RATE_FIRST, RATE_MIN, RATE_MAX = 16e6, 1e6, 4e9  # bytes a second
+COPY_COST = 256 * 1024  # bytes that take about as long as what a copy needs beside its own
+COPY_COST_S = 0.01  # at most, at the highest rate that somebody allows
 LATENCY_MIN_S, COPY_MIN_S = 0.002, 0.050  # nobody feels less; copies come by the megabyte
 CALM_WEIGHT, BUSY_WEIGHT = 0.2, 0.01  # of a window's latency in what is usual, while nothing is copied and otherwise
 
@@ -53,6 +58,7 @@ class YieldingPace(Pace):
     def __init__(self, bytes_per_s_max: float | None = None) -> None:
         self._rate_max = RATE_MAX if bytes_per_s_max is None else bytes_per_s_max
         super().__init__(min(RATE_FIRST, self._rate_max))
+        self._copy_cost = min(COPY_COST, int(COPY_COST_S * self._rate_max))
         self._window_end = 0.0
         self._copied = 0
         self._requests, self._copies = _Meter(LATENCY_MIN_S), _Meter(COPY_MIN_S)
@@ -72,6 +78,9 @@ class YieldingPace(Pace):
         """An ordinary request took so long."""
         self._turn(now)
         self._requests.observe(seconds)
+
+    def begins(self, now: float) -> float:
+        return self.spent(self._copy_cost, now)
 
     def took(self, seconds: float, now: float) -> None:
         self._turn(now)

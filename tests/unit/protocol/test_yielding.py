@@ -59,6 +59,18 @@ def test_what_is_usual_follows_a_load_that_grows_by_itself() -> None:
     assert pace.bytes_per_s > slow
 
 
+def test_many_small_copies_are_held_back_too() -> None:
+    pace = YieldingPace()
+    assert sum(pace.begins(1.0) > 0 for _ in range(10)) == 10
+    now = windows(pace, 20, 1.0, latency_s=0.005, copies=False)
+    while now < 9.0:
+        pace.felt(0.05, now)
+        now += pace.begins(now)
+    assert pace.bytes_per_s == RATE_MIN
+    assert pace.begins(now) > 0.2  # of each process four a second
+    assert YieldingPace(1e5).begins(1.0) == pytest.approx(0.01)  # A limit is one of bytes.
+
+
 def test_a_limit_is_kept() -> None:
     pace = YieldingPace(5e6)
     windows(pace, 40, 1.0, latency_s=None, copies=True)
