@@ -2,10 +2,10 @@
 
 The shell reports how long ordinary requests took (`felt`), how long copies took to be stored elsewhere (`took`), and
 what was copied (`spent`). In windows of a quarter of a second: if either took more than twice what it usually takes,
-the rate goes down by a third; if not, and the rate was used, it goes up by a quarter. What is usual is learnt while
-nothing is copied, and drifts slowly otherwise, so that a load which grows by itself is not taken for our doing for
-ever. Without requests nobody feels anything; copies say how the bookies are that they go to, where ordinary requests
-are not seen.
+the rate is halved; if not, and the rate was used, it grows: by little, so that it is seldom too high, and by a quarter
+where there are no requests to be disturbed. What is usual is learnt while nothing is copied, and drifts slowly
+otherwise, so that a load which grows by itself is not taken for our doing for ever. Without requests nobody feels
+anything; copies say how the bookies are that they go to, where ordinary requests are not seen.
 
 A copy costs, beside its bytes, questions to bookies and to the metadata store, about as much as `COPY_COST` bytes;
 otherwise many small ledgers would not be held back by a rate at all.
@@ -19,7 +19,7 @@ from bookies.protocol.replicate import Pace
 
 WINDOW_S = 0.25
 SLOWDOWN = 2.0  # times the usual latency that we may cause
-SLOWER, FASTER = 0.67, 1.25
+SLOWER, FASTER, FASTER_ALONE = 0.5, 1.08, 1.25
 RATE_FIRST, RATE_MIN, RATE_MAX = 16e6, 1e6, 4e9  # bytes a second
 COPY_COST = 256 * 1024  # bytes that take about as long as what a copy needs beside its own
 COPY_COST_S = 0.01  # at most, at the highest rate that somebody allows
@@ -33,17 +33,17 @@ class _Meter:
     def __init__(self, least_s: float) -> None:
         self._least_s = least_s
         self._worst_s = 0.0
-        self._count = 0
+        self.count = 0
         self.usual_s: float | None = None
 
     def observe(self, seconds: float) -> None:
-        self._count += 1
+        self.count += 1
         self._worst_s = max(self._worst_s, seconds)
 
     def end_window(self, *, is_calm: bool) -> bool:
         """Whether it took too long."""
-        count, worst_s = self._count, self._worst_s
-        self._count, self._worst_s = 0, 0.0
+        count, worst_s = self.count, self._worst_s
+        self.count, self._worst_s = 0, 0.0
         if not count:
             return False
         usual_s = worst_s if self.usual_s is None else self.usual_s
@@ -96,11 +96,12 @@ class YieldingPace(Pace):
         if now < self._window_end:
             return
         lasted_s = now - self._window_end + WINDOW_S
-        is_calm = not self._copied
+        is_calm, has_requests = not self._copied, self._requests.count > 0
         are_felt = [meter.end_window(is_calm=is_calm) for meter in (self._requests, self._copies)]
         if self._copied:
             is_used = self._copied >= 0.5 * self.bytes_per_s * min(lasted_s, WINDOW_S)
-            factor = SLOWER if any(are_felt) else FASTER if is_used else 1.0
+            growth = FASTER if has_requests else FASTER_ALONE
+            factor = SLOWER if any(are_felt) else growth if is_used else 1.0
             self._bytes_per_s = min(self._rate_max, max(min(RATE_MIN, self._rate_max), self.bytes_per_s * factor))
         self._window_end = now + WINDOW_S
         self._copied = 0

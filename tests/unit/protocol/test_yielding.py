@@ -39,7 +39,7 @@ def test_it_slows_down_while_others_are_slowed_down_and_no_longer() -> None:
     assert pace.usual_s == pytest.approx(0.005)
     now = windows(pace, 20, now, latency_s=0.05, copies=True)
     assert pace.bytes_per_s < RATE_FIRST / 100 or pace.bytes_per_s == RATE_MIN
-    now = windows(pace, 30, now, latency_s=0.006, copies=True)
+    now = windows(pace, 40, now, latency_s=0.006, copies=True)
     assert pace.bytes_per_s > RATE_FIRST
 
 
