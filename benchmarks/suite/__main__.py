@@ -20,6 +20,7 @@ import tempfile
 
 from benchmarks.suite import java, limits, revisions, runner, table
 from benchmarks.suite.cases import BRIEF, CASES, Case
+from benchmarks.suite.figures import Run
 from benchmarks.suite.stage import QUICK, Pace, Stage
 
 
@@ -88,10 +89,20 @@ def measure(cases: list[Case], arguments: argparse.Namespace) -> None:
         stage = stack.enter_context(
             Stage(directory, pace, allowed, free_gb_min=arguments.free_gb_min, packages=packages)
         )
-        runs = runner.run(stage, planned, arguments.pairs)
+        runs: list[Run] = []
+        try:
+            runner.run(stage, planned, arguments.pairs, runs)
+        finally:  # What was measured before an interrupt is not lost.
+            report(planned, runs, allowed, arguments)
+
+
+def report(
+    planned: list[runner.Contest], runs: list[Run], allowed: limits.Limits, arguments: argparse.Namespace
+) -> None:
+    """Print the tables, and write the document."""
     rows = runner.rows(planned, runs, allowed)
-    reference, found = ("Apache 4.17.3", "ours") if is_apache else (arguments.against, "this checkout")
-    print(f"\n{table.markdown(rows, reference, found)}\n\n{table.costs(runs)}")
+    names = ("Apache 4.17.3", "ours") if arguments.against == "apache" else (arguments.against, "this checkout")
+    print(f"\n{table.markdown(rows, *names)}\n\n{table.costs(runs)}", flush=True)
     if arguments.json:
         pathlib.Path(arguments.json).write_text(json.dumps(table.document(rows, runs, allowed), indent=1))
 

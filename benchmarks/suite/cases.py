@@ -161,6 +161,7 @@ ONE = ("--size", "1024", "--window", "1")
 P50, P99 = limits.sync(0.5), limits.sync(0.99)
 SPREAD_OUT = ",".join(map(str, sizes(512, 7)))
 BATCHES = Setting(words=("--api", "batches"), name="batches")
+ROCKSDB_BATCHES = Setting("RocksDB", BATCHES.words, BATCHES.name)
 POLL = ("--api", "poll", "--wire", "v2")
 LONG_POLL = ("--api", "longpoll", "--wire", "v3")
 
@@ -225,7 +226,7 @@ CASES: tuple[Case, ...] = (
             f"read {name} in order",
             (rate(4, limits.reads(size)), less("cpu_us", "us")),
             reading("read", size),
-            (Setting(words=("--api", "entries"), name="entries"), BATCHES),
+            (Setting(words=("--api", "entries"), name="entries"), BATCHES, ROCKSDB_BATCHES),
             READ,
         )
         for name, size in (("100 B", 100), ("1 KiB", 1024))

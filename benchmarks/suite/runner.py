@@ -67,9 +67,8 @@ def contests(cases: Sequence[Case], *, is_apache: bool) -> list[Contest]:
     return sorted(found, key=lambda each: (not each.case.has_own_cluster, order.index(each.contestants[0].servers)))
 
 
-def run(stage: Stage, planned: Sequence[Contest], pairs: int) -> list[Run]:
-    """Every contest so many times; a run that fails is kept with what went wrong."""
-    runs: list[Run] = []
+def run(stage: Stage, planned: Sequence[Contest], pairs: int, runs: list[Run]) -> None:
+    """Every contest so many times, each run added to `runs`; one that fails is kept with what went wrong."""
     servers: set[str] = set()
     for contest in planned:
         needed = {each.servers for each in contest.contestants} if not contest.case.has_own_cluster else set()
@@ -82,7 +81,6 @@ def run(stage: Stage, planned: Sequence[Contest], pairs: int) -> list[Run]:
             for contestant in contest.contestants if pair % 2 == 0 else reversed(contest.contestants):
                 runs.append(_run(stage, contest, contestant, pair))
                 _say(runs[-1])
-    return runs
 
 
 def _run(stage: Stage, contest: Contest, contestant: Contestant, pair: int) -> Run:
@@ -99,7 +97,8 @@ def _run(stage: Stage, contest: Contest, contestant: Contestant, pair: int) -> R
 
 def _say(run: Run) -> None:
     shown = ", ".join(f"{name} {value:,.4g}" for name, value in run.values.items() if name != "ledger")
-    place = f"{time.strftime('%H:%M:%S')} load {os.getloadavg()[0]:.1f}  {run.case} [{run.setting}] {run.contestant}"
+    place = f"{time.strftime('%H:%M:%S')} load {os.getloadavg()[0]:.1f}  {run.case}, {run.contestant}"
+    place += f" [{run.setting}]" if run.setting else ""
     print(f"{place}: {run.failure or shown}", file=sys.stderr, flush=True)
 
 
@@ -107,7 +106,8 @@ def rows(planned: Sequence[Contest], runs: Sequence[Run], limits: Limits) -> lis
     """One for each figure and contestant that is judged, and of a case with several settings for the best of them."""
     found: list[Row] = []
     seen: set[tuple[str, str]] = set()
-    for contest in planned:
+    ran = {run.case for run in runs}
+    for contest in (each for each in planned if each.case.name in ran):
         asked = {each.name: each.is_asked for each in contest.contestants}
         for name, reference in contest.references.items():
             if (contest.case.name, name) in seen:

@@ -137,6 +137,13 @@ class Cluster:
             self._store = None
         shutil.rmtree(self.directory, ignore_errors=True)
 
+    def is_whole(self) -> bool:
+        """Whether all its processes run."""
+        own = [self._store] if self._store is not None else []
+        return all(
+            each is not None and each.poll() is None for each in own + [bookie.process for bookie in self.bookies]
+        )
+
     def pids(self) -> list[int]:
         return [bookie.pid for bookie in self.bookies]
 

@@ -87,8 +87,8 @@ class Stage:
         cluster = self._clusters.get(contestant.servers)
         if cluster is None:
             cluster = self._new(contestant.servers, 3)
-            self._clusters[contestant.servers] = cluster
             cluster.start()
+            self._clusters[contestant.servers] = cluster
             client = "Java" if contestant.servers.startswith("Apache") else contestant.servers
             warm = Contestant("warm-up", contestant.servers, client)
             self.drive(warm, "add", "--window", "1000", seconds=0.5)
@@ -108,9 +108,9 @@ class Stage:
             self._ledgers = {key: ledger for key, ledger in self._ledgers.items() if key[0] != name}
 
     def stop_broken(self) -> None:
-        """Stop clusters of which a bookie has ended."""
+        """Stop clusters of which a process has ended."""
         for name, cluster in list(self._clusters.items()):
-            if any(bookie.process is None or bookie.process.poll() is not None for bookie in cluster.bookies):
+            if not cluster.is_whole():
                 self.stop(name)
 
     @contextlib.contextmanager
@@ -209,7 +209,10 @@ class Watched:
         for line in self._process.stdout:
             if not line.startswith("{"):
                 continue
-            fact = json.loads(line)
+            try:
+                fact = json.loads(line)
+            except ValueError:
+                raise DriveFailed(f"the driver ended in the middle of a line: {line!r}") from None
             if fact["event"] == "ready":
                 processes.drop_pages([self._cluster.directory])
                 self._process.stdin.write("\n")

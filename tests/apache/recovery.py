@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tests.apache.apache import VERSION, java_command
+from tests.apache.apache import JAVA_OPTIONS, VERSION, jars, java_command
 from tests.apache.zookeeper import zookeeper_server
 from tests.interop.cells import User, check_read
 from tests.interop.processes import JAVA_SETTINGS, PATIENCE_S, ROOT, Bookie, java_client, our_client, wait_until
@@ -232,6 +232,8 @@ def shell(stage: Stage, *words: str) -> tuple[int, str]:
     conf = stage.folder / "shell.conf"
     settings = JAVA_SETTINGS | {"metadataServiceUri": stage.uri}
     conf.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-    command = [*java_command(VERSION), "org.apache.bookkeeper.bookie.BookieShell", "-conf", str(conf), *words]
+    # Without our settings of the log, in which it says what it has found.
+    command = ["java", *JAVA_OPTIONS, "-cp", f"{jars(VERSION)}/*", "org.apache.bookkeeper.bookie.BookieShell"]
+    command += ["-conf", str(conf), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S * 2)
     return done.returncode, done.stdout + done.stderr

@@ -42,6 +42,15 @@ def test_every_promise_holds(tmp_path: pathlib.Path, family: Family) -> None:
     assert list((data / "clients").glob("writer1.1.history"))
 
 
+def test_everything_is_whole_in_the_end(tmp_path: pathlib.Path, family: Family) -> None:
+    done = run_chaos(family, tmp_path, "--minutes", 0.12, "--bookies", 4, "--json")
+    report = done.json()
+    assert done.status == 0, done.out
+    assert report["violations"] == []
+    assert report["counts"]["auditors elected"] > 0
+    assert report["counts"]["entries"] >= report["counts"]["entries acknowledged"] > 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_leaves_nothing(tmp_path: pathlib.Path, family: Family, number: signal.Signals) -> None:
     environment = family.environment() | {"TMPDIR": str(tmp_path)}

@@ -28,6 +28,7 @@ from bookies.replication import repair
 from bookies.replication.drain import Drain
 from bookies.replication.repair import LedgerRepair, Outcome
 from bookies.replication.worker import Worker
+from bookies.sim.loop import current_participant
 
 Patch = pytest.MonkeyPatch
 
@@ -166,10 +167,21 @@ def seal_for_an_earlier_fragment(patch: Patch) -> None:
 
 
 def collect_under_the_lock(patch: Patch) -> None:
-    async def locks(self):  # type: ignore[no-untyped-def]
-        return {}
+    """Bookies look at no lock, and take none."""
+    locks, lock = SharedRecovery.locks, SharedRecovery.lock
 
-    patch.setattr(SharedRecovery, "locks", locks)
+    def is_bookie() -> bool:
+        asking = current_participant()
+        return asking is not None and asking.name.startswith("b")
+
+    async def mutant_locks(self):  # type: ignore[no-untyped-def]
+        return {} if is_bookie() else await locks(self)
+
+    async def mutant_lock(self, ledger_id, owner, **options):  # type: ignore[no-untyped-def]
+        return LedgerLock(ledger_id, owner, None, -1) if is_bookie() else await lock(self, ledger_id, owner, **options)
+
+    patch.setattr(SharedRecovery, "locks", mutant_locks)
+    patch.setattr(SharedRecovery, "lock", mutant_lock)
 
 
 def copy_to_a_member(patch: Patch) -> None:
@@ -243,7 +255,7 @@ HEALING: list[tuple[str, tuple[str, ...], Callable[[Patch], None], str | None]] 
     ("maintenance is ignored", ("heal-maintenance",), ignore_maintenance, None),
     ("writers have no grace period", ("heal-open",), leave_no_grace, None),
     ("a ledger is sealed for an earlier fragment", ("heal-open",), seal_for_an_earlier_fragment, None),
-    ("surplus replicas are collected while somebody copies", (), collect_under_the_lock, "recovery"),
+    ("surplus replicas are collected while somebody copies", ("heal-collect",), collect_under_the_lock, None),
     ("a copy goes to a bookie that is a member already", ("heal-worker",), copy_to_a_member, "recovery"),
     ("a bookie is forgotten that is needed", ("heal-drain",), forget_a_bookie_that_is_needed, None),
     ("what is lost is tried again like everything else", ("heal-lost",), try_what_is_lost_again, None),

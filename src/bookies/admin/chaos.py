@@ -16,16 +16,21 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bookies.admin.chaos_checker import SLACK_S, Checker, LastCheck
 from bookies.admin.chaos_client import BOUND_S, CONFIG, LABEL
 from bookies.admin.chaos_history import payload_of
 from bookies.admin.chaos_processes import ChaosProcess, ClientProcess, ProxyProcess, last_line
+from bookies.admin.chaos_recovery import BOOKIE_SETTINGS as HEALING_SETTINGS
+from bookies.admin.chaos_recovery import HealerProcesses, HealingCheck
 from bookies.admin.common import run_async
-from bookies.admin.local_cluster import START_S, LocalCluster
+from bookies.admin.local_cluster import START_S, LocalBookie, LocalCluster
 from bookies.bookie.main import EXIT_METADATA
 from bookies.errors import BookKeeperError
+
+if TYPE_CHECKING:
+    from bookies.client.client import Client
 
 LEASE_MS = 2_000
 # Small enough that journals and entry logs roll and checkpoints happen between and during the crashes.
@@ -53,6 +58,11 @@ WEIGHTS = {
     "slow": 2,
     "refuse": 2,
 }
+# The same, of those that auto-recovery is there for.
+HEALING_WEIGHTS = {"lose bookie": 1.2, "flap bookie": 0.6, "kill healer": 2, "stop healer": 2}
+AWAY_S = (12.0, 25.0)  # of a bookie that counts as lost meanwhile
+FLAPS = (3, 10, 25)  # how often in a row a bookie goes
+FLAP_STOP_S, FLAP_GO_S = (2.1, 3.0), (0.2, 1.5)  # longer than a lease, shorter than the delay
 GAP_S = 0.5  # mean time between two faults
 SHORT_S, LONG_S = (0.05, 1.0), (2.5, 7.0)  # below and above the clients' time-outs and the bookies' leases
 TICK_S = 0.05
@@ -76,6 +86,7 @@ class Chaos:
     """One run in `directory`, which exists and is empty. `progress` is told a line every `progress_s`.
 
     `is_hostile`: there is one bookie more, which is hostile; every acknowledgement then takes a good one too.
+    `heals`: bookies take part in auto-recovery, and so do some processes of their own.
     """
 
     directory: pathlib.Path
@@ -84,20 +95,24 @@ class Chaos:
     seconds: float
     progress: Callable[[str], None]
     is_hostile: bool = False
+    heals: bool = True
     progress_s: float = 5.0
     checker: Checker = field(default_factory=Checker)
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
-        self._cluster = LocalCluster(
-            self.directory / "bk-data", self.bookies, lease_ms=LEASE_MS, settings=BOOKIE_SETTINGS
-        )
+        settings = BOOKIE_SETTINGS | (HEALING_SETTINGS if self.heals else {})
+        self._cluster = LocalCluster(self.directory / "bk-data", self.bookies, lease_ms=LEASE_MS, settings=settings)
+        self._weights = WEIGHTS | (HEALING_WEIGHTS if self.heals else {})
+        self._healers = HealerProcesses(self.directory, self._cluster.metadata_uri, LEASE_MS)
+        self._healing = HealingCheck(self.checker)
         self._clients: list[ClientProcess] = []
         self._proxy: ProxyProcess | None = None
         self._hostile: ChaosProcess | None = None
         self._due: list[tuple[float, int, Callable[[], None]]] = []  # what ends a fault, by its time
         self._numbers = itertools.count()
+        self._is_healing = False
         self._impaired: dict[str, None] = {}  # bookies that are dead or stopped
         self._starting: dict[str, float] = {}  # of these, since when
         self._broken_links: dict[str, None] = {}
@@ -115,6 +130,7 @@ class Chaos:
             self._end_hostile()
             self._show(f"checking {len(self.checker.stories):,} ledgers")
             run_async(lambda: self._check(last_check))
+            self._end_healers()
             assert self._proxy is not None
             self.counts.update({f"connections {what}": count for what, count in self._proxy.finish().items()})
         finally:
@@ -145,6 +161,8 @@ class Chaos:
             arguments = ["hostile", "--metadata", self._cluster.metadata_uri, "--seed", str(self.seed)]
             arguments += ["--lease-ms", str(LEASE_MS)]
             self._hostile = ChaosProcess("bookies.admin.chaos_hostile", arguments, self.directory / "hostile.log")
+        if self.heals:
+            self._healers.start()
         for role, count in ROLES:
             for number in range(1, count + 1):
                 self._start_client(role, number, 1)
@@ -160,6 +178,7 @@ class Chaos:
     def _heal(self) -> None:
         """End all faults now; every bookie serves again."""
         self._show("healing")
+        self._is_healing = True
         deadline = time.monotonic() + HEAL_S
         while (self._due or self._starting) and time.monotonic() < deadline:
             while self._due:
@@ -207,12 +226,38 @@ class Chaos:
             except (BookKeeperError, TimeoutError) as error:
                 self.checker.violated("in time", f"nothing is broken any more, but an append fails: {error!r}")
             await last_check.run(client)
+            if self.heals:
+                await self._check_healing(client)
+
+    async def _check_healing(self, client: Client) -> None:
+        from bookies.metadata.uri import connect
+        from bookies.runtime import aio
+
+        self._show("waiting until every ledger is whole")
+        records = [each async for each in client.ledgers(label=(LABEL, "1"))]
+        driver = connect(self._cluster.metadata_uri, aio.runtime(), may_create=False)
+        await driver.open()
+        try:
+            await self._healing.run(client, driver, records)
+        finally:
+            await driver.close()
+        self.counts["seconds until all was whole"] = round(self._healing.took_s)
+        self.counts["ledgers not whole, with a reason"] = self._healing.explained
+
+    def _end_healers(self) -> None:
+        if self.heals:
+            sums, problems = self._healers.finish(SLACK_S)
+            self.counts.update(sums)
+            for problem in problems:
+                self.checker.violated("healers live", problem)
+            self._healing.check_thrift(self.counts["bytes copied by repairs"], self.counts["lose bookie"], self.bookies)
 
     def _stop(self) -> None:
         for client in self._clients:
             client.kill()
             client.close()
         self._clients.clear()
+        self._healers.kill()
         self._cluster.stop()
         for process in (self._proxy, self._hostile):
             if process is not None:
@@ -221,8 +266,8 @@ class Chaos:
     # -- the time between ----------------------------------------------------------------------------------------
     def _break_things(self, deadline: float) -> None:
         """A fault now and then until the deadline."""
-        faults = list(WEIGHTS)
-        weights = list(WEIGHTS.values())
+        faults = list(self._weights)
+        weights = list(self._weights.values())
         while (now := time.monotonic()) < deadline:
             self._conduct(min(deadline, now + self._random.expovariate(1 / GAP_S)))
             (fault,) = self._random.choices(faults, weights)
@@ -237,6 +282,7 @@ class Chaos:
             self._look_after_clients()
             self._look_after_bookies()
             self._look_after_starts()
+            self._look_after_healers()
             if now - self._shown >= self.progress_s:
                 self._show("")
             if now >= until:
@@ -278,10 +324,16 @@ class Chaos:
                 self._impaired[bookie.id] = None
                 self._restart(bookie.id)
 
+    def _look_after_healers(self) -> None:
+        for number in self._healers.ended():
+            text = f"healer{number + 1} ended by itself: {self._healers.healers[number].last_words()}"
+            self.checker.violated("healers live", text)
+            self._healers.restart(number)
+
     def _show(self, doing: str) -> None:
         self._shown = time.monotonic()
         counts = self.checker.counts
-        faults = sum(self.counts[fault] for fault in WEIGHTS)
+        faults = sum(self.counts[fault] for fault in self._weights)
         self.progress(
             f"{self._shown - self._begin:5.0f} s  {counts['entries acknowledged']:>9,} entries acknowledged  "
             f"{len(self.checker.stories):>5,} ledgers  {faults:>4} faults  {len(self._impaired)} of {self.bookies} "
@@ -295,6 +347,8 @@ class Chaos:
     def _do(self, fault: str) -> None:
         if fault == "kill all bookies":
             self._kill_all_bookies()
+        elif fault.endswith("healer"):
+            self._hit_healer(fault)
         elif fault.endswith("client"):
             self._hit_client(fault)
         elif fault.endswith("bookie"):
@@ -328,21 +382,73 @@ class Chaos:
         self.checker.continued(client.name)
         self._proxy.tell("continued", pid=client.pid)
 
+    @property
+    def _impaired_max(self) -> int:
+        return max(1, (self.bookies - 1) // 2)
+
     def _hit_bookie(self, fault: str) -> None:
         able = [bookie for bookie in self._cluster.bookies if bookie.id not in self._impaired]
-        if len(self._impaired) >= max(1, (self.bookies - 1) // 2) or not able:
+        if len(self._impaired) >= self._impaired_max or not able:
             return
         bookie = self._random.choice(able)
         self.counts[fault] += 1
         self._impaired[bookie.id] = None
-        if fault == "kill bookie":
+        if fault in ("kill bookie", "lose bookie"):
             self._cluster.kill(bookie.id)
-            self._later(self._duration_s(), lambda: self._restart(bookie.id))
-            return
+            away_s = self._duration_s() if fault == "kill bookie" else self._random.uniform(*AWAY_S)
+            self._later(away_s, lambda: self._restart(bookie.id))
+        elif fault == "flap bookie":
+            self._flap(bookie.id, self._random.choice(FLAPS))
+        else:
+            self._stop_bookie(bookie)
+            self._later(self._duration_s(), lambda: self._continue_bookie(bookie.id))
+
+    def _stop_bookie(self, bookie: LocalBookie) -> None:
         assert self._proxy is not None
         self._proxy.tell("stopped", pid=bookie.pid)
         bookie.send(signal.SIGSTOP)
-        self._later(self._duration_s(), lambda: self._continue_bookie(bookie.id))
+
+    def _flap(self, name: str, count: int) -> None:
+        """Its registration ends, and comes back, again and again."""
+        bookie = next(each for each in self._cluster.bookies if each.id == name)
+        if not bookie.is_running() or name in self._starting or self._is_healing:
+            return  # It was killed meanwhile.
+        if name not in self._impaired and len(self._impaired) >= self._impaired_max:
+            return  # Others have gone.
+        self._impaired[name] = None
+        self.counts["registrations that went and came"] += 1
+        self._stop_bookie(bookie)
+
+        def go_on() -> None:
+            self._continue_bookie(name)
+            if count > 1:
+                self._later(self._random.uniform(*FLAP_GO_S), lambda: self._flap(name, count - 1))
+
+        self._later(self._random.uniform(*FLAP_STOP_S), go_on)
+
+    def _hit_healer(self, fault: str) -> None:
+        healers = self._healers
+        able = [number for number in range(len(healers.healers)) if number not in healers.stopped]
+        if not able:
+            return
+        number = self._random.choice(able)
+        self.counts[fault] += 1
+        if fault == "kill healer":
+            healers.restart(number)
+            return
+        assert self._proxy is not None
+        process = healers.healers[number]
+        self._proxy.tell("stopped", pid=process.pid)
+        healers.stopped[number] = None
+        process.process.send_signal(signal.SIGSTOP)
+        self._later(self._duration_s(), lambda: self._continue_healer(number))
+
+    def _continue_healer(self, number: int) -> None:
+        assert self._proxy is not None
+        process = self._healers.healers[number]
+        process.process.send_signal(signal.SIGCONT)
+        self._healers.stopped.pop(number, None)
+        self._proxy.tell("continued", pid=process.pid)
 
     def _continue_bookie(self, name: str) -> None:
         bookie = next(each for each in self._cluster.bookies if each.id == name)

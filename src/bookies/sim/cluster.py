@@ -120,6 +120,7 @@ class SimCluster:
         self.problems: list[str] = []
         self.rotten: dict[str, None] = {}  # bookies whose durable data was damaged
         self.witness: Witness | None = None
+        self.on_copy: Callable[[str], None] | None = None  # told which process of auto-recovery has copied something
         self.on_index_write: Callable[[SimBookie], None] | None = None  # told before a bookie writes index files
         for number in range(1, self.bookie_count + 1):
             self.add_bookie(f"b{number}")
@@ -347,6 +348,7 @@ class SimCluster:
         self.trace.note("world", "heals everything")
         self.store.heal()
         self.network.heal()
+        self.on_copy = None
         for client in self.clients.values():
             client.participant.defuse()
             client.participant.resume()

@@ -90,7 +90,8 @@ class Faults:
             "flap": self._flap,
             "kill auditor": self._kill_auditor,
             "kill busy worker": self._kill_busy_worker,
-            "pause busy worker": self._pause_busy_worker,
+            "kill worker in a copy": partial(self._hit_at_copy, self._kill_soon),
+            "pause worker in a copy": partial(self._hit_at_copy, self._stun),
             "pause bookie": self._pause_bookie,
             "cut connection": self._cut_connection,
             "partition": self._partition,
@@ -385,15 +386,28 @@ class Faults:
 
         self._cluster.clients[name].participant.light_fuse(self._random.randint(1, 40), kill)
 
-    def _pause_busy_worker(self) -> None:
-        """For longer than its session lasts, mostly: others get its locks, and it does not know."""
-        if (name := self._recovering(is_auditor=False)) is not None:
-            participant = self._cluster.clients[name].participant
-            self._cluster.trace.note(name, "is paused")
-            participant.pause()
-            if self._random.random() < 0.6:
-                self._later(self._random.uniform(0, 1), lambda: self._expire_of(name))
-            self._later(self._duration_s(), participant.resume)
+    def _hit_at_copy(self, hit: Callable[[str], None]) -> None:
+        """The next one that copies something, if there is one before the end: behind some of its copies."""
+        copies = self._random.choice((1, 1, 2, 3))
+
+        def told(name: str) -> None:
+            nonlocal copies
+            copies -= 1
+            if copies == 0:
+                self._cluster.on_copy = None
+                self._cluster.trace.note(name, "has copied something")
+                hit(name)
+
+        self._cluster.on_copy = told
+
+    def _stun(self, name: str) -> None:
+        """Pause it, mostly for longer than its session lasts: others get its locks, and it does not know."""
+        participant = self._cluster.clients[name].participant
+        self._cluster.trace.note(name, "is paused")
+        asyncio.get_running_loop().call_soon(participant.pause, context=self._cluster.loop.world.copy())
+        if self._random.random() < 0.6:
+            self._later(self._random.uniform(0, 1), lambda: self._expire_of(name))
+        self._later(self._duration_s(), participant.resume)
 
     def _expire_of(self, name: str) -> None:
         if name in self._cluster.clients:

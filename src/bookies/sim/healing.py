@@ -23,6 +23,7 @@ from bookies.config import RecoveryConfig
 from bookies.errors import BookKeeperError
 from bookies.metadata.bookie_notes import BookieNotes
 from bookies.metadata.memory import MemoryDriver
+from bookies.metadata.recovery_store import RecoveryStore
 from bookies.model import INVALID_ENTRY_ID, BookieId, LedgerMetadata, fragments_of
 from bookies.protocol.fragments import ReplicaState, is_stored_on
 from bookies.protocol.quorum import stored_ids
@@ -86,6 +87,7 @@ class Healers:
         recovery = AutoRecovery(client.runtime, client.client, client.driver, self._config, BookieId(name), name)
         self._running[name] = client.recovery = recovery
         client.participant.on_kill(lambda: self._killed(name))
+        self._tell_copies(name, recovery)
         task = asyncio.get_running_loop().create_task(recovery.run(), name=f"auto-recovery of {name}")
         await self.is_over.wait()
         task.cancel()
@@ -93,6 +95,17 @@ class Healers:
         self._ended(name)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._history.violated("errors", f"{name}: auto-recovery ended by {error!r}")
+
+    def _tell_copies(self, name: str, recovery: AutoRecovery) -> None:
+        """Tell the cluster's `on_copy` when something was copied, and before anything else is done."""
+        spent = recovery.pace.spent
+
+        def told_spent(size: int, now: float) -> float:
+            if self._cluster.on_copy is not None:
+                self._cluster.on_copy(name)
+            return spent(size, now)
+
+        recovery.pace.spent = told_spent  # type: ignore[method-assign]
 
     def _killed(self, name: str) -> None:
         recovery = self._running.get(name)
@@ -136,7 +149,7 @@ class Healers:
         explained: list[int] = []
         if are_reasons_enough:
             explained = [each for recovery in self._running.values() for each in recovery.worker.reports]
-        found = [("tidy", f"ledger {each} is locked by {owner}") for each, owner in (await store.locks()).items()]
+        found = [("tidy", f"ledger {each} is locked by {owner}") for each, owner in await self._locks(store)]
         found += [("tidy", f"ledger {each} is marked, and nobody says why") for each in marked if each not in explained]
         for story in list(self._history.stories.values()):
             if found and not are_reasons_enough:
@@ -152,6 +165,16 @@ class Healers:
             if problem and not (story.ledger_id in marked and story.ledger_id in explained):
                 found.append(("healed", f"ledger {story.ledger_id}, of which nobody says why: {problem}"))
         return found
+
+    @staticmethod
+    async def _locks(store: RecoveryStore) -> list[tuple[int, str]]:
+        """Those that last: a ledger that waits for something is looked at now and then, for a moment."""
+        found = await store.locks()
+        if found:
+            await asyncio.sleep(LOOK_S / 2)
+            later = await store.locks()
+            found = {ledger_id: owner for ledger_id, owner in found.items() if later.get(ledger_id) == owner}
+        return list(found.items())
 
     def check_thrift(self) -> None:
         """When all processes have ended: what was copied, beside what records and bookies have got."""

@@ -103,8 +103,11 @@ class Operators:
         self._history.count("operators: fragments moved", result.moves)
 
     async def settle(self, client: SimClient) -> None:
-        """At the end: cancel what is being emptied, or not. Called as the participant."""
+        """At the end: maintenance ends; what is being emptied stays so, or is cancelled. Called as the participant."""
         notes = self._notes(client)
-        for bookie in (await notes.read()).draining:
+        found = await notes.read()
+        for bookie in found.exempt:
+            await notes.end_maintenance(bookie)
+        for bookie in found.draining:
             if self._roles.random.random() < 0.5:
                 await notes.end_draining(bookie)

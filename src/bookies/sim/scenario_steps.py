@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 from typing import Any
 
-from bookies.config import ClientConfig, RecoveryConfig
+from bookies.config import BookieConfig, ClientConfig, RecoveryConfig
 from bookies.errors import Status
 from bookies.sim import planting
 from bookies.sim.disk import PROCESS_DIES, Loss
@@ -44,7 +44,15 @@ async def client(stage: Stage, given: Given) -> None:
     stage.settings[given["client"]] = settings_of(ClientConfig, given["options"])
 
 
-def settings_of(kind: type[ClientConfig] | type[RecoveryConfig], options: dict[str, str]) -> dict[str, object]:
+@step("bookies OPTIONS", "settings of bookies that are started for the first time later, as in `BookieConfig`")
+async def bookies(stage: Stage, given: Given) -> None:
+    settings = settings_of(BookieConfig, given["options"])
+    stage.cluster.bookie_settings = {**stage.cluster.bookie_settings, **settings}
+
+
+def settings_of(
+    kind: type[ClientConfig] | type[RecoveryConfig] | type[BookieConfig], options: dict[str, str]
+) -> dict[str, object]:
     """The options of a step as fields of a configuration. Raises `ScenarioFailure`."""
     defaults = {each.name: each.default for each in dataclasses.fields(kind)}
     for name in options:

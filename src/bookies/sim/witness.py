@@ -173,6 +173,8 @@ class Witness:
         for kept in (self._held, self._promised, self._unsynced):
             kept.pop((bookie, ledger_id), None)
         self._fenced.pop((bookie, ledger_id), None)
+        self._kept.pop((bookie, ledger_id), None)
+        self._told.pop((bookie, ledger_id), None)
 
     def _holds(self, bookie: BookieId, ledger_id: int, entry_id: int) -> bool:
         return entry_id in self._held.get((bookie, ledger_id), ())

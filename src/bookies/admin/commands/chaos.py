@@ -29,6 +29,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the plan of faults (default 1)")
     parser.add_argument("--bookies", type=int, default=5, metavar="N", help="how many (default 5)")
     parser.add_argument("--hostile", action="store_true", help="and one bookie more whose answers are garbled")
+    parser.add_argument(
+        "--no-recovery", action="store_true", help="without auto-recovery (so it is with --hostile anyway)"
+    )
     parser.add_argument("--directory", metavar="DIR", help="of the data; new or empty, and kept (default: temporary)")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -46,8 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--bookies {arguments.bookies}: must be {bookies_min} to {BOOKIES_MAX}")
     with _directory(arguments.directory) as (directory, keep), interruptible():
         seconds = 60 * arguments.minutes
+        heals = not arguments.hostile and not arguments.no_recovery
         _say(f"{arguments.bookies} bookies, {seconds:g} s, seed {arguments.seed}; data and logs in {directory}")
-        chaos = Chaos(directory, arguments.seed, arguments.bookies, seconds, _say, arguments.hostile)
+        chaos = Chaos(directory, arguments.seed, arguments.bookies, seconds, _say, arguments.hostile, heals)
         try:
             report = chaos.run()
         except BaseException:

@@ -182,7 +182,8 @@ def _print_status(found: RecoveryStatus) -> None:
     print(f"repairs        {'on' if found.is_enabled else 'switched off: bk recovery enable'}")
     print(f"auditor        {found.auditor or 'none: nobody takes part'}")
     delay = found.lost_bookie_delay_s
-    print(f"lost after     {'nobody has said' if delay is None else f'{delay} s'} without registration")
+    said = "as long as the first auditor says" if delay is None else f"{delay} s not registered"
+    print(f"lost after     {said}")
     print(f"marked         {found.marked:,} ledgers, {len(found.locks):,} of them being repaired")
     rows = []
     for process in found.processes:
