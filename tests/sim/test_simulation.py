@@ -26,7 +26,7 @@ SWEPT_PROFILES = (
     *("mixed", "crashes", "network", "metadata", "races", "tight", "disks", "rot", "small"),
     *("answers", "limbo", "deferred", "repair"),
     *("advanced", "delayed", "reads", "foreign", "fragments", "logs"),
-    *("limits", "checkpoints", "passwords", "health", "collecting", "recovery"),
+    *("limits", "checkpoints", "passwords", "health", "collecting", "recovery", "recovery-small"),
 )
 
 
