@@ -140,7 +140,8 @@ class ZooKeeperBench(Bench):
         operations = await asyncio.to_thread(self._requests.count)
         files = list(self._directory.glob("bookie-*/counts"))
         if not files:
-            return Counted((await super().counted(dead)).size, operations)
+            own = await super().counted(dead)
+            return Counted(own.size, operations, own.names)
         lines = [line.split(" ") for file in files for line in file.read_text().splitlines()]
         sums = {name: sum(int(value) for each, value in lines if each == name) for name, _ in lines}
         copied = sums.get("NUM_BYTES_WRITTEN", 0) + OVERHEAD * sums.get("NUM_ENTRIES_WRITTEN", 0)

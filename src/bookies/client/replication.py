@@ -137,6 +137,8 @@ async def replicate(
     copy = FragmentCopy(fragment, replacements)
     copy.swap.check_unchanged(update.current.metadata)
     replicas = access.replicas(update.current.metadata)
+    if (pause_s := account.pace.begins(loop.time())) > 0:
+        await asyncio.sleep(pause_s)
     while not copy.is_done:
         ids = copy.next_ids()
         if fragment.is_striped:

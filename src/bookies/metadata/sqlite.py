@@ -42,7 +42,7 @@ from bookies.metadata.leased import (
     half_a_cluster,
     other_cluster,
 )
-from bookies.metadata.leased_recovery import MARKS, WORK, mark_of_lock
+from bookies.metadata.leased_recovery import LOCKS, MARKS, VOTES, WORK, mark_of_lock
 from bookies.metadata.recovery import Node
 from bookies.model import BookieId, BookieMode
 
@@ -94,6 +94,7 @@ class SqliteStore:
         self._commits = 0
         self._observed: tuple[int, int] | None = None
         self._next_expiry_ms = 0
+        self._is_durable: bool | None = None  # commits now; None: as SQLite begins
 
     # -- opening, errors -----------------------------------------------------------------------------------------
     def open(self) -> None:
@@ -107,7 +108,6 @@ class SqliteStore:
             mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
             if mode != "wal":
                 raise MetadataError(f"{self.path} is on a file system that cannot share it between processes ({mode})")
-            connection.execute("PRAGMA synchronous = FULL")
             with self._writing():
                 version = self._number("PRAGMA user_version")
                 if version == 0 and self._number("SELECT count(*) FROM sqlite_master") == 0:
@@ -126,7 +126,7 @@ class SqliteStore:
             raise
 
     def close(self) -> None:
-        connection, self._connection = self._connection, None
+        connection, self._connection, self._is_durable = self._connection, None, None
         if connection is not None:
             connection.close()
 
@@ -154,7 +154,12 @@ class SqliteStore:
             raise
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _writing(self, *, is_durable: bool = True) -> Iterator[sqlite3.Connection]:
+        """`is_durable`: it is on the disk afterwards, with everything before it. Otherwise a power cut takes it along,
+        as it does all sessions; the end of a process does not."""
+        if is_durable is not self._is_durable and self._connection is not None:
+            self._connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
+            self._is_durable = is_durable
         with self._transaction("BEGIN IMMEDIATE") as connection:
             yield connection
         self._commits += 1
@@ -560,14 +565,14 @@ class SqliteStore:
         return (None, 0) if row is None else (Node(bytes(row[0]), int(row[1])), int(row[2]))
 
     def create_node(self, place: str, data: bytes) -> bool:
-        with self._writing():
+        with self._writing(is_durable=_is_lasting(place)):
             is_new = self._node(place)[0] is None
             if is_new:
                 self._put_node(place, data, 0)
             return is_new
 
     def write_node(self, place: str, data: bytes, expected_version: int | None) -> bool:
-        with self._writing():
+        with self._writing(is_durable=_is_lasting(place)):
             found, owner = self._node(place)
             if expected_version is not None and (found is None or found.version != expected_version):
                 return False
@@ -583,7 +588,7 @@ class SqliteStore:
         return version
 
     def delete_node(self, place: str, expected_version: int | None) -> bool:
-        with self._writing():
+        with self._writing(is_durable=_is_lasting(place)):
             found = self._node(place)[0]
             if found is None or expected_version not in (None, found.version):
                 return False
@@ -606,7 +611,7 @@ class SqliteStore:
 
     def hold_node(self, session_id: int, place: str, data: bytes) -> int | None:
         self._end_expired()
-        with self._writing():
+        with self._writing(is_durable=False):
             if not self._number("SELECT count(*) FROM sessions WHERE id = ?", session_id):
                 raise SessionExpired("the session with the metadata store has ended")
             found, owner = self._node(place)
@@ -615,9 +620,16 @@ class SqliteStore:
             return found.version if owner == session_id else None
 
     def release_node(self, session_id: int, place: str) -> None:
-        with self._writing():
+        with self._writing(is_durable=False):
             if self._node(place)[1] == session_id:
                 self._remove_node(place)
+
+
+def _is_lasting(place: str) -> bool:
+    """Whether a change of a node has to be on the disk before anything else happens. Locks and votes go with sessions,
+    and all sessions with the power of the one host. A mark is a claim: one that comes back is looked at and goes again,
+    and one that is lost is made again by the auditor, which begins anew then."""
+    return not place.startswith((MARKS, LOCKS, VOTES))
 
 
 def is_busy(error: BaseException) -> bool:

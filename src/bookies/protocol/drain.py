@@ -87,8 +87,12 @@ class Forecast:
     """How long what is left will take, if it goes on as it went. Sizes in bytes, times in seconds of one clock."""
 
     def __init__(self, ledgers: int, size: int, now: float) -> None:
-        self._work = size + LEDGER_SIZE * ledgers
         self._begun = now
+        self.set_work(ledgers, size)
+
+    def set_work(self, ledgers: int, size: int) -> None:
+        """What there is to do, done or not, without what waits for something: how long that takes nobody can tell."""
+        self._work = size + LEDGER_SIZE * ledgers
 
     def share(self, ledgers_done: float, size_done: int) -> float:
         """How much of the work is done, 0 to 1. `ledgers_done`: those under way as the fraction that is done."""

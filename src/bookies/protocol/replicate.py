@@ -244,5 +244,9 @@ class Pace:
         self._free_at = max(self._free_at, now) + size / self._bytes_per_s
         return self._free_at - now
 
+    def begins(self, now: float) -> float:
+        """A copy is to begin, however small: seconds to wait before. Of interest to a pace that gives way."""
+        return 0.0
+
     def took(self, seconds: float, now: float) -> None:
         """It took so long until a copy was durable: of interest to a pace that gives way."""

@@ -164,6 +164,7 @@ class Drain:
         self._done = Totals()
         self._total: dict[int, Portion] = {}  # all that there was or is to do
         self._finished: dict[int, Portion] = {}
+        self._expected_to_wait: dict[int, None] = {}  # by the plan
         self._is_cancelled = False
         self._marked: dict[int, None] = {}
 
@@ -273,6 +274,7 @@ class Drain:
         loop = asyncio.get_running_loop()
         begun = loop.time()
         self._total = {each.ledger_id: each for each in plan.portions}
+        self._expected_to_wait = dict.fromkeys(each.ledger_id for each in plan.blocked)
         forecast = Forecast(len(self._total), plan.size, begun)
         result = DrainResult()
         watching = loop.create_task(self._watch(forecast, result, report, begun))
@@ -452,11 +454,18 @@ class Drain:
         size_done += round(sum(share * portion.size for share, (portion, _) in zip(shares, under_way, strict=True)))
         entries = self._done.entries + sum(totals.entries for _, totals in self._busy.values())
         now = asyncio.get_running_loop().time()
+        sizes = [each.size for ledger_id, each in self._total.items() if not self._waits(ledger_id)]
+        forecast.set_work(len(sizes), sum(sizes))
         ledgers_done = len(self._finished) + sum(shares)
         remaining_s = forecast.remaining_s(ledgers_done, size_done, now, self._pace.spent(0, now))
         waits_for = [blocked[0] for blocked in self._blocked.values()]
         size = sum(each.size for each in self._total.values())
         return DrainProgress(len(self._finished), len(self._total), entries, size_done, size, remaining_s, waits_for)
+
+    def _waits(self, ledger_id: int) -> bool:
+        if ledger_id in self._finished or ledger_id in self._busy:
+            return False
+        return ledger_id in self._blocked or ledger_id in self._expected_to_wait
 
     async def _note(self, state: str) -> None:
         if not await self._notes.set_draining_state(self._bookie, state):

@@ -39,7 +39,7 @@ def test_it_slows_down_while_others_are_slowed_down_and_no_longer() -> None:
     assert pace.usual_s == pytest.approx(0.005)
     now = windows(pace, 20, now, latency_s=0.05, copies=True)
     assert pace.bytes_per_s < RATE_FIRST / 100 or pace.bytes_per_s == RATE_MIN
-    now = windows(pace, 30, now, latency_s=0.006, copies=True)
+    now = windows(pace, 40, now, latency_s=0.006, copies=True)
     assert pace.bytes_per_s > RATE_FIRST
 
 
@@ -57,6 +57,18 @@ def test_what_is_usual_follows_a_load_that_grows_by_itself() -> None:
     slow = pace.bytes_per_s
     now = windows(pace, 200, now, latency_s=0.05, copies=True)
     assert pace.bytes_per_s > slow
+
+
+def test_many_small_copies_are_held_back_too() -> None:
+    pace = YieldingPace()
+    assert sum(pace.begins(1.0) > 0 for _ in range(10)) == 10
+    now = windows(pace, 20, 1.0, latency_s=0.005, copies=False)
+    while now < 9.0:
+        pace.felt(0.05, now)
+        now += pace.begins(now)
+    assert pace.bytes_per_s == RATE_MIN
+    assert pace.begins(now) > 0.2  # of each process four a second
+    assert YieldingPace(1e5).begins(1.0) == pytest.approx(0.01)  # A limit is one of bytes.
 
 
 def test_a_limit_is_kept() -> None:
