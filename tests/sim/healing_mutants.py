@@ -49,10 +49,14 @@ def copy_unverified(patch: Patch) -> None:
     patch.setattr(keys, "verify_records", verify_records)
 
 
-class _Blind(MetadataLoop):
-    """Writes what it has made of the record that it read first, whatever is there by now."""
+def swap_blindly(patch: Patch) -> None:
+    """What was made of the record that was read first is written, whatever is there by now."""
+    original = MetadataLoop.update
 
     async def update(self, needed, transform):  # type: ignore[no-untyped-def]
+        asking = current_participant()
+        if asking is None or not asking.name.startswith("replicator"):
+            return await original(self, needed, transform)
         record = transform(self.current.metadata)
         while True:
             found = await self._driver.read_ledger(record.ledger_id)
@@ -62,9 +66,7 @@ class _Blind(MetadataLoop):
             except VersionConflict:
                 continue
 
-
-def swap_blindly(patch: Patch) -> None:
-    patch.setattr(administration, "MetadataLoop", _Blind)
+    patch.setattr(MetadataLoop, "update", update)
 
 
 def unmark_whatever_came_of_it(patch: Patch) -> None:
