@@ -237,10 +237,10 @@ def try_again_at_once(patch: Patch) -> None:
 
 
 HEALING: list[tuple[str, tuple[str, ...], Callable[[Patch], None], str | None]] = [
-    ("a bookie that does not answer has lost its entries", ("heal-unknown",), time_outs_are_losses, "recovery"),
+    ("a bookie that does not answer has lost its entries", ("heal-unknown",), time_outs_are_losses, None),
     ("a repair swaps and does not copy", ("heal-worker", "heal-auditor"), swap_without_copy, "recovery"),
     ("a repair copies what it has not verified", ("heal-digest",), copy_unverified, None),
-    ("a swap overwrites what others have changed", ("heal-writer",), swap_blindly, "recovery"),
+    ("a swap overwrites what others have changed", ("heal-writer",), swap_blindly, None),
     (
         "a mark goes whatever came of the repair",
         ("heal-target", "heal-unknown"),
@@ -249,7 +249,7 @@ HEALING: list[tuple[str, tuple[str, ...], Callable[[Patch], None], str | None]] 
     ),
     ("a mark goes without another look", ("heal-return",), unmark_without_looking_again, "recovery"),
     ("a mark goes although it was renewed", ("heal-worker",), delete_any_version_of_a_mark, None),
-    ("a lock is kept by a worker that is told to end", ("heal-worker",), keep_the_lock_when_cancelled, "recovery"),
+    ("a lock is kept by a worker that is told to end", ("heal-worker",), keep_the_lock_when_cancelled, None),
     ("workers do not care who has the lock", ("heal-lock",), work_without_the_lock, "recovery"),
     ("the delay is ignored", ("heal-delay",), ignore_the_delay, None),
     ("maintenance is ignored", ("heal-maintenance",), ignore_maintenance, None),

@@ -83,10 +83,13 @@ async def check_ledgers(cluster: SimCluster, history: History, readers: Readers)
     await client.participant.create_task(_check_ledgers(cluster, client, history, readers), name="checker")
 
 
-async def recover_ledgers(cluster: SimCluster, client: SimClient, history: History) -> None:
+async def recover_ledgers(
+    cluster: SimCluster, client: SimClient, history: History, *, skips_sealed: bool = False
+) -> None:
     """Seal every ledger. Called as the participant."""
     for story in list(history.stories.values()):
-        if cluster.store.record(story.ledger_id) is not None:
+        record = cluster.store.record(story.ledger_id)
+        if record is not None and not (skips_sealed and record.is_closed):
             await _recover(client, history, story)
 
 

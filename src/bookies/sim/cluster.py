@@ -348,7 +348,6 @@ class SimCluster:
         self.trace.note("world", "heals everything")
         self.store.heal()
         self.network.heal()
-        self.on_copy = None
         for client in self.clients.values():
             client.participant.defuse()
             client.participant.resume()

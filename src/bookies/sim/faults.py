@@ -15,6 +15,7 @@ from random import Random
 
 from bookies.sim.cluster import SimCluster
 from bookies.sim.disk import LOSSES, PROCESS_DIES, Loss
+from bookies.sim.healing import LAST_HEALER
 from bookies.sim.metadata import STORE_HOST
 
 LOG_HEADER_SIZE = 1024  # bytes; a bookie refuses an entry log whose header is damaged
@@ -90,7 +91,7 @@ class Faults:
             "flap": self._flap,
             "kill auditor": self._kill_auditor,
             "kill busy worker": self._kill_busy_worker,
-            "kill worker in a copy": partial(self._hit_at_copy, self._kill_soon),
+            "kill worker in a copy": partial(self._hit_at_copy, partial(self._kill_soon, steps_max=8)),
             "pause worker in a copy": partial(self._hit_at_copy, self._stun),
             "pause bookie": self._pause_bookie,
             "cut connection": self._cut_connection,
@@ -377,34 +378,38 @@ class Faults:
         if (name := self._recovering(is_auditor=False)) is not None:
             self._kill_soon(name)
 
-    def _kill_soon(self, name: str) -> None:
+    def _kill_soon(self, name: str, steps_max: int = 40) -> None:
         """Within some steps: it may be anywhere in what it does."""
 
         def kill() -> None:
             if name in self._cluster.clients:
                 self._cluster.kill_client(name)
 
-        self._cluster.clients[name].participant.light_fuse(self._random.randint(1, 40), kill)
+        if name in self._cluster.clients:
+            self._cluster.clients[name].participant.light_fuse(self._random.randint(1, steps_max), kill)
 
     def _hit_at_copy(self, hit: Callable[[str], None]) -> None:
-        """The next one that copies something, if there is one before the end: behind some of its copies."""
+        """The next one that copies something, behind some of its copies; perhaps only when all else is healed, for most
+        of what was lost is copied then. The last one that is started is left alone, so that somebody goes on."""
         copies = self._random.choice((1, 1, 2, 3))
 
         def told(name: str) -> None:
             nonlocal copies
-            copies -= 1
-            if copies == 0:
+            copies -= name != LAST_HEALER
+            if copies == 0 and name in self._cluster.clients:
                 self._cluster.on_copy = None
                 self._cluster.trace.note(name, "has copied something")
-                hit(name)
+                asyncio.get_running_loop().call_soon(hit, name, context=self._cluster.loop.world.copy())
 
         self._cluster.on_copy = told
 
     def _stun(self, name: str) -> None:
         """Pause it, mostly for longer than its session lasts: others get its locks, and it does not know."""
+        if name not in self._cluster.clients:
+            return
         participant = self._cluster.clients[name].participant
         self._cluster.trace.note(name, "is paused")
-        asyncio.get_running_loop().call_soon(participant.pause, context=self._cluster.loop.world.copy())
+        participant.pause()
         if self._random.random() < 0.6:
             self._later(self._random.uniform(0, 1), lambda: self._expire_of(name))
         self._later(self._duration_s(), participant.resume)

@@ -28,6 +28,7 @@ from bookies.model import INVALID_ENTRY_ID, BookieId, LedgerMetadata, fragments_
 from bookies.protocol.fragments import ReplicaState, is_stored_on
 from bookies.protocol.quorum import stored_ids
 from bookies.replication.daemon import AutoRecovery
+from bookies.sim.checkers import recover_ledgers
 from bookies.sim.cluster import SimClient, SimCluster
 from bookies.sim.history import History
 from bookies.sim.locking import Locking
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from bookies.sim.plan import Plan
 
 HEALER = "replicator-healer"  # whose commits are checked as those of replicators are
+LAST_HEALER = f"{HEALER}0"  # which begins when everything else is healed
 COPIES_MAX = 3
 BROKEN_OFF_MAX = 300
 QUIET_S = 120.0  # virtual time until everything has to be healed
@@ -134,6 +136,8 @@ class Healers:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + QUIET_S
         while await self._problems(client, are_reasons_enough=False):
+            # What a writer has made meanwhile, before it ended.
+            await recover_ledgers(self._cluster, client, self._history, skips_sealed=True)
             if loop.time() > deadline:
                 for invariant, text in await self._problems(client, are_reasons_enough=True):
                     self._history.violated(invariant, text)

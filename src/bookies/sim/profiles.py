@@ -267,7 +267,7 @@ PROFILES = {
     # The same, of small scope: a ledger or two, and few faults, of the kinds that matter.
     "recovery-small": Profile(
         bookies=5,
-        duration_s=2.5,
+        duration_s=4.5,
         lease_s=0.3,
         plan=Plan(
             writers=1,
@@ -283,7 +283,10 @@ PROFILES = {
             healer_settings=HEALER_SETTINGS,
         ),
         faults=FaultPlan(
-            gap_ms=200, count_max=8, durations_s=(0.05, 0.5, 1.5, 3.0), weights=HEALING_FAULTS | {"lose bookie": 8}
+            gap_ms=300,
+            count_max=10,
+            durations_s=(0.05, 0.5, 1.5, 3.0),
+            weights=HEALING_FAULTS | {"lose bookie": 8, "kill worker in a copy": 6, "pause worker in a copy": 4},
         ),
         bookie_settings=QUICK_COLLECTION,
         client_settings={"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 500},

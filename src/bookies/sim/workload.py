@@ -16,7 +16,7 @@ from bookies.errors import BookKeeperError, FragmentNotFinished
 from bookies.model import BookieId
 from bookies.sim.checkers import check_ledgers, recover_ledgers
 from bookies.sim.cluster import SimClient, SimCluster
-from bookies.sim.healing import HEALER, Healers
+from bookies.sim.healing import HEALER, LAST_HEALER, Healers
 from bookies.sim.history import History, Story
 from bookies.sim.intruding import Intruders
 from bookies.sim.operating import OPERATOR, Operators
@@ -69,7 +69,7 @@ class Workload(Roles):
 
     async def _wait_healed(self) -> None:
         """Seal every ledger, and let auto-recovery do its work on what the faults have left."""
-        healer, judge = self.cluster.new_client(f"{HEALER}0", {}), self.cluster.new_client("judge", {})
+        healer, judge = self.cluster.new_client(LAST_HEALER, {}), self.cluster.new_client("judge", {})
         await healer.participant.create_task(self.cluster.open_client(healer))
         healing = healer.participant.create_task(self._healers.heal(healer), name="the last healer")
 
