@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
+import itertools
 import json
 import os
 import random
@@ -138,8 +139,8 @@ class Adder:
 
     def __init__(self, drive: Drive, ledgers: list[bk.LedgerWriter]) -> None:
         self._drive, self._ledgers = drive, ledgers
-        self._payloads = drive.payloads()
-        self._turn = 0
+        self._appends = itertools.cycle([ledger.append_nowait for ledger in ledgers])
+        self._payloads = itertools.cycle(drive.payloads())
         self._pending = 0
         self._held = 0  # appends that wait until the client takes more
         self._wake = asyncio.Event()
@@ -158,16 +159,14 @@ class Adder:
                     self._submit()
 
     def _submit(self) -> None:
-        turn = self._turn
-        payload = self._payloads[turn % len(self._payloads)]
+        payload = next(self._payloads)
         since = time.perf_counter()
         try:
-            future = self._ledgers[turn % len(self._ledgers)].append_nowait(payload)
+            future = next(self._appends)(payload)
         except bk.BookieBusy:
             self._held += 1
             self._wake.set()
             return
-        self._turn = turn + 1
         self._pending += 1
         future.add_done_callback(functools.partial(self._done, since, len(payload)))
 

@@ -35,6 +35,7 @@ from bookies.sim.reading import Readers
 from bookies.wire.digest import mac_key, verify_entry
 
 RECOVERY_TRIES = 8
+RECOVERY_PAUSE_S = 2.0  # between them: a bookie may need its disk_check_interval_ms to see that there is room again
 
 
 def check_commits(cluster: SimCluster, history: History) -> None:
@@ -115,7 +116,7 @@ async def _recover(client: SimClient, history: History, story: Story) -> LedgerM
             ledger = await client.client.recover(story.ledger_id, password=story.password)
         except BookKeeperError as error:
             last_error = error
-            await asyncio.sleep(1)
+            await asyncio.sleep(RECOVERY_PAUSE_S)
             continue
         metadata = ledger.metadata
         history.ended(story, client.name, metadata.last_entry_id, metadata.length)
