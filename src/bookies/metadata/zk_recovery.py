@@ -1,8 +1,8 @@
 """Auto-recovery's state in ZooKeeper, in Apache's znodes. Source: metadata 2.1, 2.4 and 8.
 
 A mark is four directories deep, each mark in a directory of its own; what is left empty goes with the mark. Watches for
-work are on the lists of children, as Apache's workers have them: of every directory on the way to a mark, and of the
-locks. Only directories whose list has changed are read again.
+work are on the lists of children: of the directories above those of the marks, and of the locks. Only directories whose
+list has changed are read again.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from bookies.errors import SessionExpired
 from bookies.metadata.driver import Watch
@@ -310,21 +311,32 @@ class RecoveryArea:
         return _TreeWatch(self._nodes, self.places, self._tasks(), callback)
 
 
+class _List(NamedTuple):
+    """The children of a directory when they were listed last, and how many had come or gone until then."""
+
+    names: frozenset[str] = frozenset()
+    changes: int = 0
+
+
 class _TreeWatch(MarksWatch):
-    """See the module."""
+    """See the module. A directory of a mark is not looked into: the mark comes and goes with it.
+
+    One that was left empty, and into which somebody puts a mark, is not noticed; the next listing of the marks is.
+    """
 
     def __init__(self, nodes: Nodes, places: RecoveryPaths, tasks: Tasks, callback: Callable[[], None]) -> None:
         self._nodes = nodes
         self._places = places
-        self._locks: Sequence[str] = ()  # as seen last
-        self._locks_changed = 0  # how often one had come or gone by then
+        self._lists: dict[str, _List] = {}  # of the locks, and of the directories above those of marks
         self._watches: dict[str, Callable[[], None]] = {}
         self._changed: dict[str, None] = {places.marks: None, places.locks: None}
         super().__init__(tasks, callback)
 
     async def _look(self) -> None:
         while self._changed:
-            await all_of(map(self._look_at, list(self._changed)[:AT_ONCE]))
+            # The locks last: with what is known of the marks by then, most that are free need no request.
+            directories = [each for each in self._changed if each != self._places.locks]
+            await all_of(map(self._look_at, directories[:AT_ONCE] or [self._places.locks]))
 
     async def _look_at(self, path: str) -> None:
         """One directory; what is new below is to be looked at, too."""
@@ -333,40 +345,44 @@ class _TreeWatch(MarksWatch):
         try:
             if path in (self._places.marks, self._places.locks):
                 listed = await self._nodes.children(path, watch)
-                names, changed = ([], 0) if listed is None else (listed[0], listed[1].cversion)
             else:
-                changed, names = (
-                    0,
-                    (await self._nodes.repeat(lambda: self._nodes.zookeeper.children(path, watch=watch)))[0],
-                )
+                listed = await self._nodes.repeat(lambda: self._nodes.zookeeper.children(path, watch=watch))
         except NodeMissing:
             self._forget(path)
         except BaseException:
             self._changed[path] = None
             raise
         else:
-            await self._saw(path, names, changed)
+            names, changes = ([], 0) if listed is None else (listed[0], listed[1].cversion)
+            await self._saw(path, names, changes)
 
-    async def _saw(self, path: str, names: Sequence[str], changed: int) -> None:
+    async def _saw(self, path: str, names: Sequence[str], changes: int) -> None:
         if path == self._places.locks:
-            await self._saw_locks(names, changed)
-        elif path.removeprefix(self._places.marks).count("/") == MARK_DEPTH:
-            self.is_work |= bool(names)
-        else:
+            await self._saw_locks(frozenset(names), changes)
+        elif path.removeprefix(self._places.marks).count("/") < MARK_DEPTH - 1:
             below = [f"{path}/{name}" for name in mark_directories(names)]
             self._changed |= {each: None for each in below if each not in self._watches}
+        else:
+            before = self._lists.get(path)
+            self._lists[path] = now = _List(frozenset(names), changes)
+            came = now.names if before is None else now.names - before.names
+            self.is_work |= bool(came) or (before is not None and not _is_all(before, now))
 
-    async def _saw_locks(self, names: Sequence[str], changed: int) -> None:
+    async def _saw_locks(self, names: frozenset[str], changes: int) -> None:
         """There is work where a marked ledger is free again, or a lock has come and gone since we looked last."""
-        freed = [name for name in self._locks if name not in names]
-        taken = [name for name in names if name not in self._locks]
-        ledger_ids = [each for each in map(ledger_of, freed) if each is not None]
-        marks = await all_of(self._nodes.stat(self._places.mark(each)) for each in ledger_ids)
-        is_complete = changed - self._locks_changed == len(freed) + len(taken)
-        self.is_work |= not is_complete or any(mark is not None for mark in marks)
-        self._locks, self._locks_changed = names, changed
+        before = self._lists.get(self._places.locks, _List())
+        now = _List(names, changes)
+        freed = [each for each in map(ledger_of, sorted(before.names - names)) if each is not None]
+        marks = await all_of(self._nodes.stat(self._places.mark(each)) for each in freed if self._may_be_marked(each))
+        self.is_work |= not _is_all(before, now) or any(mark is not None for mark in marks)
+        self._lists[self._places.locks] = now
+
+    def _may_be_marked(self, ledger_id: int) -> bool:
+        above, _, name = parent_of(self._places.mark(ledger_id)).rpartition("/")
+        return name in self._lists.get(above, _List()).names
 
     def _forget(self, path: str) -> None:
+        self._lists.pop(path, None)
         self._nodes.zookeeper.unwatch(self._watches.pop(path))
 
     def _hear(self, path: str) -> None:
@@ -377,3 +393,8 @@ class _TreeWatch(MarksWatch):
     def _end(self) -> None:
         for path in list(self._watches):
             self._forget(path)
+
+
+def _is_all(before: _List, now: _List) -> bool:
+    """Whether nothing has come and gone in between."""
+    return now.changes - before.changes == len(before.names ^ now.names)

@@ -211,7 +211,7 @@ def watches(server: Server) -> list[Any]:
     return [key for key, watches in server._watches.items() if watches]
 
 
-def test_watches_are_as_many_as_directories_and_are_taken_back() -> None:
+def test_watches_are_as_many_as_directories_above_marks_and_are_taken_back() -> None:
     async def body(world: World) -> None:
         driver, other = await world.driver(), await world.driver()
         for ledger_id in (1, 2, 1 << 20):
@@ -219,10 +219,12 @@ def test_watches_are_as_many_as_directories_and_are_taken_back() -> None:
         news = asyncio.Event()
         watch = driver.recovery.watch_marks(news.set)
         await news.wait()
-        directories = [
-            path for path, node in world.server.nodes.items() if path.startswith(f"{TOP}/ledgers") and not node.data
+        above = [
+            path
+            for path in world.server.nodes
+            if path.startswith(f"{TOP}/ledgers") and path.removeprefix(f"{TOP}/ledgers").count("/") < 4
         ]
-        assert len(watches(world.server)) == len(directories) + 1  # and the locks
+        assert len(watches(world.server)) == len(above) + 1  # and the locks
         watch.cancel()
         await asyncio.sleep(0.01)
         assert watches(world.server) == []
@@ -241,11 +243,42 @@ def test_a_mark_that_goes_and_comes_back_between_two_looks_is_told() -> None:
         directory = path.rpartition("/")[0]
         node: Node = world.server.nodes[path]
         changes = [Delete(path), Delete(directory), Create(directory, b"", Acl.OPEN), Create(path, node.data, Acl.OPEN)]
-        for some in (changes, changes[::3], changes):
+        for _ in range(2):
             news.clear()
-            for change in some:
+            for change in changes:
                 world.server.apply([change], 99)
             await news.wait()
+
+    play(body)
+
+
+def test_watching_asks_little_for_each_mark() -> None:
+    async def body(world: World) -> None:
+        driver, other = await world.driver(), await world.driver()
+        news = asyncio.Event()
+        driver.recovery.watch_marks(news.set)
+        await news.wait()
+        for ledger_id in range(100):
+            await other.recovery.mark(ledger_id, [BK3], 1)
+        await asyncio.sleep(1)
+        before = driver.operations.total
+        for ledger_id in range(100):
+            lock = await other.recovery.lock(ledger_id, "host.example", needs_mark=True)
+            assert lock is not None
+            await asyncio.sleep(0.01)
+            assert await other.recovery.done(lock)
+        await asyncio.sleep(1)
+        assert 0 < driver.operations.total - before < 50
+        news.clear()
+        await other.recovery.mark(7, [BK3], 1)
+        await news.wait()
+        await asyncio.sleep(1)
+        lock = await other.recovery.lock(7, "host.example", needs_mark=True)
+        assert lock is not None
+        await asyncio.sleep(1)
+        news.clear()
+        await other.recovery.unlock(lock)
+        await news.wait()
 
     play(body)
 
