@@ -1,11 +1,12 @@
 """A pace that gives way: copies go as fast as they can without being felt by those who write and read.
 
 The shell reports how long ordinary requests took (`felt`), how long copies took to be stored elsewhere (`took`), and
-what was copied (`spent`). In windows of a quarter of a second: if either took more than twice what it usually takes,
-the rate is halved; if not, and the rate was used, it grows: by little, so that it is seldom too high, and by a quarter
-where there are no requests to be disturbed. What is usual is learnt while nothing is copied, and drifts slowly
-otherwise, so that a load which grows by itself is not taken for our doing for ever. Without requests nobody feels
-anything; copies say how the bookies are that they go to, where ordinary requests are not seen.
+what was copied (`spent`). Of windows of a quarter of a second the slowest counts, on the average of the last second,
+because one that is slow by chance says nothing: if either kind took much more than it usually takes, the rate is
+lowered; if not, and the rate was used, it grows: by little, so that it is seldom too high, and by a quarter where there
+are no requests to be disturbed. What is usual is learnt while nothing is copied, and drifts slowly otherwise, so that a
+load which grows by itself is not taken for our doing for ever. Without requests nobody feels anything; copies say how
+the bookies are that they go to, where ordinary requests are not seen.
 
 A copy costs, beside its bytes, questions to bookies and to the metadata store, about as much as `COPY_COST` bytes;
 otherwise many small ledgers would not be held back by a rate at all.
@@ -18,13 +19,14 @@ from __future__ import annotations
 from bookies.protocol.replicate import Pace
 
 WINDOW_S = 0.25
-SLOWDOWN = 2.0  # times the usual latency that we may cause
-SLOWER, FASTER, FASTER_ALONE = 0.5, 1.08, 1.25
+SLOWDOWN = 1.7  # times the usual latency that we may cause: the average of what is slow, so that p99 is not doubled
+SLOWER, FASTER, FASTER_ALONE = 0.7, 1.08, 1.25
 RATE_FIRST, RATE_MIN, RATE_MAX = 16e6, 1e6, 4e9  # bytes a second
 COPY_COST = 256 * 1024  # bytes that take about as long as what a copy needs beside its own
 COPY_COST_S = 0.01  # at most, at the highest rate that somebody allows
 LATENCY_MIN_S, COPY_MIN_S = 0.002, 0.050  # nobody feels less; copies come by the megabyte
-CALM_WEIGHT, BUSY_WEIGHT = 0.2, 0.01  # of a window's latency in what is usual, while nothing is copied and otherwise
+CALM_WEIGHT, BUSY_WEIGHT = 0.1, 0.01  # of a window's latency in what is usual, while nothing is copied and otherwise
+PRESENT_WEIGHT = 0.3  # of a window's latency in the present one
 
 
 class _Meter:
@@ -35,6 +37,7 @@ class _Meter:
         self._worst_s = 0.0
         self.count = 0
         self.usual_s: float | None = None
+        self._present_s: float | None = None
 
     def observe(self, seconds: float) -> None:
         self.count += 1
@@ -46,10 +49,13 @@ class _Meter:
         self.count, self._worst_s = 0, 0.0
         if not count:
             return False
-        usual_s = worst_s if self.usual_s is None else self.usual_s
-        weight = CALM_WEIGHT if is_calm else BUSY_WEIGHT
-        self.usual_s = (1 - weight) * usual_s + weight * worst_s
-        return worst_s > max(self._least_s, SLOWDOWN * self.usual_s)
+        self.usual_s = _mixed(self.usual_s, worst_s, CALM_WEIGHT if is_calm else BUSY_WEIGHT)
+        self._present_s = _mixed(self._present_s, worst_s, PRESENT_WEIGHT)
+        return self._present_s > max(self._least_s, SLOWDOWN * self.usual_s)
+
+
+def _mixed(average: float | None, value: float, weight: float) -> float:
+    return value if average is None else (1 - weight) * average + weight * value
 
 
 class YieldingPace(Pace):
