@@ -51,6 +51,7 @@ TICK_S = 0.005  # between two bursts of paced adds
 LOOK_S = 0.2
 LEASE_MS, DELAY_S, REPORT_MS = 3_000, 2, 1_000
 LIMIT_S = 1_800.0
+BEFORE_S = 65
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +64,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bytes", type=float, default=None, help="payload of all of them, which is stored three times, for --entries"
     )
-    parser.add_argument("--seconds", type=float, default=10, help="that adds are measured before (default 10)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=BEFORE_S,
+        help=f"that adds are measured before (default {BEFORE_S}: checkpoints, which are felt, come once a minute)",
+    )
     parser.add_argument(
         "--load", type=float, default=0.5, help="adds during it, as a share of what the cluster takes (default 0.5)"
     )
