@@ -350,6 +350,8 @@ def _outcome(
         Wait(Cause.BOOKIE, job.fragment.first, job.fragment.last, None, "it changes as fast as it is repaired")
         for job in unsettled
     ]
+    if assessment.wants_sealing and not waits:
+        waits.append(Wait(Cause.STORE, 0, -1, None, "it was sealed, and the metadata store does not show that yet"))
     left = Assessment([], waits, losses)
     fewest = min((verdict.fewest_replicas for verdict in verdicts), default=None)
     return Outcome(left.state, waits, losses, left.bookies, fewest, grace_s)
