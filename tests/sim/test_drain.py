@@ -169,6 +169,43 @@ def test_what_stands_in_the_way_is_named() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_marks_stay_while_there_is_nobody_to_copy_to(seed: int) -> None:
+    """Workers that see the mark before they see the note must not take the ledger for well."""
+
+    async def scenario(world: World) -> None:
+        count = len(world.cluster.bookies)
+        ledgers = [await world.write((count, 3, 2)) for _ in range(20)]
+        for _ in range(3):
+            await world.heal()
+        await asyncio.sleep(1)
+        assert await world.marked() == []
+        drain = drain_of(world)
+
+        async def begin() -> None:
+            await drain.start()
+            await drain.begin()
+            drain.stop()
+
+        await world.act(begin())
+
+        async def are_marked() -> bool:
+            return await world.marked() == ledgers
+
+        await world.until(are_marked, 10)
+        await asyncio.sleep(30)
+        assert await are_marked()
+        world.cluster.add_bookie(f"b{count + 1}")
+        await world.start(f"b{count + 1}")
+
+        async def is_empty() -> bool:
+            return names(world, ledgers) == 0 and await world.marked() == []
+
+        await world.until(is_empty)
+
+    run(scenario, seed, bookies=3)
+
+
 def test_an_open_ledger_waits_for_its_writer_or_is_sealed() -> None:
     async def scenario(world: World) -> None:
         async def open_one() -> Any:

@@ -126,6 +126,11 @@ def test_ledgers_with_one_replica_left_do_not_wait_for_the_delay() -> None:
         await world.start("b1", "b2")
         await asyncio.sleep(1)
         assert all([await world.is_whole(each) for each in ledgers])
+        more = [await world.write((3, 3, 2)) for _ in range(30)]
+        again = [each for each in more if world.record(each).names("b1") and world.record(each).names("b2")]
+        assert again
+        world.kill("b1", "b2")
+        await world.until_whole(again, 60)
 
     run(scenario, bookies=7)
 

@@ -128,6 +128,8 @@ class Auditor:
     async def _hurry(self) -> bool:
         """Mark what cannot wait for the delay; whether there was anything to look at."""
         away = tuple(self._membership.absence.endangering(asyncio.get_running_loop().time()))
+        if away != self._hurried:
+            self._hurried = ()  # Who came back and goes again is looked at again.
         if not away or away == self._hurried or all(bookie in self._audited for bookie in away):
             return False
         if await self._pass([Endangered(away)], self._rate):

@@ -132,6 +132,15 @@ class Membership:
         self._named = tuple(sorted(bookies))
         self._look()
 
+    @property
+    def notes_version(self) -> int:
+        """Of what is announced for single bookies, as far as known."""
+        return self._notes.version
+
+    async def read_notes(self) -> None:
+        """What is announced is not older than the call afterwards. Raises `MetadataError`."""
+        await self._read_notes()
+
     async def _read_notes(self) -> None:
         notes = await self._reader.read()
         if self._notes_watch is None or notes.version != self._notes.version:

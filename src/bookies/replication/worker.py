@@ -316,7 +316,11 @@ class Worker:
             repairs_placement=self._config.recovery_repairs_placement,
         )
         before = self.reports.get(ledger_id)
-        outcome = await repair.run(ledger_id, before.losses if before is not None else ())
+        while True:
+            notes_version = self._membership.notes_version
+            outcome = await repair.run(ledger_id, before.losses if before is not None else ())
+            if outcome.state is not RepairState.HEALTHY or not await self._is_outdated(ledger_id, notes_version):
+                break
         self.acted_ms = self._runtime.clock.wall_ms()
         if outcome.state is not RepairState.HEALTHY:
             self._postpone(item, outcome)
@@ -328,6 +332,17 @@ class Worker:
             self._agenda.postpone(ledger_id, self._now(), for_s=AGAIN_S)
             self._agenda.stale(ledger_id)
             self._wants_listing.set()
+
+    async def _is_outdated(self, ledger_id: int, notes_version: int) -> bool:
+        """Whether a ledger was found to be well by what was announced before it was marked.
+
+        A mark may name a bookie that is there: because it came back, or because it is to be emptied, which we may not
+        have heard of yet.
+        """
+        named, registered = self._named.get(ledger_id, ()), self._membership.registered
+        if not named or any(bookie in registered for bookie in named):
+            await self._membership.read_notes()
+        return self._membership.notes_version != notes_version
 
     def _postpone(self, item: Item, outcome: Outcome) -> None:
         is_lost = bool(outcome.losses) and not outcome.waits

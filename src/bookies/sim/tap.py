@@ -149,16 +149,20 @@ class Tap:
 
     def _check_finished(self, commit: Commit, after: LedgerMetadata) -> None:
         """I-18: nobody can know that a fragment of an open ledger is finished before its writer has said so."""
-        before, border = commit.before, after.last_fragment_first_entry - 1
-        if before is None or not commit.author.startswith("replicator") or before.state is not after.state:
+        before, ledger_id = commit.before, after.ledger_id
+        if before is None or after.is_closed or not commit.author.startswith("replicator"):
             return
-        announced = self._announced.get(after.ledger_id, -1)
-        if not after.is_closed and before.ensembles != after.ensembles and announced < border:
-            self._report(
-                "I-18",
-                f"{commit.author} replaces bookies in ledger {after.ledger_id}, whose last fragment is not known to "
-                f"begin behind what is confirmed: entries up to {announced} are",
-            )
+        if before.state is not after.state or before.ensembles == after.ensembles:
+            return
+        announced = self._announced.get(ledger_id, -1)
+        following = [*(first for first, _ in after.ensembles[1:]), None]
+        for fragment, end in zip(after.ensembles, following, strict=True):
+            if fragment not in before.ensembles and (end is None or announced < end - 1):
+                self._report(
+                    "I-18",
+                    f"{commit.author} replaces bookies in ledger {ledger_id}, whose fragment from {fragment[0]} on "
+                    f"is not known to be finished: entries up to {announced} are confirmed",
+                )
 
     def excuse_late(self, ledger_id: int) -> None:
         """The ledger's writer is set not to replace bookies that fail what has its quorum already."""
