@@ -74,6 +74,7 @@ def play(tmp_path: pathlib.Path, family: Family, up: dict[str, object]) -> None:
     assert lost not in done("ledger", "show", ledger, "--json").json()["fragments"][0]["bookies"]
     assert "it is empty" in done("bookie", "drain").out
     assert "stop it first" in done("bookie", "drain", lost, "--remove", status=1).err
+    assert "nothing to plan" in done("bookie", "drain", lost, "--cancel", "--dry-run", status=2).err
     done("bookie", "drain", lost, "--cancel")
     assert done("bookie", "drain").out == "no bookie is being emptied\n"
     pids = {each["id"]: each["pid"] for each in up["bookies"]}  # type: ignore[attr-defined]

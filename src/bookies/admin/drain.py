@@ -88,6 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.verb == "maintenance":
         return with_session(arguments, lambda session: _maintenance(session, arguments))
     check_rate(arguments)
+    if arguments.cancel and arguments.dry_run:
+        raise UsageError("--cancel copies nothing, so there is nothing to plan: leave out --dry-run, or --cancel")
     if arguments.bookie is None:
         return with_session(arguments, lambda session: _show(session, arguments))
     try:
