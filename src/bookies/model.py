@@ -92,6 +92,11 @@ class LedgerMetadata:
         """The bookies of the fragment that the entry belongs to."""
         return self.ensembles[self.fragment_index(entry_id)][1]
 
+    @property
+    def bookies(self) -> list[BookieId]:
+        """Those in the ensembles of its fragments, each once, in the order in which they come there."""
+        return list(dict.fromkeys(bookie for _, ensemble in self.ensembles for bookie in ensemble))
+
     def names(self, bookie: str) -> bool:
         """Whether any fragment has this bookie in its ensemble."""
         return any(bookie in ensemble for _, ensemble in self.ensembles)

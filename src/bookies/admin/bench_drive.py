@@ -81,11 +81,13 @@ def cpu_seconds(pid: int) -> float:
 
 def rss_mb(pid: int) -> int:
     """Resident memory of a process, MB."""
+    return memory_kib(pid, "VmRSS") * 1024 // 1_000_000
+
+
+def memory_kib(pid: int, field: str) -> int:
+    """What the system says of a process's memory, KiB; 0: nothing. Raises `OSError`."""
     with open(f"/proc/{pid}/status") as file:
-        for line in file:
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024 // 1_000_000
-    return 0
+        return next((int(line.split()[1]) for line in file if line.startswith(f"{field}:")), 0)
 
 
 async def _create(client: Client, arguments: argparse.Namespace) -> LedgerWriter:

@@ -29,6 +29,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from bookies.admin.bench_drive import memory_kib
 from bookies.admin.common import Progress, print_json, print_table, run_async
 from bookies.admin.histogram import Histogram
 from bookies.admin.usage import UsageError
@@ -144,8 +145,8 @@ async def _measure(cluster: LocalCluster, arguments: argparse.Namespace) -> dict
 
 def _memory_of(pid: int) -> float:
     """The most that a process has had, MiB."""
-    with suppress(OSError), open(f"/proc/{pid}/status") as lines:
-        return next((round(int(line.split()[1]) / 1024, 1) for line in lines if line.startswith("VmHWM:")), 0.0)
+    with suppress(OSError):
+        return round(memory_kib(pid, "VmHWM") / 1024, 1)
     return 0.0
 
 

@@ -56,8 +56,7 @@ async def heal(arguments: argparse.Namespace) -> int:
         arguments.name,
     )
     work = asyncio.create_task(RecoveryProcess(who).run())
-    async for _ in read_lines(sys.stdin.fileno()):
-        pass
+    await _wait_input_ends()
     work.cancel()
     await asyncio.wait((work,))
     return 0

@@ -133,7 +133,7 @@ class HealingCheck:
     async def _problem_of(self, administration: Administration, ledger_id: int) -> str:
         try:
             record = (await administration.record(ledger_id)).metadata
-            for bookie in dict.fromkeys(bookie for _, ensemble in record.ensembles for bookie in ensemble):
+            for bookie in record.bookies:
                 missing = await administration.missing_entries(bookie, ledger_id)
                 if missing:
                     return f"{bookie} lacks entries {', '.join(map(str, missing[:5]))} of ledger {ledger_id}"

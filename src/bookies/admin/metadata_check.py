@@ -161,7 +161,7 @@ async def _check_ledgers(driver: MetadataDriver, report: Report, progress: Calla
                 report.add("ledger-unreadable", each.ledger_id, each.reason)
                 continue
             _check_record(each, report)
-            for bookie in dict.fromkeys(bookie for _, ensemble in each.ensembles for bookie in ensemble):
+            for bookie in each.bookies:
                 if bookie not in cookies:
                     strangers.setdefault(bookie, []).append(each.ledger_id)
         report.ledgers += len(batch)

@@ -395,8 +395,8 @@ class Administration:
         `in_place`: copy to the very bookies that are there, which have lost entries. `exclude`: who must not be
         chosen. `fragment`, `positions`: as from `check_ledger`. `bytes_per_s`: of all copies; None: as fast as it goes.
         `pace`: shared with other operations, in its place. `update`: of those who hold the ledger's lock and have read
-        its record. A bookie that refuses its copy is passed over for another
-        one. Raises `InvalidArgument`, `FragmentNotFinished`, `NotEnoughBookies`, `VersionConflict` (changed meanwhile),
+        its record. A bookie that refuses its copy is passed over for another one.
+        Raises `InvalidArgument`, `FragmentNotFinished`, `NotEnoughBookies`, `VersionConflict` (changed meanwhile),
         why entries cannot be read or written, and what a metadata update raises. Then the record has not been changed.
         """
         wanted = _positions(fragment, positions)

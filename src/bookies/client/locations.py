@@ -176,10 +176,7 @@ class Locations:
         for bookie, (location, host) in places.items():
             if bookie not in self._hosts:
                 self._hosts[bookie] = host if host_of(bookie) == bookie else host_of(bookie)
-                try:
-                    self._published[bookie] = parse_location(location)
-                except ConfigError as error:
-                    self._events.warning("placement.location", error=error, bookie=bookie)
+                self._says(bookie, location)
 
     async def _read_registration(self, bookie: BookieId, limit: asyncio.Semaphore) -> bool:
         """Whether there is nothing more to learn before it registers again."""
@@ -198,11 +195,15 @@ class Locations:
         self._published.pop(bookie, None)
         said = info.properties.get(LOCATION)
         if said:
-            try:
-                self._published[bookie] = parse_location(said)
-            except ConfigError as error:
-                self._events.warning("placement.location", error=error, bookie=bookie)
+            self._says(bookie, said)
         return True
+
+    def _says(self, bookie: BookieId, location: str) -> None:
+        """Where it says that it is."""
+        try:
+            self._published[bookie] = parse_location(location)
+        except ConfigError as error:
+            self._events.warning("placement.location", error=error, bookie=bookie)
 
     async def _ask_script(self, bookies: Sequence[BookieId]) -> None:
         if not self._config.locations_script:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bookies.errors import ConfigError, MetadataCorrupt
-from bookies.metadata.recovery_formats import SinglePlaces
+from bookies.metadata.recovery_formats import SinglePlaces, kind_below
 from bookies.metadata.serde import is_bookie_id
 from bookies.metadata.spent import SPENT_SIZE
 from bookies.model import BookieId, BookieMode
@@ -86,10 +86,7 @@ class Keys:
     def kind(self, key: str) -> str:
         """What a key is of, in a word: for counting."""
         first, _, rest = key.removeprefix(f"{self.scope}/").partition("/")
-        if first == "underreplication":
-            second = rest.partition("/")[0] or first
-            return "marks" if second == "ledgers" else second
-        return first
+        return kind_below(rest) or first if first == "underreplication" else first
 
     def fixed(self, instance_id: str) -> list[tuple[str, bytes]]:
         """What a cluster begins with, in Apache's order."""

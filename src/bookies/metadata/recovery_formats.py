@@ -44,6 +44,12 @@ _CHECK_TIMES = {
 }
 
 
+def kind_below(rest: str) -> str:
+    """What lies at a place below the top of auto-recovery's, in a word: for counting. Empty for the top."""
+    first = rest.partition("/")[0]
+    return "marks" if first == "ledgers" else first
+
+
 @dataclass(frozen=True, slots=True)
 class SinglePlaces:
     """What there is one of, below `top`, by Apache's names. Source: metadata 2.1 and 8."""

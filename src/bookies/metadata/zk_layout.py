@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bookies.errors import ConfigError, MetadataCorrupt
-from bookies.metadata.recovery_formats import SinglePlaces, leaf
+from bookies.metadata.recovery_formats import SinglePlaces, kind_below, leaf
 from bookies.metadata.serde import is_bookie_id
 from bookies.metadata.spent import SPENT_SIZE
 from bookies.model import BookieId, BookieMode
@@ -149,8 +149,7 @@ class Paths:
             return "records"
         first, _, rest = path.removeprefix(f"{self.root}/").partition("/")
         if first == "underreplication":
-            second = rest.partition("/")[0] or first
-            return "marks" if second == "ledgers" else second
+            return kind_below(rest) or first
         return first if first in _NOT_LEDGERS else "ledgers"
 
     # -- our own --------------------------------------------------------------------------------------------------

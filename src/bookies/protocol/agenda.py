@@ -48,6 +48,9 @@ class Share(NamedTuple):
         return (ledger_id * 0x9E3779B97F4A7C15 >> 32 & 0xFFFFFFFF) % self.workers == self.position
 
 
+EVERYTHING = Share()
+
+
 @dataclass(slots=True)
 class Item:
     """One marked ledger. `named`: bookies that the mark names. `left`: replicas of the entry that is worst off.
@@ -112,7 +115,7 @@ class Agenda:
         self._ranking: dict[int, None] = {}  # ranked and waiting to be taken
         self._stamp = 0
         self._others = 0  # items that are not ours
-        self.share = Share()
+        self.share = EVERYTHING
         self.is_cut = False  # more were marked than are remembered
 
     def __len__(self) -> int:
@@ -125,7 +128,7 @@ class Agenda:
         return self._items.get(ledger_id)
 
     # -- listing the marks ---------------------------------------------------------------------------------------
-    def begin_listing(self, share: Share = Share()) -> None:  # noqa: B008
+    def begin_listing(self, share: Share = EVERYTHING) -> None:
         """What is not offered before `end_listing` is not marked any more. `share`: ours from now on."""
         self.is_cut = False
         for item in self._items.values():

@@ -83,39 +83,43 @@ class Balance:
         writable = [each for each in (await self._driver.bookies(BookieMode.WRITABLE)).bookies if each not in avoided]
         spaces = await all_of(map(self._client.bookie_space, writable))
         room = {bookie: total for bookie, (total, _) in zip(writable, spaces, strict=True)}
+        reaches: dict[int, tuple[int, int]] = {}
         held: dict[BookieId, int] = {}
         async for page in records(self._driver, Pace(None), Coverage()):
-            for replicas in await all_of(map(self._replicas, page)):
+            for replicas in await all_of(self._replicas(each, reaches) for each in page):
                 for movable, bookie in replicas:
                     held[bookie] = held.get(bookie, 0) + movable.size
         giving = givers(held, shares_of(held, room), tolerance) if room else []
         by_giver: dict[BookieId, list[Movable]] = {bookie: [] for bookie in giving}
         if giving:
             async for page in records(self._driver, Pace(None), Coverage()):
-                for replicas in await all_of(map(self._replicas, page)):
+                for replicas in await all_of(self._replicas(each, reaches) for each in page):
                     for movable, bookie in replicas:
                         if bookie in by_giver:
                             by_giver[bookie].append(movable)
         return plan_balance(held, room, by_giver, tolerance)
 
-    async def _replicas(self, found: Versioned) -> list[tuple[Movable, BookieId]]:
+    async def _replicas(self, found: Versioned, reaches: dict[int, tuple[int, int]]) -> list[tuple[Movable, BookieId]]:
         """What each bookie has of each finished fragment. The bookies of an open ledger are asked how much that is.
 
-        Unless it has no other fragment than the one that grows.
+        Unless it has no other fragment than the one that grows. `reaches`: last entry and length of those that were
+        asked for before; added to.
         """
         record = found.metadata
         last, length = record.last_entry_id, record.length
         if not record.is_closed:
             if len(record.ensembles) == 1:
                 return []
-            try:
-                reader = await self._client.administration().open(record.ledger_id)
-            except (ClientClosed, MetadataError):
-                raise
-            except BookKeeperError:
-                return []  # It is gone, or nobody says how far it reaches.
-            last, length = reader.last_add_confirmed, reader.length
-            await reader.close()
+            if record.ledger_id not in reaches:
+                try:
+                    reader = await self._client.administration().open(record.ledger_id)
+                except (ClientClosed, MetadataError):
+                    raise
+                except BookKeeperError:
+                    return []  # It is gone, or nobody says how far it reaches.
+                reaches[record.ledger_id] = reader.last_add_confirmed, reader.length
+                await reader.close()
+            last, length = reaches[record.ledger_id]
         return [
             (Movable(record.ledger_id, fragment.first, position, fragment.ensemble, size), bookie)
             for fragment in fragments_to_check(record, last)

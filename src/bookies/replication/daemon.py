@@ -29,6 +29,8 @@ from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import all_of
 
+# What always changes, and is no reason to write a status.
+RESTLESS = ("busy", "metadata_operations", "metadata_operations_by_name")
 REWRITE_S = 120.0  # a status is written, even if nothing has changed: it says that the process is there
 SILENCE_S = 180.0  # of the store; then a new session is tried
 STOP_S = 5.0  # for giving back what is held; then the session's end does
@@ -166,11 +168,7 @@ class AutoRecovery:
         while True:
             status = self.status()
             news = {"tasks": status.tasks, "auditor": status.auditor, "reports": status.reports, **status.worker}
-            for name in (
-                "busy",
-                "metadata_operations",
-                "metadata_operations_by_name",
-            ):  # which always change, and are no reason to write
+            for name in RESTLESS:
                 news.pop(name)
             if news != written or loop.time() - written_at >= REWRITE_S:
                 await self._record.write(pack(status))

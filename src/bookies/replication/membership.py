@@ -120,7 +120,7 @@ class Membership:
         self._is_stale = False
         try:
             self._cookies = (await self._driver.all_bookies()).bookies
-            await self._read_notes()
+            await self.read_notes()
             await self._read_delay()
         except BaseException:
             self._is_stale = True
@@ -139,9 +139,6 @@ class Membership:
 
     async def read_notes(self) -> None:
         """What is announced is not older than the call afterwards. Raises `MetadataError`."""
-        await self._read_notes()
-
-    async def _read_notes(self) -> None:
         notes = await self._reader.read()
         if self._notes_watch is None or notes.version != self._notes.version:
             if self._notes_watch is not None:

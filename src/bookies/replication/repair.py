@@ -162,7 +162,7 @@ class LedgerRepair:
         except BookKeeperError as error:
             # Where an unfinished ledger ends cannot be learnt. With a lost bookie only a recovery would find out.
             assessment = Assessment()
-            if any(bookie in circumstances.lost for _, ensemble in found.metadata.ensembles for bookie in ensemble):
+            if any(bookie in circumstances.lost for bookie in found.metadata.bookies):
                 assessment.wants_sealing = not found.metadata.is_closed
             if not assessment.wants_sealing:
                 assessment.waits.append(Wait(Cause.ANSWER, 0, -1, None, str(error)))

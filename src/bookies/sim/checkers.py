@@ -157,12 +157,11 @@ async def _check_replicas(
 ) -> None:
     """I-2 and I-15 on every bookie that the record lists and that is there. Replicas on rotten ones may be damaged."""
     pool, rotten = BookiePool(client.runtime, client.client.config, resolve), cluster.rotten
-    bookies = {bookie: None for _, ensemble in metadata.ensembles for bookie in ensemble}
     held = {
         bookie: set[int]()
         if cluster.bookies[bookie].is_gone
         else await _held(pool, history, story, metadata, bookie, bookie in rotten)
-        for bookie in bookies
+        for bookie in metadata.bookies
     }
     await pool.close()
     for first, last, ensemble in fragments_of(metadata, metadata.last_entry_id):

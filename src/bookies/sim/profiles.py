@@ -97,6 +97,9 @@ HEALING_FAULTS: dict[str, float] = {
     "kill client at an await": 2,
     "pause client": 2,
 }
+# Settings of clients that do not wait long for bookies.
+HASTY: dict[str, object] = {"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 500}
+IMPATIENT: dict[str, object] = {"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 1_000}
 QUICK_COLLECTION: dict[str, object] = {
     "gc_interval_ms": 1_000,
     "gc_quarantine_ms": 500,
@@ -168,7 +171,7 @@ PROFILES = {
         ),
         moments=MomentPlan(),
         stall_probability=0.06,
-        client_settings={"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 1_000},
+        client_settings=IMPATIENT,
     ),
     "tight": Profile(bookies=3),
     # Disks that fail, fill up, and forget.
@@ -262,7 +265,7 @@ PROFILES = {
             weights=HEALING_FAULTS,
         ),
         bookie_settings=QUICK_COLLECTION,
-        client_settings={"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 500},
+        client_settings=HASTY,
     ),
     # The same, of small scope: a ledger or two, and few faults, of the kinds that matter.
     "recovery-small": Profile(
@@ -289,7 +292,7 @@ PROFILES = {
             weights=HEALING_FAULTS | {"lose bookie": 8, "kill worker in a copy": 6, "pause worker in a copy": 4},
         ),
         bookie_settings=QUICK_COLLECTION,
-        client_settings={"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 500},
+        client_settings=HASTY,
     ),
     # Writers that choose the ids of their entries: out of order, with gaps, some twice; and go without closing.
     "advanced": Profile(
@@ -320,7 +323,7 @@ PROFILES = {
         ),
         moments=MomentPlan(0.3, 0.05),
         stall_probability=0.04,
-        client_settings={"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 1_000},
+        client_settings=IMPATIENT,
     ),
     # Writers with settings of their own: changes that are delayed, forbidden, or switched; patience; places; fewer
     # bookies than asked for.
@@ -353,7 +356,7 @@ PROFILES = {
             },
         ),
         stall_probability=0.03,
-        client_settings={"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 500},
+        client_settings=HASTY,
     ),
     # Clients with little memory, and entries that fill it while a bookie is late.
     "limits": Profile(
@@ -546,7 +549,7 @@ PROFILES = {
             },
         ),
         moments=MomentPlan(0.3, 0.03),
-        client_settings={"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 1_000},
+        client_settings=IMPATIENT,
     ),
     # Ledgers are deleted all the time, and bookies give their space back as fast as they can, while they die.
     "collecting": Profile(
@@ -593,7 +596,7 @@ PROFILES = {
             "scrub_period_ms": 400,
             "control": False,
         },
-        client_settings={"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 500},
+        client_settings=HASTY,
     ),
     "rot": Profile(
         plan=Plan(quorums=((3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2))),

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from bookies.errors import RemoteProtocolError, Status
-from bookies.model import BookieId, LedgerMetadata, LedgerState
+from bookies.model import BookieId, LedgerMetadata, LedgerState, fragments_of
 from bookies.protocol.quorum import write_set
 from bookies.runtime.ports import Buffer
 from bookies.sim.acks import Acks
@@ -52,6 +52,7 @@ ROLES = ("writer", "recoverer", "reader", "checker")
 RECOVERING = ("recoverer", "checker")
 NEGATIVE = (Status.NO_ENTRY, Status.NO_LEDGER)
 ANSWERED = (Status.OK, *NEGATIVE)
+ENDLESS = 1 << 62  # last entry of a fragment that grows
 
 
 class _Line:
@@ -155,12 +156,11 @@ class Tap:
         if before.state is not after.state or before.ensembles == after.ensembles:
             return
         announced = self._announced.get(ledger_id, -1)
-        following = [*(first for first, _ in after.ensembles[1:]), None]
-        for fragment, end in zip(after.ensembles, following, strict=True):
-            if fragment not in before.ensembles and (end is None or announced < end - 1):
+        for first, last, ensemble in fragments_of(after, ENDLESS):
+            if announced < last and (first, ensemble) not in before.ensembles:
                 self._report(
                     "I-18",
-                    f"{commit.author} replaces bookies in ledger {ledger_id}, whose fragment from {fragment[0]} on "
+                    f"{commit.author} replaces bookies in ledger {ledger_id}, whose fragment from {first} on "
                     f"is not known to be finished: entries up to {announced} are confirmed",
                 )
 
