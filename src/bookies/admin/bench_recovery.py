@@ -2,8 +2,9 @@
 
 A cluster of its own, whose bookies take part in auto-recovery. First it is filled with small sealed ledgers, and the
 rate is measured that it takes adds at; from then on entries are added at a share of that rate, each at its time, and an
-add's latency counts from when it was due. Then one bookie is killed. *Noticed* is when the first ledger was marked,
-*whole* when nothing is marked any more and no record names the dead bookie for an entry; both since the kill.
+add's latency counts from when it was due. For as long as *before* lasts, adds go on unmeasured first, so that what was
+filled in has been checkpointed. Then one bookie is killed. *Noticed* is when the first ledger was marked, *whole* when
+nothing is marked any more and no record names the dead bookie for an entry; both since the kill.
 
 *Bytes copied over bytes needed*: what the workers say they have copied, over what the dead bookie held by the records
 when it was killed, and of the ledgers under load when their writers had replaced it. *Metadata operations per ledger*:
@@ -238,7 +239,7 @@ class Bench:
         most = await load.measure_rate(min(3.0, arguments.seconds))
         per_s = most * arguments.load
         adding = asyncio.ensure_future(load.run(per_s)) if per_s else None
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(arguments.seconds)  # until what was filled in has been checkpointed too
         load.take()
         await asyncio.sleep(arguments.seconds)
         before = load.take()

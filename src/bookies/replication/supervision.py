@@ -54,11 +54,15 @@ async def supervise(
 
 
 async def _ended(task: asyncio.Task[None]) -> BaseException | None:
-    """Wait for its end: what it died of. Whoever cancels this cancels the task, and waits for that."""
-    try:
-        await asyncio.wait((task,))
-    except asyncio.CancelledError:
-        task.cancel()
-        await asyncio.wait((task,))
-        raise
-    return None if task.cancelled() else task.exception()
+    """Wait for its end: what it died of. Whoever cancels this cancels the task, and waits for that, however often."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+            task.cancel()
+    error = None if task.cancelled() else task.exception()
+    if cancelled is not None:
+        raise cancelled
+    return error

@@ -68,3 +68,33 @@ def test_whoever_cancels_it_waits_for_its_end() -> None:
 
     loop.run(main())
     loop.close()
+
+
+def test_whoever_cancels_it_twice_leaves_nothing_running_either() -> None:
+    loop = SimLoop()  # type: ignore[abstract]
+    ends: list[float] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(1_000)
+        finally:
+            try:
+                await asyncio.sleep(3)  # gives something back, which the second cancellation interrupts
+            finally:
+                await asyncio.sleep(2)
+                ends.append(loop.time())
+                raise MetadataError("the store is away")  # nobody is there for it any more
+
+    async def main() -> None:
+        events = Events("recovery", SimClock(loop, 0))
+        running = loop.create_task(supervise(Supervised("worker"), work, events, longest))
+        await asyncio.sleep(10)
+        running.cancel()
+        await asyncio.sleep(1)
+        running.cancel()
+        await asyncio.wait((running,))
+        assert running.cancelled()
+        assert ends == [13.0]
+
+    loop.run(main())
+    loop.close()
