@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 VERBS = ("drain", "maintenance")
 RATE_ASSUMED = 32 * 1024 * 1024  # bytes a second, before anything is measured
+KNOWN_SHOWN = 20  # bookies
 SHOWN = 20  # ledgers that are in the way, one a line
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 MAINTENANCE_MAX_S = 7 * 86_400
@@ -111,6 +112,8 @@ def who() -> str:
 
 async def check_known(session: Session, name: str) -> BookieId:
     """The bookie of that name. Raises `UsageError` if it has no cookie, is not registered, and no ledger names it."""
+    import difflib
+
     from bookies.metadata.serde import is_bookie_id
     from bookies.model import BookieId
 
@@ -120,7 +123,11 @@ async def check_known(session: Session, name: str) -> BookieId:
         return bookie
     if is_bookie_id(name) and await session.client.administration().ledgers_on([bookie]):
         return bookie
-    raise UsageError(f"there is no bookie {name}, and no ledger names it: the cluster has {', '.join(known) or 'none'}")
+    near = difflib.get_close_matches(name, known, 3)
+    meant = f"; did you mean {' or '.join(near)}?" if near else ""
+    more = f" and {len(known) - KNOWN_SHOWN:,} more" if len(known) > KNOWN_SHOWN else ""
+    has = ", ".join(sorted(known)[:KNOWN_SHOWN]) or "none"
+    raise UsageError(f"there is no bookie {name}, and no ledger names it: the cluster has {has}{more}{meant}")
 
 
 # -- maintenance -------------------------------------------------------------------------------------------------------
@@ -224,7 +231,8 @@ async def _show(session: Session, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(rows)
     elif not rows:
-        print("no bookie is being emptied" if arguments.verb == "drain" else "no bookie is in maintenance")
+        which = "no bookie is" if arguments.bookie is None else f"bookie {arguments.bookie} is not"
+        print(f"{which} being emptied" if arguments.verb == "drain" else f"{which} in maintenance")
     elif arguments.verb == "drain":
         cells = [
             (row["bookie"], time_text(row["since_ms"]), row["by"], row["state"] or "has just begun") for row in rows

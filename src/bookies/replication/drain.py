@@ -11,7 +11,8 @@ workers by marks: so it works in a cluster where nobody takes part in auto-recov
 pace is the operator's, and how far it is is known and not guessed. Workers that take part help: they find the same
 intent, and the ledger's lock sees to it that no ledger is copied twice.
 
-A bookie that is stopped counts as lost here, by the word of the operator; all others only as auto-recovery judges.
+A bookie that is stopped counts as lost here, by the word of the operator; all others only as auto-recovery judges: by
+marks and by what processes that take part have seen, as in `by_hand.py`, for this one has only begun to watch.
 Source: metadata 8.11 and 8.12, client-protocol 7.4; pains 34.
 """
 
@@ -46,6 +47,7 @@ from bookies.protocol.replicate import Pace
 from bookies.replication.membership import Membership
 from bookies.replication.records import Coverage, records
 from bookies.replication.repair import UNLIMITED_S, LedgerRepair, Outcome, Totals
+from bookies.replication.status import witnesses
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import all_of
@@ -167,6 +169,7 @@ class Drain:
         self._expected_to_wait: dict[int, None] = {}  # by the plan
         self._is_cancelled = False
         self._marked: dict[int, None] = {}
+        self._believed: list[BookieId] = []  # to be lost, by processes that take part
 
     async def start(self) -> None:
         """Raises `MetadataError`."""
@@ -293,6 +296,7 @@ class Drain:
     async def _rounds(self, portions: Sequence[Portion], result: DrainResult, *, waits: bool) -> None:
         todo = list(portions)
         while not self._is_cancelled:
+            self._believed = [each for process in await witnesses(self._driver) for each in process.lost]
             before = len(self._finished)
             await self._work(interleaved(todo))
             left: dict[int, Portion] = {}
@@ -343,7 +347,10 @@ class Drain:
     async def _ledger(self, portion: Portion) -> None:
         """Do one under its lock; afterwards it is done, or it is known what it waits for."""
         store, ledger_id = self._driver.recovery, portion.ledger_id
-        is_marked = await store.mark_of(ledger_id) is not None
+        mark = await store.mark_of(ledger_id)
+        is_marked = mark is not None
+        believed = [*(() if mark is None else mark.replicas), *self._believed]
+        await self._membership.settle([each for each in believed if each != self._bookie])
         lock = await store.lock(ledger_id, self._owner, needs_mark=is_marked)
         if lock is None:
             holder = (await store.locks()).get(ledger_id, "somebody")
@@ -352,7 +359,7 @@ class Drain:
         totals = Totals()
         self._busy[ledger_id] = portion, totals
         try:
-            outcome = await self._repair(ledger_id, portion, totals)
+            outcome = await self._repair(ledger_id, portion, totals, believed)
             if outcome is None:
                 self._finish(portion)
             elif outcome.state is RepairState.HEALTHY and is_marked:
@@ -366,13 +373,15 @@ class Drain:
             self._done.size += totals.size
             await store.unlock(lock)
 
-    async def _repair(self, ledger_id: int, portion: Portion, totals: Totals) -> Outcome | None:
-        """Raises `MetadataError`. None: the ledger is gone."""
+    async def _repair(
+        self, ledger_id: int, portion: Portion, totals: Totals, believed: Sequence[BookieId]
+    ) -> Outcome | None:
+        """Raises `MetadataError`. None: the ledger is gone. `believed`: by others to be lost."""
         self._blocked.pop(ledger_id, None)
         repair = LedgerRepair(
             self._administration,
             self._updating,
-            lambda: self._membership.circumstances([self._bookie]),
+            lambda: self._membership.circumstances([self._bookie, *self._membership.long_away(believed)]),
             lambda found: 0.0 if self._may_seal(found) else UNLIMITED_S,
             self._pace,
             totals,

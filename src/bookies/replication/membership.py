@@ -102,6 +102,16 @@ class Membership:
         now, registered = self._now(), self.registered
         return [each for each in bookies if each not in registered and self.absence.is_away_for(each, HURRY_S, now)]
 
+    async def settle(self, bookies: Iterable[BookieId]) -> None:
+        """Some seconds at most: afterwards those of them that stay away are `long_away`. For those who have only begun
+        to watch, and were told by others that a bookie is lost, which may be starting just now."""
+        self._look()
+        now, registered = self._now(), self.registered
+        since = [self.absence.away_since(each) for each in bookies if each not in registered]
+        wait_s = max((HURRY_S - (now - each) for each in since if each is not None), default=0.0)
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+
     def lost(self) -> list[BookieId]:
         self._look()
         return self.absence.lost(self._now())
