@@ -46,7 +46,7 @@ from bookies.protocol.repair_work import Cause, RepairState, Wait
 from bookies.protocol.replicate import Pace
 from bookies.replication.membership import Membership
 from bookies.replication.records import Coverage, records
-from bookies.replication.repair import UNLIMITED_S, LedgerRepair, Outcome, Totals
+from bookies.replication.repair import UNLIMITED_S, LedgerRepair, Outcome, Totals, not_sealed
 from bookies.replication.status import witnesses
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
@@ -248,11 +248,13 @@ class Drain:
     async def _choose(
         self, fragment: Fragment, positions: Sequence[int], portion: Portion, plan: DrainPlan
     ) -> Blocked | None:
-        unwanted = [*self._membership.circumstances().unwanted, self._bookie]
+        circumstances = self._membership.circumstances()
+        unwanted = [*circumstances.unwanted, self._bookie]
         try:
             chosen = await self._administration.plan_fragment(fragment, positions, exclude=unwanted)
         except NotEnoughBookies as error:
-            return Blocked(fragment.ledger_id, fragment.first, fragment.last, Cause.TARGET.value, error.message)
+            why = error.message + circumstances.left_out(fragment.ensemble)
+            return Blocked(fragment.ledger_id, fragment.first, fragment.last, Cause.TARGET.value, why)
         size = portion.size * len(fragment.stored(positions[0])) // max(1, portion.entries)
         for replacement in chosen:
             plan.targets[replacement.new] = plan.targets.get(replacement.new, 0) + size
@@ -398,8 +400,7 @@ class Drain:
         except (ClientClosed, MetadataError):
             raise
         except BookKeeperError as error:
-            why = f"its end cannot be decided: {error}"
-            self._blocked[ledger_id] = [Blocked(ledger_id, 0, -1, Cause.ANSWER.value, why)]
+            self._blocked[ledger_id] = [self._waiting(ledger_id, not_sealed(error, self._membership.circumstances()))]
             return Outcome(RepairState.WAITING)
         if is_stored_on(found.metadata, self._bookie):
             self._blocked[ledger_id] = self._reasons(found, outcome)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from bookies.errors import MetadataCorrupt
-from bookies.metadata.bookie_notes import BookieNotes, Notes
+from bookies.metadata.bookie_notes import BookieNotes, Note, Notes
 from bookies.metadata.driver import BookieSet, MetadataDriver, Watch
 from bookies.model import BookieId, BookieMode
 from bookies.protocol.absence import HURRY_S, Absence
@@ -75,6 +75,11 @@ class Membership:
         return self._of(BookieMode.WRITABLE)
 
     @property
+    def targets(self) -> list[BookieId]:
+        """Bookies that can be copied to."""
+        return [each for each in self.writable if each not in self._notes.by_bookie]
+
+    @property
     def registered(self) -> frozenset[BookieId]:
         """In whatever mode. For membership tests: its order means nothing."""
         return frozenset((*self.writable, *self._of(BookieMode.READ_ONLY)))
@@ -93,8 +98,10 @@ class Membership:
         excused = [bookie for bookie in away if self.absence.is_excused(bookie, now)]
         lost = dict.fromkeys(self.absence.lost(now))
         lost |= {bookie: None for bookie in named if bookie not in registered and bookie not in excused}
-        notes = self._notes
-        return Circumstances(registered, tuple(lost), tuple(excused), tuple(notes.draining), notes.avoided)
+        unwanted = {bookie: _why_avoided(note) for bookie, note in self._notes.by_bookie.items()}
+        return Circumstances(
+            registered, tuple(lost), tuple(excused), tuple(self.draining), unwanted, self._of(BookieMode.READ_ONLY)
+        )
 
     def long_away(self, bookies: Iterable[BookieId]) -> list[BookieId]:
         """Those that have not been registered for some seconds, or that nobody expects: no mere restart."""
@@ -203,3 +210,7 @@ class Membership:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def _why_avoided(note: Note) -> str:
+    return "it is to be emptied" if note.draining is not None else "it is in maintenance"

@@ -18,7 +18,7 @@ MARK = Mark(7, (A,), 1_000, 1)
 def standing_of(*, away: tuple[BookieId, ...] = (), lost: bool = False, leaving: tuple[BookieId, ...] = ()) -> Standing:
     record, verdicts = record_of(), [verdict_of({}, away=away)]
     registered = [each for each in (A, B, C, D) if each not in away]
-    circumstances = Circumstances(registered, away if lost else (), (), leaving, leaving)
+    circumstances = Circumstances(registered, away if lost else (), (), leaving)
     return Standing(record, None, None, (), verdicts, assess(record, verdicts, circumstances), circumstances)
 
 
