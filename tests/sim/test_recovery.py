@@ -537,6 +537,25 @@ def test_switched_off_nothing_is_done() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("is_marked", [False, True])
+def test_switched_on_again_repairs_begin_at_once(is_marked: bool) -> None:
+    async def scenario(world: World) -> None:
+        ledgers = [await world.write() for _ in range(5)]
+        await world.heal(audit_bookies_interval_s=86_400)
+        store = world.user.driver.recovery
+        await asyncio.sleep(30)
+        await world.act(store.disable())
+        world.kill("b1")
+        await asyncio.sleep(60)
+        if is_marked:
+            for each in ledgers:
+                await world.act(store.mark(each, [BookieId("b1")], 0))
+        assert await world.act(store.enable())
+        assert await world.until_whole(ledgers) < 3
+
+    run(scenario)
+
+
 def test_an_audit_can_be_asked_for() -> None:
     async def scenario(world: World) -> None:
         ledgers = [await world.write() for _ in range(5)]

@@ -92,7 +92,7 @@ class Job(NamedTuple):
 class Circumstances:
     """What is known of bookies. `lost`: those not registered that count as lost; `excused`: away for maintenance.
 
-    `leaving`: those that are to be emptied. `unwanted`: not to be copied to, and why. `read_only`: those that cannot be.
+    `leaving`: those to be emptied. `unwanted`: not to be copied to, and why. `read_only`: those that cannot be.
     """
 
     registered: Collection[BookieId]

@@ -149,6 +149,7 @@ class Worker:
             begun = loop.time()
             try:
                 await self._switch.wait_on()
+                begun = loop.time()  # What was waited for is no part of what a listing takes.
                 self._wants_listing.clear()
                 await self._list_once()
             except MetadataError as error:
