@@ -19,6 +19,7 @@ Source: metadata 8.11 and 8.12, client-protocol 7.4; pains 34.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -55,6 +56,7 @@ from bookies.runtime.tasks import all_of
 LANES = 8  # ledgers at a time
 PERCENTAGE = 0  # of entries read by the check, beside the first and the last
 STATE_S = 5.0  # between two notes of how far it is
+STOP_S = 2.0  # for a last note, when it is interrupted
 AGAIN_S = 5.0  # before another look at ledgers that wait for something
 LOCKED = "whoever is repairing it"
 DELAY_S = RecoveryConfig().lost_bookie_delay_s  # where the store has none: nobody takes part in auto-recovery
@@ -77,7 +79,9 @@ class Blocked:
 class DrainPlan:
     """What there is to do. `targets`: bytes that each bookie would get, as the choice falls today.
 
-    `unreadable`: ledgers whose record says nothing, so that nobody knows whether they name the bookie.
+    `unreadable`: ledgers whose record says nothing, so that nobody knows whether they name the bookie. `helpers`:
+    processes that take part in auto-recovery, which find the intent and copy, too, each at the rate of its own
+    settings, and go on when this one stops; none while that is switched off.
     """
 
     bookie: BookieId
@@ -86,6 +90,7 @@ class DrainPlan:
     targets: dict[BookieId, int] = field(default_factory=dict)
     blocked: list[Blocked] = field(default_factory=list)
     unreadable: Sequence[int] = ()
+    helpers: list[str] = field(default_factory=list)
 
     @property
     def fragments(self) -> int:
@@ -182,6 +187,8 @@ class Drain:
     async def plan(self) -> DrainPlan:
         """What there is to do, and what stands in the way as far as records and registrations tell; changes nothing."""
         plan = DrainPlan(self._bookie, await self._mode())
+        if await self._driver.recovery.is_enabled():
+            plan.helpers = [each.name for each in await witnesses(self._driver)]
         plan.unreadable = await self._each(lambda found: self._plan_ledger(found, plan))
         plan.portions.sort(key=lambda each: each.ledger_id)
         plan.blocked.sort(key=lambda each: (each.ledger_id, each.first))
@@ -285,6 +292,11 @@ class Drain:
         watching = loop.create_task(self._watch(forecast, result, report, begun))
         try:
             await self._rounds(plan.portions, result, waits=waits)
+        except asyncio.CancelledError:
+            with contextlib.suppress(MetadataError, TimeoutError):
+                async with asyncio.timeout(STOP_S):
+                    await self._note(f"{self._owner} has stopped: {described(self.progress(forecast), goes_on=False)}")
+            raise
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
@@ -523,10 +535,10 @@ class Drain:
         await self._notes.end_draining(self._bookie)
 
 
-def described(progress: DrainProgress) -> str:
+def described(progress: DrainProgress, *, goes_on: bool = True) -> str:
     """How far it is, in a line."""
     text = f"{progress.ledgers_done:,} of {progress.ledgers:,} ledgers, {progress.entries:,} entries copied"
-    if progress.remaining_s is not None:
+    if progress.remaining_s is not None and goes_on:
         text += f", about {progress.remaining_s:,.0f} s left"
     if progress.waits_for:
         text += f"; {len(progress.waits_for):,} ledgers wait, {progress.waits_for[0].ledger_id} for "
