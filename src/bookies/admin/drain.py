@@ -315,8 +315,8 @@ def _stopped(plan: DrainPlan) -> str:
     if not plan.helpers:
         return (
             "\nstopped: what was copied stays. Nobody goes on: no process takes part in auto-recovery, or it is "
-            f"switched off. Writers go on avoiding {bookie}: {again}, `bk bookie drain {bookie} --cancel` lets them use "
-            "it again"
+            f"switched off. Writers go on avoiding {bookie}: {again}, `bk bookie drain {bookie} --cancel` lets them "
+            "use it again"
         )
     return (
         f"\nstopped: what was copied stays. {_helpers(plan)} on emptying {bookie} in the background, at the rate of "

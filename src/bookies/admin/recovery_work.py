@@ -115,7 +115,7 @@ async def _repair_all(driver: MetadataDriver, hand: ByHand, ids: Sequence[int], 
         copied = f"{entries:,} entries, {size_text(size)} copied"
         failed = [row["ledger"] for row in rows if row["state"] == FAILED]
         print(f"{len(rows) - len(left):,} of {len(rows):,} ledgers are whole: {copied}{_and_failed(failed)}")
-        if left and not await driver.recovery.is_enabled():
+        if len(left) > len(failed) and not await driver.recovery.is_enabled():
             print(SWITCHED_OFF)
     return int(bool(left))
 
