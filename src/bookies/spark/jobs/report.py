@@ -114,7 +114,7 @@ def page(report: Report) -> str:
 def _section(section: Section) -> str:
     parts = [f"<section><h2>{_escaped(section.title)}</h2>"]
     if section.text:
-        parts.append(f"<p>{_CODE.sub('<code>\\1</code>', _escaped(section.text))}</p>")
+        parts.append("<p>" + _CODE.sub(r"<code>\1</code>", _escaped(section.text)) + "</p>")
     if isinstance(section.plot, Bars) and section.plot.rows:
         parts.append(_bars(section.title, section.plot))
     if isinstance(section.plot, Curve):
