@@ -74,7 +74,7 @@ async def read_status(driver: MetadataDriver, now_ms: int) -> RecoveryStatus:
     async for ids in store.marked_ids():
         marked += len(ids)
         stuck += [ledger_id for ledger_id in ids if ledger_id in reported]
-    standing = await store.standing()
+    living = {each.name for each in _living(processes, await store.standing())}
     return RecoveryStatus(
         await store.is_enabled(),
         await store.auditor(),
@@ -84,7 +84,7 @@ async def read_status(driver: MetadataDriver, now_ms: int) -> RecoveryStatus:
         {kind.value: await store.checked_at_ms(kind) for kind in AuditKind},
         processes,
         stuck,
-        [each.name for each in processes if each not in _living(processes, standing)],
+        [each.name for each in processes if each.name not in living],
     )
 
 
