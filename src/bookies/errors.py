@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 class Status(enum.Enum):
@@ -109,10 +110,24 @@ class FragmentNotFinished(LedgerError):
     code = -103
 
 
+class LedgerLocked(LedgerError):
+    """Somebody else has the ledger's lock, and may be copying it; repeat it when that is done.
+
+    `owner`: who, for people; None: not known.
+    """
+
+    code = -103
+    retriable = True
+
+    def __init__(self, message: str = "", *, ledger_id: int | None = None, owner: str | None = None) -> None:
+        super().__init__(message, ledger_id=ledger_id)
+        self.owner = owner
+
+
 class ReplicationFailed(LedgerError):
     """Entries could not be copied to other bookies; what the record says is still true. Repeat it.
 
-    `causes`: one error for each fragment that failed; what else was asked for is done.
+    `causes`: one error for each fragment that failed; what else was asked for is done: `moves`, each a `Move`.
     """
 
     code = -10
@@ -123,12 +138,14 @@ class ReplicationFailed(LedgerError):
         message: str = "",
         *,
         causes: Sequence[BaseException] = (),
+        moves: Sequence[Any] = (),
         ledger_id: int | None = None,
         entry_id: int | None = None,
         bookie: str | None = None,
     ) -> None:
         super().__init__(message, ledger_id=ledger_id, entry_id=entry_id, bookie=bookie)
         self.causes = tuple(causes)
+        self.moves = tuple(moves)
 
 
 class EntryError(BookKeeperError):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from bookies.client.arguments import (
     TimeLimit,
@@ -25,6 +24,7 @@ from bookies.client.arguments import (
 from bookies.client.copying import LedgerCopier, on_new_bookies
 from bookies.client.entries import EntryBatch
 from bookies.client.ledger_access import LedgerAccess
+from bookies.client.ledger_lock import ledger_locked
 from bookies.client.metadata_loop import MetadataLoop
 from bookies.client.pool import BookiePool
 from bookies.client.reader import LedgerReader
@@ -32,6 +32,7 @@ from bookies.client.replicas import LedgerReplicas
 from bookies.client.replication import (
     Account,
     BookieRecovery,
+    LedgerMending,
     Move,
     OnProgress,
     RecoveryReport,
@@ -44,7 +45,6 @@ from bookies.config import ClientConfig
 from bookies.errors import (
     BookieUnreachable,
     BookKeeperError,
-    ClientClosed,
     EntryNotFound,
     InvalidArgument,
     LedgerNotFound,
@@ -66,12 +66,12 @@ from bookies.protocol.fragments import (
 )
 from bookies.protocol.placement import fewest_changes, judge
 from bookies.protocol.quorum import write_set
-from bookies.protocol.replicate import Pace, Replacement, check_finished, choose_targets, renewals, repairs
+from bookies.protocol.replicate import Pace, Replacement, check_finished, choose_targets, renewals
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import all_of
 
 LISTED_AT_ONCE = 32  # records that a listing reads at a time
-COPIED_AT_ONCE = 8  # ledgers; most are small, so that each is mostly waiting
+OWNER = "a client's administration"  # of locks, for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class LedgerCheck:
 
 
 class Administration:
-    """See the module. `password` and `digest_type` count only for ledgers whose record has none.
+    """See the module. `password` and `digest_type` count only for ledgers whose record has none. `owner`: of locks.
 
     Methods raise `ClientClosed` and `MetadataError` beside what they name. `timeout`: seconds, then TimeoutError.
     """
@@ -108,7 +108,9 @@ class Administration:
         *,
         password: bytes = b"",
         digest_type: DigestType = DigestType.CRC32,
+        owner: str = OWNER,
     ) -> None:
+        self._owner = owner
         self._random = runtime.random
         self._pool = pool
         self._driver = driver
@@ -394,10 +396,12 @@ class Administration:
 
         `in_place`: copy to the very bookies that are there, which have lost entries. `exclude`: who must not be
         chosen. `fragment`, `positions`: as from `check_ledger`. `bytes_per_s`: of all copies; None: as fast as it goes.
-        `pace`: shared with other operations, in its place. `update`: of those who hold the ledger's lock and have read
-        its record. A bookie that refuses its copy is passed over for another one.
-        Raises `InvalidArgument`, `FragmentNotFinished`, `NotEnoughBookies`, `VersionConflict` (changed meanwhile),
-        why entries cannot be read or written, and what a metadata update raises. Then the record has not been changed.
+        `pace`: shared with other operations, in its place. The ledger's lock of auto-recovery is held from before the
+        first copy until after the change. `update`: of those who hold it already and have read the record. A bookie
+        that refuses its copy is passed over for another one.
+        Raises `InvalidArgument`, `FragmentNotFinished`, `NotEnoughBookies`, `LedgerLocked`, `VersionConflict` (changed
+        meanwhile), why entries cannot be read or written, and what a metadata update raises; `SessionExpired`, too,
+        when the lock is lost. Then the record has not been changed.
         """
         wanted = _positions(fragment, positions)
         unwanted = bookie_ids("exclude", exclude)
@@ -409,12 +413,14 @@ class Administration:
             return choose_targets(fragment, wanted, self._access.candidates(), [*unwanted, *refusing])
 
         async with TimeLimit(timeout, f"copy entries {fragment.first} to {fragment.last} of {fragment.ledger_id}"):
-            if update is None:
-                update = MetadataLoop(self._access.runtime, self._driver, await self._access.read(fragment.ledger_id))
             check_finished(fragment)
-            return await replicate_anywhere(
-                self._access, fragment, plan, update, Account(1, pace or bytes_per_s, progress)
-            )
+            account = Account(1, pace or bytes_per_s, progress)
+            if update is not None:
+                return await replicate_anywhere(self._access, fragment, plan, update, account)
+            async with ledger_locked(self._driver, fragment.ledger_id, self._owner) as lock:
+                found = await self._access.read(fragment.ledger_id)
+                update = MetadataLoop(self._access.runtime, self._driver, found, lock)
+                return await replicate_anywhere(self._access, fragment, plan, update, account)
 
     async def plan_fragment(
         self, fragment: Fragment, positions: Sequence[int], *, exclude: Collection[BookieId] = ()
@@ -462,43 +468,37 @@ class Administration:
         ledger_id: int,
         *,
         percentage: float = 0,
+        lost: Collection[BookieId] = (),
+        dry_run: bool = False,
         bytes_per_s: float | None = None,
         progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> tuple[Move, ...]:
-        """Check a ledger and make whole what is bad: bookies that lost entries get them again, others are replaced.
+        """Check a ledger and make whole what is bad: bookies that lost entries get them again, lost ones are replaced.
 
-        `percentage`: as in `check_ledger`; what it does not look at is not repaired. Fragments that may still grow
-        are left to the ledger's writer. Raises `ReplicationFailed` after all that could be repaired was.
+        `percentage`: as in `check_ledger`; what it does not look at is not repaired. `lost`: bookies that are stopped
+        and will not come back. Of another one that does not answer, or cannot tell, it is not known what it has, so it
+        stays. `dry_run`: only what would be done. Fragments that may still grow are left to the ledger's writer. It is
+        done under the ledger's lock of auto-recovery.
+        Raises `InvalidArgument` for a lost bookie that is registered; `LedgerLocked`; `ReplicationFailed` after all
+        that could be repaired was, also when it is not known what a bookie has.
         """
-        bytes_per_s = rate("bytes_per_s", bytes_per_s)
+        bytes_per_s, dry_run = rate("bytes_per_s", bytes_per_s), switch("dry_run", dry_run)
+        gone = bookie_ids("lost", lost)
+        registered = await self._registered() if gone else ()
+        for bookie in gone:
+            if bookie in registered:
+                raise InvalidArgument(f"bookie {bookie} is registered, so it is not lost: stop it first, or drain it")
         async with TimeLimit(timeout, f"repair ledger {ledger_id}"):
-            check = await self.check_ledger(ledger_id, percentage=percentage)
-            account = Account(1, bytes_per_s, progress)
-            update = MetadataLoop(self._access.runtime, self._driver, await self._access.read(ledger_id))
-            moves: list[Move] = []
-            failures: list[BookKeeperError] = []
-            for verdict in check.fragments:
-                if verdict.is_ok or not verdict.fragment.is_finished:
-                    continue
-                plan = partial(self._repairs, verdict)
-                try:
-                    moves.append(await replicate_anywhere(self._access, verdict.fragment, plan, update, account))
-                except ClientClosed:
-                    raise
-                except BookKeeperError as error:
-                    failures.append(error)
-        if failures:
-            raise ReplicationFailed(
-                f"{len(moves)} fragments were repaired and {len(failures)} could not be; repeat it when the cause is "
-                f"mended. The first: {failures[0]}",
-                causes=failures,
-                ledger_id=ledger_id,
-            )
-        return tuple(moves)
-
-    def _repairs(self, verdict: FragmentVerdict, refusing: Collection[BookieId]) -> tuple[Replacement, ...]:
-        return repairs(verdict, self._access.candidates(), refusing)
+            work = LedgerMending(self._access, gone, Account(1, bytes_per_s, progress), dry_run)
+            if dry_run:
+                await work.mend((await self.check_ledger(ledger_id, percentage=percentage)).fragments, None)
+            else:
+                async with ledger_locked(self._driver, any_ledger_id(ledger_id), self._owner) as lock:
+                    await work.mend((await self.check_ledger(ledger_id, percentage=percentage)).fragments, lock)
+        if work.failures:
+            raise ReplicationFailed(work.summary, causes=work.failures, ledger_id=ledger_id, moves=work.moves)
+        return tuple(work.moves)
 
     async def recover_bookies(
         self,
@@ -519,7 +519,8 @@ class Administration:
         written to one of them is recovered first, which stops its writer; `skip_open` leaves it alone.
         `skip_unrecoverable`: pass over ledgers that cannot be recovered. `dry_run`: only say what would be done, of
         bookies in any state, with everything that could not be among the report's `obstacles`. `progress`: called now
-        and then.
+        and then. Each ledger is copied under its lock of auto-recovery; those that somebody else has locked are taken
+        up again when all others are done, for about a minute.
 
         Raises `InvalidArgument` for a bookie that is writable, or that nobody knows, before anything is done;
         `ReplicationFailed` when fragments could not be copied, after all others were: repeat it.
@@ -537,16 +538,8 @@ class Administration:
                 ledgers = {ledger_id: (await self._access.read(any_ledger_id(ledger_id))).metadata}
             await self._check_recoverable(wanted, ledgers, may_be_writable=force or dry_run)
             account = Account(len(ledgers), bytes_per_s, progress)
-            run = BookieRecovery(self._access, wanted, account, dry_run, skip_open, skip_unrecoverable)
-            waiting = iter(list(ledgers))
-
-            async def work() -> None:
-                for each in waiting:
-                    await run.ledger(each)
-                    account.ledgers_done += 1
-                    account.report(each)
-
-            await all_of(work() for _ in range(COPIED_AT_ONCE))
+            run = BookieRecovery(self._access, wanted, account, self._owner, dry_run, skip_open, skip_unrecoverable)
+            await run.ledgers(list(ledgers))
         obstacles = sorted(run.obstacles, key=lambda each: (each.ledger_id, each.first or 0))
         if obstacles and not dry_run:
             raise ReplicationFailed(
@@ -554,6 +547,7 @@ class Administration:
                 f"not be; repeat it when the cause is mended. The first, of ledger {obstacles[0].ledger_id}: "
                 f"{obstacles[0].error}",
                 causes=[each.error for each in obstacles],
+                moves=run.moves,
             )
         moves = sorted(run.moves, key=lambda move: (move.ledger_id, move.first))
         skipped = tuple(sorted(run.skipped))

@@ -256,11 +256,13 @@ class Client:
         """The names of all logs that begin with `prefix`, sorted."""
         return self._thread.call(self._client.logs(prefix, timeout=timeout))
 
-    def administration(self, *, password: bytes = b"", digest: str | DigestType = "crc32") -> Administration:
+    def administration(
+        self, *, password: bytes = b"", digest: str | DigestType = "crc32", owner: str = ""
+    ) -> Administration:
         """Tools for whoever looks after the cluster: check ledgers, copy what a lost bookie held to others."""
 
         def making() -> asynchronous_administration.Administration:
-            return self._client.administration(password=password, digest=digest)
+            return self._client.administration(password=password, digest=digest, owner=owner)
 
         return Administration(self._thread, self._thread.call(run(making)))
 

@@ -197,14 +197,22 @@ class Administration:
         ledger_id: int,
         *,
         percentage: float = 0,
+        lost: Collection[BookieId] = (),
+        dry_run: bool = False,
         bytes_per_s: float | None = None,
         progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> tuple[Move, ...]:
-        """Check a ledger and make whole what is bad: bookies that lost entries get them again, others are replaced."""
+        """Check a ledger and make whole what is bad: lost entries are copied again, lost bookies replaced."""
         return self._thread.call(
             self._administration.repair_ledger(
-                ledger_id, percentage=percentage, bytes_per_s=bytes_per_s, progress=progress, timeout=timeout
+                ledger_id,
+                percentage=percentage,
+                lost=lost,
+                dry_run=dry_run,
+                bytes_per_s=bytes_per_s,
+                progress=progress,
+                timeout=timeout,
             )
         )
 

@@ -13,7 +13,7 @@ from types import MappingProxyType, TracebackType
 from typing import Self
 from weakref import WeakValueDictionary
 
-from bookies.client.administration import Administration
+from bookies.client.administration import OWNER, Administration
 from bookies.client.advanced import AdvancedLedgerWriter
 from bookies.client.announcer import Announcer
 from bookies.client.arguments import TimeLimit, any_ledger_id, bookie_id, quorums, switch, whole_number
@@ -369,13 +369,18 @@ class Client:
             return [name.removeprefix(LOGS) for name in await self._driver.record_names(LOGS + prefix)]
 
     # -- the cluster ---------------------------------------------------------------------------------------------
-    def administration(self, *, password: bytes = b"", digest: str | DigestType = "crc32") -> Administration:
+    def administration(
+        self, *, password: bytes = b"", digest: str | DigestType = "crc32", owner: str = ""
+    ) -> Administration:
         """Tools for whoever looks after the cluster: check ledgers, copy what a lost bookie held to others.
 
         They need no password: `password` and `digest` count only for ledgers whose metadata has none (before 4.2).
+        `owner`: of the locks of ledgers while they are copied, for people who ask who has them.
         """
         self._check_open()
         _check_password(password)
+        if not isinstance(owner, str):
+            raise InvalidArgument(f"owner={owner!r}: must be a string")
         return Administration(
             self._runtime,
             self.config,
@@ -384,6 +389,7 @@ class Client:
             self._watcher,
             password=password,
             digest_type=digest_type_of(digest),
+            owner=owner or OWNER,
         )
 
     def allow_ensemble_changes(self, allowed: bool) -> None:

@@ -8,6 +8,8 @@ whose reply was lost needs no special case: either *needed* is now false, which 
 A store may answer a read from a replica that lags behind. A record older than the copy, or as old as the one that
 just failed, is never installed: the loop waits and reads again (X-36).
 
+A loop may belong to somebody who holds the ledger's lock (`ledger_lock.py`). Then nothing is written once that is lost.
+
 Source: client-protocol 2.12; the pairs are in `protocol/ledger.py`.
 """
 
@@ -17,8 +19,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from bookies.errors import MetadataError, VersionConflict
+from bookies.errors import MetadataError, SessionExpired, VersionConflict
 from bookies.metadata.driver import MetadataDriver, Versioned
+from bookies.metadata.recovery_store import LedgerLock
 from bookies.model import LedgerMetadata
 from bookies.runtime.ports import Runtime
 
@@ -30,11 +33,17 @@ FAILURES_MAX = 8  # of the store itself, in a row; then its error is passed on, 
 
 
 class MetadataLoop:
-    """The record of one ledger as one handle knows it. Updates of one handle follow each other."""
+    """The record of one ledger as one handle knows it. Updates of one handle follow each other.
 
-    def __init__(self, runtime: Runtime, driver: MetadataDriver, versioned: Versioned) -> None:
+    `lock`: the ledger's, which whoever has the loop holds.
+    """
+
+    def __init__(
+        self, runtime: Runtime, driver: MetadataDriver, versioned: Versioned, lock: LedgerLock | None = None
+    ) -> None:
         self._runtime = runtime
         self._driver = driver
+        self._lock = lock
         self._turn = asyncio.Lock()
         self.current = versioned
 
@@ -50,6 +59,7 @@ class MetadataLoop:
             conflicts = failures = 0
             while needed(self.current.metadata):
                 new = transform(self.current.metadata)
+                self.check_lock()
                 try:
                     self.current = await self._driver.write_ledger(new, self.current.version)
                     break
@@ -71,6 +81,15 @@ class MetadataLoop:
                     if read.version > self.current.version:
                         self.current = read
             return self.current
+
+    def check_lock(self) -> None:
+        """Raises `SessionExpired` when the ledger's lock was held and is lost."""
+        if self._lock is not None and not self._driver.recovery.is_held(self._lock):
+            raise SessionExpired(
+                "the session with the metadata store was lost and the ledger's lock with it, so that somebody else may "
+                "have it by now; what was copied is not used, repeat it",
+                ledger_id=self._lock.ledger_id,
+            )
 
     async def _pause(self, count: int) -> None:
         if count > 0:

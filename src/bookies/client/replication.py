@@ -1,35 +1,71 @@
 """Carry out what `protocol/replicate.py` decides: copy fragments, swap bookies in the record, for many ledgers.
 
-Cancelling is safe anywhere: until all copies of a fragment are durable its record is what it was.
+Cancelling is safe anywhere: until all copies of a fragment are durable its record is what it was. All copying to
+bookies that the record does not name is done under the ledger's lock, see `ledger_lock.py`.
 Source: client-protocol 7.3 and 7.4.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from bookies.client.ledger_access import LedgerAccess
+from bookies.client.ledger_lock import ledger_locked
 from bookies.client.metadata_loop import MetadataLoop
 from bookies.client.replicas import CopyRefused
-from bookies.errors import BookKeeperError, ClientClosed, LedgerNotFound, NotEnoughBookies
+from bookies.errors import (
+    BookieUnreachable,
+    BookKeeperError,
+    ClientClosed,
+    LedgerLocked,
+    LedgerNotFound,
+    MetadataError,
+    NotEnoughBookies,
+)
 from bookies.metadata.driver import Versioned
+from bookies.metadata.recovery_store import LedgerLock
 from bookies.model import BookieId, LedgerMetadata, LedgerState
-from bookies.protocol.fragments import Fragment, fragments_on, fragments_to_check, runs_of
+from bookies.protocol.fragments import (
+    Fragment,
+    FragmentVerdict,
+    ReplicaVerdict,
+    fragments_on,
+    fragments_to_check,
+    runs_of,
+)
 from bookies.protocol.placement_proof import some
-from bookies.protocol.replicate import ENTRIES_MAX, FragmentCopy, Pace, Replacement, choose_targets, renewals
+from bookies.protocol.replicate import (
+    ENTRIES_MAX,
+    FragmentCopy,
+    Pace,
+    Replacement,
+    choose_targets,
+    renewals,
+    repairs,
+    unknown_replicas,
+)
+from bookies.runtime.tasks import all_of
+
+COPIED_AT_ONCE = 8  # ledgers; most are small, so that each is mostly waiting
+LOCKED_AGAIN_S = 5.0  # before another look at ledgers that somebody else has locked
+LOCKED_TRIES = 12
 
 
 @dataclass(frozen=True, slots=True)
 class CopyProgress:
-    """How far a long operation is. `entries`, `size`: copied so far, in entries and in bytes of all copies."""
+    """How far a long operation is. `entries`, `size`: copied so far, in entries and in bytes of all copies.
+
+    `locked`: ledgers that are waited for, and who has their locks.
+    """
 
     ledger_id: int
     ledgers_done: int
     ledgers: int
     entries: int = 0
     size: int = 0
+    locked: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +117,7 @@ class Account:
         self.ledgers_done = 0
         self.entries = 0
         self.size = 0
+        self.locked: dict[int, str] = {}
         self._progress = progress
 
     def copied(self, ledger_id: int, entries: int, size: int) -> None:
@@ -90,7 +127,8 @@ class Account:
 
     def report(self, ledger_id: int) -> None:
         if self._progress is not None:
-            self._progress(CopyProgress(ledger_id, self.ledgers_done, self.ledgers, self.entries, self.size))
+            news = CopyProgress(ledger_id, self.ledgers_done, self.ledgers, self.entries, self.size, dict(self.locked))
+            self._progress(news)
 
 
 async def replicate_anywhere(
@@ -100,10 +138,11 @@ async def replicate_anywhere(
     update: MetadataLoop,
     account: Account,
 ) -> Move:
-    """Copy to the bookies of a plan, and to others as long as one of them refuses.
+    """Copy to the bookies of a plan, and to others as long as one of them refuses. The caller holds the ledger's lock.
 
-    `plan`: chooses among all but those that are given to it. Raises as it and `replicate` do; when nobody is left, what
-    the first one answered, with what the others did.
+    `update`: with the lock, and when that is lost the copy breaks off. `plan`: chooses among all but those that are
+    given to it. Raises as it and `replicate` do; when nobody is left, what the first one answered, with what the others
+    did.
     """
     refusals: dict[BookieId, BookKeeperError] = {}
     await access.locate()
@@ -133,10 +172,10 @@ async def replicate(
     update: MetadataLoop,
     account: Account,
 ) -> Move:
-    """Copy what the positions store to their new bookies, then let the record name those.
+    """Copy what the positions store to their new bookies, then let the record name those. See `replicate_anywhere`.
 
     Raises `FragmentNotFinished`, `VersionConflict` (it is another fragment now), why an entry cannot be read anywhere,
-    `CopyRefused`, and what a metadata update raises.
+    `CopyRefused`, `SessionExpired` (the lock is lost), and what a metadata update raises.
     """
     pool, loop = access.pool, asyncio.get_running_loop()
     copy = FragmentCopy(fragment, replacements)
@@ -145,6 +184,7 @@ async def replicate(
     if (pause_s := account.pace.begins(loop.time())) > 0:
         await asyncio.sleep(pause_s)
     while not copy.is_done:
+        update.check_lock()
         ids = copy.next_ids()
         if fragment.is_striped:
             bodies = await replicas.read_each([(pool.health.order(copy.sources(each)), each) for each in ids])
@@ -199,6 +239,69 @@ async def renew(
                 await asyncio.sleep(pause_s)
 
 
+class LedgerMending:
+    """One run of `repair_ledger`: what is known to be bad of one ledger, fragment by fragment.
+
+    `lost`: bookies that will not come back. `is_dry`: only say what would be done.
+    """
+
+    def __init__(self, access: LedgerAccess, lost: Collection[BookieId], account: Account, is_dry: bool) -> None:
+        self._access = access
+        self._lost = lost
+        self._account = account
+        self._is_dry = is_dry
+        self.moves: list[Move] = []
+        self.failures: list[BookKeeperError] = []
+
+    async def mend(self, verdicts: Sequence[FragmentVerdict], lock: LedgerLock | None) -> None:
+        """`verdicts`: of a check under the lock. Failures are kept, not raised, but for `ClientClosed`."""
+        bad = [each for each in verdicts if not each.is_ok and each.fragment.is_finished]
+        if not bad:
+            return
+        access = self._access
+        found = await access.read(bad[0].fragment.ledger_id)
+        update = MetadataLoop(access.runtime, access.driver, found, lock)
+        for verdict in bad:
+            unknown = unknown_replicas(verdict, self._lost)
+            self.failures += [_unknown(verdict.fragment, each) for each in unknown]
+            if len(unknown) == len(verdict.bad_positions):
+                continue
+            try:
+                self.moves.append(await self._fragment(verdict, update))
+            except ClientClosed:
+                raise
+            except BookKeeperError as error:
+                self.failures.append(error)
+
+    async def _fragment(self, verdict: FragmentVerdict, update: MetadataLoop) -> Move:
+        access, fragment = self._access, verdict.fragment
+
+        def plan(refusing: Collection[BookieId]) -> tuple[Replacement, ...]:
+            return repairs(verdict, access.candidates(), refusing, self._lost)
+
+        if self._is_dry:
+            await access.locate()
+            return Move(fragment.ledger_id, fragment.first, fragment.last, plan([]))
+        return await replicate_anywhere(access, fragment, plan, update, self._account)
+
+    @property
+    def summary(self) -> str:
+        """Of what has failed."""
+        done = f"{len(self.moves)} fragments {'would be' if self._is_dry else 'were'} repaired"
+        again = f"{len(self.failures)} could not be; repeat it when the cause is mended"
+        return f"{done} and {again}. The first: {self.failures[0]}"
+
+
+def _unknown(fragment: Fragment, replica: ReplicaVerdict) -> BookKeeperError:
+    why = "it does not answer" if replica.error is None else replica.error.message
+    return BookieUnreachable(
+        f"what {replica.bookie} has of entries {fragment.first} to {fragment.last} is unknown ({why}), and nothing was "
+        f"done about it: wait until it answers; if it will not come back, stop it and say so (--lost {replica.bookie})",
+        ledger_id=fragment.ledger_id,
+        bookie=replica.bookie,
+    )
+
+
 class BookieRecovery:
     """One run of `recover_bookies`: ledger after ledger. Source: client-protocol 7.4."""
 
@@ -207,6 +310,7 @@ class BookieRecovery:
         access: LedgerAccess,
         bookies: Sequence[BookieId],
         account: Account,
+        owner: str,
         is_dry: bool,
         skips_open: bool,
         skips_unrecoverable: bool,
@@ -214,6 +318,7 @@ class BookieRecovery:
         self._access = access
         self._bookies = bookies
         self._account = account
+        self._owner = owner
         self._is_dry = is_dry
         self._skips_open = skips_open
         self._skips_unrecoverable = skips_unrecoverable
@@ -221,7 +326,51 @@ class BookieRecovery:
         self.skipped: list[int] = []
         self.obstacles: list[Obstacle] = []
 
-    async def ledger(self, ledger_id: int) -> None:
+    async def ledgers(self, ledger_ids: Sequence[int]) -> None:
+        """All of these, and those that are locked once more at the end. Failures are kept, not raised."""
+        todo = list(ledger_ids)
+        for is_last in (*[False] * (LOCKED_TRIES - 1), True):
+            todo = await self._round(todo, is_last)
+            if not todo:
+                return
+            await asyncio.sleep(LOCKED_AGAIN_S)
+
+    async def _round(self, ledger_ids: Sequence[int], is_last: bool) -> list[int]:
+        """Those that somebody else has locked, unless it is the last time."""
+        waiting, locked = iter(ledger_ids), list[int]()
+        account = self._account
+
+        async def work() -> None:
+            for ledger_id in waiting:
+                try:
+                    if self._is_dry:
+                        await self._ledger(ledger_id, None)
+                    else:
+                        async with ledger_locked(self._access.driver, ledger_id, self._owner) as lock:
+                            await self._ledger(ledger_id, lock)
+                except LedgerLocked as error:
+                    if not is_last:
+                        account.locked[ledger_id] = error.owner or "somebody"
+                        locked.append(ledger_id)
+                        account.report(ledger_id)
+                        continue
+                    self.obstacles.append(Obstacle(ledger_id, None, None, error))
+                except MetadataError as error:
+                    self._not_begun(ledger_id, error)
+                account.locked.pop(ledger_id, None)
+                account.ledgers_done += 1
+                account.report(ledger_id)
+
+        await all_of(work() for _ in range(min(COPIED_AT_ONCE, len(ledger_ids))))
+        return locked
+
+    def _not_begun(self, ledger_id: int, error: BookKeeperError) -> None:
+        if self._skips_unrecoverable:
+            self.skipped.append(ledger_id)
+        else:
+            self.obstacles.append(Obstacle(ledger_id, None, None, error))
+
+    async def _ledger(self, ledger_id: int, lock: LedgerLock | None) -> None:
         """Copy all that the bookies hold of one ledger, or say what would be copied. Failures are kept, not raised."""
         try:
             found = await self._prepared(ledger_id)
@@ -233,12 +382,9 @@ class BookieRecovery:
         except LedgerNotFound:
             return  # Deleted meanwhile.
         except BookKeeperError as error:
-            if self._skips_unrecoverable:
-                self.skipped.append(ledger_id)
-            else:
-                self.obstacles.append(Obstacle(ledger_id, None, None, error))
+            self._not_begun(ledger_id, error)
             return
-        update = MetadataLoop(self._access.runtime, self._access.driver, found)
+        update = MetadataLoop(self._access.runtime, self._access.driver, found, lock)
         for fragment, positions in fragments_on(fragments_to_check(found.metadata, confirmed), self._bookies):
             await self._fragment(fragment, positions, update)
 

@@ -230,6 +230,7 @@ class SharedRecovery(RecoveryStore):
         return LedgerLock(ledger_id, owner, mark_version, session)
 
     def is_held(self, lock: LedgerLock) -> bool:
+        self.tasks()
         return self._held.get(lock.ledger_id) == lock.session == self.area.session
 
     async def unlock(self, lock: LedgerLock) -> None:

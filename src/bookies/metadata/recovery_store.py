@@ -131,7 +131,7 @@ class RecoveryStore(ABC):
 
     @abstractmethod
     def is_held(self, lock: LedgerLock) -> bool:
-        """As far as we know: not given back, and its session not lost."""
+        """As far as we know: not given back, and its session not lost. Raises `ClientClosed`."""
 
     @abstractmethod
     async def done(self, lock: LedgerLock) -> bool:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from bookies.errors import FragmentNotFinished, InvalidArgument, NotEnoughBookies, VersionConflict
 from bookies.model import BookieId, Ensemble, LedgerMetadata
 from bookies.protocol.candidates import Candidates
-from bookies.protocol.fragments import Fragment, FragmentVerdict, ReplicaState
+from bookies.protocol.fragments import Fragment, FragmentVerdict, ReplicaState, ReplicaVerdict
 from bookies.protocol.ledger import changed_record
 from bookies.protocol.placement import choose_replacements
 from bookies.protocol.quorum import next_stored, stores, write_set
@@ -83,17 +83,27 @@ def renewals(fragment: Fragment, positions: Sequence[int]) -> tuple[Replacement,
 
 
 def repairs(
-    verdict: FragmentVerdict, candidates: Sequence[BookieId], exclude: Collection[BookieId] = ()
+    verdict: FragmentVerdict,
+    candidates: Sequence[BookieId],
+    exclude: Collection[BookieId] = (),
+    lost: Collection[BookieId] = (),
 ) -> tuple[Replacement, ...]:
-    """What makes an under-replicated fragment whole: writable bookies that lost entries get them again, all other bad
-    positions get new bookies. Raises `NotEnoughBookies`.
+    """What makes an under-replicated fragment whole as far as it is known what it lacks: writable bookies that lost
+    entries get them again; those that cannot take them, and `lost` bookies, are replaced. Raises `NotEnoughBookies`.
     """
     fragment = verdict.fragment
-    missing = verdict.positions(ReplicaState.MISSING)
     members = fragment.ensemble
-    lost = [each for each in missing if members[each] in candidates and members[each] not in exclude]
-    replaced = [each for each in verdict.bad_positions if each not in lost]
-    return (*renewals(fragment, lost), *choose_targets(fragment, replaced, candidates, exclude))
+    unknown = [each.position for each in unknown_replicas(verdict, lost)]
+    missing = verdict.positions(ReplicaState.MISSING)
+    renewed = [each for each in missing if members[each] in candidates and members[each] not in exclude]
+    replaced = [each for each in verdict.bad_positions if each not in renewed and each not in unknown]
+    return (*renewals(fragment, renewed), *choose_targets(fragment, replaced, candidates, exclude))
+
+
+def unknown_replicas(verdict: FragmentVerdict, lost: Collection[BookieId]) -> list[ReplicaVerdict]:
+    """Those that may be as good as ever: their bookies do not answer, or cannot tell, and do not count as lost."""
+    unknown = verdict.positions(ReplicaState.UNAVAILABLE, ReplicaState.CANNOT_TELL)
+    return [each for each in verdict.replicas if each.position in unknown and each.bookie not in lost]
 
 
 class FragmentCopy:

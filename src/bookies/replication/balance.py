@@ -11,12 +11,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from bookies.client.client import Client
+from bookies.client.metadata_loop import MetadataLoop
 from bookies.client.replication import CopyProgress
 from bookies.errors import BookKeeperError, ClientClosed, LedgerNotFound, MetadataError, VersionConflict
 from bookies.metadata.bookie_notes import BookieNotes
 from bookies.metadata.driver import MetadataDriver, Versioned
+from bookies.metadata.recovery_store import LedgerLock
 from bookies.model import BookieId, BookieMode
 from bookies.protocol.balance import BalanceMove, BalancePlan, Movable, givers, plan_balance, shares_of
 from bookies.protocol.drain import Forecast, interleaved, portion_of
@@ -71,6 +74,7 @@ class Balance:
         self._driver = driver
         self._owner = owner
         self._pace = pace or Pace(None)
+        self._updating = partial(MetadataLoop, runtime, driver)
         self._notes = BookieNotes(driver, runtime.clock.wall_ms)
 
     async def plan(self, tolerance: float) -> BalancePlan:
@@ -172,7 +176,7 @@ class Balance:
             tell()
 
         try:
-            problem = await self._copy(move, list(plan.before), count)
+            problem = await self._copy(move, list(plan.before), count, lock)
         finally:
             await store.unlock(lock)
         if problem is None:
@@ -181,7 +185,11 @@ class Balance:
             result.refused.append((move, problem))
 
     async def _copy(
-        self, move: BalanceMove, bookies: Sequence[BookieId], count: Callable[[CopyProgress], None]
+        self,
+        move: BalanceMove,
+        bookies: Sequence[BookieId],
+        count: Callable[[CopyProgress], None],
+        lock: LedgerLock,
     ) -> str | None:
         """None: done; otherwise why not. Raises `MetadataError`, `ClientClosed`."""
         administration = self._client.administration()
@@ -197,7 +205,12 @@ class Balance:
                 return worse
             others = [each for each in bookies if each != move.target]
             await administration.replicate_fragment(
-                fragment, [move.position], exclude=others, pace=self._pace, progress=count
+                fragment,
+                [move.position],
+                exclude=others,
+                pace=self._pace,
+                progress=count,
+                update=self._updating(await administration.record(move.ledger_id), lock),
             )
         except LedgerNotFound:
             return "the ledger was deleted meanwhile"

@@ -40,6 +40,7 @@ from bookies.errors import (
 from bookies.metadata.bookie_notes import BookieNotes
 from bookies.metadata.bookie_places import note_place
 from bookies.metadata.driver import MetadataDriver, Versioned
+from bookies.metadata.recovery_store import LedgerLock
 from bookies.model import BookieId
 from bookies.protocol.drain import Forecast, Portion, interleaved, portion_of
 from bookies.protocol.fragments import Fragment, fragments_on, is_stored_on
@@ -373,7 +374,7 @@ class Drain:
         totals = Totals()
         self._busy[ledger_id] = portion, totals
         try:
-            outcome = await self._repair(ledger_id, portion, totals, believed)
+            outcome = await self._repair(lock, portion, totals, believed)
             if outcome is None:
                 self._finish(portion)
             elif outcome.state is RepairState.HEALTHY and is_marked:
@@ -388,13 +389,14 @@ class Drain:
             await store.unlock(lock)
 
     async def _repair(
-        self, ledger_id: int, portion: Portion, totals: Totals, believed: Sequence[BookieId]
+        self, lock: LedgerLock, portion: Portion, totals: Totals, believed: Sequence[BookieId]
     ) -> Outcome | None:
         """Raises `MetadataError`. None: the ledger is gone. `believed`: by others to be lost."""
+        ledger_id = lock.ledger_id
         self._blocked.pop(ledger_id, None)
         repair = LedgerRepair(
             self._administration,
-            self._updating,
+            partial(self._updating, lock=lock),
             lambda: self._membership.circumstances([self._bookie, *self._membership.long_away(believed)]),
             lambda found: 0.0 if self._may_seal(found) else UNLIMITED_S,
             self._pace,

@@ -478,7 +478,7 @@ def test_a_ledger_is_repaired() -> None:
         entries = world.bookies[first[1]].ledgers[writer.ledger_id].entries
         for entry_id in (0, 30):
             del entries[entry_id]
-        [move] = await administration.repair_ledger(writer.ledger_id, percentage=100)
+        [move] = await administration.repair_ledger(writer.ledger_id, percentage=100, lost=[first[0]])
         assert (move.first, [each.old == each.new for each in move.replacements]) == (0, [True, False])
         assert 0 in entries
         assert 30 not in entries, "its fragment may still grow"

@@ -103,12 +103,12 @@ def test_repairs_renew_what_can_be_and_replace_the_rest() -> None:
         fragment(0, 9),
         (bad(0, A, ReplicaState.MISSING), bad(1, B, ReplicaState.UNAVAILABLE), bad(2, C, ReplicaState.OK)),
     )
-    assert repairs(verdict, [A, B, C, D]) == (Replacement(0, A, A), Replacement(1, B, D))
+    assert repairs(verdict, [A, C, D], lost=[B]) == (Replacement(0, A, A), Replacement(1, B, D))
     lost = FragmentVerdict(fragment(0, 9), (bad(0, A, ReplicaState.MISSING),))
     assert repairs(lost, [A]) == (Replacement(0, A, A),)
-    assert repairs(verdict, [C, D, E]) == (Replacement(0, A, D), Replacement(1, B, E)), "a is read-only"
+    assert repairs(verdict, [C, D, E], lost=[B]) == (Replacement(0, A, D), Replacement(1, B, E)), "a is read-only"
     with pytest.raises(NotEnoughBookies):
-        repairs(verdict, [A, B, C])
+        repairs(verdict, [A, C], lost=[B])
 
 
 # -- copying -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,34 @@
+"""A ledger's lock of auto-recovery, for whoever copies its entries to bookies that its record does not name yet.
+
+A bookie deletes the copies that no record names, and does so under this lock (`storage/garbage.py`). So who copies
+takes it before the first entry, and gives it back after the record has been changed; whoever holds it already passes it
+on, in the `MetadataLoop` that is to change the record. Source: metadata 8.5 and 8.9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from bookies.errors import LedgerLocked
+from bookies.metadata.driver import MetadataDriver
+from bookies.metadata.recovery_store import LedgerLock
+
+
+@asynccontextmanager
+async def ledger_locked(driver: MetadataDriver, ledger_id: int, owner: str) -> AsyncIterator[LedgerLock]:
+    """Hold it, whether the ledger is marked or not. Never waits. Raises `LedgerLocked`, `MetadataError`."""
+    store = driver.recovery
+    lock = await store.lock(ledger_id, owner, needs_mark=False)
+    if lock is None:
+        holder = (await store.locks()).get(ledger_id)
+        raise LedgerLocked(
+            f"{holder or 'somebody'} has its lock and may be copying it; nothing was changed, repeat it when that is "
+            "done",
+            ledger_id=ledger_id,
+            owner=holder,
+        )
+    try:
+        yield lock
+    finally:
+        await store.unlock(lock)
