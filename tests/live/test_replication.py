@@ -84,7 +84,7 @@ def play(tmp_path: pathlib.Path, family: Family, up: dict[str, object]) -> None:
     assert "copied 1 fragment: 3,000 entries" in done("bookie", "recover", lost, "--rate", 10_000_000).out
     assert "0 with problems" in done("ledger", "verify").out
     assert "repaired 0 fragments of 1 ledger" in done("ledger", "repair", ledger).out
-    assert done("ledger", "repair", "--json").json() == {"fragments": []}
+    assert done("ledger", "repair", "--json").json() == {"dry_run": False, "fragments": [], "left": []}
     assert done("ledger", "read", ledger).out == lines
 
     with bk.blocking.connect(uri) as store:

@@ -5,12 +5,26 @@ Sizes and counts are of copies, so an entry that goes to two new bookies counts 
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bookies.admin.common import Progress, print_json, print_table, say_unreadable, size_text
-from bookies.errors import LedgerNotFound, MetadataCorrupt, ReplicationFailed
+from bookies.admin.common import Progress, Session, print_json, print_table, say_unreadable, size_text
+from bookies.admin.drain import check_known, who
+from bookies.client.ledger_lock import in_rounds
+from bookies.config import RecoveryConfig
+from bookies.errors import (
+    BookKeeperError,
+    InvalidArgument,
+    LedgerLocked,
+    LedgerNotFound,
+    MetadataCorrupt,
+    ReplicationFailed,
+)
 from bookies.model import BookieId
+from bookies.replication.membership import Membership
+from bookies.replication.status import witnesses
+from bookies.runtime.events import Events
 from bookies.runtime.tasks import all_of
 
 if TYPE_CHECKING:
@@ -103,33 +117,124 @@ def _problem_line(verdict: FragmentVerdict) -> str:
     return f"  entries {fragment.first:,} to {fragment.last:,}  {worst}"
 
 
-async def repair_ledgers(
-    client: Client, ledger_ids: Sequence[int], percentage: float, *, bytes_per_s: float | None, as_json: bool
-) -> int:
-    """Check these ledgers, or all, and repair what is bad. Raises `ReplicationFailed` at the first that cannot be."""
-    administration = client.administration()
-    unreadable: list[MetadataCorrupt] = []
-    wanted = list(ledger_ids) or [record.ledger_id async for record in client.ledgers(unreadable=unreadable)]
-    progress = Progress("ledgers repaired", len(wanted), quiet=as_json)
-    moves: list[Move] = []
-    for count, ledger_id in enumerate(wanted, 1):
+class LedgerRepairs:
+    """`bk ledger repair`: check these ledgers, or all, and repair what is known to be bad.
+
+    Which bookies are lost is judged as `bk recovery repair` judges: by whoever asks, by marks, and by what processes of
+    auto-recovery have seen, if the bookie stays away for some seconds more.
+    """
+
+    def __init__(self, session: Session, membership: Membership, arguments: argparse.Namespace) -> None:
+        self._session = session
+        self._membership = membership
+        self._arguments = arguments
+        self._administration = session.client.administration(owner=who())
+        self._believed: list[BookieId] = []
+        self._moves: list[Move] = []
+        self._failed: dict[int, Sequence[BaseException]] = {}
+
+    async def run(self) -> int:
+        """0: nothing is left to be repaired."""
+        arguments = self._arguments
+        for name in dict.fromkeys(arguments.lost):
+            if await check_known(self._session, name) in self._membership.registered:
+                raise InvalidArgument(
+                    f"bookie {name} is registered, so it is not lost: stop it first, or empty it by "
+                    f"`bk bookie drain {name}`"
+                )
+        self._believed = [each for process in await witnesses(self._session.driver) for each in process.lost]
+        unreadable: list[MetadataCorrupt] = []
+        ledgers = self._session.client.ledgers(unreadable=unreadable)
+        wanted = list(dict.fromkeys(arguments.ledgers)) or [record.ledger_id async for record in ledgers]
+        progress = Progress("ledgers repaired", len(wanted), quiet=arguments.json)
+        done = 0
+
+        async def carry_out(ledger_ids: Sequence[int], is_last: bool) -> list[int]:
+            nonlocal done
+            locked: list[int] = []
+            for ledger_id in ledger_ids:
+                try:
+                    await self._repair(ledger_id)
+                except LedgerLocked as error:
+                    if not is_last:
+                        if len(ledger_ids) == len(wanted):  # the first time
+                            progress.note(_locked_line(ledger_id, error.owner or "somebody"))
+                        locked.append(ledger_id)
+                        continue
+                    self._failed[ledger_id] = [error]
+                done += 1
+                progress.update(done)
+            return locked
+
         try:
-            moves += await administration.repair_ledger(ledger_id, percentage=percentage, bytes_per_s=bytes_per_s)
-        except LedgerNotFound:
-            if ledger_ids:
-                raise
-        except ReplicationFailed:
+            await in_rounds(wanted, carry_out)
+        finally:
             progress.clear()
-            raise
-        progress.update(count)
-    progress.clear()
-    if as_json:
-        print_json({"fragments": [_described_move(move) for move in moves]})
-        return say_unreadable("ledger", unreadable)
-    if moves:
-        print_table([_move_row(move) for move in moves], ("ledger", "entries", "bookies", ""), right=(0,))
-    print(f"repaired {_fragments(len(moves))} of {len(wanted):,} {'ledger' if len(wanted) == 1 else 'ledgers'}")
-    return say_unreadable("ledger", unreadable)
+        self._print(len(wanted))
+        return say_unreadable("ledger", unreadable) or int(bool(self._failed))
+
+    async def _repair(self, ledger_id: int) -> None:
+        """Raises `LedgerLocked`, and `LedgerNotFound` if this one was asked for."""
+        arguments = self._arguments
+        try:
+            moves = await self._administration.repair_ledger(
+                ledger_id,
+                percentage=arguments.percentage,
+                lost=await self._lost(ledger_id),
+                dry_run=arguments.dry_run,
+                bytes_per_s=arguments.rate,
+            )
+        except LedgerNotFound:
+            if arguments.ledgers:
+                raise
+        except ReplicationFailed as error:
+            self._moves += error.moves
+            self._failed[ledger_id] = error.causes
+        else:
+            self._moves += moves
+
+    async def _lost(self, ledger_id: int) -> list[BookieId]:
+        """The bookies that count as lost now."""
+        membership, asked = self._membership, [BookieId(each) for each in self._arguments.lost]
+        mark = await self._session.driver.recovery.mark_of(ledger_id)
+        believed = [*(() if mark is None else mark.replicas), *self._believed]
+        await membership.settle(believed)
+        found = membership.circumstances(membership.long_away(believed)).lost
+        return list(dict.fromkeys([*asked, *found]))
+
+    def _print(self, count: int) -> None:
+        moves, is_dry = self._moves, self._arguments.dry_run
+        if self._arguments.json:
+            left = [
+                {"ledger": ledger_id, "errors": list(map(str, causes))} for ledger_id, causes in self._failed.items()
+            ]
+            print_json({"dry_run": is_dry, "fragments": list(map(_described_move, moves)), "left": left})
+            return
+        if moves:
+            print_table(list(map(_move_row, moves)), ("ledger", "entries", "bookies", ""), right=(0,))
+        for ledger_id, causes in self._failed.items():
+            for cause in causes:
+                print(f"ledger {ledger_id}: {cause.message if isinstance(cause, BookKeeperError) else cause}")
+        would = "would repair" if is_dry else "repaired"
+        left_text = f", {_ledgers(len(self._failed))} not or not wholly" if self._failed else ""
+        unchanged = "; nothing was changed" if is_dry else ""
+        print(f"{would} {_fragments(len(moves))} of {_ledgers(count)}{left_text}{unchanged}")
+
+
+async def repair_ledgers(session: Session, arguments: argparse.Namespace) -> int:
+    """`bk ledger repair`. 1: something is left. Raises `LedgerNotFound`, `InvalidArgument`."""
+    clock = session.runtime.clock
+    delay_s = RecoveryConfig().lost_bookie_delay_s
+    membership = Membership(session.driver, clock, delay_s, Events("recovery", clock), writes_delay=False)
+    try:
+        await membership.start()
+        return await LedgerRepairs(session, membership, arguments).run()
+    finally:
+        membership.stop()
+
+
+def _locked_line(ledger_id: int, owner: str) -> str:
+    return f"ledger {ledger_id}: {owner} has its lock; it is tried again at the end"
 
 
 async def recover_bookies(
@@ -146,14 +251,19 @@ async def recover_bookies(
 ) -> int:
     """Copy what these bookies hold to others, or say what would be copied. Raises as `recover_bookies` there."""
     progress = Progress("ledgers", None, quiet=as_json)
+    locked: dict[int, None] = {}
 
     def copied(news: CopyProgress) -> None:
+        for each, owner in news.locked.items():
+            if each not in locked:
+                progress.note(_locked_line(each, owner))
+            locked[each] = None
         progress.update(
             news.ledgers_done, f"of {news.ledgers:,}  {news.entries:,} entries, {size_text(news.size)} copied"
         )
 
     try:
-        report = await client.administration().recover_bookies(
+        report = await client.administration(owner=who()).recover_bookies(
             [BookieId(bookie) for bookie in bookies],
             ledger_id=ledger_id,
             dry_run=dry_run,
@@ -200,6 +310,10 @@ def _described_obstacle(obstacle: Obstacle) -> dict[str, object]:
         "last_entry": obstacle.last,
         "error": str(obstacle.error),
     }
+
+
+def _ledgers(count: int) -> str:
+    return f"{count:,} {'ledger' if count == 1 else 'ledgers'}"
 
 
 def _fragments(count: int) -> str:

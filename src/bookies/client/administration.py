@@ -477,24 +477,23 @@ class Administration:
         """Check a ledger and make whole what is bad: bookies that lost entries get them again, lost ones are replaced.
 
         `percentage`: as in `check_ledger`; what it does not look at is not repaired. `lost`: bookies that are stopped
-        and will not come back. Of another one that does not answer, or cannot tell, it is not known what it has, so it
-        stays. `dry_run`: only what would be done. Fragments that may still grow are left to the ledger's writer. It is
-        done under the ledger's lock of auto-recovery.
-        Raises `InvalidArgument` for a lost bookie that is registered; `LedgerLocked`; `ReplicationFailed` after all
-        that could be repaired was, also when it is not known what a bookie has.
+        and will not come back; while one is registered it is not lost. Of another one that does not answer, or cannot
+        tell, it is not known what it has, so it stays. `dry_run`: only what would be done. Fragments that may still
+        grow are left to the ledger's writer. It is done under the ledger's lock of auto-recovery.
+        Raises `LedgerLocked`; `ReplicationFailed` after all that could be repaired was, also when it is not known what
+        a bookie has.
         """
         bytes_per_s, dry_run = rate("bytes_per_s", bytes_per_s), switch("dry_run", dry_run)
-        gone = bookie_ids("lost", lost)
-        registered = await self._registered() if gone else ()
-        for bookie in gone:
-            if bookie in registered:
-                raise InvalidArgument(f"bookie {bookie} is registered, so it is not lost: stop it first, or drain it")
+        ledger_id, gone = any_ledger_id(ledger_id), list(bookie_ids("lost", lost))
         async with TimeLimit(timeout, f"repair ledger {ledger_id}"):
+            if gone:
+                registered = await self._registered()
+                gone = [each for each in gone if each not in registered]
             work = LedgerMending(self._access, gone, Account(1, bytes_per_s, progress), dry_run)
             if dry_run:
                 await work.mend((await self.check_ledger(ledger_id, percentage=percentage)).fragments, None)
             else:
-                async with ledger_locked(self._driver, any_ledger_id(ledger_id), self._owner) as lock:
+                async with ledger_locked(self._driver, ledger_id, self._owner) as lock:
                     await work.mend((await self.check_ledger(ledger_id, percentage=percentage)).fragments, lock)
         if work.failures:
             raise ReplicationFailed(work.summary, causes=work.failures, ledger_id=ledger_id, moves=work.moves)

@@ -7,12 +7,16 @@ on, in the `MetadataLoop` that is to change the record. Source: metadata 8.5 and
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from bookies.errors import LedgerLocked
 from bookies.metadata.driver import MetadataDriver
 from bookies.metadata.recovery_store import LedgerLock
+
+AGAIN_S = 5.0  # before another look at ledgers that somebody else has locked
+TRIES = 12
 
 
 @asynccontextmanager
@@ -32,3 +36,18 @@ async def ledger_locked(driver: MetadataDriver, ledger_id: int, owner: str) -> A
         yield lock
     finally:
         await store.unlock(lock)
+
+
+async def in_rounds(
+    ledger_ids: Sequence[int], carry_out: Callable[[Sequence[int], bool], Awaitable[list[int]]]
+) -> None:
+    """Do all of them, and those that somebody else has locked again at the end, for about a minute.
+
+    `carry_out`: does what it can of these, and says which are locked; the last time, when it is told True, none.
+    """
+    todo = list(ledger_ids)
+    for tries in range(1, TRIES + 1):
+        todo = await carry_out(todo, tries == TRIES)
+        if not todo:
+            return
+        await asyncio.sleep(AGAIN_S)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bookies.client.ledger_access import LedgerAccess
-from bookies.client.ledger_lock import ledger_locked
+from bookies.client.ledger_lock import in_rounds, ledger_locked
 from bookies.client.metadata_loop import MetadataLoop
 from bookies.client.replicas import CopyRefused
 from bookies.errors import (
@@ -49,8 +49,6 @@ from bookies.protocol.replicate import (
 from bookies.runtime.tasks import all_of
 
 COPIED_AT_ONCE = 8  # ledgers; most are small, so that each is mostly waiting
-LOCKED_AGAIN_S = 5.0  # before another look at ledgers that somebody else has locked
-LOCKED_TRIES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,12 +326,7 @@ class BookieRecovery:
 
     async def ledgers(self, ledger_ids: Sequence[int]) -> None:
         """All of these, and those that are locked once more at the end. Failures are kept, not raised."""
-        todo = list(ledger_ids)
-        for is_last in (*[False] * (LOCKED_TRIES - 1), True):
-            todo = await self._round(todo, is_last)
-            if not todo:
-                return
-            await asyncio.sleep(LOCKED_AGAIN_S)
+        await in_rounds(ledger_ids, self._round)
 
     async def _round(self, ledger_ids: Sequence[int], is_last: bool) -> list[int]:
         """Those that somebody else has locked, unless it is the last time."""

@@ -12,7 +12,7 @@ from tests.unit.client.test_administration import assert_replicated, remove, wri
 
 from bookies.client.administration import Administration
 from bookies.client.replication import CopyProgress, OnProgress
-from bookies.errors import InvalidArgument, LedgerLocked, ReplicationFailed, SessionExpired
+from bookies.errors import LedgerLocked, ReplicationFailed, SessionExpired
 from bookies.model import BookieId
 
 
@@ -149,8 +149,9 @@ def test_what_is_unknown_is_not_taken_for_lost() -> None:
             await administration.repair_ledger(ledger_id)
         assert caught.value.moves == ()
         assert await store.metadata(ledger_id) == record
-        with pytest.raises(InvalidArgument, match=f"{silent} is registered, so it is not lost"):
+        with pytest.raises(ReplicationFailed, match=f"what {silent} has"):
             await administration.repair_ledger(ledger_id, lost=[silent])
+        assert await store.metadata(ledger_id) == record
         # What is known to be missing is made good all the same.
         del world.bookies[lacking].ledgers[ledger_id].entries[0]
         with pytest.raises(ReplicationFailed, match="1 fragments would be repaired and 1 could not") as caught:

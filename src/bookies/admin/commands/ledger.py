@@ -95,6 +95,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
             default=100.0,
             help="of the entries of each replica to read and check, beside its first and last (default 100: all)",
         )
+    repair.add_argument(
+        "--lost", metavar="ID", action="append", default=[], help="take this bookie for lost, without waiting"
+    )
+    repair.add_argument("--dry-run", action="store_true", help="check, and only say what would be done")
     add_rate(repair)
     delete = verb("delete", "delete a ledger for ever", "bk ledger delete 7 --yes")
     delete.add_argument("--yes", action="store_true", help="do not ask")
@@ -105,7 +109,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     handlers = {
         "create": _create, "read": _read, "tail": _tail, "show": _show,
-        "list": _list, "verify": _verify, "repair": _repair, "recover": _recover, "seal": _recover, "delete": _delete,
+        "list": _list, "verify": _verify, "recover": _recover, "seal": _recover, "delete": _delete,
     }  # fmt: skip
     if arguments.verb == "append":
         if arguments.ledger is not None or not arguments.new:
@@ -120,6 +124,10 @@ def run(arguments: argparse.Namespace) -> int:
 
         ledger_id, entry_id = arguments.what
         return with_session(arguments, lambda session: explain(session, ledger_id, entry_id, arguments))
+    if arguments.verb == "repair":
+        from bookies.admin.replication import repair_ledgers
+
+        return with_session(arguments, lambda session: repair_ledgers(session, arguments))
     return with_client(arguments, lambda client: handlers[arguments.verb](client, arguments))
 
 
@@ -339,14 +347,6 @@ async def _verify(client: Client, arguments: argparse.Namespace) -> int:
     from bookies.admin.replication import verify_ledgers
 
     return await verify_ledgers(client, arguments.ledgers, arguments.percentage, as_json=arguments.json)
-
-
-async def _repair(client: Client, arguments: argparse.Namespace) -> int:
-    from bookies.admin.replication import repair_ledgers
-
-    return await repair_ledgers(
-        client, arguments.ledgers, arguments.percentage, bytes_per_s=arguments.rate, as_json=arguments.json
-    )
 
 
 async def _recover(client: Client, arguments: argparse.Namespace) -> int:
