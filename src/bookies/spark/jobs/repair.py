@@ -8,22 +8,29 @@ is not replaced. Doing an item twice does no harm. A fragment that may still gro
              another one takes its place
     replace  a bookie that is gone: everything is copied to another one, and then the record names that one
 
-What cannot be mended says why: `waiting` when too few bookies answer, `lost` when no good copy is left.
+A replacement holds the ledger's lock of auto-recovery. Where somebody else has it the item waits for some time, and
+then looks again at what is there.
+
+What cannot be mended says why: `waiting` when too few bookies answer, or somebody else has the ledger's lock; `lost`
+when no good copy is left.
 Source: spark 5.2.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bookies.client.ledger_lock import AGAIN_S, TRIES
 from bookies.errors import (
     BookieUnreachable,
     DigestMismatch,
     InvalidArgument,
+    LedgerLocked,
     LedgerNotFound,
     NotEnoughBookies,
 )
@@ -42,6 +49,7 @@ OPTIONS = (Option("plan", None, "the plan of a scrub: its directory DIR/RUN/plan
 ACTIONS = "run_id STRING, ledger_id BIGINT, fragment BIGINT, outcome STRING, entries BIGINT, detail STRING"
 # What an item is told of each row of the plan: name -> column.
 LINE = {"bookie": "bookie", "action": "action", "first": "first_entry", "last": "last_entry"}
+TURN_S = 1.0  # before another look at a ledger that another item of the run has locked
 SATISFIED, LEFT_ALONE, LOST = "satisfied", "left-alone", "lost"
 
 
@@ -56,7 +64,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
         raise InvalidArgument("option plan is missing: the directory of a repair plan, such as runs/monday/plan")
     common.refuse_speculation(spark)
     items = items_of(plan_rows(spark, str(config.options["plan"])))
-    run = common.execute(spark, config, "repair", items, RepairWork(config.mode == common.DRY_RUN))
+    run = common.execute(spark, config, "repair", items, RepairWork(config.mode == common.DRY_RUN, config.run_id))
     if config.mode == common.PLAN:
         return Complete.planned("repair", run)
     rows = []
@@ -101,11 +109,30 @@ def items_of(plan: Iterable[Mapping[str, Any]]) -> list[Item]:
 
 @dataclass(frozen=True)
 class RepairWork:
-    """Mends one fragment, or with `is_dry` says what it would do."""
+    """Mends one fragment, or with `is_dry` says what it would do. `run_id`: by which locks say who has them."""
 
     is_dry: bool
+    run_id: str = ""
 
     async def carry_out(self, tools: Tools, item: Item) -> Outcome:
+        tries = 0
+        while True:
+            try:
+                return await self._attempt(tools, item)
+            except LedgerLocked as error:
+                # Another item of this run is a fragment of the same ledger, and will be done.
+                is_ours = error.owner == self._owner
+                tries += not is_ours
+                if tries >= TRIES:
+                    return Outcome(common.WAITING, {"error": str(error)})
+            await asyncio.sleep(TURN_S if is_ours else AGAIN_S)
+
+    @property
+    def _owner(self) -> str:
+        return f"bk spark repair, run {self.run_id}"
+
+    async def _attempt(self, tools: Tools, item: Item) -> Outcome:
+        """Raises `LedgerLocked` before anything has changed."""
         asked = json.loads(item.arguments)
         try:
             record, fragments = await tools.administration.fragments(asked["ledger"])
@@ -128,6 +155,17 @@ class RepairWork:
         renewed, replaced, said = await _needed(tools, record, fragment, lines)
         would = "would " if self.is_dry else ""
         entries = 0
+        if replaced:
+            names = ", ".join(fragment.ensemble[position] for position in replaced)
+            if self.is_dry:
+                said.append(f"would replace {names}")
+            else:
+                administration = tools.client.administration(owner=self._owner)
+                move = await administration.replicate_fragment(
+                    fragment, replaced, exclude=[BookieId(each) for each in tools.gone], bytes_per_s=tools.bytes_per_s
+                )
+                said += [f"{each.old} replaced by {each.new}" for each in move.replacements]
+                entries += sum(len(fragment.stored(position)) for position in replaced)
         for bookie, runs in renewed.items():
             count = sum(map(len, runs))
             said.append(f"{would}renew {count:,} entries on {bookie}")
@@ -135,16 +173,6 @@ class RepairWork:
                 entries += await tools.administration.renew_entries(
                     record.ledger_id, bookie, runs, bytes_per_s=tools.bytes_per_s
                 )
-        if replaced:
-            names = ", ".join(fragment.ensemble[position] for position in replaced)
-            if self.is_dry:
-                said.append(f"would replace {names}")
-            else:
-                move = await tools.administration.replicate_fragment(
-                    fragment, replaced, exclude=[BookieId(each) for each in tools.gone], bytes_per_s=tools.bytes_per_s
-                )
-                said += [f"{each.old} replaced by {each.new}" for each in move.replacements]
-                entries += sum(len(fragment.stored(position)) for position in replaced)
         outcome = common.DONE if renewed or replaced else SATISFIED
         return Outcome(outcome, {"said": said, "entries": entries})
 

@@ -175,6 +175,43 @@ def test_a_bookie_that_is_gone_is_one_finding_and_is_replaced() -> None:
     play(act, bookie_count=5)
 
 
+def test_a_replacement_waits_for_the_lock_of_its_ledger() -> None:
+    """Of others for a while; of another item of the same run until that is done."""
+
+    async def act(world: World) -> None:
+        store = await world.client()
+        ledger_id = await written(store, 30)
+        record = await store.metadata(ledger_id)
+        lost = record.last_ensemble[0]
+        await remove(world, lost)
+        plan = [Repair(ledger_id, 0, lost, -1, -1, "replace", "")]
+        other = world._drivers[0].recovery
+        lock = await other.lock(ledger_id, "worker-7", needs_mark=False)
+        assert lock is not None
+        [outcome] = await repaired(store, plan)
+        assert outcome.outcome == "waiting"
+        assert "worker-7 has its lock" in outcome.detail["error"]
+        assert await store.metadata(ledger_id) == record
+        waiting = asyncio.create_task(repaired(store, plan))
+        await asyncio.sleep(20)  # Virtual seconds.
+        await other.unlock(lock)
+        assert [each.outcome for each in await waiting] == ["done"]
+        assert_replicated(world, await store.metadata(ledger_id), 29)
+        # One of the same run, for longer than anybody else would be waited for.
+        [bookie, *_] = (await store.metadata(ledger_id)).last_ensemble
+        await remove(world, bookie)
+        lock = await other.lock(ledger_id, repair.RepairWork(False)._owner, needs_mark=False)
+        assert lock is not None
+        waiting = asyncio.create_task(repaired(store, [Repair(ledger_id, 0, bookie, -1, -1, "replace", "")]))
+        await asyncio.sleep(300)
+        assert not waiting.done()
+        await other.unlock(lock)
+        assert [each.outcome for each in await waiting] == ["done"]
+        assert_replicated(world, await store.metadata(ledger_id), 29)
+
+    play(act, bookie_count=5)
+
+
 def test_a_bookie_that_stops_answering_is_asked_no_more() -> None:
     async def act(world: World) -> None:
         store = await world.client()
