@@ -9,10 +9,12 @@ import pytest
 from tests.sim.recovery_world import World, run
 
 from bookies.errors import BookKeeperError, LedgerFenced
+from bookies.metadata.driver import Versioned
 from bookies.model import BookieId
-from bookies.protocol.repair_work import Cause
+from bookies.protocol.repair_work import Cause, RepairState, Wait
 from bookies.protocol.replicate import Pace
 from bookies.replication.drain import Drain, DrainPlan, DrainProgress, DrainResult
+from bookies.replication.repair import Outcome
 
 B1 = BookieId("b1")
 QUORUMS = ((3, 3, 2), (4, 3, 2), (3, 2, 2), (2, 2, 2), (5, 3, 2))
@@ -281,6 +283,52 @@ def test_workers_and_the_drain_share_the_work() -> None:
         await world.until_whole(ledgers)
 
     run(scenario, bookies=6)
+
+
+def test_the_forecast_is_right_when_a_killed_one_has_left_its_lock() -> None:
+    """The lock ends with the session; until then nothing is forecast, and the time of waiting is none of copying."""
+
+    async def scenario(world: World) -> None:
+        ledger = -1
+        while ledger < 0 or not world.record(ledger).names(B1):
+            ledger = await world.write((3, 3, 2), 400, size=1000)
+        other = world.cluster.new_client("writer2")
+        await other.participant.create_task(world.cluster.open_client(other))
+        holding = other.driver.recovery.lock(ledger, "a drain that was killed", needs_mark=False)
+        assert await other.participant.create_task(holding)
+        loop, seen = asyncio.get_running_loop(), list[DrainProgress]()
+        drain = drain_of(world, pace=Pace(20_000))
+
+        async def act() -> DrainResult:
+            await drain.start()
+            try:
+                await drain.begin()
+                loop.call_later(8, other.driver.expire)
+                return await drain.run(await drain.plan(), seen.append)
+            finally:
+                drain.stop()
+
+        result = await world.act(act())
+        assert result.is_empty
+        assert seen[0].remaining_s is None
+        assert result.predicted_s is not None
+        assert 0.7 < result.predicted_s / result.took_s < 1.3
+
+    run(scenario, bookies=6)
+
+
+def test_nothing_is_in_the_way_twice() -> None:
+    """A lost bookie in the last fragment, and an entry on its way: both are waited for, and both are the writer's."""
+
+    async def scenario(world: World) -> None:
+        drain = drain_of(world)
+        waits = [Wait(Cause.WRITER, 0, 9, B1, "it lacks entry 3"), Wait(Cause.GRACE, 0, -1, None, "for 9 s")]
+        ledger = await world.write((3, 3, 2))
+        found = Versioned(world.record(ledger), 1)
+        [blocked] = drain._reasons(found, Outcome(RepairState.WAITING, waits))
+        assert (blocked.cause, blocked.can_be_sealed) == (Cause.WRITER.value, True)
+
+    run(scenario)
 
 
 @pytest.mark.parametrize("rate", [10_000, 30_000])

@@ -94,6 +94,10 @@ class Forecast:
         """What there is to do, done or not, without what waits for something: how long that takes nobody can tell."""
         self._work = size + LEDGER_SIZE * ledgers
 
+    def idled(self, seconds: float) -> None:
+        """Nothing could be done for so long, which says nothing about how fast the rest goes."""
+        self._begun += seconds
+
     def share(self, ledgers_done: float, size_done: int) -> float:
         """How much of the work is done, 0 to 1. `ledgers_done`: those under way as the fraction that is done."""
         done = size_done + LEDGER_SIZE * ledgers_done
@@ -103,7 +107,7 @@ class Forecast:
         """None: too little was done to tell. `owed_s`: for how long the pace that is kept forbids to copy more."""
         share, elapsed_s = self.share(ledgers_done, size_done), now - self._begun
         if share >= 1.0:
-            return 0.0
+            return owed_s
         if elapsed_s < FORECAST_AFTER_S or share < FORECAST_AFTER:
             return None
         return (elapsed_s + owed_s) * (1.0 - share) / share + owed_s

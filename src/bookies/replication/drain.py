@@ -292,7 +292,7 @@ class Drain:
         result = DrainResult()
         watching = loop.create_task(self._watch(forecast, result, report, begun))
         try:
-            await self._rounds(plan.portions, result, waits=waits)
+            await self._rounds(plan.portions, forecast, result, waits=waits)
         except asyncio.CancelledError:
             with contextlib.suppress(MetadataError, TimeoutError):
                 async with asyncio.timeout(STOP_S):
@@ -308,11 +308,14 @@ class Drain:
         await self._note("it is empty" if result.is_empty else f"{len(result.blocked):,} ledgers are in the way")
         return result
 
-    async def _rounds(self, portions: Sequence[Portion], result: DrainResult, *, waits: bool) -> None:
+    async def _rounds(
+        self, portions: Sequence[Portion], forecast: Forecast, result: DrainResult, *, waits: bool
+    ) -> None:
+        loop = asyncio.get_running_loop()
         todo = list(portions)
         while not self._is_cancelled:
             self._believed = [each for process in await witnesses(self._driver) for each in process.lost]
-            before = len(self._finished)
+            before, began = len(self._finished), loop.time()
             await self._work(interleaved(todo))
             left: dict[int, Portion] = {}
 
@@ -333,6 +336,7 @@ class Drain:
                     return
                 await asyncio.sleep(AGAIN_S)
                 await self._membership.refresh(is_forced=True)
+                forecast.idled(loop.time() - began)
             todo = list(left.values())
 
     def _settle(self, done: Sequence[Portion], left: Mapping[int, Portion]) -> None:
@@ -435,7 +439,7 @@ class Drain:
         if not blocked:
             first = found.metadata.ensembles[-1][0]
             blocked = [Blocked(ledger_id, first, -1, Cause.WRITER.value, "its writer has taken the bookie meanwhile")]
-        return blocked
+        return list(dict.fromkeys(blocked))  # Two things that are waited for may be one to whoever asks.
 
     def _waiting(self, ledger_id: int, wait: Wait) -> Blocked:
         if wait.cause in (Cause.WRITER, Cause.GRACE):
@@ -489,7 +493,11 @@ class Drain:
     def _waits(self, ledger_id: int) -> bool:
         if ledger_id in self._finished or ledger_id in self._busy:
             return False
-        return ledger_id in self._blocked or ledger_id in self._expected_to_wait
+        blocked = self._blocked.get(ledger_id)
+        if blocked is None:
+            return ledger_id in self._expected_to_wait
+        # A lock ends soon, with its holder's session at the latest: then the ledger has been copied, or is copied here.
+        return any(each.cause != LOCKED for each in blocked)
 
     async def _note(self, state: str) -> None:
         if not await self._notes.set_draining_state(self._bookie, state):

@@ -88,7 +88,10 @@ def test_a_forecast_goes_on_as_it_went() -> None:
     assert forecast.remaining_s(0, 250, 20.0) == pytest.approx(30.0)
     assert forecast.remaining_s(0, 250, 20.0, owed_s=2.0) == pytest.approx(38.0)
     assert forecast.remaining_s(0, 1000, 20.0) == 0.0
+    assert forecast.remaining_s(0, 1000, 20.0, owed_s=2.0) == 2.0
     forecast.set_work(0, 500)  # The other half waits for somebody.
     assert forecast.remaining_s(0, 250, 20.0) == pytest.approx(10.0)
+    forecast.idled(5.0)  # For so long all of it waited.
+    assert forecast.remaining_s(0, 250, 20.0) == pytest.approx(5.0)
     assert Forecast(0, 0, 0.0).remaining_s(0, 0, 0.0) == 0.0
     assert assumed_s(0, 500, 100.0) == 5.0
