@@ -249,6 +249,7 @@ class ClientConfig:
         "", "program that prints a location for each host in its arguments, as Apache's networkTopologyScriptFileName"
     )
     locations_script_names_max: int = setting(100, "hosts that it is asked for at once", low=1)
+    locations_script_timeout_ms: int = setting(10_000, "locations_script is ended after so long", low=1, high=30_000)
     locations_interval_ms: int = setting(
         10_000, "locations_file is looked at again after so long, when bookies are chosen", low=0
     )

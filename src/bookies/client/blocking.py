@@ -316,6 +316,7 @@ def connect(
     locations_file: str | None = None,
     locations_script: str | None = None,
     locations_script_names_max: int | None = None,
+    locations_script_timeout_ms: int | None = None,
     locations_interval_ms: int | None = None,
     disk_weights: bool | None = None,
     disk_weight_max: int | None = None,

@@ -225,8 +225,16 @@ class Locations:
         script = self._config.locations_script
         if self._runtime.output_of is None:
             raise ConfigError(f"locations_script = {script}: programs cannot be run here")
+        limit_s = self._config.locations_script_timeout_ms / 1000
         try:
-            return await self._runtime.output_of([script, *hosts])
+            async with asyncio.timeout(limit_s):
+                return await self._runtime.output_of([script, *hosts])
+        except TimeoutError as error:  # One of Python's OSErrors, too.
+            asked = f"asked for {len(hosts)} hosts" if hosts else "asked for no host, to try it"
+            raise ConfigError(
+                f"locations_script = {script}: {asked}, it had not ended after {limit_s:g} s, so it was killed: mend "
+                "it, or allow it more time with locations_script_timeout_ms"
+            ) from error
         except OSError as error:
             raise ConfigError(f"locations_script = {script}: {error}") from error
 

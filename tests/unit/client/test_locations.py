@@ -144,6 +144,38 @@ def test_a_program_is_asked_for_hosts_in_shares(caplog: pytest.LogCaptureFixture
     assert "must be an absolute path" in caplog.text
 
 
+def test_a_program_that_hangs_is_named_and_ended(caplog: pytest.LogCaptureFixture) -> None:
+    ended: list[Sequence[str]] = []
+
+    async def hang(command: Sequence[str]) -> str:
+        if not command[1:] and can_be_tried:
+            return ""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(command)
+        raise AssertionError("it never ends by itself")
+
+    async def act(world: World) -> None:
+        nonlocal can_be_tried
+        runtime = dataclasses.replace(world.runtime("asker"), output_of=hang)
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        with pytest.raises(ConfigError, match=r"locations_script = /topology: .* had not ended after 10 s, .* killed"):
+            await begun(world, runtime, locations_script="/topology")
+        assert loop.time() - start == pytest.approx(10, abs=0.5)
+        assert ended == [["/topology"]]
+        can_be_tried = True
+        found = await begun(world, runtime, locations_script="/topology", locations_script_timeout_ms=500)
+        assert where(found) == [None, None, None]
+        assert loop.time() - start == pytest.approx(10.5, abs=0.5)
+
+    can_be_tried = False
+    with caplog.at_level(logging.WARNING):
+        play(act)
+    assert "asked for 3 hosts, it had not ended after 0.5 s" in caplog.text
+
+
 def test_a_program_that_does_not_work_is_an_error_at_the_beginning() -> None:
     async def act(world: World) -> None:
         runtime = dataclasses.replace(world.runtime("asker"), output_of=Script({"broken": ""}))
