@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 
 class Status(enum.Enum):
@@ -138,7 +137,7 @@ class ReplicationFailed(LedgerError):
         message: str = "",
         *,
         causes: Sequence[BaseException] = (),
-        moves: Sequence[Any] = (),
+        moves: Sequence[object] = (),
         ledger_id: int | None = None,
         entry_id: int | None = None,
         bookie: str | None = None,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from bookies.admin.common import Progress, Session, print_json, print_table, say_unreadable, size_text
 from bookies.admin.drain import check_known, who
 from bookies.client.ledger_lock import in_rounds
+from bookies.client.replication import Move
 from bookies.config import RecoveryConfig
 from bookies.errors import (
     BookKeeperError,
@@ -30,7 +31,7 @@ from bookies.runtime.tasks import all_of
 if TYPE_CHECKING:
     from bookies.client.administration import LedgerCheck
     from bookies.client.client import Client
-    from bookies.client.replication import CopyProgress, Move, Obstacle
+    from bookies.client.replication import CopyProgress, Obstacle
     from bookies.protocol.fragments import FragmentVerdict, ReplicaVerdict
 
 CHECKED_AT_ONCE = 8  # ledgers
@@ -188,7 +189,7 @@ class LedgerRepairs:
             if arguments.ledgers:
                 raise
         except ReplicationFailed as error:
-            self._moves += error.moves
+            self._moves += [each for each in error.moves if isinstance(each, Move)]
             self._failed[ledger_id] = error.causes
         else:
             self._moves += moves

@@ -11,7 +11,7 @@ from tests.fakes.world import World, play
 from tests.unit.client.test_administration import assert_replicated, remove, written
 
 from bookies.client.administration import Administration
-from bookies.client.replication import CopyProgress, OnProgress
+from bookies.client.replication import CopyProgress, Move, OnProgress
 from bookies.errors import LedgerLocked, ReplicationFailed, SessionExpired
 from bookies.model import BookieId
 
@@ -160,6 +160,7 @@ def test_what_is_unknown_is_not_taken_for_lost() -> None:
         with pytest.raises(ReplicationFailed, match="1 fragments were repaired and 1 could not be") as caught:
             await administration.repair_ledger(ledger_id)
         [move] = caught.value.moves
+        assert isinstance(move, Move)
         assert [(each.old, each.new) for each in move.replacements] == [(lacking, lacking)]
         assert await store.metadata(ledger_id) == record
         # Away is not lost either; only if somebody says so.
