@@ -30,6 +30,7 @@ from bookies.runtime.zookeeper import (
     NodeMissing,
     NotEmpty,
     Operation,
+    Outcome,
     OutcomeUnknown,
     Refusal,
     SetData,
@@ -319,7 +320,7 @@ class KazooZooKeeper:
     async def delete(self, path: str, version: int = ANY_VERSION, *, session: int | None = None) -> None:
         await self._request(path, lambda client: client.delete_async(path, version), only_in=session)
 
-    async def multi(self, operations: Sequence[Operation]) -> list[Stat | None]:
+    async def multi(self, operations: Sequence[Operation]) -> list[Outcome]:
         def call(client: Any) -> Any:
             transaction = client.transaction()
             for operation in operations:
@@ -336,8 +337,10 @@ class KazooZooKeeper:
                 if isinstance(error, Refusal):
                     error.index = index
                 raise error
-        stats = [isinstance(operation, SetData) for operation in operations]
-        return [_stat(result) if is_set else None for result, is_set in zip(results, stats, strict=True)]
+        return [
+            str(result) if isinstance(each, Create) else _stat(result) if isinstance(each, SetData) else None
+            for each, result in zip(operations, results, strict=True)
+        ]
 
     # -- watches -------------------------------------------------------------------------------------------------
     def _watcher(self, is_of_children: bool, path: str, watch: _Watch | None) -> Callable[[Any], None] | None:
@@ -400,6 +403,7 @@ def _stat(stat: Any) -> Stat:
         stat.mzxid,
         stat.pzxid,
         stat.ctime,
+        stat.mtime,
         stat.version,
         stat.cversion,
         stat.ephemeralOwner,
@@ -410,7 +414,8 @@ def _stat(stat: Any) -> Stat:
 def _add_to(transaction: Any, operation: Operation) -> None:
     if isinstance(operation, Create):
         acl = _acl(operation.acl)
-        transaction.create(operation.path, operation.data, acl=acl, ephemeral=operation.is_ephemeral)
+        is_ephemeral, is_sequential = operation.is_ephemeral, operation.is_sequential
+        transaction.create(operation.path, operation.data, acl=acl, ephemeral=is_ephemeral, sequence=is_sequential)
     elif isinstance(operation, SetData):
         transaction.set_data(operation.path, operation.data, operation.version)
     elif isinstance(operation, Delete):
