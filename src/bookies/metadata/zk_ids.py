@@ -28,13 +28,14 @@ COUNTED_IDS_MAX = 100_000  # that a counter of ZooKeeper's is raised by, a child
 COUNTED_AT_ONCE = 200  # in one transaction
 FETCHED_IDS_MAX = 64  # at once
 QUICK_S = 0.1  # between two ids that are asked for in quick succession, at most
+USED_FOR_EACH = 8  # ids in quick succession, for each that is fetched before anybody wants it
 
 
 class LedgerIds:
     """Ids for one driver. `require_open`: the tasks of an open driver, or raises.
 
-    As long as ids are asked for in quick succession, twice as many are fetched each time as before, and at least as
-    many as are waited for; so no more are left out than were used, but for those of one fetch whose answer was lost.
+    As many are fetched as are waited for; or more, when many are asked for in quick succession: an eighth as many as
+    have been used in it. So no more than that are left out, besides those of a fetch whose answer was lost.
     """
 
     def __init__(self, nodes: Nodes, require_open: Callable[[], Tasks]) -> None:
@@ -43,7 +44,7 @@ class LedgerIds:
         self._has_high: bool | None = None  # None: not looked yet
         self._high: list[int] = []  # numbers of the HOB directories, as last seen
         self._ready = range(0)
-        self._fetched = 0  # how many the last time
+        self._used_count = 0  # in quick succession
         self._asked_at = -QUICK_S  # the loop's time, seconds
         self._waiting_count = 0
         self._coming: asyncio.Future[Exception | None] | None = None  # the end of a fetch, and why it failed
@@ -57,11 +58,12 @@ class LedgerIds:
         while not self._ready:
             await self._wait_fetched(manager)
         ledger_id, self._ready = self._ready[0], self._ready[1:]
+        self._used_count += 1
         return ledger_id
 
     def forget(self) -> None:
         """Begin anew, with a single id. Those that were fetched and not used are left out."""
-        self._ready, self._fetched = range(0), 0
+        self._ready, self._used_count = range(0), 0
 
     # -- fetching them -------------------------------------------------------------------------------------------
     async def _wait_fetched(self, manager: Manager) -> None:
@@ -82,14 +84,13 @@ class LedgerIds:
 
     async def _fetch(self, manager: Manager, coming: asyncio.Future[Exception | None]) -> None:
         """Several only where ids have a counter of their own: in a flat layout every ledger counts, too."""
-        count = max(2 * self._fetched, self._waiting_count, 1)
+        count = max(self._used_count // USED_FOR_EACH, self._waiting_count, 1)
         count = min(count, FETCHED_IDS_MAX) if manager.has_long_ids else 1
         try:
             path, self._ready = await self._new_ids(manager, count)
         except Exception as error:  # noqa: BLE001  (whatever it is: those who wait have to know)
             self._end_fetch(coming, error)
             return
-        self._fetched = count
         self._end_fetch(coming, None)
         await self._remove(path)
 
