@@ -14,7 +14,7 @@ from functools import partial
 from bookies.errors import InvalidArgument, LedgerNotFound, MetadataError, SessionExpired
 from bookies.metadata.driver import Versioned
 from bookies.metadata.leased import check_version, deleted_before, taken
-from bookies.metadata.serde import pack_ledger, parse_ledger
+from bookies.metadata.serde import as_stored, pack_ledger, parse_ledger
 from bookies.metadata.spent import SPENT_SIZE, divided, is_spent_list, joined, pack_spent, parse_spent
 from bookies.metadata.zk_groups import Groups
 from bookies.metadata.zk_layout import (
@@ -179,7 +179,8 @@ class Ledgers:
             else:
                 assert isinstance(revised, Stat)
                 zxid, now_ms = revised.mzxid, revised.mtime_ms
-                return self._versioned(path, ledger_id, data, Stat(zxid, zxid, zxid, now_ms, now_ms, 0, 0, 0, 0))
+                self._nodes.remember(path, Stat(zxid, zxid, zxid, now_ms, now_ms, 0, 0, 0, 0))
+                return Versioned(as_stored(metadata, data, now_ms), zxid)
 
     async def _own_attempt(self, metadata: LedgerMetadata) -> Versioned | None:
         """The record there is if we made it, and the answer was lost. None: it is gone. Raises `LedgerExists`.
@@ -218,7 +219,8 @@ class Ledgers:
                     raise
                 continue
             assert isinstance(stat, Stat)
-            return self._versioned(path, ledger_id, data, stat)
+            self._nodes.remember(path, stat)
+            return Versioned(as_stored(metadata, data, stat.ctime_ms), stat.mzxid)
 
     async def _expect(self, path: str, ledger_id: int, expected_version: int) -> Stat:
         """Raises `LedgerNotFound`, `VersionConflict`."""
