@@ -1,7 +1,7 @@
-"""Transactions of one driver that come while one of them is under way go to ZooKeeper together, in one request.
+"""Transactions that one driver is asked for in one turn of the event loop go to ZooKeeper together, in one request.
 
-A request costs the client, and the server's log, more than what is in it. So sixteen ledgers that are created at a time
-need few requests, while one that is created alone waits for nobody.
+A request costs the client, and the server, more than what is in it. Callers who were answered together go on together,
+so sixteen ledgers that are created at a time need hardly more requests than one, and nobody waits for another.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import asyncio
 import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from bookies.errors import BookKeeperError, ClientClosed
 from bookies.runtime.tasks import Tasks
 from bookies.runtime.zookeeper import ANY_VERSION, Check, Create, Operation, Outcome, Refusal, SetData, ZooKeeper
 
+UNDER_WAY_MAX = 4  # requests at a time; what comes meanwhile waits
 GROUP_COUNT_MAX = 64  # transactions in one request
 GROUP_SIZE_MAX = 1 << 18  # bytes of one request with more than one
 _OPERATION_SIZE = 64  # bytes in a request besides path and data, at most
@@ -52,7 +54,8 @@ class Groups:
         self._zookeeper = zookeeper
         self._require_open = require_open
         self._waiting: deque[_Member] = deque()
-        self._is_busy = False
+        self._is_going = False  # those who wait are sent at the end of this turn
+        self._under_way_count = 0
 
     async def multi(self, operations: Sequence[Operation]) -> list[Outcome]:
         """As `ZooKeeper.multi`, and the answer is to these operations alone: a group that is refused is taken apart.
@@ -60,31 +63,26 @@ class Groups:
         Only for transactions that do not change what others of them check: those come in any order, and a `Check` or
         an unconditional `SetData` that several have in common is done once.
         """
-        if self._is_busy:
-            member = _Member(operations)
-            self._waiting.append(member)
-            return await member.answer
-        self._is_busy = True
-        try:
-            return await self._zookeeper.multi(operations)
-        finally:
-            self._go_on()
+        member = _Member(operations)
+        self._waiting.append(member)
+        if not self._is_going:
+            self._is_going = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+        return await member.answer
 
     def _go_on(self) -> None:
-        """Send what has come meanwhile."""
-        group = self._take()
-        self._is_busy = bool(group)
-        if not group:
-            return
-        try:
-            tasks = self._require_open()
-        except BookKeeperError as error:
-            self._is_busy = False
-            _fail((*group, *self._waiting), error)
-            self._waiting.clear()
-            return
-        task = tasks.start(self._send(group), "ledger transactions")
-        task.add_done_callback(lambda _: self._sent(group))
+        """Send what has come."""
+        self._is_going = False
+        while self._under_way_count < UNDER_WAY_MAX and (group := self._take()):
+            try:
+                tasks = self._require_open()
+            except BookKeeperError as error:
+                _fail((*group, *self._waiting), error)
+                self._waiting.clear()
+                return
+            self._under_way_count += 1
+            task = tasks.start(self._send(group), "ledger transactions")
+            task.add_done_callback(partial(self._sent, group))
 
     def _take(self) -> list[_Member]:
         """Who goes next, at least one if any are left."""
@@ -118,8 +116,9 @@ class Groups:
         except Exception as error:  # noqa: BLE001  (as above)
             member.fail(error)
 
-    def _sent(self, group: list[_Member]) -> None:
+    def _sent(self, group: list[_Member], _: asyncio.Task[None]) -> None:
         """Everybody has an answer, unless the driver was closed."""
+        self._under_way_count -= 1
         _fail(group, ClientClosed("the session with the metadata store was closed before it answered"))
         self._go_on()
 

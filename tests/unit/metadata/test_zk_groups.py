@@ -54,16 +54,22 @@ class World:
     def start(self, *operations: Operation) -> asyncio.Task[list[Outcome]]:
         return asyncio.get_running_loop().create_task(self.groups.multi(operations))
 
-    async def begin(self, name: str = "first") -> asyncio.Task[list[Outcome]]:
-        """One that is under way and makes a znode; what comes until `release` waits for it."""
+    async def begin(self) -> asyncio.Task[list[Outcome]]:
+        """One that is under way and makes /a/first; what comes until `release` waits for it."""
         self.zookeeper.hold()
-        first = self.start(made(name))
+        first = self.start(made("first"))
         await settle()
         return first
 
 
 def made(name: str, data: bytes = b"") -> Create:
     return Create(f"/a/{name}", data, Acl.OPEN)
+
+
+@pytest.fixture(autouse=True)
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what comes while a request is under way is one group."""
+    monkeypatch.setattr(zk_groups, "UNDER_WAY_MAX", 1)
 
 
 def play(body: Callable[[World], Coroutine[Any, Any, None]]) -> None:
@@ -100,7 +106,7 @@ def test_what_comes_while_one_is_under_way_is_one_request() -> None:
         assert stat.mzxid == world.server.nodes["/a/0"].czxid == world.server.nodes["/a/2"].czxid
         assert (await written)[0] == world.server.nodes["/a/first"].stat()
         assert world.zookeeper.requests == [
-            (made("first"),),
+            [made("first")],
             [check, revision, made("0"), made("1"), made("2"), SetData("/a/first", b"x", 0)],
         ]
         assert await world.start(made("alone")) == ["/a/alone"]
@@ -151,12 +157,12 @@ def test_after_a_lost_answer_everybody_has_to_look() -> None:
         first = await world.begin()
         others = [world.start(made(str(number))) for number in range(3)]
         await settle()
+        world.server.lost_replies = 2
         world.zookeeper.release()
-        await first
-        world.server.lost_replies = 1
-        errors = await outcomes_of(*others)
-        assert [type(each) for each in errors] == [OutcomeUnknown] * 3
-        assert len({id(each) for each in errors}) == 3  # each is raised in another task
+        errors = await outcomes_of(first, *others)
+        assert len(world.zookeeper.requests) == 2
+        assert [type(each) for each in errors] == [OutcomeUnknown] * 4
+        assert len({id(each) for each in errors}) == 4  # each is raised in another task
         assert "/a/2" in world.server.nodes
         assert await world.start(made("next")) == ["/a/next"]
 
@@ -172,13 +178,34 @@ def test_a_session_that_ends_under_a_group() -> None:
         world.zookeeper.release()
         assert [type(each) for each in await outcomes_of(first)] == [SessionExpired]
         assert await outcomes_of(*others) == [[f"/a/{number}"] for number in range(3)]  # in the next session
-        second = await world.begin("again")
+        world.zookeeper.hold()
         others = [world.start(made(f"more{number}")) for number in range(3)]
         await settle()
-        world.zookeeper.release()
-        await second
         world.zookeeper.expire()
+        world.zookeeper.release()
         assert [type(each) for each in await outcomes_of(*others)] == [SessionExpired] * 3
+
+    play(body)
+
+
+def test_what_comes_in_one_turn_is_one_request_and_some_are_under_way_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(zk_groups, "UNDER_WAY_MAX", 2)
+
+    async def body(world: World) -> None:
+        world.zookeeper.hold()
+        turns = []
+        for turn in range(4):
+            turns.append([world.start(made(f"{turn}-{number}")) for number in range(3)])
+            await settle()
+        assert len(world.zookeeper.requests) == 2
+        world.zookeeper.release()
+        for each in turns:
+            await outcomes_of(*each)
+        names = [[each.path[3:] for each in request] for request in world.zookeeper.requests]
+        first, second, third, fourth = ([f"{turn}-{number}" for number in range(3)] for turn in range(4))
+        assert names == [first, second, third + fourth]
 
     play(body)
 
@@ -189,16 +216,22 @@ def test_whoever_gives_up_does_not_disturb_the_others() -> None:
         second, third, fourth = (world.start(made(str(number))) for number in range(3))
         await settle()
         second.cancel()  # before it was sent
-        first.cancel()  # under way: the others go on
-        await settle()
-        assert len(world.zookeeper.requests) == 2
-        third.cancel()  # in a request with another
+        first.cancel()  # under way
         await settle()
         world.zookeeper.release()
+        await settle()
+        assert await third == ["/a/1"]
         assert await fourth == ["/a/2"]
-        assert [each.cancelled() for each in (first, second, third)] == [True] * 3
         assert world.zookeeper.requests[1] == [made("1"), made("2")]
         assert "/a/0" not in world.server.nodes
+        world.zookeeper.hold()
+        fifth, sixth = (world.start(made(str(number))) for number in (5, 6))
+        await settle()
+        fifth.cancel()  # in a request with another
+        await settle()
+        world.zookeeper.release()
+        assert await sixth == ["/a/6"]
+        assert [each.cancelled() for each in (first, second, fifth)] == [True] * 3
         assert await world.start(made("next")) == ["/a/next"]
 
     play(body)
