@@ -245,9 +245,12 @@ def test_everybody_who_stands_for_auditor_has_a_place(kind: Kind) -> None:
         assert await one.place_in_line() == (0, 1)
         second = await two.campaign(B, lambda: None)
         assert [await each.place_in_line() for each in (one, two, other)] == [(0, 2), (1, 2), (0, 1)]
+        assert [await each.standing() for each in (one, other)] == [[A, B], [A, B]]
         await first.resign()
         assert [await each.place_in_line() for each in (one, two)] == [(0, 1), (0, 1)]
+        assert await other.standing() == [B]
         await second.resign()
+        assert await other.standing() == []
 
     kind.run(body)
 
@@ -602,6 +605,7 @@ def test_a_closed_driver_refuses(kind: Kind) -> None:
             recovery.is_enabled(),
             recovery.lost_bookie_delay_s(),
             recovery.auditor(),
+            recovery.standing(),
             recovery.campaign(A, lambda: None),
             ids_in(recovery.marked_ids()),
         ):

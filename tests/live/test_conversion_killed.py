@@ -14,9 +14,9 @@ from bookies.admin import cli
 from bookies.config import BookieConfig
 from bookies.runtime.rocksdb import RocksDatabases
 from bookies.storage import entry_log_format, inspection, rocks
-from bookies.storage.conversion import RECORD
 from bookies.storage.cookie import master_cookie
 from bookies.storage.index_format import STATE_FENCED, IndexHeader
+from bookies.storage.unconverted import RECORD
 
 pytest.importorskip("rocksdict")
 pytestmark = pytest.mark.live

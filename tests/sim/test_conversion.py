@@ -17,11 +17,12 @@ from bookies.errors import DiskFull, StorageError
 from bookies.sim.disk import LOSSES, SimDisk
 from bookies.sim.loop import Crashed
 from bookies.storage import catalog_format, entry_log_format, index_format, inspection, rocks
-from bookies.storage.conversion import RECORD, SWITCH, Conversion, read_step, refuse_unconverted
+from bookies.storage.conversion import SWITCH, Conversion, read_step
 from bookies.storage.conversion_to_index_files import ToIndexFiles
 from bookies.storage.conversion_to_rocksdb import ToRocks
 from bookies.storage.index_format import STATE_FENCED, STATE_LIMBO, IndexHeader
 from bookies.storage.log_usage import find_logs
+from bookies.storage.unconverted import RECORD, refuse_unconverted
 
 CONFIG = BookieConfig(journal_directories=("j",), ledger_directories=("a", "b"), index_page_size=64)
 KEY = b"k" * 20

@@ -101,6 +101,9 @@ def test_an_interrupted_one_goes_on_where_it_was() -> None:
         await asyncio.wait((slow,))
         left = names(world, ledgers)
         assert 0 < left < held
+        said = (await world.act(world.notes.read())).draining[B1].state
+        assert said.startswith(f"{world.user.name} has stopped: {held - left} of {held} ledgers")
+        assert "left" not in said
         world.kill("b1")
         await asyncio.sleep(15)
         assert await world.act(world.user.driver.recovery.locks()) == {}
@@ -115,6 +118,18 @@ def test_an_interrupted_one_goes_on_where_it_was() -> None:
 
 async def _is(value: bool) -> bool:
     return value
+
+
+def test_who_goes_on_when_it_is_interrupted_is_known() -> None:
+    async def scenario(world: World) -> None:
+        assert (await planned(world, drain_of(world))).helpers == []
+        healer = await world.heal()
+        await asyncio.sleep(2)
+        assert (await planned(world, drain_of(world))).helpers == [healer.client.name]
+        await world.act(world.user.driver.recovery.disable())
+        assert (await planned(world, drain_of(world))).helpers == []
+
+    run(scenario)
 
 
 def test_somebody_else_may_cancel_it() -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.sim.recovery_world import World, run
 
 from bookies.errors import LedgerFenced, StorageError
-from bookies.model import BookieId, LedgerState
+from bookies.model import BookieId, BookieMode, LedgerState
 from bookies.protocol.repair_work import Cause, RepairState
 from bookies.replication.status import read_status, reports_on
 from bookies.sim.disk import PROCESS_DIES
@@ -104,6 +104,73 @@ def test_a_target_that_appears_is_used() -> None:
         world.cluster.add_bookie("b6")
         await world.start("b6")
         assert await world.until_whole(ledgers) < 10
+
+    run(scenario)
+
+
+def test_a_bookie_that_comes_is_used_at_once_for_the_end_of_a_ledger() -> None:
+    """One that cannot be sealed, because nobody can take the place of the lost bookie, waits for a target."""
+
+    async def scenario(world: World) -> None:
+        await world.heal(recovery_backoff_ms=1_000_000, recovery_backoff_max_ms=1_000_000)
+        other = world.cluster.new_client("writer2")
+        await other.participant.create_task(world.cluster.open_client(other))
+
+        async def write() -> int:
+            ledger = await other.client.create(ensemble=5, write_quorum=5, ack_quorum=5)
+            await ledger.append(b"one")
+            return int(ledger.ledger_id)
+
+        ledger_id = await other.participant.create_task(write())
+        world.cluster.kill_client(other.name)
+        world.kill("b1")
+        worker = world.healers[0].recovery.worker
+
+        async def reported() -> bool:
+            report = worker.reports.get(ledger_id)
+            return report is not None and all(wait.cause is not Cause.GRACE for wait in report.waits)
+
+        await world.until(reported)
+        waits = worker.reports[ledger_id].waits
+        assert [wait.cause for wait in waits] == [Cause.TARGET], waits
+        world.cluster.add_bookie("b6")
+        await world.start("b6")
+        assert await world.until_whole([ledger_id]) < 10
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("comes", ["the note goes", "the disk grows"])
+def test_bookies_that_were_not_thought_of_are_named_and_used_as_soon_as_they_can_be(comes: str) -> None:
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write((3, 3, 2))
+        await world.heal(recovery_backoff_ms=1_000_000, recovery_backoff_max_ms=1_000_000)
+        members = world.record(ledger_id).last_ensemble
+        draining, full = (each for each in map(BookieId, ("b1", "b2", "b3", "b4", "b5")) if each not in members)
+        await world.act(world.notes.begin_draining(draining, "ann"))
+        disk = world.cluster.bookies[full].disk
+        disk.capacity = disk.used()
+
+        async def is_full() -> bool:
+            return (await world.act(world.user.driver.modes())).get(full) is BookieMode.READ_ONLY
+
+        await world.until(is_full)
+        world.kill(members[0])
+
+        async def reported() -> bool:
+            return await world.has_reported(ledger_id)
+
+        await world.until(reported)
+        [wait] = world.healers[0].recovery.worker.reports[ledger_id].waits
+        assert wait.cause is Cause.TARGET
+        assert f"{draining} (it is to be emptied)" in wait.reason
+        assert f"{full} (read-only: " in wait.reason
+        assert not any(f"{each} (" in wait.reason for each in members)
+        if comes == "the note goes":
+            await world.act(world.notes.end_draining(draining))
+        else:
+            disk.grow(64 << 20)
+        assert await world.until_whole([ledger_id]) < 10
 
     run(scenario)
 
@@ -466,6 +533,25 @@ def test_switched_off_nothing_is_done() -> None:
         assert await world.marked() == []
         assert await world.act(world.user.driver.recovery.enable())
         await world.until_whole(ledgers)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_marked", [False, True])
+def test_switched_on_again_repairs_begin_at_once(is_marked: bool) -> None:
+    async def scenario(world: World) -> None:
+        ledgers = [await world.write() for _ in range(5)]
+        await world.heal(audit_bookies_interval_s=86_400)
+        store = world.user.driver.recovery
+        await asyncio.sleep(30)
+        await world.act(store.disable())
+        world.kill("b1")
+        await asyncio.sleep(60)
+        if is_marked:
+            for each in ledgers:
+                await world.act(store.mark(each, [BookieId("b1")], 0))
+        assert await world.act(store.enable())
+        assert await world.until_whole(ledgers) < 3
 
     run(scenario)
 

@@ -49,7 +49,9 @@ CHUNK_SIZE = 1 << 20  # bytes that a ledger is filled by at a time
 LARGE_LEDGERS, LARGE_SIZE = 100, 16_384  # with --bytes: how many ledgers, and of which entries
 SHOWN_MIN = 0.01  # operations a ledger
 WINDOW = 64  # adds in flight while the rate is measured
+RATE_S = 15.0  # that the rate is measured for: the first seconds are faster than what lasts
 TICK_S = 0.005  # between two bursts of paced adds
+BACKLOG_MAX = 5_000  # adds under way; those that are due beyond that wait their turn, which is part of their latency
 LOOK_S = 0.2
 LEASE_MS, DELAY_S, REPORT_MS = 3_000, 2, 1_000
 LIMIT_S = 1_800.0
@@ -169,12 +171,13 @@ class Counted(NamedTuple):
 
 @dataclass
 class _Load:
-    """Adds at a steady rate. `latencies`: since each was due."""
+    """Adds at a steady rate. `latencies`: since each was due; `first_error`: of those that failed."""
 
     ledgers: list[LedgerWriter]
     payload: bytes
     latencies: Histogram = field(default_factory=Histogram)
     errors: int = 0
+    first_error: str = "none"
 
     async def measure_rate(self, seconds: float) -> float:
         """Entries a second with a closed loop."""
@@ -196,7 +199,7 @@ class _Load:
         try:
             while True:
                 await asyncio.sleep(TICK_S)
-                while (due := begun + sent / per_s) <= time.monotonic():
+                while len(pending) < BACKLOG_MAX and (due := begun + sent / per_s) <= time.monotonic():
                     task = asyncio.ensure_future(self._add(self.ledgers[sent % len(self.ledgers)], due))
                     pending.add(task)
                     task.add_done_callback(pending.discard)
@@ -209,7 +212,9 @@ class _Load:
 
         try:
             await ledger.append(self.payload)
-        except BookKeeperError:
+        except BookKeeperError as error:
+            if not self.errors:
+                self.first_error = f"{type(error).__name__}: {error}"
             self.errors += 1
         else:
             self.latencies.record(time.monotonic() - due)
@@ -236,7 +241,7 @@ class Bench:
         arguments = self._arguments
         await self._fill()
         load = _Load([await self._create() for _ in range(LOADED_LEDGERS)], self._payload)
-        most = await load.measure_rate(min(3.0, arguments.seconds))
+        most = await load.measure_rate(min(RATE_S, arguments.seconds))
         per_s = most * arguments.load
         adding = asyncio.ensure_future(load.run(per_s)) if per_s else None
         await asyncio.sleep(arguments.seconds)  # until what was filled in has been checkpointed too
@@ -287,6 +292,7 @@ class Bench:
             "p99_during_over_before": round(during.summary()["p99_us"] / max(1, before.summary()["p99_us"]), 2),
             "p99_repairing_over_before": round(repairing.summary()["p99_us"] / max(1, before.summary()["p99_us"]), 2),
             "adds_failed": load.errors,
+            "first_error": load.first_error,
         }
 
     # -- before --------------------------------------------------------------------------------------------------

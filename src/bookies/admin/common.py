@@ -226,8 +226,8 @@ def say(arguments: argparse.Namespace, facts: object, text: str) -> int:
 
 
 def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str], *, right: Sequence[int] = ()) -> None:
-    """Aligned columns; `right`: indexes of columns of numbers."""
-    texts = [[str(cell) for cell in row] for row in rows]
+    """Aligned columns; `right`: indexes of columns of numbers. Nothing in a cell breaks a line or moves the cursor."""
+    texts = [[visible(str(cell)) for cell in row] for row in rows]
     widths = [
         max(len(header), *(len(row[i]) for row in texts)) if texts else len(header) for i, header in enumerate(headers)
     ]
@@ -237,6 +237,17 @@ def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str], *, rig
             for i, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
         print("  ".join(cells).rstrip())
+
+
+def visible(text: str) -> str:
+    """With line breaks and control characters as Python writes them, such as `\\n`."""
+    if text.isprintable():
+        return text
+    import unicodedata
+
+    from bookies.metadata.bookie_notes import UNSEEN_CATEGORIES
+
+    return "".join(repr(each)[1:-1] if unicodedata.category(each) in UNSEEN_CATEGORIES else each for each in text)
 
 
 def time_text(wall_ms: float) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from bookies.admin.announced import FRESH_MS, state_text
 from bookies.admin.common import (
     Progress,
     add_common,
@@ -22,6 +23,7 @@ from bookies.admin.common import (
     say,
     size_text,
     time_text,
+    visible,
     with_session,
 )
 from bookies.admin.usage import UsageError
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 VERBS = ("drain", "maintenance")
 RATE_ASSUMED = 32 * 1024 * 1024  # bytes a second, before anything is measured
+KNOWN_SHOWN = 20  # bookies
 SHOWN = 20  # ledgers that are in the way, one a line
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 MAINTENANCE_MAX_S = 7 * 86_400
@@ -92,25 +95,19 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--cancel copies nothing, so there is nothing to plan: leave out --dry-run, or --cancel")
     if arguments.bookie is None:
         return with_session(arguments, lambda session: _show(session, arguments))
-    try:
-        return with_session(arguments, lambda session: _drain(session, arguments))
-    except KeyboardInterrupt:
-        print(
-            f"\nstopped: what was copied stays. `bk bookie drain {arguments.bookie}` goes on, with --cancel it lets "
-            "writers use the bookie again",
-            file=sys.stderr,
-        )
-        raise
+    return with_session(arguments, lambda session: _drain(session, arguments))
 
 
 def who() -> str:
     """Of locks and notes, for people."""
-    user = os.environ.get("USER") or str(os.getuid())
+    user = visible(os.environ.get("USER") or str(os.getuid()))
     return f"{user}@{socket.gethostname()}:{os.getpid()}"
 
 
 async def check_known(session: Session, name: str) -> BookieId:
     """The bookie of that name. Raises `UsageError` if it has no cookie, is not registered, and no ledger names it."""
+    import difflib
+
     from bookies.metadata.serde import is_bookie_id
     from bookies.model import BookieId
 
@@ -120,7 +117,11 @@ async def check_known(session: Session, name: str) -> BookieId:
         return bookie
     if is_bookie_id(name) and await session.client.administration().ledgers_on([bookie]):
         return bookie
-    raise UsageError(f"there is no bookie {name}, and no ledger names it: the cluster has {', '.join(known) or 'none'}")
+    near = difflib.get_close_matches(name, known, 3)
+    meant = f"; did you mean {' or '.join(near)}?" if near else ""
+    more = f" and {len(known) - KNOWN_SHOWN:,} more" if len(known) > KNOWN_SHOWN else ""
+    has = ", ".join(sorted(known)[:KNOWN_SHOWN]) or "none"
+    raise UsageError(f"there is no bookie {name}, and no ledger names it: the cluster has {has}{more}{meant}")
 
 
 # -- maintenance -------------------------------------------------------------------------------------------------------
@@ -224,12 +225,14 @@ async def _show(session: Session, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(rows)
     elif not rows:
-        print("no bookie is being emptied" if arguments.verb == "drain" else "no bookie is in maintenance")
+        which = "no bookie is" if arguments.bookie is None else f"bookie {arguments.bookie} is not"
+        print(f"{which} being emptied" if arguments.verb == "drain" else f"{which} in maintenance")
     elif arguments.verb == "drain":
-        cells = [
-            (row["bookie"], time_text(row["since_ms"]), row["by"], row["state"] or "has just begun") for row in rows
-        ]
+        now_ms = session.runtime.clock.wall_ms()
+        cells = [(row["bookie"], time_text(row["since_ms"]), row["by"], state_text(row, now_ms)) for row in rows]
         print_table(cells, ("bookie", "since", "by", "state"))
+        if any(now_ms - row["state_ms"] >= FRESH_MS for row in rows):
+            print("how far it is now: bk bookie drain ID --dry-run")
     else:
         cells = [(row["bookie"], time_text(row["until_ms"]), row["by"], row["reason"] or "-") for row in rows]
         print_table(cells, ("bookie", "until", "by", "reason"))
@@ -286,6 +289,10 @@ async def _carry_out(drain: Drain, plan: DrainPlan, facts: dict[str, object], ar
     await drain.begin()
     try:
         result = await drain.run(plan, report, waits=arguments.wait)
+    except asyncio.CancelledError:
+        progress.clear()
+        print(_stopped(plan), file=sys.stderr)
+        raise
     finally:
         progress.clear()
     removes = result.is_empty and arguments.remove
@@ -302,6 +309,27 @@ async def _carry_out(drain: Drain, plan: DrainPlan, facts: dict[str, object], ar
     return int(not result.is_empty)
 
 
+def _stopped(plan: DrainPlan) -> str:
+    """What is to be known when it is interrupted: who goes on, at which rate, and how that is stopped."""
+    bookie, again = plan.bookie, f"`bk bookie drain {plan.bookie}` goes on with it here"
+    if not plan.helpers:
+        return (
+            "\nstopped: what was copied stays. Nobody goes on: no process takes part in auto-recovery, or it is "
+            f"switched off. Writers go on avoiding {bookie}: {again}, `bk bookie drain {bookie} --cancel` lets them "
+            "use it again"
+        )
+    return (
+        f"\nstopped: what was copied stays. {_helpers(plan)} on emptying {bookie} in the background, at the rate of "
+        f"their own settings (recovery_rate_size) and not at --rate: `bk bookie drain {bookie} --cancel` ends that and "
+        f"lets writers use it again; {again}"
+    )
+
+
+def _helpers(plan: DrainPlan) -> str:
+    processes = _count(len(plan.helpers), "process", "processes")
+    return f"{processes} of auto-recovery {'goes' if len(plan.helpers) == 1 else 'go'}"
+
+
 def described_plan(plan: DrainPlan, rate: float | None) -> dict[str, object]:
     """For JSON."""
     return {
@@ -316,6 +344,7 @@ def described_plan(plan: DrainPlan, rate: float | None) -> dict[str, object]:
         "assumed_s": _assumed_s(plan, rate),
         "foreseen": [asdict(each) for each in plan.blocked],
         "unreadable": list(plan.unreadable),
+        "helpers": list(plan.helpers),
     }
 
 
@@ -354,6 +383,11 @@ def print_plan(plan: DrainPlan, rate: float | None) -> None:
         at = size_text(min(rate or RATE_ASSUMED, RATE_ASSUMED))
         why = "as --rate allows" if rate and rate <= RATE_ASSUMED else "which is assumed, until it can be measured"
         print(f"time         about {_assumed_s(plan, rate):,.0f} s at {at} a second, {why}")
+    if plan.helpers:
+        processes = _count(len(plan.helpers), "process", "processes")
+        print(
+            f"helped by    {processes} of auto-recovery, at the rate of their own settings, which --rate does not bind"
+        )
     _print_blocked(plan.blocked)
     if plan.unreadable:
         print(f"unreadable   the records of {_ledgers(plan.unreadable)}: nobody knows whether they name the bookie")
@@ -390,5 +424,5 @@ def _print_result(bookie: BookieId, result: DrainResult) -> None:
         print(f"{_ledgers(result.marked)} lack replicas for another reason: bk recovery why {result.marked[0]}")
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def _count(number: int, one: str, several: str | None = None) -> str:
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"

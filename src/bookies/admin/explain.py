@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from bookies.protocol.fragments import FragmentVerdict, ReplicaVerdict
     from bookies.replication.by_hand import ByHand, Standing
 
+SWITCHED_OFF = "repairs are switched off, so nothing is repaired by itself: bk recovery enable"
+
 
 @asynccontextmanager
 async def by_hand(session: Session) -> AsyncIterator[ByHand]:
@@ -200,22 +202,42 @@ def _verdict(standing: Standing, good: int | None) -> str:
     else:
         holds = "holds" if good >= record.ack_quorum else "does not hold"
         text += f"ack quorum {record.ack_quorum} {holds}: readable"
-    if good == record.write_quorum:
+    if good < record.write_quorum:
+        return f"{text}. Under-replicated: {_next(standing, 'repaired')}"
+    if not (leaving := _leaving(standing)):
         return f"{text}. Fully replicated."
-    return f"{text}. Under-replicated: {_next(standing)}"
+    are = (
+        f"a replica is on {leaving[0]}, which is"
+        if len(leaving) == 1
+        else f"replicas are on {', '.join(leaving)}, which are"
+    )
+    return f"{text}. Complete, but {are} being emptied: {_next(standing, 'copied to another bookie')}"
 
 
-def _next(standing: Standing) -> str:
-    assessment = standing.assessment
+def _leaving(standing: Standing) -> list[BookieId]:
+    """Bookies that have good replicas of it, and are to be emptied."""
+    bookies = [each.bookie for verdict in standing.verdicts for each in verdict.replicas if each.error is None]
+    return [each for each in dict.fromkeys(bookies) if each in standing.circumstances.leaving]
+
+
+def _next(standing: Standing, done: str) -> str:
+    """What comes, and how. `done`: what is going to be done to it, such as `repaired`."""
+    assessment, ledger_id = standing.assessment, standing.record.ledger_id
     if assessment.losses:
         loss = assessment.losses[0]
         return f"entries {loss.first:,} to {loss.last:,} are lost unless a bookie that has them comes back"
+    goes_on = standing.mark is not None and standing.is_enabled
     if assessment.wants_sealing:
-        return "a lost bookie is among those that its writer writes to; it is sealed after a grace period"
+        then = (
+            "it is sealed after a grace period" if goes_on else f"bk recovery repair {ledger_id} --seal-open seals it"
+        )
+        return f"a lost bookie is among those that its writer writes to; {then}"
     if assessment.jobs:
-        by = f" by {standing.locked_by}" if standing.locked_by else ""
-        marked = "it is marked, and will be repaired" if standing.mark else "bk recovery repair mends it now"
-        return f"it is being repaired{by}" if by else marked
+        if standing.locked_by is not None:
+            return f"it is being {done} by {standing.locked_by}"
+        if goes_on:
+            return f"it is marked, and will be {done}"
+        return f"bk recovery repair {ledger_id} has it {done} now"
     for wait in assessment.waits:
         bookie = f"{wait.bookie}: " if wait.bookie else ""
         return f"it waits for {wait.cause.value}; {bookie}{wait.reason}"
@@ -235,6 +257,7 @@ def recovery_facts(standing: Standing) -> dict[str, Any]:
         "trouble": standing.trouble,
         "marked": None if mark is None else {"bookies": list(mark.replicas), "since_ms": mark.ctime_ms},
         "locked_by": standing.locked_by,
+        "repairs_enabled": standing.is_enabled,
         **problem_facts(assessment.waits, assessment.losses),
         "reports": [{"process": process.name, **report} for process, report in standing.reports],
     }
@@ -250,6 +273,8 @@ def recovery_lines(standing: Standing) -> list[str]:
         lines = [f"marked as lacking replicas{since}, bookies: {', '.join(mark.replicas) or 'nobody named'}"]
     if standing.locked_by is not None:
         lines.append(f"being repaired by {standing.locked_by}")
+    if not standing.is_enabled:
+        lines.append(SWITCHED_OFF)
     for process, report in standing.reports[:1]:
         lines += _report_lines(process.name, report)
     return lines
@@ -291,6 +316,8 @@ async def why(session: Session, ledger_id: int, arguments: argparse.Namespace) -
     else:
         good = min((verdict.fewest_replicas for verdict in standing.verdicts), default=None)
         state = "cannot be told" if facts["state"] is None else facts["state"]
+        if state == "repairable" and good == standing.record.write_quorum and _leaving(standing):
+            state = "to be moved"
         print(f"ledger {ledger_id}  {standing.record.state.name}  {state}: {_verdict(standing, good)}")
         for line in [*problem_lines(facts["waits"], facts["losses"]), *recovery_lines(standing)]:
             print(f"  {line}")

@@ -16,21 +16,26 @@ if TYPE_CHECKING:
     from bookies.replication.repair import Outcome
     from bookies.replication.status import RecoveryStatus
 
+FAILED = "failed"  # of a ledger: there is none, or its record cannot be read
+
 # -- repair ------------------------------------------------------------------------------------------------------------
 
 
 async def repair(session: Session, arguments: argparse.Namespace) -> int:
     """Repair these ledgers, or all that are marked, one after the other. 1: some could not be."""
+    from bookies.admin.drain import check_known
     from bookies.admin.explain import by_hand
 
     check_rate(arguments)
+    for name in dict.fromkeys(arguments.lost):
+        await check_known(session, name)
     ids = list(dict.fromkeys(arguments.ledgers)) or await _marked(session.driver)
     if not ids:
         return say(arguments, {"ledgers": []}, "no ledger is marked as lacking replicas")
     async with by_hand(session) as hand:
         if arguments.dry_run:
             return await _show(hand, ids, arguments)
-        return await _repair_all(hand, ids, arguments)
+        return await _repair_all(session.driver, hand, ids, arguments)
 
 
 async def _marked(driver: MetadataDriver) -> list[int]:
@@ -40,12 +45,19 @@ async def _marked(driver: MetadataDriver) -> list[int]:
 async def _show(hand: ByHand, ids: Sequence[int], arguments: argparse.Namespace) -> int:
     """What each lacks, as far as one look can tell."""
     from bookies.admin.explain import problem_lines, recovery_facts
+    from bookies.errors import LedgerNotFound, MetadataCorrupt
     from bookies.model import BookieId
 
     lost = [BookieId(each) for each in arguments.lost]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for ledger_id in ids:
-        standing = await hand.look(ledger_id, lost=lost, percentage=arguments.percentage)
+        try:
+            standing = await hand.look(ledger_id, lost=lost, percentage=arguments.percentage)
+        except (LedgerNotFound, MetadataCorrupt) as error:
+            rows.append(_failed(ledger_id, error))
+            if not arguments.json:
+                _print_problems(rows[-1])
+            continue
         facts = recovery_facts(standing)
         fragments = len(standing.assessment.jobs)
         rows.append({"ledger": ledger_id, "fragments_to_repair": fragments, **facts})
@@ -54,22 +66,24 @@ async def _show(hand: ByHand, ids: Sequence[int], arguments: argparse.Namespace)
             print(f"ledger {ledger_id}: {facts['state']}, {fragments:,} fragments would be repaired{sealing}")
             for line in problem_lines(facts["waits"], facts["losses"]):
                 print(f"  {line}")
+    failed = [row["ledger"] for row in rows if row["state"] == FAILED]
     if arguments.json:
         print_json({"dry_run": True, "ledgers": rows})
     else:
-        print("nothing was changed")
-    return 0
+        print(f"nothing was changed{_and_failed(failed)}")
+    return int(bool(failed))
 
 
-async def _repair_all(hand: ByHand, ids: Sequence[int], arguments: argparse.Namespace) -> int:
+async def _repair_all(driver: MetadataDriver, hand: ByHand, ids: Sequence[int], arguments: argparse.Namespace) -> int:
     from bookies.admin.drain import who
-    from bookies.errors import LedgerNotFound
+    from bookies.admin.explain import SWITCHED_OFF
+    from bookies.errors import LedgerNotFound, MetadataCorrupt
     from bookies.model import BookieId
     from bookies.protocol.repair_work import RepairState
     from bookies.protocol.replicate import Pace
 
     progress = Progress("ledgers", len(ids), quiet=arguments.json)
-    pace, rows = Pace(arguments.rate), []
+    pace, rows = Pace(arguments.rate), list[dict[str, Any]]()
     for count, ledger_id in enumerate(ids, 1):
         try:
             outcome, totals = await hand.repair(
@@ -80,13 +94,13 @@ async def _repair_all(hand: ByHand, ids: Sequence[int], arguments: argparse.Name
                 pace=pace,
                 percentage=arguments.percentage,
             )
-        except LedgerNotFound:
-            if ledger_id in arguments.ledgers:
-                progress.clear()
-                raise
-            continue  # Deleted since it was marked.
-        row = _row(ledger_id, outcome)
-        row |= {"entries": totals.entries, "size": totals.size, "sealed": bool(totals.sealed)}
+        except (LedgerNotFound, MetadataCorrupt) as error:
+            if isinstance(error, LedgerNotFound) and ledger_id not in arguments.ledgers:
+                continue  # Deleted since it was marked.
+            row = _failed(ledger_id, error) | {"entries": 0, "size": 0, "sealed": False}
+        else:
+            row = _row(ledger_id, outcome)
+            row |= {"entries": totals.entries, "size": totals.size, "sealed": bool(totals.sealed)}
         rows.append(row)
         if not arguments.json and row["state"] != RepairState.HEALTHY.value:
             progress.clear()
@@ -99,8 +113,20 @@ async def _repair_all(hand: ByHand, ids: Sequence[int], arguments: argparse.Name
     else:
         entries, size = sum(row["entries"] for row in rows), sum(row["size"] for row in rows)
         copied = f"{entries:,} entries, {size_text(size)} copied"
-        print(f"{len(rows) - len(left):,} of {len(rows):,} ledgers are whole: {copied}")
+        failed = [row["ledger"] for row in rows if row["state"] == FAILED]
+        print(f"{len(rows) - len(left):,} of {len(rows):,} ledgers are whole: {copied}{_and_failed(failed)}")
+        if len(left) > len(failed) and not await driver.recovery.is_enabled():
+            print(SWITCHED_OFF)
     return int(bool(left))
+
+
+def _failed(ledger_id: int, error: Exception) -> dict[str, Any]:
+    """Of a ledger of which nothing can be said."""
+    return {"ledger": ledger_id, "state": FAILED, "error": str(error), "waits": [], "losses": []}
+
+
+def _and_failed(ids: Sequence[int]) -> str:
+    return f"; {len(ids):,} failed: {', '.join(map(str, ids))}" if ids else ""
 
 
 def _row(ledger_id: int, outcome: Outcome | None) -> dict[str, Any]:
@@ -116,6 +142,9 @@ def _print_problems(row: dict[str, Any]) -> None:
 
     if row["state"] == "locked":
         print(f"ledger {row['ledger']}: somebody else is repairing it")
+        return
+    if row["state"] == FAILED:
+        print(row["error"])
         return
     print(f"ledger {row['ledger']}: {row['state']}")
     for line in problem_lines(row["waits"], row["losses"]):
@@ -175,7 +204,10 @@ async def watch(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
 
 
 def _print_sample(found: RecoveryStatus, now: Sample, left_s: float | None, arguments: argparse.Namespace) -> None:
-    reports = [report for process in found.processes for report in process.reports]
+    from bookies.replication.status import latest_reports
+
+    latest = latest_reports(found.processes)
+    reports = [latest[ledger_id] for ledger_id in found.stuck]
     if arguments.json:
         facts = {"marked": now.marked, "being_repaired": len(found.locks), "repaired": now.repaired}
         print_json(facts | {"entries": now.entries, "size": now.size, "remaining_s": left_s, "stuck": len(reports)})

@@ -20,8 +20,8 @@ from bookies.runtime.events import Events
 from bookies.runtime.ports import Disk, Lock
 from bookies.storage import admission, cookie
 from bookies.storage.admission import Decision
-from bookies.storage.conversion import refuse_unconverted
 from bookies.storage.directories import current
+from bookies.storage.unconverted import refuse_unconverted
 
 _ANY_HOST = ("", "0.0.0.0", "::")
 _LEGAL_ID = re.compile(r"[A-Za-z0-9._:-]+")

@@ -7,7 +7,6 @@ Users and their passwords are read once, when the bookie starts; certificates ag
 from __future__ import annotations
 
 import re
-import tomllib
 
 from bookies.config import BookieConfig
 from bookies.errors import ConfigError, InvalidArgument
@@ -112,6 +111,8 @@ def _encryption(runtime: Runtime, config: BookieConfig) -> Encryption | None:
 def read_users(disk: Disk, path: str) -> dict[str, str]:
     """Password by user, from the table [users] of a TOML file. Raises `ConfigError`, which names no password."""
     try:
+        import tomllib  # few bookies have such a file
+
         found = tomllib.loads(disk.read_bytes(path).decode("utf-8"))
     except OSError as error:
         raise ConfigError(f"sasl_users_file {path} cannot be read: {error.strerror}") from error

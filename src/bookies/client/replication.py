@@ -17,6 +17,7 @@ from bookies.errors import BookKeeperError, ClientClosed, LedgerNotFound, NotEno
 from bookies.metadata.driver import Versioned
 from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.fragments import Fragment, fragments_on, fragments_to_check, runs_of
+from bookies.protocol.placement_proof import some
 from bookies.protocol.replicate import ENTRIES_MAX, FragmentCopy, Pace, Replacement, choose_targets, renewals
 
 
@@ -102,7 +103,7 @@ async def replicate_anywhere(
     """Copy to the bookies of a plan, and to others as long as one of them refuses.
 
     `plan`: chooses among all but those that are given to it. Raises as it and `replicate` do; when nobody is left, what
-    the first one answered.
+    the first one answered, with what the others did.
     """
     refusals: dict[BookieId, BookKeeperError] = {}
     await access.locate()
@@ -112,7 +113,11 @@ async def replicate_anywhere(
         except NotEnoughBookies as error:
             if not refusals:
                 raise
-            raise next(iter(refusals.values())) from error
+            first, *others = refusals.items()
+            if others:  # Its class stays, which says what can be done about it.
+                said = some([f"{bookie} ({each.message})" for bookie, each in others])
+                first[1].args = (f"{first[1].message}; refused, too, by {said}",)
+            raise first[1] from error
         try:
             return await replicate(access, fragment, replacements, update, account)
         except CopyRefused as refused:

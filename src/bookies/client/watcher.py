@@ -190,10 +190,13 @@ class BookieWatcher:
         try:
             return choose_ensemble(candidates, size_min or size, write_quorum or size, ack_quorum, exclude)
         except NotEnoughBookies:
-            if (size_min or size) <= len(candidates) - len(exclude):
-                raise
             names = self._bookies()
+            unusable = [each for each in names if each in exclude]
+            if (size_min or size) <= len(names) - len(unusable):
+                raise  # There are enough; a rule of placement is in the way.
             known = f"only {len(names)} registered ({some(names)})" if names else "none is registered"
+            if unusable:
+                known += f", of which {some(unusable)} cannot be used now"
             raise NotEnoughBookies(
                 f"ensemble={size} needs {size} writable bookies, {known}: start more bookies, "
                 f"or pass a smaller ensemble (with as small a write_quorum and ack_quorum){unplaced(candidates)}"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -27,6 +28,7 @@ T = TypeVar("T")
 NAME = "bookie-notes"  # the record
 FORMAT = 1
 TEXT_LENGTH_MAX = 500  # of what somebody says
+UNSEEN_CATEGORIES = ("Cc", "Zl", "Zp")  # of Unicode: control characters, line and paragraph separators
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,13 @@ class Maintenance:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """`since_ms`: wall clock. `by`: who said so. `state`: how far it is, for people and for who goes on with it."""
+    """`since_ms`: wall clock. `by`: who said so. `state`: how far it was at `state_ms`, wall clock, for people; it says
+    nothing of now, for others may have gone on."""
 
     since_ms: int
     by: str
     state: str = ""
+    state_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,8 @@ class BookieNotes:
         def change(note: Note) -> tuple[Note, bool]:
             if note.draining is None:
                 return note, False
-            return dataclasses.replace(note, draining=dataclasses.replace(note.draining, state=state)), True
+            draining = dataclasses.replace(note.draining, state=state, state_ms=self._wall_ms())
+            return dataclasses.replace(note, draining=draining), True
 
         return await self._change(bookie, change)
 
@@ -191,6 +196,8 @@ def _present(notes: Mapping[BookieId, Note], now_ms: int) -> dict[BookieId, Note
 def _text(name: str, text: str) -> str:
     if len(text) > TEXT_LENGTH_MAX:
         raise InvalidArgument(f"{name} has {len(text):,} characters; {TEXT_LENGTH_MAX} are enough")
+    if any(unicodedata.category(each) in UNSEEN_CATEGORIES for each in text):
+        raise InvalidArgument(f"{name}={text!r} has line breaks or control characters: say it in one line")
     return text
 
 
@@ -225,5 +232,10 @@ def _note(note: Mapping[str, Any]) -> Note:
         else Maintenance(int(maintenance["until_ms"]), str(maintenance["by"]), str(maintenance.get("reason", ""))),
         None
         if draining is None
-        else Draining(int(draining["since_ms"]), str(draining["by"]), str(draining.get("state", ""))),
+        else Draining(
+            int(draining["since_ms"]),
+            str(draining["by"]),
+            str(draining.get("state", "")),
+            int(draining.get("state_ms", 0)),
+        ),
     )

@@ -393,10 +393,18 @@ class SharedRecovery(RecoveryStore):
     async def auditor(self) -> BookieId | None:
         self.tasks()
         for vote in await self.area.votes():
-            found = await self.area.read(vote.place)
-            if found is not None:
-                return BookieId(parse_owner(found.data))
+            if (bookie := await self._voter(vote)) is not None:
+                return bookie
         return None
+
+    async def standing(self) -> list[BookieId]:
+        self.tasks()
+        voters = [await self._voter(vote) for vote in await self.area.votes()]
+        return [bookie for bookie in voters if bookie is not None]
+
+    async def _voter(self, vote: Vote) -> BookieId | None:
+        found = await self.area.read(vote.place)
+        return None if found is None else BookieId(parse_owner(found.data))
 
     async def place_in_line(self) -> tuple[int, int]:
         self.tasks()

@@ -202,6 +202,11 @@ class RecoveryStore(ABC):
         """Who leads at present."""
 
     @abstractmethod
+    async def standing(self) -> list[BookieId]:
+        """Everybody who stands for auditor, the one who leads first. Who takes part and lives is among them, for a vote
+        ends with its session."""
+
+    @abstractmethod
     async def place_in_line(self) -> tuple[int, int]:
         """Where this driver's vote is among all, from 0, and how many there are; (0, 1) without one.
 

@@ -25,6 +25,13 @@ def no_ensemble(
 ) -> NotEnoughBookies:
     """The error of a search that has found none. `is_proved`: it has not given up before it knew."""
     usable = [each for each in candidates.cluster.bookies if each not in exclude]
+    nowhere = [each for each in candidates.cluster.unplaced if each not in exclude]
+    if len(usable) < size <= len(usable) + len(nowhere):
+        return NotEnoughBookies(
+            f"an ensemble of {size} needs {size} writable bookies whose location is known, as the placement rule asks, "
+            f"and {len(usable)} are available of {len(usable) + len(nowhere)} that are writable: say where the others "
+            f"are{unplaced(candidates)}"
+        )
     if len(usable) < size:
         text = (
             f"an ensemble of {size} needs {size} writable bookies, {len(usable)} are available; "
@@ -58,10 +65,11 @@ def no_replacement(
     """The error when nobody can take these positions."""
     usable = [each for each in candidates.cluster.bookies if each not in exclude and each not in ensemble]
     failed = some([ensemble[position] for position in positions])
-    text = f"none of the {len(candidates)} writable bookies can take the place of {failed} in [{', '.join(ensemble)}]"
+    count = len(candidates) + len(candidates.cluster.unplaced)
+    text = f"none of the {count} writable bookies can take the place of {failed} in [{', '.join(ensemble)}]"
     if len(usable) < len(positions) or not rules:
-        count = f"{len(usable)} are no members" if usable else "no other works"
-        return NotEnoughBookies(f"{text} ({count}); start another bookie{unplaced(candidates)}")
+        others = f"{len(usable)} are no members" if usable else "no other works"
+        return NotEnoughBookies(f"{text} ({others}); start another bookie{unplaced(candidates)}")
     asked = ", and ".join(rule.wanted(write_quorum) for rule in rules)
     return NotEnoughBookies(
         f"{text}: {asked}; {where(candidates, usable, rules)}: start bookies elsewhere, or correct their locations"

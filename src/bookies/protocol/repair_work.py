@@ -22,13 +22,14 @@ no reason to end somebody's work. Source: metadata 8.6 and 8.7, client-protocol 
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bookies.errors import BookKeeperError
 from bookies.model import INVALID_ENTRY_ID, BookieId, LedgerMetadata
 from bookies.protocol.fragments import Fragment, FragmentVerdict, ReplicaState, ReplicaVerdict, state_of
+from bookies.protocol.placement_proof import some
 from bookies.protocol.quorum import write_set
 
 
@@ -91,14 +92,24 @@ class Job(NamedTuple):
 class Circumstances:
     """What is known of bookies. `lost`: those not registered that count as lost; `excused`: away for maintenance.
 
-    `leaving`: those that are to be emptied. `unwanted`: not to be copied to.
+    `leaving`: those to be emptied. `unwanted`: not to be copied to, and why. `read_only`: those that cannot be.
     """
 
     registered: Collection[BookieId]
     lost: Collection[BookieId] = ()
     excused: Collection[BookieId] = ()
     leaving: Collection[BookieId] = ()
-    unwanted: Collection[BookieId] = ()
+    unwanted: Mapping[BookieId, str] = field(default_factory=dict)
+    read_only: Collection[BookieId] = ()
+
+    def left_out(self, members: Collection[BookieId] = (), *, by_word: bool = True) -> str:
+        """The end of a sentence about a target that is missing: bookies that are there and were not thought of, and
+        why; nothing: all were. `members`: those that have the entries already. `by_word`: also the unwanted ones."""
+        reasons = dict.fromkeys(self.read_only, "read-only: its disks are full, or somebody wants it so")
+        if by_word:
+            reasons |= {bookie: why for bookie, why in self.unwanted.items() if bookie in self.registered}
+        said = [f"{bookie} ({why})" for bookie, why in sorted(reasons.items()) if bookie not in members]
+        return f"; not used: {some(said)}" if said else ""
 
 
 @dataclass(slots=True)

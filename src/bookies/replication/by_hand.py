@@ -1,7 +1,15 @@
 """One ledger, looked at or repaired at once because somebody asks: what auto-recovery would do, and why it has not yet.
 
 Both judge as the auditor and the workers do, with the same functions; but for the bookies that whoever asks declares to
-be lost, since a person knows that before any delay is over. Source: metadata 8.6, 8.7 and 8.12.
+be lost, since a person knows that before any delay is over.
+
+Who asks has only begun to watch, and must not count a bookie's absence from then on. What is known of it before comes
+from others: a *mark* that names the bookie, for it was lost, or had lost entries, or was to be emptied when that was
+written; and *witnesses*, processes that take part and have watched all the time, and say which bookies count as lost to
+them. Neither proves that the bookie is not starting again at this moment: a mark stays until somebody repairs, and what
+a witness says may be some seconds old. So for a look, which changes nothing, a bookie that is named and not registered
+is lost; for a repair it has to stay away for as long as workers, too, want to see with their own eyes
+(`Membership.long_away`). Source: metadata 8.3, 8.6, 8.7 and 8.12.
 """
 
 from __future__ import annotations
@@ -18,21 +26,23 @@ from bookies.metadata.driver import MetadataDriver, Versioned
 from bookies.metadata.recovery_store import Mark
 from bookies.model import BookieId, LedgerMetadata
 from bookies.protocol.fragments import FragmentVerdict
-from bookies.protocol.repair_work import Assessment, Cause, Circumstances, RepairState, assess
+from bookies.protocol.repair_work import Assessment, Cause, Circumstances, RepairState, Wait, assess
 from bookies.protocol.replicate import Pace
 from bookies.replication.membership import Membership
 from bookies.replication.repair import UNLIMITED_S, LedgerRepair, Outcome, Totals
-from bookies.replication.status import ProcessStatus, reports_on
+from bookies.replication.status import ProcessStatus, reports_on, witnesses
 from bookies.runtime.ports import Runtime
 
 SEALING = "a lost bookie is among those that it writes to; sealing the ledger (--seal-open) ends the writer"
+UNSEEN = "it is not registered, and no process takes part in auto-recovery that would know for how long"
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
     """How it stands with a ledger now. `reports`: what processes that take part have said of it, the latest first.
 
-    `trouble`: why its replicas could not be looked at; then nothing is known of them.
+    `is_enabled`: whether auto-recovery is switched on. `trouble`: why its replicas could not be looked at; then nothing
+    is known of them.
     """
 
     record: LedgerMetadata
@@ -42,6 +52,7 @@ class Standing:
     verdicts: Sequence[FragmentVerdict]
     assessment: Assessment
     circumstances: Circumstances
+    is_enabled: bool = True
     trouble: str | None = None
 
 
@@ -63,7 +74,8 @@ class ByHand:
         store = self._driver.recovery
         found = await self._administration.record(ledger_id)
         mark = await store.mark_of(ledger_id)
-        circumstances = self._circumstances(() if mark is None else mark.replicas, lost)
+        believed, has_witness = await self._believed(mark, lost)
+        circumstances = self._membership.circumstances([*believed, *lost])
         verdicts: Sequence[FragmentVerdict] = ()
         assessment, trouble = Assessment(), None
         try:
@@ -74,6 +86,7 @@ class ByHand:
             trouble = str(error)
         else:
             verdicts, assessment = check.fragments, assess(found.metadata, check.fragments, circumstances)
+            assessment.waits = _said(ledger_id, assessment.waits, has_witness)
         return Standing(
             found.metadata,
             mark,
@@ -82,6 +95,7 @@ class ByHand:
             verdicts,
             assessment,
             circumstances,
+            await store.is_enabled(),
             trouble,
         )
 
@@ -96,8 +110,9 @@ class ByHand:
         percentage: int = 0,
     ) -> tuple[Outcome | None, Totals]:
         """Repair it under its lock, whatever the switch says; its mark goes when it is whole. None: somebody else has
-        the lock. `lost`: bookies that are away and shall count as lost. `seals`: an open ledger that a lost bookie is
-        in is sealed, which ends its writer.
+        the lock. `lost`: bookies that are away and shall count as lost; for others of which somebody else says so that
+        is made sure of first, which takes some seconds. `seals`: an open ledger that a lost bookie is in is sealed,
+        which ends its writer.
 
         Raises `LedgerNotFound`, `MetadataError`, `InvalidArgument` for a bookie that is registered.
         """
@@ -105,6 +120,8 @@ class ByHand:
         await self._administration.record(ledger_id)
         store, totals = self._driver.recovery, Totals()
         mark = await store.mark_of(ledger_id)
+        believed, has_witness = await self._believed(mark, lost)
+        await self._membership.settle(believed)
         lock = await store.lock(ledger_id, owner, needs_mark=mark is not None)
         if lock is None:
             return None, totals
@@ -112,11 +129,10 @@ class ByHand:
         def grace(found: Versioned) -> float:
             return 0.0 if seals else UNLIMITED_S
 
-        named = () if mark is None else mark.replicas
         repair = LedgerRepair(
             self._administration,
             self._updating,
-            lambda: self._circumstances(named, lost),
+            lambda: self._membership.circumstances([*self._membership.long_away(believed), *lost]),
             grace,
             pace or Pace(None),
             totals,
@@ -128,14 +144,31 @@ class ByHand:
                 await store.done(lock)
         finally:
             await store.unlock(lock)
-        outcome.waits = [each._replace(reason=SEALING) if each.cause is Cause.GRACE else each for each in outcome.waits]
+        outcome.waits = _said(ledger_id, outcome.waits, has_witness)
         return outcome, totals
 
-    def _circumstances(self, named: Sequence[BookieId], lost: Sequence[BookieId]) -> Circumstances:
-        return self._membership.circumstances([*named, *lost])
+    async def _believed(self, mark: Mark | None, lost: Sequence[BookieId]) -> tuple[list[BookieId], bool]:
+        """Bookies that others take for lost, beside `lost`; and whether there is anybody who would know."""
+        seen = await witnesses(self._driver)
+        named = [*(() if mark is None else mark.replicas), *(each for process in seen for each in process.lost)]
+        return [each for each in dict.fromkeys(named) if each not in lost], bool(seen)
 
     def _check_lost(self, lost: Collection[BookieId]) -> None:
         for bookie in lost:
             if bookie in self._membership.registered:
                 text = f"bookie {bookie} is registered, so it is not lost; one that runs is emptied by"
                 raise InvalidArgument(f"{text} bk bookie drain {bookie}")
+
+
+def _said(ledger_id: int, waits: Sequence[Wait], has_witness: bool) -> list[Wait]:
+    """With reasons, and ways out, for those who ask."""
+    found = []
+    for wait in waits:
+        if wait.cause is Cause.GRACE:
+            wait = wait._replace(reason=SEALING)
+        elif wait.cause is Cause.BOOKIE and wait.bookie is not None:
+            reason = wait.reason if has_witness else UNSEEN
+            way_out = f"if it will not come back: bk recovery repair {ledger_id} --lost {wait.bookie}"
+            wait = wait._replace(reason=f"{reason}; {way_out}")
+        found.append(wait)
+    return found

@@ -155,6 +155,7 @@ class AutoRecovery:
             [pass_facts(each) for each in passes.values()],
             facts,
             [report_facts(each) for each in reports],
+            lost=tuple(self.membership.lost()),
         )
 
     async def _publish(self) -> None:
@@ -167,7 +168,8 @@ class AutoRecovery:
         await tidy(self._runtime.clock.wall_ms())
         while True:
             status = self.status()
-            news = {"tasks": status.tasks, "auditor": status.auditor, "reports": status.reports, **status.worker}
+            news = {"tasks": status.tasks, "auditor": status.auditor, "reports": status.reports, "lost": status.lost}
+            news |= status.worker
             for name in RESTLESS:
                 news.pop(name)
             if news != written or loop.time() - written_at >= REWRITE_S:

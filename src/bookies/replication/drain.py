@@ -11,13 +11,15 @@ workers by marks: so it works in a cluster where nobody takes part in auto-recov
 pace is the operator's, and how far it is is known and not guessed. Workers that take part help: they find the same
 intent, and the ledger's lock sees to it that no ledger is copied twice.
 
-A bookie that is stopped counts as lost here, by the word of the operator; all others only as auto-recovery judges.
+A bookie that is stopped counts as lost here, by the word of the operator; all others only as auto-recovery judges: by
+marks and by what processes that take part have seen, as in `by_hand.py`, for this one has only begun to watch.
 Source: metadata 8.11 and 8.12, client-protocol 7.4; pains 34.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,7 +47,8 @@ from bookies.protocol.repair_work import Cause, RepairState, Wait
 from bookies.protocol.replicate import Pace
 from bookies.replication.membership import Membership
 from bookies.replication.records import Coverage, records
-from bookies.replication.repair import UNLIMITED_S, LedgerRepair, Outcome, Totals
+from bookies.replication.repair import UNLIMITED_S, LedgerRepair, Outcome, Totals, not_sealed
+from bookies.replication.status import witnesses
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import all_of
@@ -53,6 +56,7 @@ from bookies.runtime.tasks import all_of
 LANES = 8  # ledgers at a time
 PERCENTAGE = 0  # of entries read by the check, beside the first and the last
 STATE_S = 5.0  # between two notes of how far it is
+STOP_S = 2.0  # for a last note, when it is interrupted
 AGAIN_S = 5.0  # before another look at ledgers that wait for something
 LOCKED = "whoever is repairing it"
 DELAY_S = RecoveryConfig().lost_bookie_delay_s  # where the store has none: nobody takes part in auto-recovery
@@ -75,7 +79,9 @@ class Blocked:
 class DrainPlan:
     """What there is to do. `targets`: bytes that each bookie would get, as the choice falls today.
 
-    `unreadable`: ledgers whose record says nothing, so that nobody knows whether they name the bookie.
+    `unreadable`: ledgers whose record says nothing, so that nobody knows whether they name the bookie. `helpers`:
+    processes that take part in auto-recovery, which find the intent and copy, too, each at the rate of its own
+    settings, and go on when this one stops; none while that is switched off.
     """
 
     bookie: BookieId
@@ -84,6 +90,7 @@ class DrainPlan:
     targets: dict[BookieId, int] = field(default_factory=dict)
     blocked: list[Blocked] = field(default_factory=list)
     unreadable: Sequence[int] = ()
+    helpers: list[str] = field(default_factory=list)
 
     @property
     def fragments(self) -> int:
@@ -167,6 +174,7 @@ class Drain:
         self._expected_to_wait: dict[int, None] = {}  # by the plan
         self._is_cancelled = False
         self._marked: dict[int, None] = {}
+        self._believed: list[BookieId] = []  # to be lost, by processes that take part
 
     async def start(self) -> None:
         """Raises `MetadataError`."""
@@ -179,6 +187,8 @@ class Drain:
     async def plan(self) -> DrainPlan:
         """What there is to do, and what stands in the way as far as records and registrations tell; changes nothing."""
         plan = DrainPlan(self._bookie, await self._mode())
+        if await self._driver.recovery.is_enabled():
+            plan.helpers = [each.name for each in await witnesses(self._driver)]
         plan.unreadable = await self._each(lambda found: self._plan_ledger(found, plan))
         plan.portions.sort(key=lambda each: each.ledger_id)
         plan.blocked.sort(key=lambda each: (each.ledger_id, each.first))
@@ -245,11 +255,13 @@ class Drain:
     async def _choose(
         self, fragment: Fragment, positions: Sequence[int], portion: Portion, plan: DrainPlan
     ) -> Blocked | None:
-        unwanted = [*self._membership.circumstances().unwanted, self._bookie]
+        circumstances = self._membership.circumstances()
+        unwanted = [*circumstances.unwanted, self._bookie]
         try:
             chosen = await self._administration.plan_fragment(fragment, positions, exclude=unwanted)
         except NotEnoughBookies as error:
-            return Blocked(fragment.ledger_id, fragment.first, fragment.last, Cause.TARGET.value, error.message)
+            why = error.message + circumstances.left_out(fragment.ensemble)
+            return Blocked(fragment.ledger_id, fragment.first, fragment.last, Cause.TARGET.value, why)
         size = portion.size * len(fragment.stored(positions[0])) // max(1, portion.entries)
         for replacement in chosen:
             plan.targets[replacement.new] = plan.targets.get(replacement.new, 0) + size
@@ -280,6 +292,11 @@ class Drain:
         watching = loop.create_task(self._watch(forecast, result, report, begun))
         try:
             await self._rounds(plan.portions, result, waits=waits)
+        except asyncio.CancelledError:
+            with contextlib.suppress(MetadataError, TimeoutError):
+                async with asyncio.timeout(STOP_S):
+                    await self._note(f"{self._owner} has stopped: {described(self.progress(forecast), goes_on=False)}")
+            raise
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
@@ -293,6 +310,7 @@ class Drain:
     async def _rounds(self, portions: Sequence[Portion], result: DrainResult, *, waits: bool) -> None:
         todo = list(portions)
         while not self._is_cancelled:
+            self._believed = [each for process in await witnesses(self._driver) for each in process.lost]
             before = len(self._finished)
             await self._work(interleaved(todo))
             left: dict[int, Portion] = {}
@@ -343,7 +361,10 @@ class Drain:
     async def _ledger(self, portion: Portion) -> None:
         """Do one under its lock; afterwards it is done, or it is known what it waits for."""
         store, ledger_id = self._driver.recovery, portion.ledger_id
-        is_marked = await store.mark_of(ledger_id) is not None
+        mark = await store.mark_of(ledger_id)
+        is_marked = mark is not None
+        believed = [*(() if mark is None else mark.replicas), *self._believed]
+        await self._membership.settle([each for each in believed if each != self._bookie])
         lock = await store.lock(ledger_id, self._owner, needs_mark=is_marked)
         if lock is None:
             holder = (await store.locks()).get(ledger_id, "somebody")
@@ -352,7 +373,7 @@ class Drain:
         totals = Totals()
         self._busy[ledger_id] = portion, totals
         try:
-            outcome = await self._repair(ledger_id, portion, totals)
+            outcome = await self._repair(ledger_id, portion, totals, believed)
             if outcome is None:
                 self._finish(portion)
             elif outcome.state is RepairState.HEALTHY and is_marked:
@@ -366,13 +387,15 @@ class Drain:
             self._done.size += totals.size
             await store.unlock(lock)
 
-    async def _repair(self, ledger_id: int, portion: Portion, totals: Totals) -> Outcome | None:
-        """Raises `MetadataError`. None: the ledger is gone."""
+    async def _repair(
+        self, ledger_id: int, portion: Portion, totals: Totals, believed: Sequence[BookieId]
+    ) -> Outcome | None:
+        """Raises `MetadataError`. None: the ledger is gone. `believed`: by others to be lost."""
         self._blocked.pop(ledger_id, None)
         repair = LedgerRepair(
             self._administration,
             self._updating,
-            lambda: self._membership.circumstances([self._bookie]),
+            lambda: self._membership.circumstances([self._bookie, *self._membership.long_away(believed)]),
             lambda found: 0.0 if self._may_seal(found) else UNLIMITED_S,
             self._pace,
             totals,
@@ -389,8 +412,7 @@ class Drain:
         except (ClientClosed, MetadataError):
             raise
         except BookKeeperError as error:
-            why = f"its end cannot be decided: {error}"
-            self._blocked[ledger_id] = [Blocked(ledger_id, 0, -1, Cause.ANSWER.value, why)]
+            self._blocked[ledger_id] = [self._waiting(ledger_id, not_sealed(error, self._membership.circumstances()))]
             return Outcome(RepairState.WAITING)
         if is_stored_on(found.metadata, self._bookie):
             self._blocked[ledger_id] = self._reasons(found, outcome)
@@ -513,10 +535,10 @@ class Drain:
         await self._notes.end_draining(self._bookie)
 
 
-def described(progress: DrainProgress) -> str:
+def described(progress: DrainProgress, *, goes_on: bool = True) -> str:
     """How far it is, in a line."""
     text = f"{progress.ledgers_done:,} of {progress.ledgers:,} ledgers, {progress.entries:,} entries copied"
-    if progress.remaining_s is not None:
+    if progress.remaining_s is not None and goes_on:
         text += f", about {progress.remaining_s:,.0f} s left"
     if progress.waits_for:
         text += f"; {len(progress.waits_for):,} ledgers wait, {progress.waits_for[0].ledger_id} for "

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from bookies.errors import MetadataCorrupt
-from bookies.metadata.bookie_notes import BookieNotes, Notes
+from bookies.metadata.bookie_notes import BookieNotes, Note, Notes
 from bookies.metadata.driver import BookieSet, MetadataDriver, Watch
 from bookies.model import BookieId, BookieMode
 from bookies.protocol.absence import HURRY_S, Absence
@@ -75,6 +75,11 @@ class Membership:
         return self._of(BookieMode.WRITABLE)
 
     @property
+    def targets(self) -> list[BookieId]:
+        """Bookies that can be copied to."""
+        return [each for each in self.writable if each not in self._notes.by_bookie]
+
+    @property
     def registered(self) -> frozenset[BookieId]:
         """In whatever mode. For membership tests: its order means nothing."""
         return frozenset((*self.writable, *self._of(BookieMode.READ_ONLY)))
@@ -93,14 +98,26 @@ class Membership:
         excused = [bookie for bookie in away if self.absence.is_excused(bookie, now)]
         lost = dict.fromkeys(self.absence.lost(now))
         lost |= {bookie: None for bookie in named if bookie not in registered and bookie not in excused}
-        notes = self._notes
-        return Circumstances(registered, tuple(lost), tuple(excused), tuple(notes.draining), notes.avoided)
+        unwanted = {bookie: _why_avoided(note) for bookie, note in self._notes.by_bookie.items()}
+        return Circumstances(
+            registered, tuple(lost), tuple(excused), tuple(self.draining), unwanted, self._of(BookieMode.READ_ONLY)
+        )
 
     def long_away(self, bookies: Iterable[BookieId]) -> list[BookieId]:
         """Those that have not been registered for some seconds, or that nobody expects: no mere restart."""
         self._look()
         now, registered = self._now(), self.registered
         return [each for each in bookies if each not in registered and self.absence.is_away_for(each, HURRY_S, now)]
+
+    async def settle(self, bookies: Iterable[BookieId]) -> None:
+        """Some seconds at most: afterwards those of them that stay away are `long_away`. For those who have only begun
+        to watch, and were told by others that a bookie is lost, which may be starting just now."""
+        self._look()
+        now, registered = self._now(), self.registered
+        since = [self.absence.away_since(each) for each in bookies if each not in registered]
+        wait_s = max((HURRY_S - (now - each) for each in since if each is not None), default=0.0)
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
 
     def lost(self) -> list[BookieId]:
         self._look()
@@ -193,3 +210,7 @@ class Membership:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def _why_avoided(note: Note) -> str:
+    return "it is to be emptied" if note.draining is not None else "it is in maintenance"

@@ -187,7 +187,7 @@ class LedgerRepair:
             try:
                 positions = await self._administration.misplaced(fragment, list(circumstances.unwanted))
             except NotEnoughBookies as error:
-                reason = "; ".join([*why[:1], error.message])
+                reason = "; ".join([*why[:1], error.message]) + circumstances.left_out(fragment.ensemble)
                 assessment.waits.append(Wait(Cause.TARGET, fragment.first, fragment.last, None, reason))
             else:
                 assessment.jobs.append(Job(verdict, (), tuple(positions), verdict.fewest_replicas))
@@ -199,7 +199,7 @@ class LedgerRepair:
         except (ClientClosed, LedgerNotFound, MetadataError):
             raise
         except BookKeeperError as error:
-            return Wait(Cause.ANSWER, 0, -1, None, f"its end cannot be decided: {error}")
+            return not_sealed(error, self._circumstances())
         self._totals.sealed += 1
         return None
 
@@ -242,7 +242,8 @@ class LedgerRepair:
         except MetadataError as error:
             return [Wait(Cause.STORE, fragment.first, fragment.last, None, str(error))]
         except NotEnoughBookies as error:
-            return [Wait(Cause.TARGET, fragment.first, fragment.last, None, error.message)]
+            reason = error.message + self._circumstances().left_out(fragment.ensemble)
+            return [Wait(Cause.TARGET, fragment.first, fragment.last, None, reason)]
         except BookKeeperError as error:
             return [*problems, await self._explained(fragment, error, found)]
         self._totals.fragments += not problems
@@ -324,13 +325,27 @@ class LedgerRepair:
             if problem is not None:
                 return problem
         bookie = None if error.bookie is None else BookieId(error.bookie)
-        cause = Cause.ANSWER if bookie in fragment.ensemble else Cause.TARGET
-        return Wait(cause, fragment.first, fragment.last, bookie, str(error))
+        if bookie in fragment.ensemble:
+            return Wait(Cause.ANSWER, fragment.first, fragment.last, bookie, str(error))
+        reason = f"{error}{self._circumstances().left_out(fragment.ensemble)}"
+        return Wait(Cause.TARGET, fragment.first, fragment.last, bookie, reason)
 
     async def _judge(self, fragment: Fragment, entry_id: int, found: Versioned) -> Problem | None:
         circumstances = self._circumstances()
         answers = await self._administration.ask_holders(found.metadata, entry_id, circumstances.registered)
         return judge_entry(fragment, entry_id, answers, circumstances)
+
+
+def not_sealed(error: BookKeeperError, circumstances: Circumstances) -> Wait:
+    """What a ledger waits for whose recovery has failed: what the recovery failed of, not that it did."""
+    cause, failure = Cause.ANSWER, error.__cause__ or error
+    left_out = ""
+    if isinstance(failure, NotEnoughBookies):
+        # A recovery takes bookies that are not wanted when there are no others.
+        cause, left_out = Cause.TARGET, circumstances.left_out(by_word=False)
+    elif isinstance(failure, MetadataError):
+        cause = Cause.STORE
+    return Wait(cause, 0, -1, None, f"its end cannot be decided: {error}{left_out}")
 
 
 def _in_grace(found: Versioned, grace_s: float) -> Wait:

@@ -8,8 +8,8 @@ leaves an old one behind, which counts no more after `STALE_MS` and is removed b
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from bookies.errors import RecordExists, RecordNotFound, VersionConflict
@@ -31,7 +31,8 @@ class ProcessStatus:
     """One process that takes part, as it says itself.
 
     `written_ms`: when, wall clock. `tasks`: what each does, how often it was started, and why the last time.
-    `auditor`: its passes, if it was the auditor. `reports`: ledgers that it could not repair.
+    `auditor`: its passes, if it was the auditor. `reports`: ledgers that it could not repair. `lost`: bookies that
+    counted as lost when it wrote this.
     """
 
     name: str
@@ -42,11 +43,16 @@ class ProcessStatus:
     worker: Mapping[str, Any]
     reports: Sequence[Mapping[str, Any]]
     reports_omitted: int = 0
+    lost: Sequence[BookieId] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryStatus:
-    """A cluster's auto-recovery. `marked`: ledgers; `locks`: ledger -> who works on it; `checked_ms`: by kind."""
+    """A cluster's auto-recovery. `marked`: ledgers; `locks`: ledger -> who works on it; `checked_ms`: by kind.
+
+    `stuck`: ids of marked ledgers that a process could not repair, each once. `gone`: names of processes that have left
+    a record, and whose session with the store has ended: they died, or cannot reach it.
+    """
 
     is_enabled: bool
     auditor: BookieId | None
@@ -55,14 +61,20 @@ class RecoveryStatus:
     locks: Mapping[int, str]
     checked_ms: Mapping[str, int | None]
     processes: Sequence[ProcessStatus]
+    stuck: Sequence[int] = ()
+    gone: Sequence[str] = ()
 
 
 async def read_status(driver: MetadataDriver, now_ms: int) -> RecoveryStatus:
     """Ask the store. Raises `MetadataError`."""
     store = driver.recovery
-    marked = 0
+    processes = [each for each in await read_processes(driver) if now_ms - each.written_ms < STALE_MS]
+    reported = latest_reports(processes)
+    marked, stuck = 0, list[int]()
     async for ids in store.marked_ids():
         marked += len(ids)
+        stuck += [ledger_id for ledger_id in ids if ledger_id in reported]
+    living = {each.name for each in _living(processes, await store.standing())}
     return RecoveryStatus(
         await store.is_enabled(),
         await store.auditor(),
@@ -70,7 +82,9 @@ async def read_status(driver: MetadataDriver, now_ms: int) -> RecoveryStatus:
         marked,
         await store.locks(),
         {kind.value: await store.checked_at_ms(kind) for kind in AuditKind},
-        [each for each in await read_processes(driver) if now_ms - each.written_ms < STALE_MS],
+        processes,
+        stuck,
+        [each.name for each in processes if each.name not in living],
     )
 
 
@@ -87,6 +101,19 @@ async def read_processes(driver: MetadataDriver) -> list[ProcessStatus]:
     return found
 
 
+async def witnesses(driver: MetadataDriver) -> list[ProcessStatus]:
+    """Processes that take part now: their sessions live, so what they have written is what they know, but for the
+    seconds between two writings. Raises `MetadataError`."""
+    processes = await read_processes(driver)
+    return _living(processes, await driver.recovery.standing())
+
+
+def _living(processes: Sequence[ProcessStatus], standing: Collection[BookieId]) -> list[ProcessStatus]:
+    """Those that stand for auditor. Of several with the same id, on other hosts, only the last to write does."""
+    latest = {each.bookie: each for each in sorted(processes, key=lambda each: each.written_ms)}
+    return [each for each in processes if each.bookie in standing and latest[each.bookie] is each]
+
+
 async def reports_on(driver: MetadataDriver, ledger_id: int) -> list[tuple[ProcessStatus, Mapping[str, Any]]]:
     """What processes say of a ledger that they could not repair, the latest first. Raises `MetadataError`."""
     found = [
@@ -96,6 +123,12 @@ async def reports_on(driver: MetadataDriver, ledger_id: int) -> list[tuple[Proce
         if report["ledger_id"] == ledger_id
     ]
     return sorted(found, key=lambda each: -each[1]["checked_ms"])
+
+
+def latest_reports(processes: Iterable[ProcessStatus]) -> dict[int, Mapping[str, Any]]:
+    """Of each ledger that could not be repaired what was said of it last, by ascending id."""
+    reports = sorted((each for process in processes for each in process.reports), key=lambda each: each["checked_ms"])
+    return dict(sorted({report["ledger_id"]: report for report in reports}.items()))
 
 
 def pack(status: ProcessStatus) -> bytes:
@@ -114,7 +147,8 @@ def parse(data: bytes) -> ProcessStatus | None:
     """None: it says nothing that we understand."""
     try:
         facts = json.loads(data)
-        status = ProcessStatus(**{name: facts[name] for name in ProcessStatus.__slots__})
+        names = [each.name for each in fields(ProcessStatus) if each.default is MISSING or each.name in facts]
+        status = ProcessStatus(**{name: facts[name] for name in names} | {"lost": tuple(facts.get("lost", ()))})
     except (ValueError, KeyError, TypeError):
         return None
     is_sound = isinstance(status.written_ms, int) and all(

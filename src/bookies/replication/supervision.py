@@ -59,8 +59,8 @@ async def _ended(task: asyncio.Task[None]) -> BaseException | None:
     while not task.done():
         try:
             await asyncio.wait((task,))
-        except asyncio.CancelledError as error:
-            cancelled = error
+        except asyncio.CancelledError as cancellation:
+            cancelled = cancellation
             task.cancel()
     error = None if task.cancelled() else task.exception()
     if cancelled is not None:

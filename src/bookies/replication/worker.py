@@ -109,7 +109,7 @@ class Worker:
         self._is_idle = asyncio.Event()  # all that is ours is done
         self._ranking = asyncio.Lock()  # lanes that come meanwhile would read the same records again
         self._known_registered: Sequence[BookieId] = ()
-        self._known_writable: Sequence[BookieId] = ()
+        self._known_targets: Sequence[BookieId] = ()
         self._known_lost: Sequence[BookieId] = ()
 
     @property
@@ -149,6 +149,7 @@ class Worker:
             begun = loop.time()
             try:
                 await self._switch.wait_on()
+                begun = loop.time()  # What was waited for is no part of what a listing takes.
                 self._wants_listing.clear()
                 await self._list_once()
             except MetadataError as error:
@@ -212,7 +213,7 @@ class Worker:
 
     def _bookies_changed(self) -> None:
         """Those that came back, or are lost by now, make ledgers due that wait for them."""
-        registered, writable = self._membership.registered, self._membership.writable
+        registered, targets = self._membership.registered, self._membership.targets
         lost = self._membership.lost()
         changed = [each for each in sorted(registered) if each not in self._known_registered]
         changed += [each for each in lost if each not in self._known_lost]
@@ -221,11 +222,11 @@ class Worker:
             for ledger_id, report in list(self.reports.items()):
                 if any(bookie in changed for loss in report.losses for bookie, _ in loss.evidence):
                     self.reports[ledger_id] = _without_losses(report)
-        if any(bookie not in self._known_writable for bookie in writable):
+        if any(bookie not in self._known_targets for bookie in targets):
             self._agenda.targets_came()
-        if changed or writable != self._known_writable:
+        if changed or targets != self._known_targets:
             self._news.set()
-        self._known_registered, self._known_writable = sorted(registered), writable
+        self._known_registered, self._known_targets = sorted(registered), targets
         self._known_lost = lost
 
     # -- doing it ------------------------------------------------------------------------------------------------

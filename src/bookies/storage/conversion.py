@@ -35,9 +35,9 @@ from bookies.storage.durable import replace_bytes, unlink_all
 from bookies.storage.entry_log_format import file_name, parse_compacted_name
 from bookies.storage.index_files import DAMAGED_SUFFIX, NEW_SUFFIX
 from bookies.storage.rocks import Databases, Lock
+from bookies.storage.unconverted import RECORD
 
 INDEX_FILES, ROCKSDB = "index-files", "rocksdb"  # what an index can be converted to
-RECORD = "CONVERSION"
 BUILD, SWITCH = "build", "switch"
 ASIDE = ".before-conversion"
 BUILDING = ".converting"
@@ -78,22 +78,6 @@ def read_step(disk: Disk, directory: str) -> Step | None:
         return Step(found["to"], found["step"], links, spare)
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(f"{path} is not what bk bookie convert writes: {error}") from error
-
-
-def refuse_unconverted(disk: Disk, directories: list[str]) -> None:
-    """Raises StorageError if these index directories are not ones of index files, or not yet."""
-    for directory in directories:
-        if disk.exists(posixpath.join(directory, RECORD)):
-            raise StorageError(
-                f"{directory}: a conversion of the index has not ended. Nothing was changed. Finish it with the same "
-                "bk bookie convert --to ... as before, or, if it has not yet switched, --cancel it"
-            )
-        if disk.is_directory(posixpath.join(directory, rocks.LOCATIONS)):
-            raise StorageError(
-                f"{directory}: the index is in RocksDB databases (Apache's DbLedgerStorage, as Pulsar runs it). "
-                f"Nothing was changed. Convert it: bk bookie convert {posixpath.dirname(directory)} --to index-files; "
-                "entry logs stay where they are"
-            )
 
 
 class Conversion(ABC):

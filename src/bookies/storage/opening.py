@@ -24,7 +24,6 @@ from bookies.runtime.ports import Disk, Runtime
 from bookies.storage import journal_format
 from bookies.storage.catalog_format import pack
 from bookies.storage.checkpoint import Checkpointer
-from bookies.storage.conversion import refuse_unconverted
 from bookies.storage.directories import RUN_ID_SIZE, Directories
 from bookies.storage.disk_watch import DiskWatch
 from bookies.storage.failover import Failover, Note, cut_lost, drop_stale, read_notes, remove_notes
@@ -40,6 +39,7 @@ from bookies.storage.rebuild import Rebuilder, ledgers_in_logs
 from bookies.storage.removal import Removals
 from bookies.storage.replay import ReplayReport, Restorer, replay
 from bookies.storage.torn_logs import is_behind, torn_logs
+from bookies.storage.unconverted import refuse_unconverted
 from bookies.storage.watched_disk import WatchedDisk
 from bookies.storage.write_cache import WriteCache
 

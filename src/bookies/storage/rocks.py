@@ -24,8 +24,9 @@ from typing import Protocol
 from bookies.errors import CorruptRecord
 from bookies.kernels import protobuf
 from bookies.storage.index_format import EXPLICIT_LAC_SIZE_MIN, SLOT_SIZE, STATE_FENCED, STATE_LIMBO, IndexHeader
+from bookies.storage.unconverted import LOCATIONS
 
-LOCATIONS, LEDGERS = "locations", "ledgers"  # below an index directory's `current`
+LEDGERS = "ledgers"  # beside LOCATIONS
 LOG_SUMMARIES = "metadata-cache"  # a third database, of entry log metadata, that its owner can always make again
 NAMES = (LOCATIONS, LEDGERS)
 FLAGS_LEDGER_ID = -0xEEFD  # the key of the state flags in `ledgers`; no negative key is a ledger

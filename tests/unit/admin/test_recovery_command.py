@@ -11,12 +11,14 @@ import pytest
 
 from bookies.admin.cli import main
 from bookies.admin.commands import recovery
+from bookies.admin.commands.recovery import GONE, _print_status
+from bookies.admin.recovery_work import _print_sample, sample_of
 from bookies.metadata.driver import MetadataDriver
 from bookies.metadata.recovery_store import AuditKind
 from bookies.metadata.uri import connect
-from bookies.model import BookieId
+from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.repair_work import Cause, Loss, RepairState, Wait
-from bookies.replication.status import ProcessStatus, StatusRecord, pack, report_facts
+from bookies.replication.status import ProcessStatus, StatusRecord, pack, read_status, report_facts
 from bookies.replication.worker import LedgerReport
 from bookies.runtime import aio
 
@@ -117,3 +119,104 @@ def test_ledgers_and_why_they_are_not_repaired(store: pathlib.Path, capsys: pyte
     rows = json.loads(capsys.readouterr().out)
     assert [(row["ledger"], row["missing"]) for row in rows] == [(7, ["b1"]), (8, ["b1"]), (9, ["b1"])]
     assert rows[0]["report"]["losses"] == [{"first": 0, "last": 9, "evidence": {"b1": "no such entry"}}]
+
+
+def test_what_is_said_of_ledgers_is_the_latest(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever has said it, and each counts once."""
+
+    async def fill(driver: MetadataDriver) -> None:
+        await driver.recovery.mark(8, [B1], 1_000)
+        for name, checked_ms, reason in (("b2", 5, "the latest"), ("b3", 2, "before")):
+            wait = Wait(Cause.ANSWER, 0, 9, B1, reason)
+            report = report_facts(LedgerReport(8, RepairState.WAITING, 1, (wait,), (), 1, checked_ms, 3, 1))
+            worker = {"ledgers_repaired": 0, "entries_copied": 0, "bytes_copied": 0}
+            now_ms = aio.runtime().clock.wall_ms()
+            status = ProcessStatus(name, BookieId(name), now_ms, [], [], worker, [report])
+            await StatusRecord(driver, name).write(pack(status))
+
+    on(store, fill)
+    assert bk("list") == 0
+    assert "the latest" in capsys.readouterr().out
+
+    async def watched(driver: MetadataDriver) -> None:
+        found = await read_status(driver, aio.runtime().clock.wall_ms())
+        _print_sample(found, sample_of(found, 0.0), None, argparse.Namespace(json=False))
+
+    on(store, watched)
+    assert "; 1 could not be repaired, 8 waits for a bookie to answer" in capsys.readouterr().out
+
+
+def test_who_died_is_not_shown_as_at_work(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def look(driver: MetadataDriver) -> None:
+        candidacy = await driver.recovery.campaign(BookieId("b3"), lambda: None)
+        for name, age_s in (("b2", 70), ("b3", 5)):
+            worker = {"ledgers_repaired": 0, "entries_copied": 0, "bytes_copied": 0}
+            written_ms = aio.runtime().clock.wall_ms() - 1000 * age_s
+            tasks = [{"task": "worker", "doing": "repairing ledger 7", "failures": 0}]
+            status = ProcessStatus(name, BookieId(name), written_ms, tasks, [], worker, [])
+            await StatusRecord(driver, name).write(pack(status))
+        _print_status(await read_status(driver, written_ms + 5_000), written_ms + 5_000)
+        await candidacy.resign()
+
+    on(store, look)
+    dead, alive = capsys.readouterr().out.splitlines()[-2:]
+    assert dead.startswith("b2")
+    assert f"70 s ago  {GONE}" in dead
+    assert "5 s ago  repairing ledger 7" in alive
+
+
+def test_repairing_goes_on_behind_a_ledger_that_is_not_there(
+    store: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fill(driver: MetadataDriver) -> None:
+        await driver.create_ledger(LedgerMetadata(2, 1, 1, 1, ((0, (B1,)),), LedgerState.CLOSED, -1))
+        await driver.recovery.mark(2, [B1], 1_000)
+
+    on(store, fill)
+    assert bk("repair", "999", "2", "--dry-run") == 1
+    out = capsys.readouterr().out
+    assert "ledger 2: healthy" in out
+    assert out.endswith("nothing was changed; 1 failed: 999\n")
+    assert bk("repair", "999", "2") == 1
+    out = capsys.readouterr().out.splitlines()
+    assert "999" in out[0]
+    assert out[-1].startswith("1 of 2 ledgers are whole: ")
+    assert out[-1].endswith("; 1 failed: 999")
+    assert bk("repair", "2", "999", "--json") == 1
+    rows = json.loads(capsys.readouterr().out)["ledgers"]
+    assert [(row["ledger"], row["state"]) for row in rows] == [(2, "healthy"), (999, "failed")]
+
+    async def marked(driver: MetadataDriver) -> None:
+        assert await driver.recovery.mark_of(2) is None
+
+    on(store, marked)
+
+
+def test_nobody_is_lost_whom_nobody_knows(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def fill(driver: MetadataDriver) -> None:
+        for name in ("bookie-1", "bookie-2"):
+            await driver.create_cookie(BookieId(name), b"cookie")
+        ensembles = ((0, (BookieId("without-cookie"),)),)
+        await driver.create_ledger(LedgerMetadata(2, 1, 1, 1, ensembles, LedgerState.CLOSED, -1))
+
+    on(store, fill)
+    for words in ((), ("--dry-run",)):
+        assert bk("repair", "2", "--lost", "bookie-11", *words) == 2
+        err = capsys.readouterr().err
+        assert "there is no bookie bookie-11" in err
+        assert "did you mean bookie-1" in err
+    assert bk("repair", "2", "--lost", "without-cookie") == 0
+
+
+def test_maintenance_of_one_is_asked_for(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def fill(driver: MetadataDriver) -> None:
+        await driver.create_cookie(BookieId("bookie-1"), b"cookie")
+
+    on(store, fill)
+    assert main(["bookie", "maintenance", "bookie-1"]) == 0
+    assert capsys.readouterr().out == "bookie bookie-1 is not in maintenance\n"
+    assert main(["bookie", "maintenance"]) == 0
+    assert capsys.readouterr().out == "no bookie is in maintenance\n"
+    assert main(["bookie", "maintenance", "bookie-2"]) == 2
+    assert "there is no bookie bookie-2" in (err := capsys.readouterr().err)
+    assert "did you mean bookie-1?" in err

@@ -698,11 +698,13 @@ def test_a_target_that_is_dead_is_passed_over() -> None:
             assert move.replacements[0].new != target
             await world.listen(target)
         assert_replicated(world, await store.metadata(ledger_id), 49)
-        for spare in spare_of(world, await store.metadata(ledger_id)):
+        spares = spare_of(world, await store.metadata(ledger_id))
+        for spare in spares:
             await world.take_down(spare)
         fragment = (await administration.check_ledger(ledger_id)).fragments[0].fragment
-        with pytest.raises(BookieUnreachable):
+        with pytest.raises(BookieUnreachable) as failure:
             await administration.replicate_fragment(fragment, [0])
+        assert all(spare in str(failure.value) for spare in spares)
         assert_replicated(world, await store.metadata(ledger_id), 49)
 
     play(act, 5)

@@ -130,6 +130,32 @@ def test_what_create_refuses_says_what_to_do() -> None:
     play(act)
 
 
+def test_what_is_in_the_way_of_an_ensemble_is_the_rule_and_not_the_number() -> None:
+    async def act(world: World) -> None:
+        store = await world.client(placement="rack", fault_domains_min=2, fault_domains="b1=r1,b2=r2")
+        with pytest.raises(NotEnoughBookies) as failure:
+            await store.create(ensemble=3)
+        text = str(failure.value)
+        assert "only 4 registered" not in text
+        assert "needs 3 writable bookies whose location is known" in text
+        assert "2 are available of 4 that are writable" in text
+        assert "b3 (" in text
+        assert "b4 (" in text
+        with pytest.raises(NotEnoughBookies, match="ensemble=5 needs 5 writable bookies, only 4 registered"):
+            await store.create(ensemble=5)
+
+    play(act, 4)
+
+
+def test_bookies_that_must_not_be_chosen_are_named_where_there_are_too_few() -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        with pytest.raises(NotEnoughBookies, match=r"only 3 registered \(b1, b2, b3\), of which b2 cannot be used now"):
+            await store._watcher.choose_ensemble(3, [BookieId("b2")])
+
+    play(act, 3)
+
+
 def test_no_bookie_at_all() -> None:
     async def act(world: World) -> None:
         driver = world.store

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bookies.errors import InvalidArgument, MetadataCorrupt
 from bookies.metadata import bookie_notes
-from bookies.metadata.bookie_notes import NAME, BookieNotes, Draining, Maintenance, Note, Notes
+from bookies.metadata.bookie_notes import NAME, BookieNotes, Draining, Maintenance, Note, Notes, parse
 from bookies.metadata.memory import MemoryDriver, MemoryStore
 from bookies.model import BookieId
 
@@ -93,7 +93,7 @@ def test_a_drain_is_begun_once_and_gone_on_with() -> None:
         assert await world.one.set_draining_state(A, "copied 5 of 9 ledgers")
         world.now_ms = 2000
         again = await world.two.begin_draining(A, "somebody else")
-        assert again == Draining(1000, "ops", "copied 5 of 9 ledgers")
+        assert again == Draining(1000, "ops", "copied 5 of 9 ledgers", 1000)
         await world.two.begin_maintenance(A, 3000, "ops")
         notes = await world.one.read()
         assert notes.by_bookie == {A: Note(Maintenance(3000, "ops"), again)}
@@ -102,6 +102,29 @@ def test_a_drain_is_begun_once_and_gone_on_with() -> None:
         assert not await world.one.end_draining(A)
         assert not await world.two.set_draining_state(A, "copied 6 of 9 ledgers")
         assert (await world.two.read()).by_bookie == {A: Note(Maintenance(3000, "ops"))}
+
+    run(body)
+
+
+def test_how_far_a_drain_is_has_a_time() -> None:
+    async def body(world: World) -> None:
+        await world.one.begin_draining(A, "ops")
+        world.now_ms = 5000
+        await world.one.set_draining_state(A, "1 of 9")
+        assert (await world.two.read()).draining == {A: Draining(1000, "ops", "1 of 9", 5000)}
+
+    run(body)
+    assert parse(b'{"format": 1, "bookies": {"b": {"draining": {"since_ms": 1, "by": "x", "state": "y"}}}}') == {
+        BookieId("b"): Note(draining=Draining(1, "x", "y", 0))
+    }
+
+
+@pytest.mark.parametrize("text", ["new\ndisk", "new\rdisk", "\x1b[2J", "a\tb", "a\u2028b", "a\x85b"])
+def test_what_would_break_a_line_is_refused(text: str) -> None:
+    async def body(world: World) -> None:
+        with pytest.raises(InvalidArgument, match="line breaks or control characters"):
+            await world.one.begin_maintenance(A, 2000, "ops", text)
+        await world.one.begin_maintenance(A, 2000, "ops", "neue Platte, 5\u00a0TB \u2013 \u65e5\u672c")
 
     run(body)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from bookies.replication.status import (
     STALE_MS,
     ProcessStatus,
     StatusRecord,
+    latest_reports,
     pack,
     parse,
     read_processes,
@@ -27,11 +29,12 @@ from bookies.replication.status import (
     remove_old,
     report_facts,
     reports_on,
+    witnesses,
 )
 from bookies.replication.worker import LedgerReport
 
 NOW_MS = 1_700_000_000_000
-B1 = BookieId("b1:3181")
+B1, B2, B3 = BookieId("b1:3181"), BookieId("b2:3181"), BookieId("b3:3181")
 
 
 def report(ledger_id: int, checked_ms: int = NOW_MS) -> LedgerReport:
@@ -48,9 +51,12 @@ def report(ledger_id: int, checked_ms: int = NOW_MS) -> LedgerReport:
     )
 
 
-def process(name: str = "b1:3181@host", *reports: LedgerReport, written_ms: int = NOW_MS) -> ProcessStatus:
+def process(
+    name: str = "b1:3181@host", *reports: LedgerReport, written_ms: int = NOW_MS, bookie: BookieId = B1
+) -> ProcessStatus:
     tasks = [{"task": "worker", "doing": "waiting", "starts": 1, "failures": 0, "error": None}]
-    return ProcessStatus(name, B1, written_ms, tasks, [], {"waiting": 1}, [report_facts(each) for each in reports])
+    facts = [report_facts(each) for each in reports]
+    return ProcessStatus(name, bookie, written_ms, tasks, [], {"waiting": 1}, facts, lost=(B3,))
 
 
 def on_store(body: Callable[[MemoryDriver], Awaitable[None]]) -> None:
@@ -68,6 +74,12 @@ def on_store(body: Callable[[MemoryDriver], Awaitable[None]]) -> None:
 def test_what_is_written_is_read() -> None:
     before = process("x", report(7), report(8))
     assert parse(pack(before)) == before
+
+
+def test_a_process_of_an_earlier_version_does_not_say_what_is_lost() -> None:
+    facts = json.loads(pack(process("x", report(7))))
+    del facts["lost"]
+    assert parse(json.dumps(facts).encode()) == replace(process("x", report(7)), lost=())
 
 
 @pytest.mark.parametrize(
@@ -131,6 +143,39 @@ def test_the_whole_of_it() -> None:
         assert (found.is_enabled, found.auditor, found.lost_bookie_delay_s, found.marked) == (True, None, 60, 2)
         assert found.locks == {7: "host"}
         assert [each.name for each in found.processes] == ["one"]
+        assert (found.stuck, found.gone) == ([8], ["one"])
+
+    on_store(body)
+
+
+def test_a_ledger_that_several_could_not_repair_counts_once_and_while_it_is_marked() -> None:
+    async def body(driver: MemoryDriver) -> None:
+        for ledger_id in (7, 8):
+            await driver.recovery.mark(ledger_id, [B1], NOW_MS)
+        for name, checked_ms in (("one", NOW_MS - 5), ("two", NOW_MS), ("three", NOW_MS - 9)):
+            reports = [report(8, checked_ms), report(9, checked_ms)]
+            await StatusRecord(driver, name).write(pack(process(name, *reports)))
+        found = await read_status(driver, NOW_MS)
+        assert found.stuck == [8]
+        assert {each: facts["checked_ms"] for each, facts in latest_reports(found.processes).items()} == {
+            8: NOW_MS,
+            9: NOW_MS,
+        }
+
+    on_store(body)
+
+
+def test_those_whose_session_has_ended_are_gone_and_no_witnesses() -> None:
+    async def body(driver: MemoryDriver) -> None:
+        for name, bookie, age_ms in (("one", B1, 0), ("two", B2, 5), ("two-before", B2, 9), ("three", B3, 0)):
+            status = process(name, written_ms=NOW_MS - age_ms, bookie=bookie)
+            await StatusRecord(driver, name).write(pack(status))
+        candidacies = [await driver.recovery.campaign(bookie, lambda: None) for bookie in (B1, B2)]
+        assert sorted(each.name for each in await witnesses(driver)) == ["one", "two"]
+        assert sorted((await read_status(driver, NOW_MS)).gone) == ["three", "two-before"]
+        await candidacies[0].resign()
+        assert [each.name for each in await witnesses(driver)] == ["two"]
+        await candidacies[1].resign()
 
     on_store(body)
 

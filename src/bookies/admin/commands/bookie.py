@@ -160,7 +160,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from dataclasses import fields
 
-    from bookies.admin import apache_conf
     from bookies.bookie import main
     from bookies.config import BookieConfig, RecoveryConfig
     from bookies.errors import BookKeeperError, ConfigError
@@ -175,7 +174,11 @@ def _run(arguments: argparse.Namespace) -> int:
             ("setting", "default", "meaning"),
         )
         return 0
-    conf = None if arguments.conf is None else apache_conf.read_conf(arguments.conf)
+    conf = None
+    if arguments.conf is not None:
+        from bookies.admin import apache_conf
+
+        conf = apache_conf.read_conf(arguments.conf)
     try:
         config = bookie_config(arguments, {} if conf is None else conf.settings)
     except ConfigError as error:
@@ -247,7 +250,6 @@ def _environment(arguments: argparse.Namespace, from_file: Mapping[str, Any]) ->
     """`BK_...` variables: those of `--set`, the real ones, and what a file says. Raises UsageError."""
     from dataclasses import fields
 
-    from bookies.admin.apache_conf import as_environment
     from bookies.config import BookieConfig, RecoveryConfig
 
     overrides: dict[str, str] = {}
@@ -262,7 +264,13 @@ def _environment(arguments: argparse.Namespace, from_file: Mapping[str, Any]) ->
                 f"--set {text}: no such setting{f'; did you mean {near[0]}?' if near else ''} (--list-settings)"
             )
         overrides[f"BK_{name.upper()}"] = value
-    return {**as_environment(dict(from_file)), **os.environ, **overrides}
+    if from_file:
+        from bookies.admin.apache_conf import as_environment
+
+        overrides = {**as_environment(dict(from_file)), **os.environ, **overrides}
+    else:
+        overrides = {**os.environ, **overrides}
+    return overrides
 
 
 def _show_settings(arguments: argparse.Namespace, config: BookieConfig, uri: str) -> int:

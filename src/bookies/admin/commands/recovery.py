@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from bookies.metadata.driver import MetadataDriver
     from bookies.replication.status import RecoveryStatus
 
+GONE = "gone: its session has ended"
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
@@ -174,11 +176,11 @@ async def _status(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(asdict(found))
         return 0
-    _print_status(found)
+    _print_status(found, aio.runtime().clock.wall_ms())
     return 0
 
 
-def _print_status(found: RecoveryStatus) -> None:
+def _print_status(found: RecoveryStatus, now_ms: int) -> None:
     print(f"repairs        {'on' if found.is_enabled else 'switched off: bk recovery enable'}")
     print(f"auditor        {found.auditor or 'none: nobody takes part'}")
     delay = found.lost_bookie_delay_s
@@ -188,10 +190,12 @@ def _print_status(found: RecoveryStatus) -> None:
     rows = []
     for process in found.processes:
         worker = process.worker
+        doing = next((task["doing"] for task in process.tasks if task["task"] == "worker"), "-")
         rows.append(
             (
                 process.name,
-                next((task["doing"] for task in process.tasks if task["task"] == "worker"), "-"),
+                f"{max(0, now_ms - process.written_ms) / 1000:,.0f} s ago",
+                GONE if process.name in found.gone else doing,
                 f"{worker['ledgers_repaired']:,}",
                 f"{worker['entries_copied']:,}",
                 size_text(worker["bytes_copied"]),
@@ -201,19 +205,15 @@ def _print_status(found: RecoveryStatus) -> None:
         )
     if rows:
         print()
-        headers = ("process", "worker", "repaired", "entries", "copied", "not repaired", "failures")
-        print_table(rows, headers, right=(2, 3, 4, 5, 6))
+        headers = ("process", "heard of", "worker", "repaired", "entries", "copied", "not repaired", "failures")
+        print_table(rows, headers, right=(1, 3, 4, 5, 6, 7))
 
 
 async def _list(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
-    from bookies.replication.status import read_processes
+    from bookies.replication.status import latest_reports, read_processes
 
     locks = await driver.recovery.locks()
-    reports = {
-        report["ledger_id"]: report
-        for process in await read_processes(driver)
-        for report in sorted(process.reports, key=lambda each: each["checked_ms"])
-    }
+    reports = latest_reports(await read_processes(driver))
     rows: list[dict[str, Any]] = []
     async for marks in driver.recovery.marks():
         for mark in marks:

@@ -7,6 +7,7 @@ dark, and every plot is also a table, for whoever cannot see it. Source: spark 7
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -113,7 +114,7 @@ def page(report: Report) -> str:
 def _section(section: Section) -> str:
     parts = [f"<section><h2>{_escaped(section.title)}</h2>"]
     if section.text:
-        parts.append(f"<p>{_escaped(section.text)}</p>")
+        parts.append("<p>" + _CODE.sub(r"<code>\1</code>", _escaped(section.text)) + "</p>")
     if isinstance(section.plot, Bars) and section.plot.rows:
         parts.append(_bars(section.title, section.plot))
     if isinstance(section.plot, Curve):
@@ -200,6 +201,9 @@ def _curve(title: str, curve: Curve) -> str:
         f"{_escaped(curve.y_label)}</text>"
     )
     return "".join([*parts, "</svg>"])
+
+
+_CODE = re.compile("`([^`]+)`")  # commands and names of columns in a text
 
 
 def _short(label: str) -> str:

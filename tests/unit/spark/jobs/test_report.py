@@ -68,6 +68,11 @@ def test_the_page_is_well_formed_and_asks_nobody() -> None:
     assert "prefers-color-scheme: dark" in found
 
 
+def test_commands_in_texts_are_set_as_code() -> None:
+    said = page(Report("Scrub", "", True, {}, [Section("Plan", "What `bk spark repair <plan>` would do, a ` alone.")]))
+    assert "<p>What <code>bk spark repair &lt;plan&gt;</code> would do, a ` alone.</p>" in said
+
+
 def test_long_names_are_cut_in_the_middle() -> None:
     name = "bookie-0001.eu-west.example.org:3181"
     found = page(Report("", "", True, sections=[Section("", plot=Bars([(name, 1.0, "1")]))]))

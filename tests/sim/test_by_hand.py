@@ -1,0 +1,175 @@
+"""Looking at single ledgers and repairing them on virtual time: what counts as lost for somebody who has just come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from tests.sim.recovery_world import World, run
+from tests.sim.test_drain import drain_of, drained
+
+from bookies.config import RecoveryConfig
+from bookies.model import BookieId
+from bookies.protocol.absence import HURRY_S
+from bookies.protocol.repair_work import Cause, RepairState
+from bookies.replication.by_hand import UNSEEN, ByHand, Standing
+from bookies.replication.membership import Membership
+from bookies.replication.repair import Outcome, Totals
+from bookies.replication.status import read_status, witnesses
+from bookies.runtime.events import Events
+
+
+async def by_hand(world: World, ask: Callable[[ByHand], Awaitable[Any]]) -> Any:
+    """As the user, who begins to watch the bookies now."""
+    user = world.user
+    delay_s = RecoveryConfig().lost_bookie_delay_s
+    events = Events("recovery", user.runtime.clock)
+
+    async def act() -> Any:
+        membership = Membership(user.driver, user.runtime.clock, delay_s, events, writes_delay=False)
+        await membership.start()
+        try:
+            return await ask(ByHand(user.runtime, user.driver, user.client.administration(), membership))
+        finally:
+            membership.stop()
+
+    return await world.act(act())
+
+
+async def look(world: World, ledger_id: int, lost: Sequence[BookieId] = ()) -> Standing:
+    standing = await by_hand(world, lambda hand: hand.look(ledger_id, lost=lost))
+    assert isinstance(standing, Standing)
+    return standing
+
+
+async def repair(world: World, ledger_id: int, **options: Any) -> tuple[Outcome, Totals]:
+    outcome, totals = await by_hand(world, lambda hand: hand.repair(ledger_id, "ann", **options))
+    assert isinstance(outcome, Outcome)
+    return outcome, totals
+
+
+async def until_away(world: World, name: str) -> None:
+    async def away() -> bool:
+        return BookieId(name) not in await world.act(world.user.driver.modes())
+
+    await world.until(away)
+
+
+def test_a_marked_bookie_that_is_just_starting_is_not_copied_from_elsewhere() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write()
+        name = BookieId(world.record(ledger_id).last_ensemble[0])
+        await world.act(world.user.driver.recovery.mark(ledger_id, [name], 0))
+        world.kill(name)
+        await until_away(world, name)
+        repairing = asyncio.create_task(repair(world, ledger_id))
+        await asyncio.sleep(HURRY_S / 2)
+        await world.start(name)
+        outcome, totals = await repairing
+        assert (outcome.state, totals.entries) == (RepairState.HEALTHY, 0)
+        assert world.record(ledger_id).names(name)
+        assert await world.marked() == []
+
+    run(scenario)
+
+
+def test_a_marked_bookie_that_stays_away_is_replaced_after_some_seconds() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write()
+        name = BookieId(world.record(ledger_id).last_ensemble[0])
+        await world.act(world.user.driver.recovery.mark(ledger_id, [name], 0))
+        world.kill(name)
+        await until_away(world, name)
+        standing = await look(world, ledger_id)
+        assert standing.circumstances.lost == (name,)
+        assert standing.assessment.state is RepairState.REPAIRABLE
+        begun = asyncio.get_running_loop().time()
+        outcome, totals = await repair(world, ledger_id)
+        assert HURRY_S <= asyncio.get_running_loop().time() - begun < 2 * HURRY_S
+        assert (outcome.state, totals.entries) == (RepairState.HEALTHY, 30)
+        assert not world.record(ledger_id).names(name)
+
+    run(scenario)
+
+
+def test_a_bookie_that_somebody_declares_lost_is_not_waited_for() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write()
+        name = BookieId(world.record(ledger_id).last_ensemble[0])
+        await world.act(world.user.driver.recovery.mark(ledger_id, [name], 0))
+        world.kill(name)
+        await until_away(world, name)
+        begun = asyncio.get_running_loop().time()
+        outcome, _ = await repair(world, ledger_id, lost=[name])
+        assert outcome.state is RepairState.HEALTHY
+        assert asyncio.get_running_loop().time() - begun < HURRY_S / 2
+
+    run(scenario)
+
+
+def test_those_who_take_part_know_what_is_lost_though_they_are_switched_off() -> None:
+    async def scenario(world: World) -> None:
+        ledgers = [await world.write((4, 4, 2)) for _ in range(12)]
+        first, second = world.record(ledgers[0]).last_ensemble[:2]
+        await world.heal(lost_bookie_delay_s=60)
+        await asyncio.sleep(2)
+        await world.act(world.user.driver.recovery.disable())
+        world.kill(first)
+        await asyncio.sleep(120)
+        assert await world.marked() == []
+        standing = await look(world, ledgers[0])
+        assert standing.circumstances.lost == (first,)
+        assert not standing.is_enabled
+        assert standing.assessment.state is RepairState.REPAIRABLE
+        outcome, totals = await repair(world, ledgers[0])
+        assert (outcome.state, totals.entries) == (RepairState.HEALTHY, 30)
+
+        # Who empties another one makes that good by the way, and leaves nothing of it to others.
+        shared = [each for each in ledgers if {first, second} <= {*world.record(each).last_ensemble}]
+        assert shared
+        result = await drained(world, drain_of(world, second))
+        assert result.is_empty
+        assert result.marked == []
+        assert not any(world.record(each).names(first) for each in shared)
+
+    run(scenario, bookies=7)
+
+
+def test_without_anybody_who_takes_part_nobody_knows_for_how_long() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write()
+        name = BookieId(world.record(ledger_id).last_ensemble[0])
+        world.kill(name)
+        await until_away(world, name)
+        await asyncio.sleep(600)
+        standing = await look(world, ledger_id)
+        [wait] = standing.assessment.waits
+        assert (wait.cause, wait.bookie, standing.circumstances.lost) == (Cause.BOOKIE, name, ())
+        assert wait.reason.startswith(UNSEEN)
+        assert f"--lost {name}" in wait.reason
+        outcome, _ = await repair(world, ledger_id)
+        assert [each.reason for each in outcome.waits] == [wait.reason]
+
+    run(scenario)
+
+
+def test_who_died_is_no_witness_and_said_to_be_gone() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write()
+        name = BookieId(world.record(ledger_id).last_ensemble[0])
+        dead, alive = await world.heal(lost_bookie_delay_s=2), await world.heal(lost_bookie_delay_s=2)
+        await world.act(world.user.driver.recovery.disable())
+        world.kill(name)
+        await asyncio.sleep(30)
+        assert len(await world.act(witnesses(world.user.driver))) == 2
+        world.cluster.kill_client(dead.client.name)
+        await asyncio.sleep(30)
+        [witness] = await world.act(witnesses(world.user.driver))
+        assert (witness.name, witness.lost) == (alive.client.name, (name,))
+        now_ms = world.user.runtime.clock.wall_ms()
+        status = await world.act(read_status(world.user.driver, now_ms))
+        assert [each.name for each in status.processes] == [dead.client.name, alive.client.name]
+        assert status.gone == [dead.client.name]
+
+    run(scenario)
