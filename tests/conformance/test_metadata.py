@@ -37,6 +37,7 @@ from bookies.metadata.driver import (
     RecordAt,
     RecordWrite,
     Step,
+    Versioned,
 )
 from bookies.metadata.embedded import EmbeddedDriver
 from bookies.metadata.etcd import EtcdDriver
@@ -410,6 +411,34 @@ def test_generated_ids_are_never_repeated(kind: Kind) -> None:
         for driver in drivers:
             await driver.close()
         assert await (await cluster.driver()).next_ledger_id() not in taken
+
+    kind.run(body)
+
+
+def test_many_ledgers_made_and_closed_at_once_by_two(kind: Kind) -> None:
+    """Whatever stores do together for it: everybody has an id of their own, and the record as the others see it."""
+
+    async def body(cluster: Cluster) -> None:
+        drivers = [await cluster.driver() for _ in range(2)]
+
+        async def make(driver: Driver) -> list[tuple[Versioned, Versioned]]:
+            pairs = []
+            for number in range(4):
+                made = await driver.create_ledger(ledger(await driver.next_ledger_id(), creator_token=number))
+                end = {"state": LedgerState.CLOSED, "last_entry_id": number, "length": 10 * number}
+                pairs.append((made, await driver.write_ledger(made.metadata.replace(**end), made.version)))
+            return pairs
+
+        pairs = [each for some in await asyncio.gather(*map(make, drivers * 12)) for each in some]
+        assert len({made.metadata.ledger_id for made, _ in pairs}) == 96
+        for number, (made, closed) in enumerate(pairs):
+            assert closed.version > made.version
+            assert closed.metadata.ctime_ms == made.metadata.ctime_ms
+            if number % 8 == 0:
+                for driver in drivers:
+                    assert await driver.read_ledger(made.metadata.ledger_id) == closed
+        ids = sorted(made.metadata.ledger_id for made, _ in pairs)
+        assert [each async for page in drivers[0].ledger_ids() for each in page] == ids
 
     kind.run(body)
 

@@ -24,6 +24,7 @@ from bookies.runtime.zookeeper import (
     NodeMissing,
     NotEmpty,
     Operation,
+    Outcome,
     OutcomeUnknown,
     Refusal,
     SetData,
@@ -43,6 +44,7 @@ class Node:
     mzxid: int
     pzxid: int
     ctime_ms: int
+    mtime_ms: int
     owner: int = 0
     version: int = 0
     cversion: int = 0
@@ -55,6 +57,7 @@ class Node:
             self.mzxid,
             self.pzxid,
             self.ctime_ms,
+            self.mtime_ms,
             self.version,
             self.cversion,
             self.owner,
@@ -75,7 +78,7 @@ class Server:
 
     def __init__(self, *paths: str) -> None:
         self.zxid = 0
-        self.nodes = {"/": Node(b"", Acl.OPEN, 0, 0, 0, 0)}
+        self.nodes = {"/": Node(b"", Acl.OPEN, 0, 0, 0, 0, 0)}
         self.sessions: dict[int, FakeZooKeeper] = {}
         self.session_count = 0
         self.lost_requests = 0
@@ -86,18 +89,21 @@ class Server:
             self.apply([Create(path, b"", Acl.OPEN)], 0)
 
     # -- changes -------------------------------------------------------------------------------------------------
-    def apply(self, operations: Sequence[Operation], session: int) -> list[Stat | None]:
+    def apply(self, operations: Sequence[Operation], session: int) -> list[Outcome]:
         """All or nothing. Raises the first `Refusal`."""
         touched = [path for each in operations for path in (each.path, _split(each.path)[0])]
         before = {path: self._copy(path) for path in touched}
         self.zxid += 1
         fired: list[tuple[str, bool]] = []
-        results: list[Stat | None] = []
+        results: list[Outcome] = []
         for index, operation in enumerate(operations):
             try:
                 results.append(self._apply(operation, session, fired))
             except Refusal as refusal:
                 refusal.index = index
+                for made in results:
+                    if isinstance(made, str):
+                        self.nodes.pop(made, None)
                 for path, node in before.items():
                     self.nodes.pop(path, None)
                     if node is not None:
@@ -110,11 +116,10 @@ class Server:
         node = self.nodes.get(path)
         return None if node is None else dataclasses.replace(node, children=dict(node.children))
 
-    def _apply(self, operation: Operation, session: int, fired: list[tuple[str, bool]]) -> Stat | None:
+    def _apply(self, operation: Operation, session: int, fired: list[tuple[str, bool]]) -> Outcome:
         path = operation.path
         if isinstance(operation, Create):
-            self._create(operation, session, fired)
-            return None
+            return self._create(operation, session, fired)
         node = self.nodes.get(path)
         if node is None:
             raise NodeMissing(path)
@@ -124,6 +129,7 @@ class Server:
             return None
         if isinstance(operation, SetData):
             node.data, node.mzxid, node.version = operation.data, self.zxid, node.version + 1
+            node.mtime_ms = self._now_ms()
             fired.append((path, False))
             return node.stat()
         if node.children:
@@ -135,27 +141,32 @@ class Server:
         fired += [(path, False), (path, True), (parent, True)]
         return None
 
-    def _create(self, operation: Create, session: int, fired: list[tuple[str, bool]]) -> None:
+    def _create(self, operation: Create, session: int, fired: list[tuple[str, bool]]) -> str:
         assert not operation.path.endswith("/")
-        parent, name = _split(operation.path)
+        path = self._next_sequential(operation.path) if operation.is_sequential else operation.path
+        parent, name = _split(path)
         if parent not in self.nodes:
-            raise NodeMissing(operation.path)
-        if operation.path in self.nodes:
-            raise NodeExists(operation.path)
+            raise NodeMissing(path)
+        if path in self.nodes:
+            raise NodeExists(path)
         owner = session if operation.is_ephemeral else 0
-        ctime_ms = 1_700_000_000_000 + self.zxid
-        made = Node(operation.data, operation.acl, self.zxid, self.zxid, self.zxid, ctime_ms, owner)
-        self.nodes[operation.path] = made
+        now_ms = self._now_ms()
+        self.nodes[path] = Node(operation.data, operation.acl, self.zxid, self.zxid, self.zxid, now_ms, now_ms, owner)
         self.nodes[parent].children[name] = None
         self.nodes[parent].sequence += 1
         self._touch(parent)
-        fired += [(operation.path, False), (parent, True)]
+        fired += [(path, False), (parent, True)]
+        return path
+
+    def _now_ms(self) -> int:
+        """The time of the present transaction."""
+        return 1_700_000_000_000 + self.zxid
 
     def _touch(self, parent: str) -> None:
         self.nodes[parent].cversion += 1
         self.nodes[parent].pzxid = self.zxid
 
-    def next_sequential(self, prefix: str) -> str:
+    def _next_sequential(self, prefix: str) -> str:
         """As the server does: a signed number of 32 bits, the count of children ever made."""
         parent = self.nodes.get(_split(prefix)[0])
         number = parent.sequence if parent is not None else 0
@@ -252,13 +263,13 @@ class FakeZooKeeper:
         assert self.session_id is not None
         return self.session_id
 
-    async def _change(self, operations: Callable[[], Sequence[Operation]]) -> tuple[int, list[Stat | None]]:
+    async def _change(self, operations: Sequence[Operation]) -> tuple[int, list[Outcome]]:
         """The transaction's number, and its results."""
         session = await self._ready()
         if self.server.lost_requests:
             self.server.lost_requests -= 1
             raise OutcomeUnknown("the connection was lost before the request came")
-        results = self.server.apply(operations(), session)
+        results = self.server.apply(operations, session)
         zxid = self.server.zxid
         if self.server.lost_replies:
             self.server.lost_replies -= 1
@@ -269,15 +280,10 @@ class FakeZooKeeper:
     async def create(
         self, path: str, data: bytes, acl: Acl, *, is_ephemeral: bool = False, is_sequential: bool = False
     ) -> tuple[str, Stat]:
-        made: list[str] = []
-
-        def operations() -> list[Operation]:
-            made.append(self.server.next_sequential(path) if is_sequential else path)
-            return [Create(made[0], data, acl, is_ephemeral)]
-
-        zxid, _ = await self._change(operations)
+        zxid, made = await self._change([Create(path, data, acl, is_ephemeral, is_sequential)])
         owner = self.session_id if is_ephemeral and self.session_id is not None else 0
-        return made[0], Stat(zxid, zxid, zxid, 1_700_000_000_000 + zxid, 0, 0, owner, 0)
+        now_ms = 1_700_000_000_000 + zxid
+        return str(made[0]), Stat(zxid, zxid, zxid, now_ms, now_ms, 0, 0, owner, 0)
 
     async def get(self, path: str, *, sync: bool = False) -> tuple[bytes, Stat]:
         await self._ready()
@@ -304,7 +310,7 @@ class FakeZooKeeper:
 
     async def set(self, path: str, data: bytes, version: int = ANY_VERSION) -> Stat:
         stat = (await self.multi([SetData(path, data, version)]))[0]
-        assert stat is not None
+        assert isinstance(stat, Stat)
         return stat
 
     async def delete(self, path: str, version: int = ANY_VERSION, *, session: int | None = None) -> None:
@@ -312,8 +318,8 @@ class FakeZooKeeper:
             raise SessionExpired("the session with ZooKeeper at fake:2181 was lost")
         await self.multi([Delete(path, version)])
 
-    async def multi(self, operations: Sequence[Operation]) -> list[Stat | None]:
-        return (await self._change(lambda: operations))[1]
+    async def multi(self, operations: Sequence[Operation]) -> list[Outcome]:
+        return (await self._change(operations))[1]
 
     def unwatch(self, watch: Watch) -> None:
         self.server.unwatch(self, watch)

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 from tests.fakes.records import BOOKIE, FakeRecords, record
-from tests.sim.space_world import Body, collect, compact, fill, logs_of, small_machine
+from tests.sim.space_world import ALL, Body, collect, compact, fill, logs_of, small_machine
 
 from bookies.errors import DataUnknown, EntryNotFound, LedgerUnknownToBookie
-from bookies.sim.disk import NOTHING_SURVIVES
+from bookies.sim.disk import NOTHING_SURVIVES, PROCESS_DIES
 from bookies.storage import catalog_format
 from bookies.storage.cookie import Cookie
 from bookies.storage.ledger_store import LedgerStore
 from bookies.storage.removal_format import Removal, RemovalState, identity_of, pack
 
 LIST = "/ledgers0/current/removedLedgers"
-LOST = 5
+LOST, NEW = 5, 7
 KINDS = ["transactional", "plain"]
 
 
@@ -97,6 +97,35 @@ def test_what_the_metadata_wants_nothing_of_goes(small: Any, body: Body) -> None
             assert not store._open().index.is_known(LOST)
 
         assert made.live(script)
+
+
+@pytest.mark.parametrize("is_synced", [False, True])
+def test_what_was_never_in_the_journal_is_not_missed(small: Any, body: Body, is_synced: bool) -> None:
+    """A flush is ahead of a journal that hangs, and the bookie is killed: nothing of that was ever acknowledged. With
+    `is_synced` the log was synced after it, which is not before the journal has it: then it counts."""
+    made, records = small(is_synced), FakeRecords.of(*ALL, NEW)
+
+    async def die(store: LedgerStore, promises: Any) -> None:
+        await fill(store, promises, body, 5)
+        assert store._open().index.catalog.synced is not None
+
+    assert made.live(die, stops=False)
+    made.crash(PROCESS_DIES)
+    entry = body(NEW, 0, size=200)
+    path = "/ledgers0/current/" + max(logs_of(made), key=lambda name: int(name.removesuffix(".log"), 16))
+    made.disk.put(path, made.disk.read_bytes(path) + len(entry).to_bytes(4, "big") + entry)
+
+    async def again(store: LedgerStore, promises: Any) -> None:
+        if is_synced:
+            store._open().index.catalog.note_torn({})
+        store.collect(records, BOOKIE)
+        await compact(store)
+        assert store._open().index.is_known(NEW) is is_synced
+        with pytest.raises(DataUnknown if is_synced else LedgerUnknownToBookie):
+            await store.read(NEW, 1)
+        await promises.check(store)
+
+    assert made.live(again)
 
 
 def test_a_ledger_that_the_map_leaves_out_stops_the_compaction(small: Any, body: Body) -> None:

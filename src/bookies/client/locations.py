@@ -101,7 +101,7 @@ class Locations:
         if self._learning is None:
             self._learning = asyncio.Lock()
         async with self._learning:
-            self._look_again()
+            is_new = self._look_again()
             unknown = [bookie for bookie in bookies if bookie not in self._learnt]
             if self._config.placement != "random" and unknown:
                 await self._remember()
@@ -109,7 +109,9 @@ class Locations:
                 has_read = await all_of(self._read_registration(bookie, limit) for bookie in unknown)
                 await self._ask_script(unknown)
                 self._learnt.update(dict.fromkeys(compress(unknown, has_read)))
-            self._update()
+                is_new = True
+            if is_new:
+                self._update()
         self._warn(bookies)
 
     def knows(self, bookies: Iterable[BookieId]) -> bool:
@@ -153,15 +155,17 @@ class Locations:
             raise ConfigError(f"locations_file = {path}: cannot be read: {error}") from error
         self._file = data
 
-    def _look_again(self) -> None:
+    def _look_again(self) -> bool:
+        """At the file, now and then. Whether there may be something new."""
         if not self._config.locations_file:
-            return
+            return False
         if asyncio.get_running_loop().time() - self._looked_at < self._config.locations_interval_ms / 1000:
-            return
+            return False
         try:
             self._read_file()
         except ConfigError as error:
             self._events.warning("placement.locations_file", error=error, kept=len(self._lines))
+        return True
 
     async def _remember(self) -> None:
         """Where bookies were that may be down now; once, for from then on we see them ourselves."""

@@ -7,7 +7,8 @@ stays in recovery, and the next recovery begins anew. Any number may run at once
 Reads run ahead of the write-back, as far as the memory for the entries allows. Where every bookie stores every entry
 a read asks for as many entries as fit into one answer, each verified by itself; a bookie that runs out of entries
 says so about the first one it lacks, which is then decided by the others. Striped ledgers are read entry by entry,
-several at once.
+several at once. Bookies answer the fencing round with their last entries: behind the last of all, as many replicas are
+asked at once as have to deny an entry that is not there.
 
 Source: client-protocol 4.
 """
@@ -37,7 +38,15 @@ from bookies.errors import (
 )
 from bookies.kernels import verify_records
 from bookies.metadata.driver import MetadataDriver, Versioned
-from bookies.model import ENTRY_HEADER_SIZE, LAST_ENTRY, BookieId, DigestType, Ensemble, LedgerMetadata
+from bookies.model import (
+    ENTRY_HEADER_SIZE,
+    INVALID_ENTRY_ID,
+    LAST_ENTRY,
+    BookieId,
+    DigestType,
+    Ensemble,
+    LedgerMetadata,
+)
 from bookies.protocol.add import AddPipeline, ChangeEnsemble, CloseLedger
 from bookies.protocol.fence import Fenced, FenceRound, NotFenced, recovery_start
 from bookies.protocol.ledger import announcement_needed, close_recovered, in_recovery, recovery_close_needed
@@ -172,6 +181,7 @@ class _Recovery:
         self._mac_key = mac_key(password)
         self._candidates = candidates
         self._may_batch = pool.has_batch_reads
+        self._last_seen = INVALID_ENTRY_ID  # of the entries that bookies answered the fencing round with
         self._suspects: frozenset[BookieId] = frozenset()  # could not be reached in this recovery: asked last
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._write_back: _WriteBack | None = None
@@ -276,6 +286,7 @@ class _Recovery:
                 if isinstance(answer, BookKeeperError):
                     verdict = fencing.failed(position, answer)
                 else:
+                    self._last_seen = max(self._last_seen, answer.entry_id)
                     verdict = fencing.found(position, answer.last_add_confirmed, answer.length)
                 if isinstance(verdict, NotFenced):
                     raise verdict.error
@@ -296,11 +307,12 @@ class _Recovery:
         """Read and hand over entry after entry; the last one to keep."""
         is_batch = metadata.write_quorum == metadata.ensemble_size and self._may_batch
         scan = TailScan(start, 1 if is_batch else STRIPED_READS)
+        end = max(start, self._last_seen) + 1  # as far as anybody has said
         reading: dict[asyncio.Task[_Decision], None] = {}
         decisions: dict[int, _Decision] = {}  # by first id, until handed over
         while True:
             for entry_id in scan.reads():
-                reading[self._start(self._decide(metadata, entry_id, is_batch))] = None
+                reading[self._start(self._decide(metadata, entry_id, is_batch, entry_id == end))] = None
             for task in await _first_done(reading):
                 del reading[task]
                 decision = task.result()
@@ -316,16 +328,22 @@ class _Recovery:
                         await write_back.add(entries)
                         first = entries.last + 1
 
-    async def _decide(self, metadata: LedgerMetadata, entry_id: int, is_batch: bool) -> _Decision:
-        """Ask replicas of the announced record until the entry is found, absent or undecided."""
+    async def _decide(self, metadata: LedgerMetadata, entry_id: int, is_batch: bool, is_end: bool) -> _Decision:
+        """Ask replicas of the announced record until the entry is found, absent or undecided.
+
+        `is_end`: it is probably absent.
+        """
         reading = EntryRead(metadata, entry_id, self._suspects)
         asked: dict[asyncio.Task[_Entries | BookKeeperError], BookieId] = {}
+        late = 0  # that get company
         try:
             while reading.verdict is None:
-                bookie = reading.next()
-                if bookie is not None:
+                wanted = late + max(1, reading.negatives_missing if is_end else 0)
+                while len(asked) < wanted and (bookie := reading.next()) is not None:
                     asked[self._start(self._ask(bookie, entry_id, is_batch))] = bookie
-                for task in await _first_done(asked, SPECULATION_S if bookie is not None else None):
+                done = await _first_done(asked, SPECULATION_S if reading.has_more else None)
+                late += not done
+                for task in done:
                     bookie, answer = asked.pop(task), task.result()
                     if isinstance(answer, BookKeeperError):
                         reading.failed(bookie, answer)

@@ -8,7 +8,7 @@ from bookies.metadata.operations import Operations
 from bookies.runtime import etcd as etcd_port
 from bookies.runtime import zookeeper as zookeeper_port
 from bookies.runtime.etcd import Answer, Condition, Etcd, Only
-from bookies.runtime.zookeeper import ANY_VERSION, Acl, Create, Stat, ZooKeeper
+from bookies.runtime.zookeeper import ANY_VERSION, Acl, Create, Outcome, Stat, ZooKeeper
 
 
 class CountedZooKeeper:
@@ -64,7 +64,7 @@ class CountedZooKeeper:
         self._count("delete", path)
         await self._zookeeper.delete(path, version, session=session)
 
-    async def multi(self, operations: Sequence[zookeeper_port.Operation]) -> list[Stat | None]:
+    async def multi(self, operations: Sequence[zookeeper_port.Operation]) -> list[Outcome]:
         what = "multi create" if any(isinstance(each, Create) for each in operations) else "multi"
         self._count(what, operations[-1].path)
         return await self._zookeeper.multi(operations)

@@ -1,4 +1,4 @@
-"""Ledgers in ZooKeeper: their records, the ids that are spent, the generation of ids, and the listing.
+"""Ledgers in ZooKeeper: their records, the ids that are spent, and the listing.
 
 Apache lets an id be used again after a deletion; our interface does not. So a deletion also adds the id to a list of
 its own, in one transaction, and a creation checks the version of that list in its transaction.
@@ -11,19 +11,15 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
-from bookies.errors import InvalidArgument, LedgerNotFound, MetadataError, NotSupported, SessionExpired
+from bookies.errors import InvalidArgument, LedgerNotFound, MetadataError, SessionExpired
 from bookies.metadata.driver import Versioned
 from bookies.metadata.leased import check_version, deleted_before, taken
-from bookies.metadata.serde import pack_ledger, parse_ledger
+from bookies.metadata.serde import as_stored, pack_ledger, parse_ledger
 from bookies.metadata.spent import SPENT_SIZE, divided, is_spent_list, joined, pack_spent, parse_spent
+from bookies.metadata.zk_groups import Groups
 from bookies.metadata.zk_layout import (
-    HIGH_DIRECTORIES_KEPT,
-    HIGH_UNIT,
-    LEDGER_ID_MAX,
     Manager,
     branches_among,
-    generated_number,
-    high_numbers,
     ledger_path,
     ledgers_among,
     parent_of,
@@ -32,9 +28,7 @@ from bookies.metadata.zk_layout import (
 from bookies.metadata.zk_nodes import ATTEMPTS_MAX, Nodes
 from bookies.model import LedgerMetadata
 from bookies.protocol.intervals import IdSet
-from bookies.runtime.tasks import Tasks
 from bookies.runtime.zookeeper import (
-    Acl,
     Check,
     Create,
     Delete,
@@ -49,8 +43,6 @@ from bookies.runtime.zookeeper import (
     WrongVersion,
 )
 
-COUNTED_IDS_MAX = 100_000  # that a counter of ZooKeeper's is raised by, a child made and deleted for each
-COUNTED_AT_ONCE = 200  # in one transaction
 _LISTS_COUNT_MAX = 64  # lists of spent ids that this driver remembers
 
 
@@ -122,10 +114,11 @@ class SpentIds:
 class Ledgers:
     """See the module. `manager`: the layout, once the cluster's is known."""
 
-    def __init__(self, nodes: Nodes, spent: SpentIds) -> None:
+    def __init__(self, nodes: Nodes, spent: SpentIds, groups: Groups) -> None:
         self.manager = Manager.HIERARCHICAL
         self._nodes = nodes
         self._zookeeper = nodes.zookeeper
+        self._groups = groups
         self._spent = spent
         self._deleting = asyncio.Lock()  # deletions of one driver would only repeat each other's transactions
 
@@ -163,26 +156,31 @@ class Ledgers:
             list_path, spent, version = await self._spent.around(ledger_id)
             if ledger_id % SPENT_SIZE in spent:
                 raise deleted_before(ledger_id)
+            operations: list[Operation] = [
+                SetData(self._nodes.paths.revision, b""),  # the answer to which tells the transaction and its time
+                Check(list_path, version),
+                Create(path, data, self._nodes.acl),
+            ]
             try:
-                await self._zookeeper.multi([Check(list_path, version), Create(path, data, self._nodes.acl)])
+                revised = (await self._groups.multi(operations))[0]
             except NodeExists:
                 found = await self._own_attempt(metadata)
                 if found is not None:
                     return found
             except Refusal as refusal:
-                if refusal.index == 0:
+                if refusal.path == list_path:
                     self._spent.forget(list_path)
                 else:
-                    await self._nodes.ensure(path.rpartition("/")[0])
+                    await self._nodes.ensure(parent_of(path) if refusal.path == path else refusal.path)
             except (OutcomeUnknown, SessionExpired):
                 attempts += 1
                 if attempts == ATTEMPTS_MAX:
                     raise
             else:
-                stat = await self._nodes.stat(path)
-                if stat is not None:  # otherwise it was deleted again, and its id is spent
-                    created = Stat(stat.czxid, stat.czxid, stat.pzxid, stat.ctime_ms, 0, 0, 0, 0)
-                    return self._versioned(path, ledger_id, data, created)
+                assert isinstance(revised, Stat)
+                zxid, now_ms = revised.mzxid, revised.mtime_ms
+                self._nodes.remember(path, Stat(zxid, zxid, zxid, now_ms, now_ms, 0, 0, 0, 0))
+                return Versioned(as_stored(metadata, data, now_ms), zxid)
 
     async def _own_attempt(self, metadata: LedgerMetadata) -> Versioned | None:
         """The record there is if we made it, and the answer was lost. None: it is gone. Raises `LedgerExists`.
@@ -207,7 +205,7 @@ class Ledgers:
             if version is None:
                 version = (await self._expect(path, ledger_id, expected_version)).version
             try:
-                stat = await self._zookeeper.set(path, data, version)
+                stat = (await self._groups.multi([SetData(path, data, version)]))[0]
             except (NodeMissing, WrongVersion):
                 await self._expect(path, ledger_id, expected_version)
                 continue
@@ -220,7 +218,9 @@ class Ledgers:
                 if attempts == ATTEMPTS_MAX:
                     raise
                 continue
-            return self._versioned(path, ledger_id, data, stat)
+            assert isinstance(stat, Stat)
+            self._nodes.remember(path, stat)
+            return Versioned(as_stored(metadata, data, stat.ctime_ms), stat.mzxid)
 
     async def _expect(self, path: str, ledger_id: int, expected_version: int) -> Stat:
         """Raises `LedgerNotFound`, `VersionConflict`."""
@@ -319,116 +319,3 @@ class Ledgers:
         for branch in branches_among(found[0]):
             async for ids in self._below(f"{path}/{branch}", levels - 1):
                 yield ids
-
-
-class LedgerIds:
-    """The generation of ids: the number that ZooKeeper gives an ephemeral znode. Source: metadata 3.2."""
-
-    def __init__(self, nodes: Nodes, tasks: Tasks) -> None:
-        self._nodes = nodes
-        self._tasks = tasks
-        self._has_high: bool | None = None  # None: not looked yet
-        self._high: list[int] = []  # numbers of the HOB directories, as last seen
-
-    async def next(self, manager: Manager) -> int:
-        """Never the same twice while the parents of the id nodes exist."""
-        if manager.has_long_ids and self._has_high is None:
-            self._has_high = await self._nodes.stat(self._nodes.paths.high_ids) is not None
-        if not self._has_high:
-            number = await self._generate(self._nodes.paths.id_prefix(manager))
-            if number is not None:
-                return number
-            if not manager.has_long_ids:
-                raise MetadataError(
-                    f"the 2,147,483,647 ids of the layout {manager.value} are used up; choose ids yourself"
-                )
-            await self._make(self._nodes.paths.high_ids)
-            self._has_high = True
-        return await self._next_high()
-
-    async def bound(self, manager: Manager) -> int:
-        """Larger than every id handed out so far. Changes nothing: a parent counts the children ever made."""
-        if manager.has_long_ids:
-            found = await self._nodes.children(self._nodes.paths.high_ids)
-            numbers = high_numbers(found[0] if found is not None else [])
-            if numbers:
-                return numbers[-1] * HIGH_UNIT + await self._made(self._nodes.paths.high_directory(numbers[-1]))
-        return await self._made(parent_of(self._nodes.paths.id_prefix(manager)))
-
-    async def _made(self, parent: str) -> int:
-        stat = await self._nodes.stat(parent)
-        return 0 if stat is None else (stat.cversion + stat.children_count) // 2
-
-    async def raise_to(self, manager: Manager, bound: int) -> None:
-        """Hand out no id below `bound`. What would take too long to count up to begins with the next directory of
-        long ids instead, so ids between may be left out.
-        """
-        if await self.bound(manager) >= bound:
-            return
-        high, low = divmod(bound, HIGH_UNIT)
-        if low > COUNTED_IDS_MAX:
-            high, low = high + 1, 0
-        if high and (not manager.has_long_ids or high > LEDGER_ID_MAX // HIGH_UNIT):
-            raise NotSupported(
-                f"in the layout {manager.value}, ZooKeeper cannot make the ids that come after {bound - 1:,}"
-                + ("" if manager.has_long_ids else ": choose zk+hierarchical")
-            )
-        if high:
-            await self._make(self._nodes.paths.high_directory(high))
-            self._has_high, self._high = True, []
-        prefix = self._nodes.paths.high_id_prefix(high) if high else self._nodes.paths.id_prefix(manager)
-        parent = parent_of(prefix)
-        await self._nodes.ensure(parent)
-        while (made := await self._made(parent)) < low:
-            pair: list[Operation] = [Create(f"{prefix}restored", b"", Acl.OPEN), Delete(f"{prefix}restored")]
-            try:
-                await self._nodes.zookeeper.multi(pair * min(low - made, COUNTED_AT_ONCE))
-            except (Refusal, OutcomeUnknown, SessionExpired):
-                continue  # The count tells how far it came.
-
-    async def _next_high(self) -> int:
-        while True:
-            if not self._high:
-                found = await self._nodes.children(self._nodes.paths.high_ids)
-                self._high = high_numbers(found[0] if found is not None else [])
-            if not self._high:
-                await self._make(self._nodes.paths.high_directory(1))
-                continue
-            largest = self._high[-1]
-            await self._tidy()
-            number = await self._generate(self._nodes.paths.high_id_prefix(largest))
-            if number is not None:
-                return largest * HIGH_UNIT + number
-            await self._make(self._nodes.paths.high_directory(largest + 1))
-            self._high = []
-
-    async def _tidy(self) -> None:
-        """Directories that are used up go, but for the latest."""
-        if len(self._high) <= HIGH_DIRECTORIES_KEPT:
-            return
-        old, self._high = self._high[:-HIGH_DIRECTORIES_KEPT], []
-        for number in old:
-            try:
-                await self._nodes.zookeeper.delete(self._nodes.paths.high_directory(number), 0)
-            except (Refusal, OutcomeUnknown, SessionExpired):
-                continue
-
-    async def _make(self, path: str) -> None:
-        try:
-            await self._nodes.repeat(lambda: self._nodes.create(path, b"", Acl.OPEN))
-        except NodeExists:
-            pass  # Somebody else was faster, or our own first attempt.
-
-    async def _generate(self, prefix: str) -> int | None:
-        """A number of 31 bits; None when they are used up. The znode has served its purpose at once."""
-        path, _ = await self._nodes.repeat(
-            lambda: self._nodes.create(prefix, b"", is_ephemeral=True, is_sequential=True)
-        )
-        self._tasks.start(self._remove(path), f"removal of {path}")
-        return generated_number(path)
-
-    async def _remove(self, path: str) -> None:
-        try:
-            await self._nodes.zookeeper.delete(path)
-        except (Refusal, MetadataError):
-            pass  # It goes with the session.

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from bookies.errors import InvalidArgument, LedgerNotFound
 from bookies.metadata.driver import LedgerAt, LedgerDeletion, RecordAt, RecordWrite, Step
 from bookies.metadata.leased import check_record_version, check_version
+from bookies.metadata.zk_groups import request_size
 from bookies.metadata.zk_layout import record_name
 from bookies.metadata.zk_ledgers import Ledgers, SpentIds
 from bookies.metadata.zk_nodes import Nodes
@@ -27,8 +28,6 @@ from bookies.runtime.zookeeper import (
     SetData,
     Stat,
 )
-
-_OPERATION_SIZE = 64  # bytes in a request besides path and data, at most
 
 
 class Records:
@@ -56,7 +55,7 @@ class Records:
                 written = await self._zookeeper.multi([guard, SetData(path, data, version)])
             except Refusal:
                 continue  # Looking again tells what it was.
-            assert written[1] is not None
+            assert isinstance(written[1], Stat)
             return written[1].mzxid
 
     async def delete(self, path: str, expected_version: int) -> None:
@@ -129,7 +128,7 @@ class Transactions:
             for step, path in zip(steps, paths, strict=True):
                 if isinstance(step, LedgerDeletion):
                     await self._ledgers.removed(path)
-            versions = [stat.mzxid for stat in written if stat is not None]
+            versions = [each.mzxid for each in written if isinstance(each, Stat)]
             return versions[0] if versions else max(step.version for step in steps)
 
     def _path(self, step: Step) -> str:
@@ -161,10 +160,7 @@ def _check_step(step: Step, stat: Stat | None) -> None:
 
 
 def _check_size(operations: Sequence[Operation]) -> None:
-    size = sum(
-        len(each.path) + _OPERATION_SIZE + (len(each.data) if isinstance(each, Create | SetData) else 0)
-        for each in operations
-    )
+    size = request_size(operations)
     if size > REQUEST_SIZE_MAX:
         raise InvalidArgument(
             f"a transaction of {len(operations):,} operations and about {size:,} bytes; ZooKeeper takes "

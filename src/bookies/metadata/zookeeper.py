@@ -1,8 +1,9 @@
 """The metadata driver on ZooKeeper, in Apache's layout: our bookies and clients beside Apache's in one cluster.
 
 `ZooKeeperDriver` is one session. What is where is in `zk_layout`; the parts that do the work are `zk_ledgers`,
-`zk_bookies`, `zk_records` and `zk_recovery`, over `zk_nodes`. A lost session takes registrations, locks and votes with
-it, nothing else: the owner is told, everything goes on in the next session, and watches look again.
+`zk_ids`, `zk_bookies`, `zk_records` and `zk_recovery`, over `zk_nodes` and `zk_groups`. A lost session takes
+registrations, locks and votes with it, nothing else: the owner is told, everything goes on in the next session, and
+watches look again.
 Source: metadata 1 to 8 and 11.
 """
 
@@ -29,8 +30,10 @@ from bookies.metadata.observers import Eyes
 from bookies.metadata.operations import Operations
 from bookies.metadata.session_driver import Parts, SessionDriver
 from bookies.metadata.zk_bookies import Bookies
+from bookies.metadata.zk_groups import Groups
+from bookies.metadata.zk_ids import LedgerIds
 from bookies.metadata.zk_layout import Manager, Paths, managers_of, pack_layout, parent_of, parse_layout
-from bookies.metadata.zk_ledgers import LedgerIds, Ledgers, SpentIds
+from bookies.metadata.zk_ledgers import Ledgers, SpentIds
 from bookies.metadata.zk_nodes import Nodes
 from bookies.metadata.zk_records import Records, Transactions
 from bookies.metadata.zk_recovery import RecoveryArea
@@ -75,11 +78,11 @@ class ZooKeeperDriver(SessionDriver):
         self._requests = CountedZooKeeper(zookeeper, operations, self._paths.kind)
         self._nodes = Nodes(self._requests, self._paths, Acl.CREATOR if is_secure else Acl.OPEN)
         self._spent = SpentIds(self._nodes)
-        self._ledgers = Ledgers(self._nodes, self._spent)
+        self._ledgers = Ledgers(self._nodes, self._spent, Groups(self._requests, self._require_open))
+        self._ids = LedgerIds(self._nodes, self._require_open)
         self._sessions_lost = 0
         self._bookies = Bookies(self._nodes, lease_ms, lambda: self._sessions_lost)
         self._needs_session = False  # something of ours ends with the present one
-        self._ids: LedgerIds | None = None
         records = Records(self._nodes)
         transactions = Transactions(self._nodes, self._ledgers, self._spent, records)
         lost, use = (lambda: self._sessions_lost), self._use_session
@@ -112,7 +115,6 @@ class ZooKeeperDriver(SessionDriver):
             await self.zookeeper.close()
             raise
         tasks = Tasks(self._died)
-        self._ids = LedgerIds(self._nodes, tasks)
         eyes = Eyes(self._nodes.last_seen, self._nodes.version, self._bookies.present, self.zookeeper.unwatch)
         self._opened(tasks, eyes)
 
@@ -199,12 +201,10 @@ class ZooKeeperDriver(SessionDriver):
     # -- moving a cluster ----------------------------------------------------------------------------------------
     async def given_ids(self) -> GivenIds:
         self._require_open()
-        assert self._ids is not None
         return GivenIds(await self._ids.bound(self._ledgers.manager), await self._spent.runs())
 
     async def restore_ids(self, ids: GivenIds) -> None:
         self._require_open()
-        assert self._ids is not None
         await self._nodes.ensure(self._paths.root)
         if await self._nodes.read(self._paths.layout) is None:
             await self._store_layout(self._ledgers.manager)
@@ -214,7 +214,6 @@ class ZooKeeperDriver(SessionDriver):
     # -- ledgers -------------------------------------------------------------------------------------------------
     async def next_ledger_id(self) -> int:
         self._require_open()
-        assert self._ids is not None
         return await self._ids.next(self._ledgers.manager)
 
     # -- bookies -------------------------------------------------------------------------------------------------

@@ -74,6 +74,16 @@ class EntryRead:
         return self._order[self._next - 1]
 
     @property
+    def has_more(self) -> bool:
+        """Whether there are replicas that have not been asked."""
+        return self._next < len(self._order)
+
+    @property
+    def negatives_missing(self) -> int:
+        """How many more definite negatives would make it absent."""
+        return max(0, self._negatives_needed - self._negatives)
+
+    @property
     def error(self) -> BookKeeperError:
         """Why it is undecided, or what the negatives said."""
         assert self._errors.error is not None

@@ -1,9 +1,9 @@
 """The ZooKeeper port on the library kazoo, which comes with the extra `zookeeper`.
 
-Kazoo keeps the connection on threads of its own, pings, reconnects, and begins a new session after a lost one. Here its
-completions, watches and changes of state are handed to the event loop in the order in which kazoo reports them. Nothing
-is given to kazoo while there is no connection, because it would keep the request and send it whenever one comes back,
-long after the caller was told that it failed. See `zookeeper.ZooKeeper`.
+Kazoo keeps the connection on a thread of its own, pings, reconnects, and begins a new session after a lost one. That
+thread hands completions, watches and changes of state to the event loop, in the order in which the server sent them
+(`kazoo_handler`). Nothing is given to kazoo while there is no connection, because it would keep the request and send it
+whenever one comes back, long after the caller was told that it failed. See `zookeeper.ZooKeeper`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from bookies.runtime.zookeeper import (
     NodeMissing,
     NotEmpty,
     Operation,
+    Outcome,
     OutcomeUnknown,
     Refusal,
     SetData,
@@ -141,7 +142,7 @@ class KazooZooKeeper:
         self._client = client = kazoo.KazooClient(
             hosts=self.hosts,
             timeout=self._timeout_s,
-            handler=_handler(),
+            handler=importlib.import_module("bookies.runtime.kazoo_handler").Handler(),
             connection_retry=retry.KazooRetry(
                 max_tries=-1, delay=0.1, max_delay=min(RECONNECT_S_MAX, self._timeout_s / 5)
             ),
@@ -216,8 +217,9 @@ class KazooZooKeeper:
     async def _wait_connected(self) -> Any:
         """The client, when it has a connection. Raises `MetadataError` if that takes longer than a session timeout."""
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._connected.wait()
+            if not self._connected.is_set():
+                async with asyncio.timeout(self._timeout_s):
+                    await self._connected.wait()
         except TimeoutError:
             doubtful = "hosts, ports and certificates" if self._credentials.is_tls else "hosts and ports"
             raise MetadataError(
@@ -242,11 +244,11 @@ class KazooZooKeeper:
         def finished(result: Any) -> None:
             self._post(_resolve, answered, result)
 
+        timer = loop.call_later(self._timeout_s, _give_up, answered)
         try:
             sent = [call(client) for call in calls]
             sent[-1].rawlink(finished)
-            async with asyncio.timeout(self._timeout_s):
-                result = await answered
+            result = await answered
             for each in sent:
                 if each.exception is not None:
                     raise each.exception
@@ -255,6 +257,8 @@ class KazooZooKeeper:
             raise OutcomeUnknown(f"ZooKeeper at {self.hosts} did not answer within {self._timeout_s:g} s") from None
         except Exception as error:
             raise self._translated(error, path, session != self._sessions_lost) from error
+        finally:
+            timer.cancel()
 
     def _translated(self, error: Exception, path: str, is_other_session: bool) -> Exception:
         kinds = importlib.import_module("kazoo.exceptions")
@@ -316,7 +320,7 @@ class KazooZooKeeper:
     async def delete(self, path: str, version: int = ANY_VERSION, *, session: int | None = None) -> None:
         await self._request(path, lambda client: client.delete_async(path, version), only_in=session)
 
-    async def multi(self, operations: Sequence[Operation]) -> list[Stat | None]:
+    async def multi(self, operations: Sequence[Operation]) -> list[Outcome]:
         def call(client: Any) -> Any:
             transaction = client.transaction()
             for operation in operations:
@@ -333,8 +337,10 @@ class KazooZooKeeper:
                 if isinstance(error, Refusal):
                     error.index = index
                 raise error
-        stats = [isinstance(operation, SetData) for operation in operations]
-        return [_stat(result) if is_set else None for result, is_set in zip(results, stats, strict=True)]
+        return [
+            str(result) if isinstance(each, Create) else _stat(result) if isinstance(each, SetData) else None
+            for each, result in zip(operations, results, strict=True)
+        ]
 
     # -- watches -------------------------------------------------------------------------------------------------
     def _watcher(self, is_of_children: bool, path: str, watch: _Watch | None) -> Callable[[Any], None] | None:
@@ -368,23 +374,6 @@ class KazooZooKeeper:
             del self._watches[key][1][watch]
 
 
-def _handler() -> Any:
-    """Kazoo's threads. What TLS has decrypted already counts as readable.
-
-    Kazoo waits for the socket alone, and so leaves the second of two answers that come together until something else
-    arrives.
-    """
-    handler = importlib.import_module("kazoo.handlers.threading").SequentialThreadingHandler()
-    plain = handler.select
-
-    def select(readable: Any, writable: Any, exceptional: Any, timeout: float | None = None) -> Any:
-        decrypted = [each for each in readable if isinstance(each, ssl.SSLSocket) and each.pending()]
-        return (decrypted, [], []) if decrypted else plain(readable, writable, exceptional, timeout)
-
-    handler.select = select
-    return handler
-
-
 def _resolve(future: asyncio.Future[Any], result: Any) -> None:
     if future.done():  # cancelled, or given up
         return
@@ -392,6 +381,11 @@ def _resolve(future: asyncio.Future[Any], result: Any) -> None:
         future.set_exception(result.exception)
     else:
         future.set_result(result.value)
+
+
+def _give_up(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_exception(TimeoutError())
 
 
 def _sync(path: str, is_wanted: bool) -> list[Callable[[Any], Any]]:
@@ -409,6 +403,7 @@ def _stat(stat: Any) -> Stat:
         stat.mzxid,
         stat.pzxid,
         stat.ctime,
+        stat.mtime,
         stat.version,
         stat.cversion,
         stat.ephemeralOwner,
@@ -419,7 +414,8 @@ def _stat(stat: Any) -> Stat:
 def _add_to(transaction: Any, operation: Operation) -> None:
     if isinstance(operation, Create):
         acl = _acl(operation.acl)
-        transaction.create(operation.path, operation.data, acl=acl, ephemeral=operation.is_ephemeral)
+        is_ephemeral, is_sequential = operation.is_ephemeral, operation.is_sequential
+        transaction.create(operation.path, operation.data, acl=acl, ephemeral=is_ephemeral, sequence=is_sequential)
     elif isinstance(operation, SetData):
         transaction.set_data(operation.path, operation.data, operation.version)
     elif isinstance(operation, Delete):

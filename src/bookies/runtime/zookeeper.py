@@ -34,13 +34,15 @@ class Acl(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Stat:
     """A znode's numbers. `czxid`, `mzxid`, `pzxid`: the transaction that created it, wrote its data, changed its
-    children; transactions of one ensemble are totally ordered. `owner`: the session of an ephemeral node, else 0.
+    children; transactions of one ensemble are totally ordered. `ctime_ms`, `mtime_ms`: the times of the first two, one
+    time for all operations of a transaction. `owner`: the session of an ephemeral node, else 0.
     """
 
     czxid: int
     mzxid: int
     pzxid: int
     ctime_ms: int
+    mtime_ms: int
     version: int
     cversion: int
     owner: int
@@ -84,6 +86,7 @@ class Create:
     data: bytes
     acl: Acl
     is_ephemeral: bool = False
+    is_sequential: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,7 @@ class Check:
 
 
 Operation = Create | SetData | Delete | Check
+Outcome = str | Stat | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +192,10 @@ class ZooKeeper(Protocol):
         nothing is sent, and `SessionExpired` raised: the znode may be another's by now.
         """
 
-    async def multi(self, operations: Sequence[Operation]) -> list[Stat | None]:
-        """All or nothing; the new stat for each `SetData`. Raises the `Refusal` of the first operation refused."""
+    async def multi(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """All or nothing; the path made for each `Create`, with its number if sequential, and the new stat for each
+        `SetData`. Raises the `Refusal` of the first operation refused.
+        """
 
     def unwatch(self, watch: Callable[[], None]) -> None:
         """This watch is not called any more."""

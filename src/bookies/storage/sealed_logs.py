@@ -12,6 +12,7 @@ On the loop's thread; files are read and removed by the collector's worker. Sour
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable
 
 from bookies.errors import BookKeeperError, CorruptRecord, ReadFailed, StorageError
@@ -151,11 +152,19 @@ class SealedLogs:
         """The parts that count: after a replay entries are in two places, and slots name the later one."""
         index = self._parts.index
         if not index.is_known(piece.ledger_id):
-            return [piece]
+            return self._synced(log_id, batch, piece)
         try:
             return list(matching_parts(piece, slots_of(log_id, batch, piece), await current_slots(index, piece)))
         except ReadFailed:
             return [piece]
+
+    def _synced(self, log_id: int, batch: Batch, piece: Piece) -> list[Piece]:
+        """What was synced before an unclean end. The rest is in the journal, or was never promised (`torn_logs`)."""
+        end = self._parts.index.catalog.torn.get(log_id)
+        if end is None:
+            return [piece]
+        stop = bisect_right(batch.records.starts, end - batch.offset, piece.start, piece.stop + 1) - 1
+        return [piece._replace(stop=stop)] if stop > piece.start else []
 
     def close_files(self) -> None:
         """On the worker: a scan that was given up leaves its file open until then."""

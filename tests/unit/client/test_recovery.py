@@ -80,6 +80,35 @@ def test_nothing_was_ever_written() -> None:
     play(act)
 
 
+@pytest.mark.parametrize("has_batch_reads", [True, False])
+def test_the_entry_behind_the_last_is_asked_of_as_many_as_have_to_deny_it(has_batch_reads: bool) -> None:
+    """At once, and not one after the other. Those that bookies have told of are asked of one."""
+
+    async def act(stage: Stage) -> None:
+        stage.pool.has_batch_reads = has_batch_reads
+        ledger = await abandoned(stage, "5/5/3", 0)
+        for entry_id in range(8, 12):
+            put(stage, ledger, entry_id, *"abcde", lac=9)
+
+        def hold_at_the_end(kind: str, entry_id: int) -> None:
+            for name in "abcde":
+                stage.pool[name].is_held = stage.pool[name].is_held or entry_id >= 12
+
+        for name in "abcde":
+            stage.pool[name].on_request = hold_at_the_end
+        recovering = asyncio.ensure_future(stage.recover(ledger.ledger_id))
+        await stage.settle(300)
+        reads = [ids[0] for kind, _, ids in stage.pool.log if kind in ("fence", "batch") and 0 <= ids[0] <= 12]
+        assert reads == ([10, 12, 12, 12] if has_batch_reads else [10, 11, 12, 12, 12])
+        for name in "abcde":
+            stage.pool[name].on_request = None
+            stage.pool[name].is_held = False
+            stage.pool[name].release()
+        assert (await recovering).last_entry_id == 11
+
+    play(act, ("a", "b", "c", "d", "e"))
+
+
 def test_single_copy_found_first_is_kept_and_spread() -> None:
     """X-2a. The mutant without write-back would leave one copy: then the loss of c loses the entry (I-2)."""
 

@@ -14,7 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bookies.errors import MetadataCorrupt
-from bookies.metadata.serde import is_bookie_id, pack_bookie_info, pack_ledger, parse_bookie_info, parse_ledger
+from bookies.metadata.serde import (
+    as_stored,
+    is_bookie_id,
+    pack_bookie_info,
+    pack_ledger,
+    parse_bookie_info,
+    parse_ledger,
+)
 from bookies.model import BookieId, BookieInfo, DigestType, Endpoint, LedgerMetadata, LedgerState
 
 GOLDEN = pathlib.Path(__file__).parents[2] / "golden" / "metadata"
@@ -357,6 +364,20 @@ def ledgers(draw: st.DrawFn) -> LedgerMetadata:
 @given(ledgers())
 def test_every_record_comes_back(metadata: LedgerMetadata) -> None:
     assert parse_ledger(metadata.ledger_id, pack_ledger(metadata)) == metadata
+
+
+@settings(max_examples=150, deadline=None)
+@given(ledgers(), st.integers(-1, 1 << 50), st.integers(0, 1 << 50), st.integers(0, 1 << 50))
+def test_a_record_that_was_just_written_need_not_be_read(
+    metadata: LedgerMetadata, last: int, length: int, ctime_ms: int
+) -> None:
+    """Whatever of it means nothing and is not written."""
+    custom = dict(metadata.custom_metadata)
+    record = metadata.replace(last_entry_id=last, length=length, custom_metadata=custom)
+    data = pack_ledger(record)
+    found = as_stored(record, data, ctime_ms)
+    custom["later"] = b"not written"
+    assert found == parse_ledger(metadata.ledger_id, data, ctime_ms)
 
 
 @settings(max_examples=300, deadline=None)
