@@ -14,9 +14,11 @@ A fragment can be worked on when every entry of it may be on some replica. If no
 Then no copy of that fragment is begun either, whose end would be to be thrown away.
 
 Fragments that may still grow are never copied (X-70). Their writer replaces the bookie as soon as it has something to
-write; if a lost bookie is still there after a grace period the ledger is sealed, for it may have no writer any more,
-and with one more bookie lost its end might be undecidable. That a bookie lacks an entry which was only just written is
-no reason to end somebody's work. Source: metadata 8.6 and 8.7, client-protocol 7.2 to 7.4.
+write; if a lost bookie is still in the *last* ensemble after a grace period the ledger is sealed, for it may have no
+writer any more, and with one more bookie lost its end might be undecidable. Nothing else ends a writer: not a lost
+bookie that it has replaced, though nobody can say yet that it has gone on; not a bookie that is lost by a mark alone;
+and not that a bookie lacks an entry which was only just written.
+Source: metadata 8.6 and 8.7, client-protocol 7.2 to 7.4.
 """
 
 from __future__ import annotations
@@ -93,6 +95,8 @@ class Circumstances:
     """What is known of bookies. `lost`: those not registered that count as lost; `excused`: away for maintenance.
 
     `leaving`: those to be emptied. `unwanted`: not to be copied to, and why. `read_only`: those that cannot be.
+    `claimed`: of the lost, those that are so by a mark alone, which cannot say why it names them; enough for a copy,
+    which costs nobody anything, and not for ending a writer.
     """
 
     registered: Collection[BookieId]
@@ -101,6 +105,11 @@ class Circumstances:
     leaving: Collection[BookieId] = ()
     unwanted: Mapping[BookieId, str] = field(default_factory=dict)
     read_only: Collection[BookieId] = ()
+    claimed: Collection[BookieId] = ()
+
+    def lost_at_the_end_of(self, record: LedgerMetadata) -> list[BookieId]:
+        """Bookies of the last ensemble whose loss is a reason to end the ledger's writer."""
+        return [each for each in record.last_ensemble if each in self.lost and each not in self.claimed]
 
     def left_out(self, members: Collection[BookieId] = (), *, by_word: bool = True) -> str:
         """The end of a sentence about a target that is missing: bookies that are there and were not thought of, and
@@ -140,11 +149,12 @@ class Assessment:
 def assess(record: LedgerMetadata, verdicts: Sequence[FragmentVerdict], circumstances: Circumstances) -> Assessment:
     """What the check of a ledger means."""
     found = Assessment()
+    found.wants_sealing = not record.is_closed and bool(circumstances.lost_at_the_end_of(record))
     for verdict in verdicts:
         if verdict.fragment.is_finished:
             _assess_finished(verdict, circumstances, found)
-        else:
-            _assess_growing(verdict, circumstances, found)
+        elif not found.wants_sealing:
+            _assess_growing(verdict, circumstances, found, is_last=verdict.fragment.first == record.ensembles[-1][0])
     found.jobs.sort(key=lambda job: job.good)
     return found
 
@@ -186,14 +196,20 @@ def _assess_finished(verdict: FragmentVerdict, circumstances: Circumstances, fou
         )
 
 
-def _assess_growing(verdict: FragmentVerdict, circumstances: Circumstances, found: Assessment) -> None:
+def _assess_growing(
+    verdict: FragmentVerdict, circumstances: Circumstances, found: Assessment, *, is_last: bool
+) -> None:
+    """`is_last`: its writer adds to it; of others it is only not known yet whether all that they hold is confirmed."""
     fragment = verdict.fragment
-    if any(bookie in circumstances.lost for bookie in fragment.ensemble):
-        found.wants_sealing = True
-        return
+    undecided = "whether the last add confirmed has got beyond these entries is not known yet"
     for replica in verdict.replicas:
-        if replica.bookie in circumstances.leaving and replica.state is ReplicaState.OK:
-            found.waits.append(_waits_for_writer(fragment, replica.bookie, "it is to be emptied, and receives entries"))
+        if not is_last and fragment.first_stored(replica.position) == INVALID_ENTRY_ID:
+            continue
+        if not is_last and replica.bookie in circumstances.lost:
+            found.waits.append(_waits_for_writer(fragment, replica.bookie, f"it is lost; {undecided}"))
+        elif replica.bookie in circumstances.leaving and replica.state is ReplicaState.OK:
+            text = "and receives entries" if is_last else undecided
+            found.waits.append(_waits_for_writer(fragment, replica.bookie, f"it is to be emptied, {text}"))
         elif replica.state is ReplicaState.MISSING:
             text = f"it lacks entry {replica.entry_id}, which may be on its way; a ledger that is sealed is repaired"
             found.waits.append(_waits_for_writer(fragment, replica.bookie, text))

@@ -8,7 +8,7 @@ decisions are those of `protocol/absence.py`. Source: metadata 8.2 and 8.3.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
 from bookies.errors import MetadataCorrupt
@@ -89,18 +89,25 @@ class Membership:
         """Bookies that are to be emptied."""
         return list(self._notes.draining)
 
-    def circumstances(self, named: Iterable[BookieId] = ()) -> Circumstances:
+    def circumstances(self, named: Iterable[BookieId] = (), claimed: Iterable[BookieId] = ()) -> Circumstances:
         """What a repair has to know. `named`: by somebody who takes them for lost; if they are not registered now, nor
-        under maintenance, they are."""
+        under maintenance, they are. `claimed`: likewise, but by marks alone."""
         self._look()
         now, registered = self._now(), self.registered
         away = self.absence.away
         excused = [bookie for bookie in away if self.absence.is_excused(bookie, now)]
-        lost = dict.fromkeys(self.absence.lost(now))
-        lost |= {bookie: None for bookie in named if bookie not in registered and bookie not in excused}
+        known = [bookie for bookie in (*self.absence.lost(now), *named) if bookie not in (*registered, *excused)]
+        only_claimed = [bookie for bookie in claimed if bookie not in (*registered, *excused, *known)]
+        lost = dict.fromkeys([*known, *only_claimed])
         unwanted = {bookie: _why_avoided(note) for bookie, note in self._notes.by_bookie.items()}
         return Circumstances(
-            registered, tuple(lost), tuple(excused), tuple(self.draining), unwanted, self._of(BookieMode.READ_ONLY)
+            registered,
+            tuple(lost),
+            tuple(excused),
+            tuple(self.draining),
+            unwanted,
+            self._of(BookieMode.READ_ONLY),
+            tuple(dict.fromkeys(only_claimed)),
         )
 
     def long_away(self, bookies: Iterable[BookieId]) -> list[BookieId]:
@@ -108,6 +115,19 @@ class Membership:
         self._look()
         now, registered = self._now(), self.registered
         return [each for each in bookies if each not in registered and self.absence.is_away_for(each, HURRY_S, now)]
+
+    def away_when_marked(self, seen: Mapping[BookieId, float]) -> list[BookieId]:
+        """Those of the bookies that a mark names which somebody may have taken for lost, and which still stay away.
+
+        `seen`: when the mark was first seen to name each, loop time. Who was there then, or later, had lost entries or
+        was to be emptied, or has been back since; then that it is away now is another matter, and the delay decides.
+        """
+        claimed = []
+        for bookie in self.long_away(each for each in seen if each not in self._notes.draining):
+            since = self.absence.away_since(bookie)
+            if since is None or since <= seen[bookie]:
+                claimed.append(bookie)
+        return claimed
 
     async def settle(self, bookies: Iterable[BookieId]) -> None:
         """Some seconds at most: afterwards those of them that stay away are `long_away`. For those who have only begun

@@ -162,8 +162,8 @@ class LedgerRepair:
         except BookKeeperError as error:
             # Where an unfinished ledger ends cannot be learnt. With a lost bookie only a recovery would find out.
             assessment = Assessment()
-            if any(bookie in circumstances.lost for bookie in found.metadata.bookies):
-                assessment.wants_sealing = not found.metadata.is_closed
+            is_open = not found.metadata.is_closed
+            assessment.wants_sealing = is_open and bool(circumstances.lost_at_the_end_of(found.metadata))
             if not assessment.wants_sealing:
                 assessment.waits.append(Wait(Cause.ANSWER, 0, -1, None, str(error)))
             return assessment, ()

@@ -79,7 +79,8 @@ def assessed(
 ) -> Assessment:
     registered = [each for each in (A, B, C, D, E) if each not in (*lost, *away, *excused)]
     circumstances = Circumstances(registered, lost, excused, leaving)
-    return assess(record_of(verdict.fragment.ensemble), [verdict], circumstances)
+    record = record_of(verdict.fragment.ensemble, is_closed=verdict.fragment.is_finished)
+    return assess(record, [verdict], circumstances)
 
 
 def test_a_ledger_that_is_whole_needs_nothing() -> None:
