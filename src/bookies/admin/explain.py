@@ -258,6 +258,7 @@ def recovery_facts(standing: Standing) -> dict[str, Any]:
         "marked": None if mark is None else {"bookies": list(mark.replicas), "since_ms": mark.ctime_ms},
         "locked_by": standing.locked_by,
         "repairs_enabled": standing.is_enabled,
+        "looked_at": standing.depth,
         **problem_facts(assessment.waits, assessment.losses),
         "reports": [{"process": process.name, **report} for process, report in standing.reports],
     }
@@ -319,6 +320,7 @@ async def why(session: Session, ledger_id: int, arguments: argparse.Namespace) -
         if state == "repairable" and good == standing.record.write_quorum and _leaving(standing):
             state = "to be moved"
         print(f"ledger {ledger_id}  {standing.record.state.name}  {state}: {_verdict(standing, good)}")
+        print(f"  looked at: {standing.depth}; bk ledger verify {ledger_id} --percentage 100 reads all")
         for line in [*problem_lines(facts["waits"], facts["losses"]), *recovery_lines(standing)]:
             print(f"  {line}")
     return int(facts["state"] != "healthy")

@@ -40,6 +40,7 @@ from bookies.errors import (
 from bookies.metadata.bookie_notes import BookieNotes
 from bookies.metadata.bookie_places import note_place
 from bookies.metadata.driver import MetadataDriver, Versioned
+from bookies.metadata.recovery_store import Mark
 from bookies.model import BookieId
 from bookies.protocol.drain import Forecast, Portion, interleaved, portion_of
 from bookies.protocol.fragments import Fragment, fragments_on, is_stored_on
@@ -365,7 +366,8 @@ class Drain:
         is_marked = mark is not None
         believed = [*(() if mark is None else mark.replicas), *self._believed]
         await self._membership.settle([each for each in believed if each != self._bookie])
-        lock = await store.lock(ledger_id, self._owner, needs_mark=is_marked)
+        version = None if mark is None else mark.version  # A mark that grows meanwhile stands for more, and stays.
+        lock = await store.lock(ledger_id, self._owner, needs_mark=is_marked, mark_version=version)
         if lock is None:
             holder = (await store.locks()).get(ledger_id, "somebody")
             self._blocked[ledger_id] = [Blocked(ledger_id, 0, -1, LOCKED, f"{holder} has its lock")]
@@ -373,7 +375,7 @@ class Drain:
         totals = Totals()
         self._busy[ledger_id] = portion, totals
         try:
-            outcome = await self._repair(ledger_id, portion, totals, believed)
+            outcome = await self._repair(ledger_id, portion, totals, believed, mark)
             if outcome is None:
                 self._finish(portion)
             elif outcome.state is RepairState.HEALTHY and is_marked:
@@ -388,9 +390,9 @@ class Drain:
             await store.unlock(lock)
 
     async def _repair(
-        self, ledger_id: int, portion: Portion, totals: Totals, believed: Sequence[BookieId]
+        self, ledger_id: int, portion: Portion, totals: Totals, believed: Sequence[BookieId], mark: Mark | None
     ) -> Outcome | None:
-        """Raises `MetadataError`. None: the ledger is gone. `believed`: by others to be lost."""
+        """Raises `MetadataError`. None: the ledger is gone. `believed`: by others to be lost. `mark`: its own."""
         self._blocked.pop(ledger_id, None)
         repair = LedgerRepair(
             self._administration,
@@ -400,6 +402,7 @@ class Drain:
             self._pace,
             totals,
             PERCENTAGE,
+            may_lack=lambda: self._named_by_mark(mark),
         )
         try:
             found = await self._administration.record(ledger_id)
@@ -419,6 +422,11 @@ class Drain:
         else:
             self._finish(portion)
         return outcome
+
+    def _named_by_mark(self, mark: Mark | None) -> dict[BookieId, bool]:
+        """Of the bookies that a mark names, those that it may stand for beside the one that is emptied."""
+        named = () if mark is None else mark.replicas
+        return self._membership.may_lack((each for each in named if each != self._bookie), None)
 
     def _may_seal(self, found: Versioned) -> bool:
         return self._seals and not found.metadata.is_closed and self._bookie in found.metadata.last_ensemble

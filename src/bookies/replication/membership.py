@@ -39,6 +39,8 @@ class Membership:
         self._sets: dict[BookieMode, BookieSet | None] = dict.fromkeys(BookieMode)
         self._cookies: tuple[BookieId, ...] = ()
         self._named: tuple[BookieId, ...] = ()  # by records, though they have no cookie
+        self._emptying: dict[BookieId, float] = {}  # those to be emptied, as far as known since when
+        self._emptied: dict[BookieId, tuple[float, float]] = {}  # those that are not any more, and when they were
         self._watches: list[Watch] = []
         self._listeners: dict[Callable[[], None], None] = {}
         self._is_stale = True  # something changed that has to be read
@@ -129,6 +131,22 @@ class Membership:
                 claimed.append(bookie)
         return claimed
 
+    def may_lack(self, named: Iterable[BookieId], marked_ms: int | None) -> dict[BookieId, bool]:
+        """Of the bookies that a mark names: those that are registered and stay, for which it may stand for entries
+        that they lack; and for each whether it may stand for anything else than that the bookie was away.
+
+        `marked_ms`: when the mark grew last, by the wall clock of whoever made it; None, 0: nobody knows.
+        """
+        self._look()
+        when = self._now() + ((marked_ms or 0) - self._clock.wall_ms()) / 1000
+        registered, leaving = self.registered, self._notes.draining
+        found = {}
+        for bookie in named:
+            if bookie in registered and bookie not in leaving:
+                began, ended = self._emptied.get(bookie, (when + 1, when + 1))
+                found[bookie] = not (self.absence.was_away_at(bookie, when) or began <= when <= ended)
+        return found
+
     async def settle(self, bookies: Iterable[BookieId]) -> None:
         """Some seconds at most: afterwards those of them that stay away are `long_away`. For those who have only begun
         to watch, and were told by others that a bookie is lost, which may be starting just now."""
@@ -182,6 +200,9 @@ class Membership:
                 self._notes_watch.cancel()
             self._notes_watch = self._reader.watch(notes, self._note_changed)
         self._notes = notes
+        now = self._now()
+        self._emptied |= {each: (at, now) for each, at in self._emptying.items() if each not in notes.draining}
+        self._emptying = {each: self._emptying.get(each, now) for each in notes.draining}
 
     async def _read_delay(self) -> None:
         try:

@@ -1,7 +1,7 @@
 """Repair one marked ledger, whose lock the caller holds: check, decide, copy, and check again.
 
-The check before finds out what is true now, whatever the mark says. The check after finds out whether it was enough,
-and it is this one that allows the mark to go: it sees, too, when a target has lost its copy before the record named
+The check before finds out what is true now, whatever the mark says; the bookies that it names are looked at completely
+(`closely.py`). The check after finds out whether it was enough, and it is this one that allows the mark to go: it sees, too, when a target has lost its copy before the record named
 it. What cannot be repaired ends as a `Wait` or a `Loss` of the assessment, never as an exception; of those only the
 metadata store's and those of a client that is closed come through.
 
@@ -46,6 +46,7 @@ from bookies.protocol.repair_work import (
     judge_entry,
 )
 from bookies.protocol.replicate import Pace
+from bookies.replication.closely import CloseLook
 from bookies.runtime.tasks import all_of
 
 Problem = Wait | Loss
@@ -89,7 +90,8 @@ class LedgerRepair:
     """`updating`: changes a record that was just read. `circumstances`: as they are when it is called.
 
     `grace`: how long to leave the writer of this record alone, in seconds, 0: no more. `totals`: added to. `slots`: of
-    which each fragment takes one while it is copied.
+    which each fragment takes one while it is copied. `may_lack`: bookies that the mark names, which are looked at
+    completely; as `CloseLook.at` has them. None: the ledger is not marked.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class LedgerRepair:
         *,
         slots: asyncio.Semaphore | None = None,
         repairs_placement: bool = False,
+        may_lack: Callable[[], Mapping[BookieId, bool]] | None = None,
     ) -> None:
         self._administration = administration
         self._updating = updating
@@ -114,9 +117,12 @@ class LedgerRepair:
         self._percentage = percentage
         self._slots = slots or asyncio.Semaphore(FRAGMENTS_AT_ONCE)
         self._repairs_placement = repairs_placement
+        self._may_lack = may_lack or dict
+        self._close_look = CloseLook(administration, pace)
 
     async def run(self, ledger_id: int, known: Sequence[Loss] = ()) -> Outcome:
         """`known`: found to be lost before, and nothing came back since. Raises `MetadataError`, `ClientClosed`."""
+        self._close_look = CloseLook(self._administration, self._pace)
         try:
             return await self._rounds(ledger_id, known)
         except LedgerNotFound:
@@ -167,10 +173,11 @@ class LedgerRepair:
             if not assessment.wants_sealing:
                 assessment.waits.append(Wait(Cause.ANSWER, 0, -1, None, str(error)))
             return assessment, ()
-        assessment = assess(found.metadata, check.fragments, circumstances)
+        verdicts = await self._close_look.at(found.metadata, check.fragments, self._may_lack())
+        assessment = assess(found.metadata, verdicts, circumstances)
         if self._repairs_placement and found.metadata.is_closed:
-            await self._add_misplaced(assessment, check.fragments, circumstances)
-        return assessment, check.fragments
+            await self._add_misplaced(assessment, verdicts, circumstances)
+        return assessment, verdicts
 
     async def _add_misplaced(
         self, assessment: Assessment, verdicts: Sequence[FragmentVerdict], circumstances: Circumstances

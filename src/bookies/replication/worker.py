@@ -304,7 +304,10 @@ class Worker:
 
     async def _repair(self, item: Item, lock: LedgerLock) -> None:
         ledger_id, store = item.ledger_id, self._driver.recovery
-
+        marked_ms: int | None = item.ctime_ms
+        if item.version == UNREAD and (mark := await store.mark_of(ledger_id)) is not None:
+            seen, now, marked_ms = self._named.get(ledger_id, {}), self._now(), mark.ctime_ms
+            self._named[ledger_id] = {each: seen.get(each, now) for each in mark.replicas}
         repair = LedgerRepair(
             self._client.administration(),
             partial(MetadataLoop, self._runtime, self._driver),
@@ -315,6 +318,7 @@ class Worker:
             self._config.audit_verification_percentage,
             slots=self._slots,
             repairs_placement=self._config.recovery_repairs_placement,
+            may_lack=lambda: self._membership.may_lack(self._named.get(ledger_id, ()), marked_ms),
         )
         before = self.reports.get(ledger_id)
         while True:
