@@ -165,3 +165,23 @@ def test_by_hand_a_mark_that_grows_meanwhile_stays() -> None:
         assert await world.marked() == [ledger_id]
 
     run(scenario)
+
+
+def test_a_drain_names_nobody_who_has_only_just_gone() -> None:
+    """A worker that sees such a mark first would take the bookie for lost."""
+
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write()
+        emptied, gone, _ = world.record(ledger_id).last_ensemble
+        world.kill(gone)
+
+        async def away() -> bool:
+            return gone not in await world.act(world.user.driver.modes())
+
+        await world.until(away)
+        result = await drained(world, drain_of(world, emptied))
+        assert (result.is_empty, result.marked) == (True, [ledger_id])
+        found = await world.act(world.user.driver.recovery.mark_of(ledger_id))
+        assert found.replicas == ()
+
+    run(scenario)

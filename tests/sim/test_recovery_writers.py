@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
 from tests.sim.recovery_world import World, run
+from tests.sim.test_by_hand import look, repair
 
 from bookies.client.writer import LedgerWriter
+from bookies.errors import BookKeeperError
 from bookies.model import BookieId, BookieMode, LedgerState
-from bookies.protocol.repair_work import Cause
+from bookies.protocol.repair_work import Cause, RepairState
 
 
 async def idle_writer(
@@ -187,5 +190,90 @@ def test_when_an_audit_is_asked_for_silent_writers_end_without_the_delay() -> No
             return all(world.record(each).is_closed for each in mine)
 
         assert await world.until(sealed, 60) < 40
+
+    run(scenario)
+
+
+# -- recoveries without an end -------------------------------------------------------------------------------------
+
+
+async def half_recovered(world: World) -> int:
+    """A ledger without a writer, whose recovery could not be finished because two of its bookies were away."""
+    other = world.cluster.new_client("writer2")
+    await other.participant.create_task(world.cluster.open_client(other))
+
+    async def write() -> int:
+        ledger = await other.client.create(ensemble=3, write_quorum=3, ack_quorum=2)
+        for number in range(5):
+            await ledger.append(b"%d" % number)
+        await asyncio.sleep(1)  # All three have all.
+        return int(ledger.ledger_id)
+
+    ledger_id = await other.participant.create_task(write())
+    world.cluster.kill_client(other.name)
+    away = world.record(ledger_id).last_ensemble[:2]
+    world.kill(*away)
+
+    async def recover() -> None:
+        with pytest.raises(BookKeeperError):
+            await world.admin.recover(ledger_id)
+
+    await world.act(recover())
+    assert world.record(ledger_id).state is LedgerState.IN_RECOVERY
+    await world.start(*away)
+    return ledger_id
+
+
+def test_a_recovery_that_nobody_finishes_is_gone_on_with_after_the_grace_period() -> None:
+    async def scenario(world: World) -> None:
+        await world.heal(recovery_open_ledger_grace_ms=20_000)
+        ledger_id = await half_recovered(world)
+        await world.act(world.user.driver.recovery.mark(ledger_id, [], 0))
+        await asyncio.sleep(15)
+        assert waits_of(world, ledger_id) == [(Cause.RECOVERY, None)]
+        assert await world.marked() == [ledger_id]
+
+        async def sealed() -> bool:
+            return world.record(ledger_id).is_closed
+
+        await world.until(sealed, 15)
+        assert world.record(ledger_id).last_entry_id == 4
+        await world.until_whole([ledger_id])
+
+    run(scenario)
+
+
+def test_a_recovery_that_nobody_finishes_waits_for_the_bookie_that_it_needs() -> None:
+    """And is gone on with when it is back, however long it took."""
+
+    async def scenario(world: World) -> None:
+        await world.heal(
+            lost_bookie_delay_s=3_600,
+            recovery_open_ledger_grace_ms=3_000,
+            recovery_backoff_ms=1_000_000,
+            recovery_backoff_max_ms=1_000_000,
+        )
+        ledger_id = await half_recovered(world)
+        needed = world.record(ledger_id).last_ensemble[:2]
+        world.kill(*needed)
+        await asyncio.sleep(5)
+        await world.act(world.user.driver.recovery.mark(ledger_id, [], 0))
+        await asyncio.sleep(100)
+        assert world.record(ledger_id).state is LedgerState.IN_RECOVERY
+        assert [cause for cause, _ in waits_of(world, ledger_id)] == [Cause.ANSWER]
+        await world.start(*needed)
+        await world.until_whole([ledger_id], 20)
+
+    run(scenario)
+
+
+def test_by_hand_an_unfinished_recovery_is_gone_on_with_at_once() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id = await half_recovered(world)
+        standing = await look(world, ledger_id)
+        assert standing.assessment.wants_sealing
+        outcome, totals = await repair(world, ledger_id)
+        assert (outcome.state, totals.sealed) == (RepairState.HEALTHY, 1)
+        assert world.record(ledger_id).is_closed
 
     run(scenario)

@@ -227,6 +227,9 @@ def _next(standing: Standing, done: str) -> str:
         loss = assessment.losses[0]
         return f"entries {loss.first:,} to {loss.last:,} are lost unless a bookie that has them comes back"
     goes_on = standing.mark is not None and standing.is_enabled
+    if standing.record.state.name == "IN_RECOVERY":
+        then = "after a grace period" if goes_on else f"by bk recovery repair {ledger_id}"
+        return f"somebody has begun to recover it and not finished; that is gone on with {then}"
     if assessment.wants_sealing:
         then = (
             "it is sealed after a grace period" if goes_on else f"bk recovery repair {ledger_id} --seal-open seals it"

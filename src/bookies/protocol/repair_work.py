@@ -17,7 +17,8 @@ Fragments that may still grow are never copied (X-70). Their writer replaces the
 write; if a lost bookie is still in the *last* ensemble after a grace period the ledger is sealed, for it may have no
 writer any more, and with one more bookie lost its end might be undecidable. Nothing else ends a writer: not a lost
 bookie that it has replaced, though nobody can say yet that it has gone on; not a bookie that is lost by a mark alone;
-and not that a bookie lacks an entry which was only just written.
+and not that a bookie lacks an entry which was only just written. A ledger in recovery has no writer any more: if nobody
+finishes the recovery within the grace period, it is gone on with.
 Source: metadata 8.6 and 8.7, client-protocol 7.2 to 7.4.
 """
 
@@ -29,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bookies.errors import BookKeeperError
-from bookies.model import INVALID_ENTRY_ID, BookieId, LedgerMetadata
+from bookies.model import INVALID_ENTRY_ID, BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.fragments import Fragment, FragmentVerdict, ReplicaState, ReplicaVerdict, state_of
 from bookies.protocol.placement_proof import some
 from bookies.protocol.quorum import write_set
@@ -53,6 +54,7 @@ class Cause(enum.Enum):
     TARGET = "a bookie to copy to"
     WRITER = "its writer to go on or to close it"
     GRACE = "the end of the grace period in which its writer may replace a lost bookie"
+    RECOVERY = "the end of the recovery that somebody has begun"
     STORE = "the metadata store"
 
 
@@ -107,6 +109,13 @@ class Circumstances:
     read_only: Collection[BookieId] = ()
     claimed: Collection[BookieId] = ()
 
+    def asks_for_sealing(self, record: LedgerMetadata) -> bool:
+        """Whether a ledger has to be sealed, after a grace period: for a lost bookie, or because somebody has begun to.
+        Then it has no writer any more, and perhaps nobody who finishes what was begun."""
+        if record.is_closed:
+            return False
+        return record.state is LedgerState.IN_RECOVERY or bool(self.lost_at_the_end_of(record))
+
     def lost_at_the_end_of(self, record: LedgerMetadata) -> list[BookieId]:
         """Bookies of the last ensemble whose loss is a reason to end the ledger's writer."""
         return [each for each in record.last_ensemble if each in self.lost and each not in self.claimed]
@@ -149,7 +158,7 @@ class Assessment:
 def assess(record: LedgerMetadata, verdicts: Sequence[FragmentVerdict], circumstances: Circumstances) -> Assessment:
     """What the check of a ledger means."""
     found = Assessment()
-    found.wants_sealing = not record.is_closed and bool(circumstances.lost_at_the_end_of(record))
+    found.wants_sealing = circumstances.asks_for_sealing(record)
     for verdict in verdicts:
         if verdict.fragment.is_finished:
             _assess_finished(verdict, circumstances, found)

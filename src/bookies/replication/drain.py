@@ -382,7 +382,10 @@ class Drain:
                 await store.done(lock)
             elif outcome.state is not RepairState.HEALTHY and ledger_id not in self._blocked:
                 self._marked[ledger_id] = None
-                await store.mark(ledger_id, outcome.bookies, self._wall_ms())
+                known = self._membership.circumstances()
+                named = [each for each in outcome.bookies if each in known.registered or each in known.lost]
+                # Who is away for less than the delay is not named: workers would take that for a loss.
+                await store.mark(ledger_id, named, self._wall_ms())
         finally:
             self._busy.pop(ledger_id, None)
             self._done.entries += totals.entries

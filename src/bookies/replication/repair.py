@@ -1,9 +1,10 @@
 """Repair one marked ledger, whose lock the caller holds: check, decide, copy, and check again.
 
 The check before finds out what is true now, whatever the mark says; the bookies that it names are looked at completely
-(`closely.py`). The check after finds out whether it was enough, and it is this one that allows the mark to go: it sees, too, when a target has lost its copy before the record named
-it. What cannot be repaired ends as a `Wait` or a `Loss` of the assessment, never as an exception; of those only the
-metadata store's and those of a client that is closed come through.
+(`closely.py`). The check after finds out whether it was enough, and it is this one that allows the mark to go: it sees,
+too, when a target has lost its copy before the record named it. What cannot be repaired ends as a `Wait` or a `Loss` of
+the assessment, never as an exception; of those only the metadata store's and those of a client that is closed come
+through.
 
 Partial copies stay bounded: a copy begins only when every entry may be somewhere, and once an entry has turned out to
 be nowhere its fragment is not copied again before a bookie comes back. Source: metadata 8.7.
@@ -31,7 +32,7 @@ from bookies.errors import (
     WriteFailed,
 )
 from bookies.metadata.driver import Versioned
-from bookies.model import BookieId
+from bookies.model import BookieId, LedgerState
 from bookies.protocol.fragments import Fragment, FragmentVerdict, ReplicaState
 from bookies.protocol.placement_policy import Adherence
 from bookies.protocol.repair_work import (
@@ -138,6 +139,8 @@ class LedgerRepair:
             grace_s = 0.0
             if assessment.wants_sealing:
                 grace_s = self._grace(found)
+                if found.metadata.state is LedgerState.IN_RECOVERY and grace_s == UNLIMITED_S:
+                    grace_s = 0.0  # There is no writer left to be spared.
                 problem = _in_grace(found, grace_s) if grace_s > 0 else await self._seal(ledger_id)
                 if problem is None:
                     continue
@@ -168,8 +171,7 @@ class LedgerRepair:
         except BookKeeperError as error:
             # Where an unfinished ledger ends cannot be learnt. With a lost bookie only a recovery would find out.
             assessment = Assessment()
-            is_open = not found.metadata.is_closed
-            assessment.wants_sealing = is_open and bool(circumstances.lost_at_the_end_of(found.metadata))
+            assessment.wants_sealing = circumstances.asks_for_sealing(found.metadata)
             if not assessment.wants_sealing:
                 assessment.waits.append(Wait(Cause.ANSWER, 0, -1, None, str(error)))
             return assessment, ()
@@ -357,6 +359,8 @@ def not_sealed(error: BookKeeperError, circumstances: Circumstances) -> Wait:
 
 def _in_grace(found: Versioned, grace_s: float) -> Wait:
     first, last = found.metadata.ensembles[-1][0], -1
+    if found.metadata.state is LedgerState.IN_RECOVERY:
+        return Wait(Cause.RECOVERY, first, last, None, f"for {grace_s:.0f} s; after that it is gone on with")
     return Wait(Cause.GRACE, first, last, None, f"for {grace_s:.0f} s; after that the ledger is sealed")
 
 
@@ -376,4 +380,12 @@ def _outcome(
         waits.append(Wait(Cause.STORE, 0, -1, None, "it was sealed, and the metadata store does not show that yet"))
     left = Assessment([], waits, losses)
     fewest = min((verdict.fewest_replicas for verdict in verdicts), default=None)
-    return Outcome(left.state, waits, losses, left.bookies, fewest, grace_s)
+    bookies = left.bookies
+    if assessment.wants_sealing:  # Whose return may help to decide the end.
+        bookies += [
+            replica.bookie
+            for verdict in verdicts
+            for replica in verdict.replicas
+            if not verdict.fragment.is_finished and replica.state is not ReplicaState.OK
+        ]
+    return Outcome(left.state, waits, losses, list(dict.fromkeys(bookies)), fewest, grace_s)

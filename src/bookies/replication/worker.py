@@ -29,7 +29,7 @@ from bookies.config import RecoveryConfig
 from bookies.errors import BookKeeperError, MetadataError
 from bookies.metadata.driver import MetadataDriver, Versioned
 from bookies.metadata.recovery_store import UNREAD, LedgerLock
-from bookies.model import BookieId
+from bookies.model import BookieId, LedgerState
 from bookies.protocol.agenda import Agenda, Item, Share
 from bookies.protocol.repair_work import Cause, Circumstances, Loss, RepairState, Wait, fewest_left
 from bookies.protocol.replicate import Pace
@@ -389,13 +389,16 @@ class Worker:
     # -- writers of unfinished ledgers ---------------------------------------------------------------------------
     def _grace_left(self, found: Versioned) -> float:
         """How long the ledger is left to its writer. It begins anew when the writer has changed its bookies, and with
-        every absence: a bookie that came back, and is lost again, has not been in the way all the time."""
+        every absence: a bookie that came back, and is lost again, has not been in the way all the time. Whoever has
+        begun a recovery has as long to finish it."""
         record, now = found.metadata, self._now()
         known, before = self._grace.get(record.ledger_id, (None, {}))
         if known != record.ensembles:
             before = {}
         lost = self._circumstances(record.ledger_id).lost_at_the_end_of(record)
         reasons: list[object] = [(bookie, self._membership.absence.away_since(bookie)) for bookie in lost]
+        if record.state is LedgerState.IN_RECOVERY:
+            reasons.append(record.state)
         since = {reason: before.get(reason, now) for reason in reasons}
         self._grace[record.ledger_id] = (record.ensembles, since)
         return max(0.0, min(since.values(), default=now) + self._config.recovery_open_ledger_grace_ms / 1000 - now)
