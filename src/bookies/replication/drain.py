@@ -440,7 +440,9 @@ class Drain:
         blocked = [self._waiting(ledger_id, wait) for wait in outcome.waits]
         for loss in outcome.losses:
             evidence = "; ".join(f"{bookie}: {why}" for bookie, why in loss.evidence)
-            blocked.append(Blocked(ledger_id, loss.first, loss.last, "lost", f"no bookie has them: {evidence}"))
+            blocked.append(
+                Blocked(ledger_id, loss.first, loss.last, "lost", f"no bookie has {loss.entries}: {evidence}")
+            )
         if not blocked:
             first = found.metadata.ensembles[-1][0]
             blocked = [Blocked(ledger_id, first, -1, Cause.WRITER.value, "its writer has taken the bookie meanwhile")]

@@ -7,7 +7,7 @@ the assessment, never as an exception; of those only the metadata store's and th
 through.
 
 Partial copies stay bounded: a copy begins only when every entry may be somewhere, and once an entry has turned out to
-be nowhere its fragment is not copied again before a bookie comes back. Source: metadata 8.7.
+be nowhere the replicas that have to have it are not copied again before a bookie comes back. Source: metadata 8.7.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from bookies.metadata.driver import Versioned
 from bookies.model import BookieId, LedgerState
 from bookies.protocol.fragments import Fragment, FragmentVerdict, ReplicaState
 from bookies.protocol.placement_policy import Adherence
+from bookies.protocol.quorum import stores
 from bookies.protocol.repair_work import (
     Assessment,
     Cause,
@@ -145,16 +146,22 @@ class LedgerRepair:
                 if problem is None:
                     continue
                 assessment.waits.append(problem)
+            jobs: list[Job] = []
             for job in assessment.jobs:
-                losses = [each for each in known if job.fragment.first <= each.first <= job.fragment.last]
-                if losses and not job.renewed:
+                losses = [each for each in known if any(each.touches(job.fragment, at) for at in job.replaced)]
+                job = job._replace(replaced=_untouched(job.fragment, job.replaced, losses))
+                if not job.renewed and not job.replaced:
                     failed.setdefault(job.fragment.first, [*losses])
-            jobs = [job for job in assessment.jobs if job.fragment.first not in failed]
+                if job.fragment.first not in failed:
+                    jobs.append(job)
             if not jobs:
                 break
             update = self._updating(found)
             for job, problems in zip(jobs, await self._work(jobs, update), strict=True):
-                if problems:
+                losses = [each for each in problems if isinstance(each, Loss)]
+                known = [*known, *losses]
+                remains = not job.renewed and _untouched(job.fragment, job.replaced, losses)
+                if problems and not (remains and len(losses) == len(problems)):
                     failed[job.fragment.first] = problems
             if found.metadata.is_closed and update.current.version > found.version:
                 written = update.current  # As it has been since; of an unfinished ledger its writer may know better.
@@ -235,7 +242,12 @@ class LedgerRepair:
                     problems += await self._renew(job.verdict, position, found)
                 except (BookieReadOnly, WriteFailed):
                     replaced.append(position)  # It is there, and cannot store anything: another one has to.
-            if replaced and not problems and (job.good > 0 or not (problems := await self._nowhere(job, found))):
+            if any(isinstance(each, Wait) for each in problems):
+                return problems
+            replaced = [*_untouched(fragment, replaced, [each for each in problems if isinstance(each, Loss)])]
+            nowhere = await self._nowhere(job, replaced, found) if replaced and job.good == 0 else []
+            problems += nowhere
+            if replaced and not nowhere:
                 await self._administration.replicate_fragment(
                     fragment,
                     replaced,
@@ -313,15 +325,19 @@ class LedgerRepair:
         return count
 
     # -- evidence ------------------------------------------------------------------------------------------------
-    async def _nowhere(self, job: Job, found: Versioned) -> list[Problem]:
-        """Before a fragment is copied that has no good replica of some entries: whether those are anywhere.
+    async def _nowhere(self, job: Job, positions: Sequence[int], found: Versioned) -> list[Problem]:
+        """Before these positions of a fragment are copied that has no good replica of some entries: whether those are
+        anywhere.
 
         The entries that the check has missed are looked for at every bookie that must have them.
         """
         fragment = job.fragment
         suspects = [each.entry_id for each in job.verdict.replicas if each.entry_id is not None]
+        suspects += [each for at in positions for each in (fragment.first_stored(at), fragment.last_stored(at))]
+        size, write_quorum = len(fragment.ensemble), fragment.write_quorum
+        stored = [each for each in suspects if any(stores(at, each, size, write_quorum) for at in positions)]
         problems: list[Problem] = []
-        for entry_id in sorted(dict.fromkeys([fragment.first, *suspects, fragment.last])):
+        for entry_id in sorted(dict.fromkeys(stored)):
             problem = await self._judge(fragment, entry_id, found)
             if problem is not None:
                 problems.append(problem)
@@ -343,6 +359,11 @@ class LedgerRepair:
         circumstances = self._circumstances()
         answers = await self._administration.ask_holders(found.metadata, entry_id, circumstances.registered)
         return judge_entry(fragment, entry_id, answers, circumstances)
+
+
+def _untouched(fragment: Fragment, positions: Sequence[int], losses: Sequence[Loss]) -> tuple[int, ...]:
+    """Those of the positions that store nothing which is lost."""
+    return tuple(at for at in positions if not any(each.touches(fragment, at) for each in losses))
 
 
 def not_sealed(error: BookKeeperError, circumstances: Circumstances) -> Wait:

@@ -382,7 +382,7 @@ class Worker:
             return
         self.reports[item.ledger_id] = report
         if before is None or before.state is not report.state:
-            why = [f"entries {loss.first} to {loss.last} are lost" for loss in report.losses]
+            why = [f"{loss.entries} are lost" for loss in report.losses]
             why += [f"waits for {wait.cause.value}: {wait.reason}" for wait in report.waits]
             self._events.warning("recovery.not_repaired", ledger=item.ledger_id, state=report.state.value, why=why[0])
 
