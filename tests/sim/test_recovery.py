@@ -363,8 +363,8 @@ def test_entries_that_are_nowhere_are_said_and_not_looked_for_again_and_again() 
 
 @pytest.mark.parametrize("forgets", [False, True])
 def test_only_the_entries_that_are_nowhere_are_lost_and_others_are_copied(forgets: bool) -> None:
-    """Every entry is on two neighbours of five bookies. The first two and the fourth are gone; or the first one is there,
-    and has forgotten everything."""
+    """Every entry is on two neighbours of five bookies. The first two and the fourth are gone; or the first one is
+    there, and has forgotten everything."""
 
     async def scenario(world: World) -> None:
         ledger_id = await world.write((5, 2, 2), count=50)
