@@ -361,6 +361,53 @@ def test_entries_that_are_nowhere_are_said_and_not_looked_for_again_and_again() 
     run(scenario)
 
 
+@pytest.mark.parametrize("forgets", [False, True])
+def test_only_the_entries_that_are_nowhere_are_lost_and_others_are_copied(forgets: bool) -> None:
+    """Every entry is on two neighbours of five bookies. The first two and the fourth are gone; or the first one is
+    there, and has forgotten everything."""
+
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write((5, 2, 2), count=50)
+        first, second, third, fourth, fifth = world.record(ledger_id).last_ensemble
+        healer = await world.heal(audit_ledgers_interval_s=2)
+        if forgets:
+            await world.forget(first, ledger_id)
+            world.kill(second, fourth)
+        else:
+            world.kill(first, second, fourth)
+        worker = healer.recovery.worker
+
+        async def is_said() -> bool:
+            report = worker.reports.get(ledger_id)
+            return (
+                report is not None
+                and report.state is RepairState.LOST
+                and fourth not in world.record(ledger_id).last_ensemble
+            )
+
+        await world.until(is_said)
+        await asyncio.sleep(100)
+        losses = worker.reports[ledger_id].losses
+        lost = sorted(each for loss in losses for each in range(loss.first, loss.last + 1, loss.step))
+        assert lost == list(range(0, 50, 5))
+        record = world.record(ledger_id)
+        [now] = [ensemble for _, ensemble in record.ensembles]
+        assert (now[0], now[1], now[2], now[4]) == (first, second, third, fifth)
+        assert now[3] != fourth
+        asked = world.admin.ask_holders
+        registered = healer.recovery.membership.registered
+        for entry_id in range(50):
+            answers = await world.act(asked(record, entry_id, registered))
+            good = [bookie for bookie, error in answers if error is None]
+            expected = {0: 0, 1: 1, 2: 2, 3: 2, 4: 2 if forgets else 1}[entry_id % 5]
+            assert len(good) == expected, (entry_id, answers)
+        await world.start(*([second] if forgets else [first, second]))
+        await world.until_whole([ledger_id])
+        assert {first, second} <= {*world.record(ledger_id).last_ensemble}
+
+    run(scenario, bookies=8)
+
+
 def test_a_ledger_whose_replicas_have_all_lost_an_entry_keeps_the_others() -> None:
     async def scenario(world: World) -> None:
         ledger_id = await world.write((3, 3, 2), count=20)

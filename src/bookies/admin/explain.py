@@ -222,11 +222,16 @@ def _leaving(standing: Standing) -> list[BookieId]:
 
 def _next(standing: Standing, done: str) -> str:
     """What comes, and how. `done`: what is going to be done to it, such as `repaired`."""
+    from bookies.replication.status import lost_entries, problem_facts
+
     assessment, ledger_id = standing.assessment, standing.record.ledger_id
     if assessment.losses:
-        loss = assessment.losses[0]
-        return f"entries {loss.first:,} to {loss.last:,} are lost unless a bookie that has them comes back"
+        [lost, *_] = problem_facts((), assessment.losses)["losses"]
+        return f"{lost_entries(lost)} are lost unless a bookie that has them comes back"
     goes_on = standing.mark is not None and standing.is_enabled
+    if standing.record.state.name == "IN_RECOVERY":
+        then = "after a grace period" if goes_on else f"by bk recovery repair {ledger_id}"
+        return f"somebody has begun to recover it and not finished; that is gone on with {then}"
     if assessment.wants_sealing:
         then = (
             "it is sealed after a grace period" if goes_on else f"bk recovery repair {ledger_id} --seal-open seals it"
@@ -258,6 +263,7 @@ def recovery_facts(standing: Standing) -> dict[str, Any]:
         "marked": None if mark is None else {"bookies": list(mark.replicas), "since_ms": mark.ctime_ms},
         "locked_by": standing.locked_by,
         "repairs_enabled": standing.is_enabled,
+        "looked_at": standing.depth,
         **problem_facts(assessment.waits, assessment.losses),
         "reports": [{"process": process.name, **report} for process, report in standing.reports],
     }
@@ -292,10 +298,17 @@ def _report_lines(name: str, report: Mapping[str, Any]) -> list[str]:
 
 def problem_lines(waits: Sequence[Mapping[str, Any]], losses: Sequence[Mapping[str, Any]]) -> list[str]:
     """What a repair waits for, and what is lost with the evidence; as reports and JSON have it."""
+    from bookies.replication.status import lost_entries
+
     lines = []
     for loss in losses:
         evidence = "; ".join(f"{bookie}: {why}" for bookie, why in loss["evidence"].items())
-        lines.append(f"entries {loss['first']:,} to {loss['last']:,} are lost: {evidence}")
+        lines.append(f"{lost_entries(loss)} are lost: {evidence}")
+        if (left := loss.get("others_have")) is not None:
+            have = f"have {left} good {'replica' if left == 1 else 'replicas'}, or more,"
+            lines.append(
+                f"  other entries of those bookies {have} and are not copied: what is lost can come back only there"
+            )
     for wait in waits:
         bookie = f"{wait['bookie']}: " if wait["bookie"] else ""
         lines.append(f"{_entries(wait)} wait for {wait['for']}: {bookie}{wait['why']}")
@@ -319,6 +332,7 @@ async def why(session: Session, ledger_id: int, arguments: argparse.Namespace) -
         if state == "repairable" and good == standing.record.write_quorum and _leaving(standing):
             state = "to be moved"
         print(f"ledger {ledger_id}  {standing.record.state.name}  {state}: {_verdict(standing, good)}")
+        print(f"  looked at: {standing.depth}; bk ledger verify {ledger_id} --percentage 100 reads all")
         for line in [*problem_lines(facts["waits"], facts["losses"]), *recovery_lines(standing)]:
             print(f"  {line}")
     return int(facts["state"] != "healthy")

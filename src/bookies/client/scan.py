@@ -49,7 +49,8 @@ class BadRun(NamedTuple):
 class ReplicaScan:
     """What came of a scan. `entries`, `size`: those found good, and the bytes of their records.
 
-    `bad`: ascending. `stopped`: why the bookie could not be asked for all of them.
+    `bad`: ascending. `stopped`: why the bookie could not be asked for all of them. `is_listed`: whether it has said by
+    its own list which it has.
     """
 
     bookie: BookieId
@@ -57,6 +58,7 @@ class ReplicaScan:
     size: int = 0
     bad: list[BadRun] = field(default_factory=list)
     stopped: BookKeeperError | None = None
+    is_listed: bool = False
 
 
 async def scan(
@@ -131,6 +133,7 @@ class _Scan:
             raise
         except BookKeeperError:
             return []  # It cannot list them; then each is asked for.
+        self.found.is_listed = True
         lacking = []
         for run in missing_runs(ids, held):
             try:

@@ -38,6 +38,7 @@ class Absence:
         self._since: dict[BookieId, float] = {}  # of those that are away
         self._maintenance: Mapping[BookieId, float] = {}  # until when
         self._declared: dict[BookieId, None] = {}  # away, and lost because somebody said so
+        self._ended: dict[BookieId, tuple[float, float]] = {}  # of those that came back: their last absence
         self._mass_at = -NEVER  # when most bookies were away last
 
     def expect(self, bookies: Iterable[BookieId]) -> None:
@@ -51,6 +52,7 @@ class Absence:
         if maintenance is not None:
             self._maintenance = maintenance
         away = [bookie for bookie in self._expected if bookie not in registered]
+        self._ended |= {bookie: (since, now) for bookie, since in self._since.items() if bookie in registered}
         self._since = {bookie: self._since.get(bookie, now) for bookie in away}
         self._declared = {bookie: None for bookie in self._declared if bookie in self._since}
         if self.is_mass:
@@ -76,6 +78,11 @@ class Absence:
     def is_away_for(self, bookie: BookieId, seconds: float, now: float) -> bool:
         """Whether it has been away for so long; of one that nobody expects that is so always."""
         return now >= self._since.get(bookie, -NEVER) + seconds
+
+    def was_away_at(self, bookie: BookieId, when: float) -> bool:
+        """Whether its last absence that has ended was then."""
+        since, until = self._ended.get(bookie, (NEVER, NEVER))
+        return since <= when <= until
 
     def is_excused(self, bookie: BookieId, now: float) -> bool:
         """Whether its maintenance lasts."""

@@ -9,25 +9,31 @@ missing.
     bad, bookie lost         copied to another bookie, which then takes its place in the record
     good, bookie leaving     likewise (it is being emptied)
 
-A fragment can be worked on when every entry of it may be on some replica. If not, and if that is certain, entries are
-*lost*: that is a state with evidence and not an error to be repeated, and only a bookie that comes back can change it.
-Then no copy of that fragment is begun either, whose end would be to be thrown away.
+A replica can be made again elsewhere when every entry of it may be on some bookie. If not, and if that is certain,
+entries are *lost*: that is a state with evidence and not an error to be repeated, and only a bookie that comes back can
+change it. So its place in the record stays: another bookie there would not have all that the record says (I-18), and
+the one that comes back would not be asked for the entries that it alone has, and delete them as surplus. What other
+entries it had stay at the replicas they have, which the loss says (`Loss.left`). All other replicas of the fragment are
+made again.
 
 Fragments that may still grow are never copied (X-70). Their writer replaces the bookie as soon as it has something to
-write; if a lost bookie is still there after a grace period the ledger is sealed, for it may have no writer any more,
-and with one more bookie lost its end might be undecidable. That a bookie lacks an entry which was only just written is
-no reason to end somebody's work. Source: metadata 8.6 and 8.7, client-protocol 7.2 to 7.4.
+write; if a lost bookie is still in the *last* ensemble after a grace period the ledger is sealed, for it may have no
+writer any more, and with one more bookie lost its end might be undecidable. Nothing else ends a writer: not a lost
+bookie that it has replaced, though nobody can say yet that it has gone on; not a bookie that is lost by a mark alone;
+and not that a bookie lacks an entry which was only just written. A ledger in recovery has no writer any more: if nobody
+finishes the recovery within the grace period, it is gone on with.
+Source: metadata 8.6 and 8.7, client-protocol 7.2 to 7.4.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bookies.errors import BookKeeperError
-from bookies.model import INVALID_ENTRY_ID, BookieId, LedgerMetadata
+from bookies.model import INVALID_ENTRY_ID, BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.fragments import Fragment, FragmentVerdict, ReplicaState, ReplicaVerdict, state_of
 from bookies.protocol.placement_proof import some
 from bookies.protocol.quorum import write_set
@@ -51,6 +57,7 @@ class Cause(enum.Enum):
     TARGET = "a bookie to copy to"
     WRITER = "its writer to go on or to close it"
     GRACE = "the end of the grace period in which its writer may replace a lost bookie"
+    RECOVERY = "the end of the recovery that somebody has begun"
     STORE = "the metadata store"
 
 
@@ -65,11 +72,30 @@ class Wait(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """Entries first..last are on no replica. `evidence`: each bookie that ought to have them, and why it does not."""
+    """Entries first..last are on no replica. `evidence`: each bookie that ought to have them, and why it does not.
+
+    `step`: only every so many-th of them, if the ensemble is larger than the write set. `left`: good replicas, at the
+    least, of the other entries that those bookies have; they stay so few, as `repair_work` says. None: there are none.
+    """
 
     first: int
     last: int
     evidence: tuple[tuple[BookieId, str], ...]
+    step: int = 1
+    left: int | None = None
+
+    @property
+    def entries(self) -> str:
+        """Which, in words."""
+        return f"entries {self.first} to {self.last}{f', one in {self.step},' if self.step > 1 else ''}"
+
+    def touches(self, fragment: Fragment, position: int) -> bool:
+        """Whether any of them is to be stored at a position of their fragment."""
+        size = len(fragment.ensemble)
+        if self.last < fragment.first or self.first > fragment.last:
+            return False
+        some_ids = range(self.first, min(self.last + 1, self.first + size * self.step), self.step)
+        return any(position in write_set(each, size, fragment.write_quorum) for each in some_ids)
 
 
 class Job(NamedTuple):
@@ -93,6 +119,8 @@ class Circumstances:
     """What is known of bookies. `lost`: those not registered that count as lost; `excused`: away for maintenance.
 
     `leaving`: those to be emptied. `unwanted`: not to be copied to, and why. `read_only`: those that cannot be.
+    `claimed`: of the lost, those that are so by a mark alone, which cannot say why it names them; enough for a copy,
+    which costs nobody anything, and not for ending a writer.
     """
 
     registered: Collection[BookieId]
@@ -101,6 +129,18 @@ class Circumstances:
     leaving: Collection[BookieId] = ()
     unwanted: Mapping[BookieId, str] = field(default_factory=dict)
     read_only: Collection[BookieId] = ()
+    claimed: Collection[BookieId] = ()
+
+    def asks_for_sealing(self, record: LedgerMetadata) -> bool:
+        """Whether a ledger has to be sealed, after a grace period: for a lost bookie, or because somebody has begun to.
+        Then it has no writer any more, and perhaps nobody who finishes what was begun."""
+        if record.is_closed:
+            return False
+        return record.state is LedgerState.IN_RECOVERY or bool(self.lost_at_the_end_of(record))
+
+    def lost_at_the_end_of(self, record: LedgerMetadata) -> list[BookieId]:
+        """Bookies of the last ensemble whose loss is a reason to end the ledger's writer."""
+        return [each for each in record.last_ensemble if each in self.lost and each not in self.claimed]
 
     def left_out(self, members: Collection[BookieId] = (), *, by_word: bool = True) -> str:
         """The end of a sentence about a target that is missing: bookies that are there and were not thought of, and
@@ -140,11 +180,12 @@ class Assessment:
 def assess(record: LedgerMetadata, verdicts: Sequence[FragmentVerdict], circumstances: Circumstances) -> Assessment:
     """What the check of a ledger means."""
     found = Assessment()
+    found.wants_sealing = circumstances.asks_for_sealing(record)
     for verdict in verdicts:
         if verdict.fragment.is_finished:
             _assess_finished(verdict, circumstances, found)
-        else:
-            _assess_growing(verdict, circumstances, found)
+        elif not found.wants_sealing:
+            _assess_growing(verdict, circumstances, found, is_last=verdict.fragment.first == record.ensembles[-1][0])
     found.jobs.sort(key=lambda job: job.good)
     return found
 
@@ -172,28 +213,63 @@ def _assess_finished(verdict: FragmentVerdict, circumstances: Circumstances, fou
         return
     may_hold = verdict.positions(ReplicaState.OK, ReplicaState.MISSING)
     hopeless = [members for members in fragment.write_sets if not any(each in may_hold for each in members)]
-    if not hopeless:
-        found.jobs.append(Job(verdict, tuple(renewed), tuple(replaced), verdict.fewest_replicas))
-    elif not all(any(each in unknown for each in members) for members in hopeless):
-        gone = [members for members in hopeless if not any(each in unknown for each in members)]
-        positions = sorted({position for members in gone for position in members})
-        found.losses.append(
-            Loss(
-                fragment.first,
-                fragment.last,
-                tuple((fragment.ensemble[each], "it is lost: not registered") for each in positions),
-            )
-        )
+    stuck = {position for members in hopeless for position in members}
+    moved = [position for position in replaced if position not in stuck]
+    if renewed or moved:
+        found.jobs.append(Job(verdict, tuple(renewed), tuple(moved), _good(verdict, [*renewed, *moved]) or 0))
+    gone = [members for members in hopeless if not any(each in unknown for each in members)]
+    found.losses += _losses(verdict, gone)
 
 
-def _assess_growing(verdict: FragmentVerdict, circumstances: Circumstances, found: Assessment) -> None:
+def _good(verdict: FragmentVerdict, positions: Collection[int]) -> int | None:
+    """Good replicas of the entry that is worst off of those that these positions store; None: they store none."""
+    good = verdict.positions(ReplicaState.OK)
+    counts = [
+        sum(position in good for position in members)
+        for members in verdict.fragment.write_sets
+        if any(position in positions for position in members)
+    ]
+    return min(counts, default=None)
+
+
+def _losses(verdict: FragmentVerdict, gone: Sequence[tuple[int, ...]]) -> Iterator[Loss]:
+    """Exactly the entries whose write set is one of these, of which every bookie is lost."""
     fragment = verdict.fragment
-    if any(bookie in circumstances.lost for bookie in fragment.ensemble):
-        found.wants_sealing = True
+    size, is_all = len(fragment.ensemble), len(gone) == len(fragment.write_sets)
+    if is_all and gone:
+        yield Loss(
+            fragment.first, fragment.last, _lost(fragment, sorted({each for members in gone for each in members}))
+        )
         return
+    lost_ids = [set(members) for members in gone]
+    for first in range(fragment.first, min(fragment.last + 1, fragment.first + size)):
+        members = write_set(first, size, fragment.write_quorum)
+        if set(members) in lost_ids:
+            last = first + (fragment.last - first) // size * size
+            others = [each for each in fragment.write_sets if set(each) not in lost_ids and {*each} & {*members}]
+            good = verdict.positions(ReplicaState.OK)
+            left = min((sum(position in good for position in each) for each in others), default=None)
+            yield Loss(first, last, _lost(fragment, sorted(members)), size, left)
+
+
+def _lost(fragment: Fragment, positions: Sequence[int]) -> tuple[tuple[BookieId, str], ...]:
+    return tuple((fragment.ensemble[each], "it is lost: not registered") for each in positions)
+
+
+def _assess_growing(
+    verdict: FragmentVerdict, circumstances: Circumstances, found: Assessment, *, is_last: bool
+) -> None:
+    """`is_last`: its writer adds to it; of others it is only not known yet whether all that they hold is confirmed."""
+    fragment = verdict.fragment
+    undecided = "whether the last add confirmed has got beyond these entries is not known yet"
     for replica in verdict.replicas:
-        if replica.bookie in circumstances.leaving and replica.state is ReplicaState.OK:
-            found.waits.append(_waits_for_writer(fragment, replica.bookie, "it is to be emptied, and receives entries"))
+        if not is_last and fragment.first_stored(replica.position) == INVALID_ENTRY_ID:
+            continue
+        if not is_last and replica.bookie in circumstances.lost:
+            found.waits.append(_waits_for_writer(fragment, replica.bookie, f"it is lost; {undecided}"))
+        elif replica.bookie in circumstances.leaving and replica.state is ReplicaState.OK:
+            text = "and receives entries" if is_last else undecided
+            found.waits.append(_waits_for_writer(fragment, replica.bookie, f"it is to be emptied, {text}"))
         elif replica.state is ReplicaState.MISSING:
             text = f"it lacks entry {replica.entry_id}, which may be on its way; a ledger that is sealed is repaired"
             found.waits.append(_waits_for_writer(fragment, replica.bookie, text))

@@ -28,6 +28,7 @@ from bookies.model import BookieId, LedgerMetadata
 from bookies.protocol.fragments import FragmentVerdict
 from bookies.protocol.repair_work import Assessment, Cause, Circumstances, RepairState, Wait, assess
 from bookies.protocol.replicate import Pace
+from bookies.replication.closely import CloseLook
 from bookies.replication.membership import Membership
 from bookies.replication.repair import UNLIMITED_S, LedgerRepair, Outcome, Totals
 from bookies.replication.status import ProcessStatus, reports_on, witnesses
@@ -42,7 +43,7 @@ class Standing:
     """How it stands with a ledger now. `reports`: what processes that take part have said of it, the latest first.
 
     `is_enabled`: whether auto-recovery is switched on. `trouble`: why its replicas could not be looked at; then nothing
-    is known of them.
+    is known of them. `percentage`: as given to `look`. `listed`: bookies whose own lists of entries were looked at.
     """
 
     record: LedgerMetadata
@@ -54,6 +55,20 @@ class Standing:
     circumstances: Circumstances
     is_enabled: bool = True
     trouble: str | None = None
+    percentage: float = 0
+    listed: Sequence[BookieId] = ()
+
+    @property
+    def depth(self) -> str:
+        """How much of the replicas was looked at, in words."""
+        text = f"the first and the last entry of each replica and {self.percentage:g} % of the others"
+        if not self.percentage:
+            text = "the first and the last entry of each replica"
+        elif self.percentage >= 100:
+            text = "every entry of each replica"
+        if self.listed:
+            text += f", and the list of all that {', '.join(self.listed)} has, which the mark names"
+        return text
 
 
 class ByHand:
@@ -78,6 +93,7 @@ class ByHand:
         circumstances = self._membership.circumstances([*believed, *lost])
         verdicts: Sequence[FragmentVerdict] = ()
         assessment, trouble = Assessment(), None
+        listed: Mapping[BookieId, bool] = {}
         try:
             check = await self._administration.check_record(found, circumstances.registered, percentage=percentage)
         except (ClientClosed, LedgerNotFound, MetadataError):
@@ -85,7 +101,9 @@ class ByHand:
         except BookKeeperError as error:
             trouble = str(error)
         else:
-            verdicts, assessment = check.fragments, assess(found.metadata, check.fragments, circumstances)
+            listed = dict.fromkeys(self._membership.may_lack(() if mark is None else mark.replicas, None), False)
+            verdicts = await CloseLook(self._administration).at(found.metadata, check.fragments, listed)
+            assessment = assess(found.metadata, verdicts, circumstances)
             assessment.waits = _said(ledger_id, assessment.waits, has_witness)
         return Standing(
             found.metadata,
@@ -97,6 +115,8 @@ class ByHand:
             circumstances,
             await store.is_enabled(),
             trouble,
+            percentage,
+            tuple(listed),
         )
 
     async def repair(
@@ -122,7 +142,8 @@ class ByHand:
         mark = await store.mark_of(ledger_id)
         believed, has_witness = await self._believed(mark, lost)
         await self._membership.settle(believed)
-        lock = await store.lock(ledger_id, owner, needs_mark=mark is not None)
+        version = None if mark is None else mark.version  # A mark that grows meanwhile stands for more, and stays.
+        lock = await store.lock(ledger_id, owner, needs_mark=mark is not None, mark_version=version)
         if lock is None:
             return None, totals
 
@@ -131,12 +152,13 @@ class ByHand:
 
         repair = LedgerRepair(
             self._administration,
-            self._updating,
+            partial(self._updating, lock=lock),
             lambda: self._membership.circumstances([*self._membership.long_away(believed), *lost]),
             grace,
             pace or Pace(None),
             totals,
             percentage,
+            may_lack=lambda: self._membership.may_lack(() if mark is None else mark.replicas, None),
         )
         try:
             outcome = await repair.run(ledger_id)

@@ -40,7 +40,7 @@ from bookies.errors import (
 from bookies.metadata.bookie_notes import BookieNotes
 from bookies.metadata.bookie_places import note_place
 from bookies.metadata.driver import MetadataDriver, Versioned
-from bookies.metadata.recovery_store import LedgerLock
+from bookies.metadata.recovery_store import LedgerLock, Mark
 from bookies.model import BookieId
 from bookies.protocol.drain import Forecast, Portion, interleaved, portion_of
 from bookies.protocol.fragments import Fragment, fragments_on, is_stored_on
@@ -370,7 +370,8 @@ class Drain:
         is_marked = mark is not None
         believed = [*(() if mark is None else mark.replicas), *self._believed]
         await self._membership.settle([each for each in believed if each != self._bookie])
-        lock = await store.lock(ledger_id, self._owner, needs_mark=is_marked)
+        version = None if mark is None else mark.version  # A mark that grows meanwhile stands for more, and stays.
+        lock = await store.lock(ledger_id, self._owner, needs_mark=is_marked, mark_version=version)
         if lock is None:
             holder = (await store.locks()).get(ledger_id, "somebody")
             self._blocked[ledger_id] = [Blocked(ledger_id, 0, -1, LOCKED, f"{holder} has its lock")]
@@ -378,14 +379,17 @@ class Drain:
         totals = Totals()
         self._busy[ledger_id] = portion, totals
         try:
-            outcome = await self._repair(lock, portion, totals, believed)
+            outcome = await self._repair(lock, portion, totals, believed, mark)
             if outcome is None:
                 self._finish(portion)
             elif outcome.state is RepairState.HEALTHY and is_marked:
                 await store.done(lock)
             elif outcome.state is not RepairState.HEALTHY and ledger_id not in self._blocked:
                 self._marked[ledger_id] = None
-                await store.mark(ledger_id, outcome.bookies, self._wall_ms())
+                known = self._membership.circumstances()
+                named = [each for each in outcome.bookies if each in known.registered or each in known.lost]
+                # Who is away for less than the delay is not named: workers would take that for a loss.
+                await store.mark(ledger_id, named, self._wall_ms())
         finally:
             self._busy.pop(ledger_id, None)
             self._done.entries += totals.entries
@@ -393,9 +397,9 @@ class Drain:
             await store.unlock(lock)
 
     async def _repair(
-        self, lock: LedgerLock, portion: Portion, totals: Totals, believed: Sequence[BookieId]
+        self, lock: LedgerLock, portion: Portion, totals: Totals, believed: Sequence[BookieId], mark: Mark | None
     ) -> Outcome | None:
-        """Raises `MetadataError`. None: the ledger is gone. `believed`: by others to be lost."""
+        """Raises `MetadataError`. None: the ledger is gone. `believed`: by others to be lost. `mark`: its own."""
         ledger_id = lock.ledger_id
         self._blocked.pop(ledger_id, None)
         repair = LedgerRepair(
@@ -406,6 +410,7 @@ class Drain:
             self._pace,
             totals,
             PERCENTAGE,
+            may_lack=lambda: self._named_by_mark(mark),
         )
         try:
             found = await self._administration.record(ledger_id)
@@ -426,6 +431,11 @@ class Drain:
             self._finish(portion)
         return outcome
 
+    def _named_by_mark(self, mark: Mark | None) -> dict[BookieId, bool]:
+        """Of the bookies that a mark names, those that it may stand for beside the one that is emptied."""
+        named = () if mark is None else mark.replicas
+        return self._membership.may_lack((each for each in named if each != self._bookie), None)
+
     def _may_seal(self, found: Versioned) -> bool:
         return self._seals and not found.metadata.is_closed and self._bookie in found.metadata.last_ensemble
 
@@ -435,7 +445,9 @@ class Drain:
         blocked = [self._waiting(ledger_id, wait) for wait in outcome.waits]
         for loss in outcome.losses:
             evidence = "; ".join(f"{bookie}: {why}" for bookie, why in loss.evidence)
-            blocked.append(Blocked(ledger_id, loss.first, loss.last, "lost", f"no bookie has them: {evidence}"))
+            blocked.append(
+                Blocked(ledger_id, loss.first, loss.last, "lost", f"no bookie has {loss.entries}: {evidence}")
+            )
         if not blocked:
             first = found.metadata.ensembles[-1][0]
             blocked = [Blocked(ledger_id, first, -1, Cause.WRITER.value, "its writer has taken the bookie meanwhile")]

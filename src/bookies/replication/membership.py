@@ -8,7 +8,7 @@ decisions are those of `protocol/absence.py`. Source: metadata 8.2 and 8.3.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 
 from bookies.errors import MetadataCorrupt
@@ -39,6 +39,8 @@ class Membership:
         self._sets: dict[BookieMode, BookieSet | None] = dict.fromkeys(BookieMode)
         self._cookies: tuple[BookieId, ...] = ()
         self._named: tuple[BookieId, ...] = ()  # by records, though they have no cookie
+        self._emptying: dict[BookieId, float] = {}  # those to be emptied, as far as known since when
+        self._emptied: dict[BookieId, tuple[float, float]] = {}  # those that are not any more, and when they were
         self._watches: list[Watch] = []
         self._listeners: dict[Callable[[], None], None] = {}
         self._is_stale = True  # something changed that has to be read
@@ -89,18 +91,25 @@ class Membership:
         """Bookies that are to be emptied."""
         return list(self._notes.draining)
 
-    def circumstances(self, named: Iterable[BookieId] = ()) -> Circumstances:
+    def circumstances(self, named: Iterable[BookieId] = (), claimed: Iterable[BookieId] = ()) -> Circumstances:
         """What a repair has to know. `named`: by somebody who takes them for lost; if they are not registered now, nor
-        under maintenance, they are."""
+        under maintenance, they are. `claimed`: likewise, but by marks alone."""
         self._look()
         now, registered = self._now(), self.registered
         away = self.absence.away
         excused = [bookie for bookie in away if self.absence.is_excused(bookie, now)]
-        lost = dict.fromkeys(self.absence.lost(now))
-        lost |= {bookie: None for bookie in named if bookie not in registered and bookie not in excused}
+        known = [bookie for bookie in (*self.absence.lost(now), *named) if bookie not in (*registered, *excused)]
+        only_claimed = [bookie for bookie in claimed if bookie not in (*registered, *excused, *known)]
+        lost = dict.fromkeys([*known, *only_claimed])
         unwanted = {bookie: _why_avoided(note) for bookie, note in self._notes.by_bookie.items()}
         return Circumstances(
-            registered, tuple(lost), tuple(excused), tuple(self.draining), unwanted, self._of(BookieMode.READ_ONLY)
+            registered,
+            tuple(lost),
+            tuple(excused),
+            tuple(self.draining),
+            unwanted,
+            self._of(BookieMode.READ_ONLY),
+            tuple(dict.fromkeys(only_claimed)),
         )
 
     def long_away(self, bookies: Iterable[BookieId]) -> list[BookieId]:
@@ -108,6 +117,35 @@ class Membership:
         self._look()
         now, registered = self._now(), self.registered
         return [each for each in bookies if each not in registered and self.absence.is_away_for(each, HURRY_S, now)]
+
+    def away_when_marked(self, seen: Mapping[BookieId, float]) -> list[BookieId]:
+        """Those of the bookies that a mark names which somebody may have taken for lost, and which still stay away.
+
+        `seen`: when the mark was first seen to name each, loop time. Who was there then, or later, had lost entries or
+        was to be emptied, or has been back since; then that it is away now is another matter, and the delay decides.
+        """
+        claimed = []
+        for bookie in self.long_away(each for each in seen if each not in self._notes.draining):
+            since = self.absence.away_since(bookie)
+            if since is None or since <= seen[bookie]:
+                claimed.append(bookie)
+        return claimed
+
+    def may_lack(self, named: Iterable[BookieId], marked_ms: int | None) -> dict[BookieId, bool]:
+        """Of the bookies that a mark names: those that are registered and stay, for which it may stand for entries
+        that they lack; and for each whether it may stand for anything else than that the bookie was away.
+
+        `marked_ms`: when the mark grew last, by the wall clock of whoever made it; None, 0: nobody knows.
+        """
+        self._look()
+        when = self._now() + ((marked_ms or 0) - self._clock.wall_ms()) / 1000
+        registered, leaving = self.registered, self._notes.draining
+        found = {}
+        for bookie in named:
+            if bookie in registered and bookie not in leaving:
+                began, ended = self._emptied.get(bookie, (when + 1, when + 1))
+                found[bookie] = not (self.absence.was_away_at(bookie, when) or began <= when <= ended)
+        return found
 
     async def settle(self, bookies: Iterable[BookieId]) -> None:
         """Some seconds at most: afterwards those of them that stay away are `long_away`. For those who have only begun
@@ -162,6 +200,9 @@ class Membership:
                 self._notes_watch.cancel()
             self._notes_watch = self._reader.watch(notes, self._note_changed)
         self._notes = notes
+        now = self._now()
+        self._emptied |= {each: (at, now) for each, at in self._emptying.items() if each not in notes.draining}
+        self._emptying = {each: self._emptying.get(each, now) for each in notes.draining}
 
     async def _read_delay(self) -> None:
         try:

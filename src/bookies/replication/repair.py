@@ -1,12 +1,13 @@
 """Repair one marked ledger, whose lock the caller holds: check, decide, copy, and check again.
 
-The check before finds out what is true now, whatever the mark says. The check after finds out whether it was enough,
-and it is this one that allows the mark to go: it sees, too, when a target has lost its copy before the record named
-it. What cannot be repaired ends as a `Wait` or a `Loss` of the assessment, never as an exception; of those only the
-metadata store's and those of a client that is closed come through.
+The check before finds out what is true now, whatever the mark says; the bookies that it names are looked at completely
+(`closely.py`). The check after finds out whether it was enough, and it is this one that allows the mark to go: it sees,
+too, when a target has lost its copy before the record named it. What cannot be repaired ends as a `Wait` or a `Loss` of
+the assessment, never as an exception; of those only the metadata store's and those of a client that is closed come
+through.
 
 Partial copies stay bounded: a copy begins only when every entry may be somewhere, and once an entry has turned out to
-be nowhere its fragment is not copied again before a bookie comes back. Source: metadata 8.7.
+be nowhere the replicas that have to have it are not copied again before a bookie comes back. Source: metadata 8.7.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from bookies.errors import (
     WriteFailed,
 )
 from bookies.metadata.driver import Versioned
-from bookies.model import BookieId
+from bookies.model import BookieId, LedgerState
 from bookies.protocol.fragments import Fragment, FragmentVerdict, ReplicaState
 from bookies.protocol.placement_policy import Adherence
+from bookies.protocol.quorum import stores
 from bookies.protocol.repair_work import (
     Assessment,
     Cause,
@@ -46,6 +48,7 @@ from bookies.protocol.repair_work import (
     judge_entry,
 )
 from bookies.protocol.replicate import Pace
+from bookies.replication.closely import CloseLook
 from bookies.runtime.tasks import all_of
 
 Problem = Wait | Loss
@@ -89,7 +92,8 @@ class LedgerRepair:
     """`updating`: changes a record that was just read. `circumstances`: as they are when it is called.
 
     `grace`: how long to leave the writer of this record alone, in seconds, 0: no more. `totals`: added to. `slots`: of
-    which each fragment takes one while it is copied.
+    which each fragment takes one while it is copied. `may_lack`: bookies that the mark names, which are looked at
+    completely; as `CloseLook.at` has them. None: the ledger is not marked.
     """
 
     def __init__(
@@ -104,6 +108,7 @@ class LedgerRepair:
         *,
         slots: asyncio.Semaphore | None = None,
         repairs_placement: bool = False,
+        may_lack: Callable[[], Mapping[BookieId, bool]] | None = None,
     ) -> None:
         self._administration = administration
         self._updating = updating
@@ -114,9 +119,12 @@ class LedgerRepair:
         self._percentage = percentage
         self._slots = slots or asyncio.Semaphore(FRAGMENTS_AT_ONCE)
         self._repairs_placement = repairs_placement
+        self._may_lack = may_lack or dict
+        self._close_look = CloseLook(administration, pace)
 
     async def run(self, ledger_id: int, known: Sequence[Loss] = ()) -> Outcome:
         """`known`: found to be lost before, and nothing came back since. Raises `MetadataError`, `ClientClosed`."""
+        self._close_look = CloseLook(self._administration, self._pace)
         try:
             return await self._rounds(ledger_id, known)
         except LedgerNotFound:
@@ -132,20 +140,28 @@ class LedgerRepair:
             grace_s = 0.0
             if assessment.wants_sealing:
                 grace_s = self._grace(found)
+                if found.metadata.state is LedgerState.IN_RECOVERY and grace_s == UNLIMITED_S:
+                    grace_s = 0.0  # There is no writer left to be spared.
                 problem = _in_grace(found, grace_s) if grace_s > 0 else await self._seal(ledger_id)
                 if problem is None:
                     continue
                 assessment.waits.append(problem)
+            jobs: list[Job] = []
             for job in assessment.jobs:
-                losses = [each for each in known if job.fragment.first <= each.first <= job.fragment.last]
-                if losses and not job.renewed:
+                losses = [each for each in known if any(each.touches(job.fragment, at) for at in job.replaced)]
+                job = job._replace(replaced=_untouched(job.fragment, job.replaced, losses))
+                if not job.renewed and not job.replaced:
                     failed.setdefault(job.fragment.first, [*losses])
-            jobs = [job for job in assessment.jobs if job.fragment.first not in failed]
+                if job.fragment.first not in failed:
+                    jobs.append(job)
             if not jobs:
                 break
             update = self._updating(found)
             for job, problems in zip(jobs, await self._work(jobs, update), strict=True):
-                if problems:
+                losses = [each for each in problems if isinstance(each, Loss)]
+                known = [*known, *losses]
+                remains = not job.renewed and _untouched(job.fragment, job.replaced, losses)
+                if problems and not (remains and len(losses) == len(problems)):
                     failed[job.fragment.first] = problems
             if found.metadata.is_closed and update.current.version > found.version:
                 written = update.current  # As it has been since; of an unfinished ledger its writer may know better.
@@ -162,15 +178,15 @@ class LedgerRepair:
         except BookKeeperError as error:
             # Where an unfinished ledger ends cannot be learnt. With a lost bookie only a recovery would find out.
             assessment = Assessment()
-            if any(bookie in circumstances.lost for bookie in found.metadata.bookies):
-                assessment.wants_sealing = not found.metadata.is_closed
+            assessment.wants_sealing = circumstances.asks_for_sealing(found.metadata)
             if not assessment.wants_sealing:
                 assessment.waits.append(Wait(Cause.ANSWER, 0, -1, None, str(error)))
             return assessment, ()
-        assessment = assess(found.metadata, check.fragments, circumstances)
+        verdicts = await self._close_look.at(found.metadata, check.fragments, self._may_lack())
+        assessment = assess(found.metadata, verdicts, circumstances)
         if self._repairs_placement and found.metadata.is_closed:
-            await self._add_misplaced(assessment, check.fragments, circumstances)
-        return assessment, check.fragments
+            await self._add_misplaced(assessment, verdicts, circumstances)
+        return assessment, verdicts
 
     async def _add_misplaced(
         self, assessment: Assessment, verdicts: Sequence[FragmentVerdict], circumstances: Circumstances
@@ -226,7 +242,12 @@ class LedgerRepair:
                     problems += await self._renew(job.verdict, position, found)
                 except (BookieReadOnly, WriteFailed):
                     replaced.append(position)  # It is there, and cannot store anything: another one has to.
-            if replaced and not problems and (job.good > 0 or not (problems := await self._nowhere(job, found))):
+            if any(isinstance(each, Wait) for each in problems):
+                return problems
+            replaced = [*_untouched(fragment, replaced, [each for each in problems if isinstance(each, Loss)])]
+            nowhere = await self._nowhere(job, replaced, found) if replaced and job.good == 0 else []
+            problems += nowhere
+            if replaced and not nowhere:
                 await self._administration.replicate_fragment(
                     fragment,
                     replaced,
@@ -304,15 +325,19 @@ class LedgerRepair:
         return count
 
     # -- evidence ------------------------------------------------------------------------------------------------
-    async def _nowhere(self, job: Job, found: Versioned) -> list[Problem]:
-        """Before a fragment is copied that has no good replica of some entries: whether those are anywhere.
+    async def _nowhere(self, job: Job, positions: Sequence[int], found: Versioned) -> list[Problem]:
+        """Before these positions of a fragment are copied that has no good replica of some entries: whether those are
+        anywhere.
 
         The entries that the check has missed are looked for at every bookie that must have them.
         """
         fragment = job.fragment
         suspects = [each.entry_id for each in job.verdict.replicas if each.entry_id is not None]
+        suspects += [each for at in positions for each in (fragment.first_stored(at), fragment.last_stored(at))]
+        size, write_quorum = len(fragment.ensemble), fragment.write_quorum
+        stored = [each for each in suspects if any(stores(at, each, size, write_quorum) for at in positions)]
         problems: list[Problem] = []
-        for entry_id in sorted(dict.fromkeys([fragment.first, *suspects, fragment.last])):
+        for entry_id in sorted(dict.fromkeys(stored)):
             problem = await self._judge(fragment, entry_id, found)
             if problem is not None:
                 problems.append(problem)
@@ -336,6 +361,11 @@ class LedgerRepair:
         return judge_entry(fragment, entry_id, answers, circumstances)
 
 
+def _untouched(fragment: Fragment, positions: Sequence[int], losses: Sequence[Loss]) -> tuple[int, ...]:
+    """Those of the positions that store nothing which is lost."""
+    return tuple(at for at in positions if not any(each.touches(fragment, at) for each in losses))
+
+
 def not_sealed(error: BookKeeperError, circumstances: Circumstances) -> Wait:
     """What a ledger waits for whose recovery has failed: what the recovery failed of, not that it did."""
     cause, failure = Cause.ANSWER, error.__cause__ or error
@@ -350,6 +380,8 @@ def not_sealed(error: BookKeeperError, circumstances: Circumstances) -> Wait:
 
 def _in_grace(found: Versioned, grace_s: float) -> Wait:
     first, last = found.metadata.ensembles[-1][0], -1
+    if found.metadata.state is LedgerState.IN_RECOVERY:
+        return Wait(Cause.RECOVERY, first, last, None, f"for {grace_s:.0f} s; after that it is gone on with")
     return Wait(Cause.GRACE, first, last, None, f"for {grace_s:.0f} s; after that the ledger is sealed")
 
 
@@ -369,4 +401,12 @@ def _outcome(
         waits.append(Wait(Cause.STORE, 0, -1, None, "it was sealed, and the metadata store does not show that yet"))
     left = Assessment([], waits, losses)
     fewest = min((verdict.fewest_replicas for verdict in verdicts), default=None)
-    return Outcome(left.state, waits, losses, left.bookies, fewest, grace_s)
+    bookies = left.bookies
+    if assessment.wants_sealing:  # Whose return may help to decide the end.
+        bookies += [
+            replica.bookie
+            for verdict in verdicts
+            for replica in verdict.replicas
+            if not verdict.fragment.is_finished and replica.state is not ReplicaState.OK
+        ]
+    return Outcome(left.state, waits, losses, list(dict.fromkeys(bookies)), fewest, grace_s)

@@ -225,8 +225,23 @@ def problem_facts(waits: Sequence[Wait], losses: Sequence[Loss]) -> dict[str, An
             {"for": wait.cause.value, "first": wait.first, "last": wait.last, "bookie": wait.bookie, "why": wait.reason}
             for wait in waits
         ],
-        "losses": [{"first": loss.first, "last": loss.last, "evidence": dict(loss.evidence)} for loss in losses],
+        "losses": [
+            {
+                "first": loss.first,
+                "last": loss.last,
+                "step": loss.step,
+                "others_have": loss.left,
+                "evidence": dict(loss.evidence),
+            }
+            for loss in losses
+        ],
     }
+
+
+def lost_entries(loss: Mapping[str, Any]) -> str:
+    """Which entries one of the losses of `problem_facts`, or of another version's, is about."""
+    step = loss.get("step", 1)
+    return f"entries {loss['first']:,} to {loss['last']:,}{f', one in {step},' if step > 1 else ''}"
 
 
 def pass_facts(report: PassReport) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from bookies.config import RecoveryConfig
 from bookies.errors import BookKeeperError, MetadataError
 from bookies.metadata.driver import MetadataDriver, Versioned
 from bookies.metadata.recovery_store import UNREAD, LedgerLock
-from bookies.model import BookieId
+from bookies.model import BookieId, LedgerState
 from bookies.protocol.agenda import Agenda, Item, Share
 from bookies.protocol.repair_work import Cause, Circumstances, Loss, RepairState, Wait, fewest_left
 from bookies.protocol.replicate import Pace
@@ -102,8 +102,8 @@ class Worker:
         self._pace = pace
         self._slots = asyncio.Semaphore(config.recovery_ledgers_at_once)
         self._rate = Pace(config.recovery_metadata_rate)
-        self._named: dict[int, tuple[BookieId, ...]] = {}  # by the marks of ledgers on the agenda
-        self._grace: dict[int, tuple[object, float]] = {}  # unfinished ledgers: ensembles and since when they are left
+        self._named: dict[int, dict[BookieId, float]] = {}  # by marks of ledgers on the agenda, and when seen first
+        self._grace: dict[int, tuple[object, dict[object, float]]] = {}  # unfinished ledgers: ensembles, reasons since
         self._news = asyncio.Event()  # something for the lanes
         self._wants_listing = asyncio.Event()
         self._is_idle = asyncio.Event()  # all that is ours is done
@@ -172,13 +172,17 @@ class Worker:
     async def _list_once(self) -> None:
         loop, store, agenda = asyncio.get_running_loop(), self._driver.recovery, self._agenda
         agenda.begin_listing(Share(*await store.place_in_line()))
-        listed: dict[int, tuple[BookieId, ...]] = {}
+        begun = loop.time()
+        listed: dict[int, dict[BookieId, float]] = {}
         async for marks in store.marks(agenda.needs):
             for mark in marks:
                 agenda.offer(mark.ledger_id, len(mark.replicas), mark.ctime_ms, mark.version, loop.time())
                 if mark.ledger_id in agenda:
+                    seen = self._named.get(mark.ledger_id, {})
                     is_read = mark.version != UNREAD
-                    listed[mark.ledger_id] = mark.replicas if is_read else self._named.get(mark.ledger_id, ())
+                    listed[mark.ledger_id] = (
+                        {each: seen.get(each, begun) for each in mark.replicas} if is_read else seen
+                    )
             self._named |= listed
             self._news.set()
         takes_up = agenda.is_idle and agenda.has_others
@@ -300,21 +304,21 @@ class Worker:
 
     async def _repair(self, item: Item, lock: LedgerLock) -> None:
         ledger_id, store = item.ledger_id, self._driver.recovery
-
-        def circumstances() -> Circumstances:
-            # An auditor, perhaps another one, took them for lost, or for damaged: they may be starting again just now.
-            return self._membership.circumstances(self._membership.long_away(self._named.get(ledger_id, ())))
-
+        marked_ms: int | None = item.ctime_ms
+        if item.version == UNREAD and (mark := await store.mark_of(ledger_id)) is not None:
+            seen, now, marked_ms = self._named.get(ledger_id, {}), self._now(), mark.ctime_ms
+            self._named[ledger_id] = {each: seen.get(each, now) for each in mark.replicas}
         repair = LedgerRepair(
             self._client.administration(),
             partial(MetadataLoop, self._runtime, self._driver),
-            circumstances,
+            partial(self._circumstances, ledger_id),
             self._grace_left,
             self._pace,
             self.totals,
             self._config.audit_verification_percentage,
             slots=self._slots,
             repairs_placement=self._config.recovery_repairs_placement,
+            may_lack=lambda: self._membership.may_lack(self._named.get(ledger_id, ()), marked_ms),
         )
         before = self.reports.get(ledger_id)
         while True:
@@ -333,6 +337,10 @@ class Worker:
             self._agenda.postpone(ledger_id, self._now(), for_s=AGAIN_S)
             self._agenda.stale(ledger_id)
             self._wants_listing.set()
+
+    def _circumstances(self, ledger_id: int) -> Circumstances:
+        """What the mark names, some auditor perhaps took for lost: enough for copies, not for ending a writer."""
+        return self._membership.circumstances(claimed=self._membership.away_when_marked(self._named.get(ledger_id, {})))
 
     async def _is_outdated(self, ledger_id: int, notes_version: int) -> bool:
         """Whether a ledger was found to be well by what was announced before it was marked.
@@ -374,20 +382,26 @@ class Worker:
             return
         self.reports[item.ledger_id] = report
         if before is None or before.state is not report.state:
-            why = [f"entries {loss.first} to {loss.last} are lost" for loss in report.losses]
+            why = [f"{loss.entries} are lost" for loss in report.losses]
             why += [f"waits for {wait.cause.value}: {wait.reason}" for wait in report.waits]
             self._events.warning("recovery.not_repaired", ledger=item.ledger_id, state=report.state.value, why=why[0])
 
     # -- writers of unfinished ledgers ---------------------------------------------------------------------------
     def _grace_left(self, found: Versioned) -> float:
-        """How long the ledger is left to its writer. It begins anew when the writer has changed its bookies."""
-        ledger_id, grace_s = found.metadata.ledger_id, self._config.recovery_open_ledger_grace_ms / 1000
-        ensembles, now = found.metadata.ensembles, self._now()
-        known, since = self._grace.get(ledger_id, (None, now))
-        if known != ensembles:
-            since = now
-        self._grace[ledger_id] = (ensembles, since)
-        return max(0.0, since + grace_s - now)
+        """How long the ledger is left to its writer. It begins anew when the writer has changed its bookies, and with
+        every absence: a bookie that came back, and is lost again, has not been in the way all the time. Whoever has
+        begun a recovery has as long to finish it."""
+        record, now = found.metadata, self._now()
+        known, before = self._grace.get(record.ledger_id, (None, {}))
+        if known != record.ensembles:
+            before = {}
+        lost = self._circumstances(record.ledger_id).lost_at_the_end_of(record)
+        reasons: list[object] = [(bookie, self._membership.absence.away_since(bookie)) for bookie in lost]
+        if record.state is LedgerState.IN_RECOVERY:
+            reasons.append(record.state)
+        since = {reason: before.get(reason, now) for reason in reasons}
+        self._grace[record.ledger_id] = (record.ensembles, since)
+        return max(0.0, min(since.values(), default=now) + self._config.recovery_open_ledger_grace_ms / 1000 - now)
 
     def _forget(self, ledger_id: int) -> None:
         self.reports.pop(ledger_id, None)

@@ -118,7 +118,8 @@ def test_ledgers_and_why_they_are_not_repaired(store: pathlib.Path, capsys: pyte
     assert bk("list", "--json") == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(row["ledger"], row["missing"]) for row in rows] == [(7, ["b1"]), (8, ["b1"]), (9, ["b1"])]
-    assert rows[0]["report"]["losses"] == [{"first": 0, "last": 9, "evidence": {"b1": "no such entry"}}]
+    loss = {"first": 0, "last": 9, "step": 1, "others_have": None, "evidence": {"b1": "no such entry"}}
+    assert rows[0]["report"]["losses"] == [loss]
 
 
 def test_what_is_said_of_ledgers_is_the_latest(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

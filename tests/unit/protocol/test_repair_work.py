@@ -79,7 +79,8 @@ def assessed(
 ) -> Assessment:
     registered = [each for each in (A, B, C, D, E) if each not in (*lost, *away, *excused)]
     circumstances = Circumstances(registered, lost, excused, leaving)
-    return assess(record_of(verdict.fragment.ensemble), [verdict], circumstances)
+    record = record_of(verdict.fragment.ensemble, is_closed=verdict.fragment.is_finished)
+    return assess(record, [verdict], circumstances)
 
 
 def test_a_ledger_that_is_whole_needs_nothing() -> None:
@@ -157,8 +158,31 @@ def test_of_a_striped_fragment_every_write_set_counts() -> None:
     """a and b lost of four with two replicas: entries 0, 4 and 8 were on those two alone."""
     found = assessed(verdict_of({}, (A, B, C, D), 2, away=[A, B]), lost=[A, B])
     assert found.state is RepairState.LOST
+    [loss] = found.losses
+    assert (loss.first, loss.last, loss.step, loss.left) == (0, 8, 4, 1)
+    assert [bookie for bookie, _ in loss.evidence] == [A, B]
+    assert not found.jobs
     found = assessed(verdict_of({}, (A, B, C, D), 2, away=[A, C]), lost=[A, C])
     assert [job.replaced for job in found.jobs] == [(0, 2)]
+
+
+def test_beside_lost_entries_what_can_be_copied_is_copied() -> None:
+    """a, b and d of five with two replicas: what a and b had may come back with them, d's entries are all somewhere."""
+    found = assessed(verdict_of({}, (A, B, C, D, E), 2, away=[A, B, D], first=3, last=99), lost=[A, B, D])
+    assert [(loss.first, loss.last, loss.step, loss.left) for loss in found.losses] == [(5, 95, 5, 1)]
+    [job] = found.jobs
+    assert (job.replaced, job.good) == ((3,), 1)
+    [loss] = found.losses
+    fragment = job.fragment
+    assert [loss.touches(fragment, position) for position in range(5)] == [True, True, False, False, False]
+
+
+def test_what_nobody_can_say_is_no_loss_and_keeps_its_place() -> None:
+    """b does not answer: of entries 0, 5, ... nothing is known, and a is not replaced; d is."""
+    found = assessed(verdict_of({B: TIMEOUT}, (A, B, C, D, E), 2, away=[A, D]), lost=[A, D])
+    assert not found.losses
+    assert [job.replaced for job in found.jobs] == [(3,)]
+    assert found.state is RepairState.REPAIRABLE
 
 
 def test_a_bookie_that_has_nothing_of_a_short_fragment_is_not_missed() -> None:

@@ -243,10 +243,12 @@ async def _list(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
 
 def _why(report: Mapping[str, Any] | None) -> str:
     """The first reason of a report, in a line."""
+    from bookies.replication.status import lost_entries
+
     if report is None:
         return "its turn has not come"
     for loss in report["losses"]:
-        return f"entries {loss['first']} to {loss['last']} are on no bookie that is there"
+        return f"{lost_entries(loss)} are on no bookie that is there"
     for wait in report["waits"]:
         bookie = f" ({wait['bookie']})" if wait["bookie"] else ""
         return f"waits for {wait['for']}{bookie}: {wait['why']}"

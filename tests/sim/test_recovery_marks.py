@@ -1,0 +1,187 @@
+"""Marks on virtual time: what a mark may stand for is looked at completely before the mark goes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.sim.recovery_world import World, run
+from tests.sim.test_by_hand import look, repair
+from tests.sim.test_drain import drain_of, drained
+
+from bookies.model import BookieId
+from bookies.protocol.fragments import ReplicaState
+from bookies.protocol.repair_work import RepairState
+
+
+async def lose_the_middle(world: World, ledger_id: int, name: BookieId) -> None:
+    """The bookie has the first and the last of its ten entries, and no other."""
+    await world.forget(name, ledger_id)
+    renewed = await world.act(world.admin.renew_entries(ledger_id, name, [range(1), range(9, 10)]))
+    assert renewed == 2
+    assert await world.act(world.admin.missing_entries(name, ledger_id)) == [range(1, 9)]
+
+
+async def damage(world: World, ledger_id: int, name: BookieId, entry_id: int) -> None:
+    """The bookie has the entry, and not as it was written."""
+
+    async def overwrite() -> None:
+        replicas = world.admin._access.replicas(world.record(ledger_id))
+        [body] = await replicas.read(name, [entry_id])
+        await replicas.write([(name, [entry_id])], [entry_id], [body[:-1] + bytes([body[-1] ^ 1])])
+
+    async def is_damaged() -> bool:
+        scan = await world.act(world.admin.scan_replica(world.record(ledger_id), name, range(10)))
+        return [(bad.first, bad.last) for bad in scan.bad] == [(entry_id, entry_id)]
+
+    await world.act(overwrite())
+    await world.until(is_damaged)  # Batches come from the cache until it is written.
+
+
+async def mark(world: World, ledger_id: int, *names: BookieId) -> None:
+    await world.act(world.user.driver.recovery.mark(ledger_id, names, world.user.runtime.clock.wall_ms()))
+
+
+def test_entries_missing_in_the_middle_are_found_and_made_good() -> None:
+    """By the check that asks for lists: the mark does not go before they are there."""
+
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write(count=10)
+        name = world.record(ledger_id).last_ensemble[1]
+        await lose_the_middle(world, ledger_id, name)
+        await world.heal(audit_replicas_interval_s=2)
+        await world.until_whole([ledger_id], 20)
+        assert world.copied() == 8
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("harm", [lose_the_middle, damage])
+def test_a_mark_that_names_a_bookie_that_is_there_stands_for_any_of_its_entries(harm: object) -> None:
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write(count=10)
+        name = world.record(ledger_id).last_ensemble[1]
+        if harm is damage:
+            await damage(world, ledger_id, name, 5)
+        else:
+            await lose_the_middle(world, ledger_id, name)
+        await world.heal()
+        await mark(world, ledger_id, name)
+        await world.until_whole([ledger_id], 20)
+        assert world.copied() == (1 if harm is damage else 8)
+
+    run(scenario)
+
+
+def test_a_mark_made_while_its_bookie_was_away_costs_a_list_and_not_its_entries() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write((3, 3, 2), count=50)
+        name = world.record(ledger_id).last_ensemble[0]
+        healer = await world.heal()
+        world.kill(*(each for each in world.cluster.bookies if each not in world.record(ledger_id).last_ensemble))
+        await asyncio.sleep(5)
+        world.user.runtime.clock.skew_ms = healer.client.runtime.clock.skew_ms
+        world.kill(name)
+        await asyncio.sleep(20)
+        await mark(world, ledger_id, name)
+        await asyncio.sleep(5)
+        reads: list[int] = []
+        pool = healer.client.client._pool
+        read_entry, read_batch = pool.read_entry, pool.read_batch
+
+        async def counted(bookie: BookieId, ledger: int, entry_id: int, *rest: Any, **options: Any) -> Any:
+            reads.extend([entry_id] if bookie == name else [])
+            return await read_entry(bookie, ledger, entry_id, *rest, **options)
+
+        async def batch_counted(bookie: BookieId, ledger: int, first: int, count: int, size: int) -> Any:
+            reads.extend(range(first, first + count) if bookie == name else [])
+            return await read_batch(bookie, ledger, first, count, size)
+
+        pool.read_entry, pool.read_batch = counted, batch_counted  # type: ignore[method-assign]
+        await world.start(name)
+
+        async def unmarked() -> bool:
+            return not await world.marked()
+
+        await world.until(unmarked)
+        assert sorted(set(reads)) == [0, 49]
+
+    run(scenario)
+
+
+def test_by_hand_a_mark_is_looked_at_as_closely() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write(count=10)
+        name = world.record(ledger_id).last_ensemble[1]
+        await lose_the_middle(world, ledger_id, name)
+        assert (await look(world, ledger_id)).depth == "the first and the last entry of each replica"
+        await mark(world, ledger_id, name)
+        standing = await look(world, ledger_id)
+        assert standing.assessment.state is RepairState.REPAIRABLE
+        assert standing.depth.endswith(f"the list of all that {name} has, which the mark names")
+        [bad] = [each for each in standing.verdicts[0].replicas if each.state is not ReplicaState.OK]
+        assert (bad.bookie, bad.state, bad.entry_id) == (name, ReplicaState.MISSING, 1)
+        outcome, totals = await repair(world, ledger_id)
+        assert (outcome.state, totals.renewed) == (RepairState.HEALTHY, 8)
+        assert await world.marked() == []
+        assert await world.is_whole(ledger_id)
+
+    run(scenario)
+
+
+def test_a_drain_leaves_no_hole_behind_a_mark_that_it_deletes() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write(count=10)
+        emptied, name, _ = world.record(ledger_id).last_ensemble
+        await lose_the_middle(world, ledger_id, name)
+        await mark(world, ledger_id, name)
+        result = await drained(world, drain_of(world, emptied))
+        assert result.is_empty
+        assert await world.marked() == []
+        assert await world.is_whole(ledger_id)
+
+    run(scenario)
+
+
+def test_by_hand_a_mark_that_grows_meanwhile_stays() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write()
+        first, second, _ = world.record(ledger_id).last_ensemble
+        world.kill(first)
+
+        async def away() -> bool:
+            return first not in await world.act(world.user.driver.modes())
+
+        await world.until(away)
+        await mark(world, ledger_id, first)
+        repairing = asyncio.create_task(repair(world, ledger_id))
+        await asyncio.sleep(2)  # It waits for the bookie to stay away.
+        other = world.cluster.new_client("writer2")
+        await other.participant.create_task(world.cluster.open_client(other))
+        await other.participant.create_task(other.driver.recovery.mark(ledger_id, [second], 0))
+        outcome, _ = await repairing
+        assert outcome.state is RepairState.HEALTHY
+        assert await world.marked() == [ledger_id]
+
+    run(scenario)
+
+
+def test_a_drain_names_nobody_who_has_only_just_gone() -> None:
+    """A worker that sees such a mark first would take the bookie for lost."""
+
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write()
+        emptied, gone, _ = world.record(ledger_id).last_ensemble
+        world.kill(gone)
+
+        async def away() -> bool:
+            return gone not in await world.act(world.user.driver.modes())
+
+        await world.until(away)
+        result = await drained(world, drain_of(world, emptied))
+        assert (result.is_empty, result.marked) == (True, [ledger_id])
+        found = await world.act(world.user.driver.recovery.mark_of(ledger_id))
+        assert found.replicas == ()
+
+    run(scenario)
