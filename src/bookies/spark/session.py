@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -34,7 +36,8 @@ def session(name: str, cores: int | None = None) -> Iterator[Any]:
     except ImportError as error:
         raise ConfigError("this needs PySpark: pip install 'bookies[spark]'") from error
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has made the session's Java, and knows the master.
-        spark = SparkSession.builder.appName(f"bookies {name}").getOrCreate()
+        with _own_interrupts():
+            spark = SparkSession.builder.appName(f"bookies {name}").getOrCreate()
         try:
             yield spark
         finally:
@@ -45,7 +48,8 @@ def session(name: str, cores: int | None = None) -> Iterator[Any]:
     java.use()
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\.")  # It speaks of pandas' next version.
     with tempfile.TemporaryDirectory(prefix="bookies-spark-") as directory:
-        spark = _local(SparkSession.builder, name, cores, directory)
+        with _own_interrupts():
+            spark = _local(SparkSession.builder, name, cores, directory)
         try:
             yield spark
         finally:
@@ -54,6 +58,21 @@ def session(name: str, cores: int | None = None) -> Iterator[Any]:
             gateway.shutdown()
             gateway.proc.stdin.close()  # Its end is the sign for Java to end.
             gateway.proc.wait()
+
+
+@contextlib.contextmanager
+def _own_interrupts() -> Iterator[None]:
+    """Leave SIGINT as it was: PySpark's own handler has Java cancel all jobs, on the connection on which a question may
+    just have been put to it, and what comes back then is an error of Py4J's. Whoever runs a job cancels it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # PySpark handles nothing there either.
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _local(builder: Any, name: str, cores: int | None, directory: str) -> Any:
