@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -46,35 +48,41 @@ def test_a_task_that_dies_is_started_again_with_pauses_that_grow() -> None:
     assert task.error in ("MetadataError: the store is away", "ValueError: a mistake")
 
 
-def test_whoever_cancels_it_waits_for_its_end() -> None:
+def cancel(work: Callable[[SimLoop], Coroutine[Any, Any, None]], *at: float) -> None:
+    """Supervise it, cancel that at these times, and wait for its end."""
     loop = SimLoop()  # type: ignore[abstract]
+
+    async def main() -> None:
+        events = Events("recovery", SimClock(loop, 0))
+        running = loop.create_task(supervise(Supervised("worker"), lambda: work(loop), events, longest))
+        for when in at:
+            await asyncio.sleep(when - loop.time())
+            running.cancel()
+        await asyncio.wait((running,))
+        assert running.cancelled()
+
+    loop.run(main())
+    loop.close()
+
+
+def test_whoever_cancels_it_waits_for_its_end() -> None:
     ends: list[float] = []
 
-    async def work() -> None:
+    async def work(loop: SimLoop) -> None:
         try:
             await asyncio.sleep(1_000)
         finally:
             await asyncio.sleep(3)
             ends.append(loop.time())
 
-    async def main() -> None:
-        events = Events("recovery", SimClock(loop, 0))
-        running = loop.create_task(supervise(Supervised("worker"), work, events, longest))
-        await asyncio.sleep(10)
-        running.cancel()
-        await asyncio.wait((running,))
-        assert running.cancelled()
-        assert ends == [13.0]
-
-    loop.run(main())
-    loop.close()
+    cancel(work, 10)
+    assert ends == [13.0]
 
 
 def test_whoever_cancels_it_twice_leaves_nothing_running_either() -> None:
-    loop = SimLoop()  # type: ignore[abstract]
     ends: list[float] = []
 
-    async def work() -> None:
+    async def work(loop: SimLoop) -> None:
         try:
             await asyncio.sleep(1_000)
         finally:
@@ -85,16 +93,5 @@ def test_whoever_cancels_it_twice_leaves_nothing_running_either() -> None:
                 ends.append(loop.time())
                 raise MetadataError("the store is away")  # nobody is there for it any more
 
-    async def main() -> None:
-        events = Events("recovery", SimClock(loop, 0))
-        running = loop.create_task(supervise(Supervised("worker"), work, events, longest))
-        await asyncio.sleep(10)
-        running.cancel()
-        await asyncio.sleep(1)
-        running.cancel()
-        await asyncio.wait((running,))
-        assert running.cancelled()
-        assert ends == [13.0]
-
-    loop.run(main())
-    loop.close()
+    cancel(work, 10, 11)
+    assert ends == [13.0]
