@@ -264,13 +264,12 @@ def _environment(arguments: argparse.Namespace, from_file: Mapping[str, Any]) ->
                 f"--set {text}: no such setting{f'; did you mean {near[0]}?' if near else ''} (--list-settings)"
             )
         overrides[f"BK_{name.upper()}"] = value
+    said: dict[str, str] = {}
     if from_file:
         from bookies.admin.apache_conf import as_environment
 
-        overrides = {**as_environment(dict(from_file)), **os.environ, **overrides}
-    else:
-        overrides = {**os.environ, **overrides}
-    return overrides
+        said = as_environment(dict(from_file))
+    return {**said, **os.environ, **overrides}
 
 
 def _show_settings(arguments: argparse.Namespace, config: BookieConfig, uri: str) -> int:
