@@ -24,7 +24,7 @@ from bookies.errors import (
 )
 from bookies.model import BookieId
 from bookies.replication.membership import Membership
-from bookies.replication.status import witnesses
+from bookies.replication.status import ProcessStatus, taken_for_lost, witnesses
 from bookies.runtime.events import Events
 from bookies.runtime.tasks import all_of
 
@@ -130,7 +130,7 @@ class LedgerRepairs:
         self._membership = membership
         self._arguments = arguments
         self._administration = session.client.administration(owner=who())
-        self._believed: list[BookieId] = []
+        self._witnesses: list[ProcessStatus] = []
         self._moves: list[Move] = []
         self._failed: dict[int, Sequence[BaseException]] = {}
 
@@ -143,7 +143,7 @@ class LedgerRepairs:
                     f"bookie {name} is registered, so it is not lost: stop it first, or empty it by "
                     f"`bk bookie drain {name}`"
                 )
-        self._believed = [each for process in await witnesses(self._session.driver) for each in process.lost]
+        self._witnesses = await witnesses(self._session.driver)
         unreadable: list[MetadataCorrupt] = []
         ledgers = self._session.client.ledgers(unreadable=unreadable)
         wanted = list(dict.fromkeys(arguments.ledgers)) or [record.ledger_id async for record in ledgers]
@@ -198,7 +198,7 @@ class LedgerRepairs:
         """The bookies that count as lost now."""
         membership, asked = self._membership, [BookieId(each) for each in self._arguments.lost]
         mark = await self._session.driver.recovery.mark_of(ledger_id)
-        believed = [*(() if mark is None else mark.replicas), *self._believed]
+        believed = taken_for_lost(mark, self._witnesses)
         await membership.settle(believed)
         found = membership.circumstances(membership.long_away(believed)).lost
         return list(dict.fromkeys([*asked, *found]))

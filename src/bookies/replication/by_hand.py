@@ -31,7 +31,7 @@ from bookies.protocol.replicate import Pace
 from bookies.replication.closely import CloseLook
 from bookies.replication.membership import Membership
 from bookies.replication.repair import UNLIMITED_S, LedgerRepair, Outcome, Totals
-from bookies.replication.status import ProcessStatus, reports_on, witnesses
+from bookies.replication.status import ProcessStatus, reports_on, taken_for_lost, witnesses
 from bookies.runtime.ports import Runtime
 
 SEALING = "a lost bookie is among those that it writes to; sealing the ledger (--seal-open) ends the writer"
@@ -172,8 +172,7 @@ class ByHand:
     async def _believed(self, mark: Mark | None, lost: Sequence[BookieId]) -> tuple[list[BookieId], bool]:
         """Bookies that others take for lost, beside `lost`; and whether there is anybody who would know."""
         seen = await witnesses(self._driver)
-        named = [*(() if mark is None else mark.replicas), *(each for process in seen for each in process.lost)]
-        return [each for each in dict.fromkeys(named) if each not in lost], bool(seen)
+        return [each for each in taken_for_lost(mark, seen) if each not in lost], bool(seen)
 
     def _check_lost(self, lost: Collection[BookieId]) -> None:
         for bookie in lost:

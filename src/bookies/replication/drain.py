@@ -49,7 +49,7 @@ from bookies.protocol.replicate import Pace
 from bookies.replication.membership import Membership
 from bookies.replication.records import Coverage, records
 from bookies.replication.repair import UNLIMITED_S, LedgerRepair, Outcome, Totals, not_sealed
-from bookies.replication.status import witnesses
+from bookies.replication.status import ProcessStatus, taken_for_lost, witnesses
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import all_of
@@ -175,7 +175,7 @@ class Drain:
         self._expected_to_wait: dict[int, None] = {}  # by the plan
         self._is_cancelled = False
         self._marked: dict[int, None] = {}
-        self._believed: list[BookieId] = []  # to be lost, by processes that take part
+        self._witnesses: list[ProcessStatus] = []
 
     async def start(self) -> None:
         """Raises `MetadataError`."""
@@ -314,7 +314,7 @@ class Drain:
         loop = asyncio.get_running_loop()
         todo = list(portions)
         while not self._is_cancelled:
-            self._believed = [each for process in await witnesses(self._driver) for each in process.lost]
+            self._witnesses = await witnesses(self._driver)
             before, began = len(self._finished), loop.time()
             await self._work(interleaved(todo))
             left: dict[int, Portion] = {}
@@ -368,7 +368,7 @@ class Drain:
         store, ledger_id = self._driver.recovery, portion.ledger_id
         mark = await store.mark_of(ledger_id)
         is_marked = mark is not None
-        believed = [*(() if mark is None else mark.replicas), *self._believed]
+        believed = taken_for_lost(mark, self._witnesses)
         await self._membership.settle([each for each in believed if each != self._bookie])
         version = None if mark is None else mark.version  # A mark that grows meanwhile stands for more, and stays.
         lock = await store.lock(ledger_id, self._owner, needs_mark=is_marked, mark_version=version)

@@ -14,7 +14,7 @@ from typing import Any
 
 from bookies.errors import RecordExists, RecordNotFound, VersionConflict
 from bookies.metadata.driver import MetadataDriver
-from bookies.metadata.recovery_store import AuditKind
+from bookies.metadata.recovery_store import AuditKind, Mark
 from bookies.model import BookieId
 from bookies.protocol.repair_work import Loss, Wait
 from bookies.replication.auditor import PassReport
@@ -106,6 +106,12 @@ async def witnesses(driver: MetadataDriver) -> list[ProcessStatus]:
     seconds between two writings. Raises `MetadataError`."""
     processes = await read_processes(driver)
     return _living(processes, await driver.recovery.standing())
+
+
+def taken_for_lost(mark: Mark | None, processes: Iterable[ProcessStatus]) -> list[BookieId]:
+    """Bookies that others take for lost, perhaps: a ledger's mark names them, or these processes say so. Each once."""
+    named = () if mark is None else mark.replicas
+    return list(dict.fromkeys([*named, *(each for process in processes for each in process.lost)]))
 
 
 def _living(processes: Sequence[ProcessStatus], standing: Collection[BookieId]) -> list[ProcessStatus]:
