@@ -56,13 +56,19 @@ async def until_away(world: World, name: str) -> None:
     await world.until(away)
 
 
+async def marked_and_away(world: World) -> tuple[int, BookieId]:
+    """A ledger whose mark names a bookie, and that bookie, which has just been killed."""
+    ledger_id = await world.write()
+    name = BookieId(world.record(ledger_id).last_ensemble[0])
+    await world.act(world.user.driver.recovery.mark(ledger_id, [name], 0))
+    world.kill(name)
+    await until_away(world, name)
+    return ledger_id, name
+
+
 def test_a_marked_bookie_that_is_just_starting_is_not_copied_from_elsewhere() -> None:
     async def scenario(world: World) -> None:
-        ledger_id = await world.write()
-        name = BookieId(world.record(ledger_id).last_ensemble[0])
-        await world.act(world.user.driver.recovery.mark(ledger_id, [name], 0))
-        world.kill(name)
-        await until_away(world, name)
+        ledger_id, name = await marked_and_away(world)
         repairing = asyncio.create_task(repair(world, ledger_id))
         await asyncio.sleep(HURRY_S / 2)
         await world.start(name)
@@ -76,11 +82,7 @@ def test_a_marked_bookie_that_is_just_starting_is_not_copied_from_elsewhere() ->
 
 def test_a_marked_bookie_that_stays_away_is_replaced_after_some_seconds() -> None:
     async def scenario(world: World) -> None:
-        ledger_id = await world.write()
-        name = BookieId(world.record(ledger_id).last_ensemble[0])
-        await world.act(world.user.driver.recovery.mark(ledger_id, [name], 0))
-        world.kill(name)
-        await until_away(world, name)
+        ledger_id, name = await marked_and_away(world)
         standing = await look(world, ledger_id)
         assert standing.circumstances.lost == (name,)
         assert standing.assessment.state is RepairState.REPAIRABLE
@@ -95,11 +97,7 @@ def test_a_marked_bookie_that_stays_away_is_replaced_after_some_seconds() -> Non
 
 def test_a_bookie_that_somebody_declares_lost_is_not_waited_for() -> None:
     async def scenario(world: World) -> None:
-        ledger_id = await world.write()
-        name = BookieId(world.record(ledger_id).last_ensemble[0])
-        await world.act(world.user.driver.recovery.mark(ledger_id, [name], 0))
-        world.kill(name)
-        await until_away(world, name)
+        ledger_id, name = await marked_and_away(world)
         begun = asyncio.get_running_loop().time()
         outcome, _ = await repair(world, ledger_id, lost=[name])
         assert outcome.state is RepairState.HEALTHY

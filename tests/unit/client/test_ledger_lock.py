@@ -11,9 +11,10 @@ from tests.fakes.world import World, play
 from tests.unit.client.test_administration import assert_replicated, remove, written
 
 from bookies.client.administration import Administration
+from bookies.client.client import Client
 from bookies.client.replication import CopyProgress, Move, OnProgress
 from bookies.errors import LedgerLocked, ReplicationFailed, SessionExpired
-from bookies.model import BookieId
+from bookies.model import BookieId, LedgerMetadata
 
 
 def moving(
@@ -39,17 +40,22 @@ def moving(
     }
 
 
+async def bereft(world: World) -> tuple[Client, LedgerMetadata, BookieId]:
+    """A new client, the record of a ledger, and a bookie of it that is gone for good."""
+    store = await world.client()
+    record = await store.metadata(await written(store, 200, size=1000))
+    lost = record.last_ensemble[0]
+    await remove(world, lost)
+    return await world.client(), record, lost
+
+
 @pytest.mark.parametrize("kind", ["fragment", "ledger", "bookie", "decommission"])
 def test_a_copy_is_made_under_the_ledgers_lock(kind: str) -> None:
     """A bookie deletes copies that no record names under this lock: without it, it deletes them before the swap."""
 
     async def act(world: World) -> None:
-        store = await world.client()
-        ledger_id = await written(store, 200, size=1000)
-        record = await store.metadata(ledger_id)
-        lost = record.last_ensemble[0]
-        await remove(world, lost)
-        store = await world.client()
+        store, record, lost = await bereft(world)
+        ledger_id = record.ledger_id
         collector = world._drivers[0].recovery
         copied = asyncio.Event()
         operation = moving(lost, ledger_id, lambda news: copied.set() if news.entries else None)[kind]
@@ -76,12 +82,8 @@ def test_a_lock_that_is_lost_ends_the_copy(kind: str) -> None:
     """Somebody else may have the ledger's lock by now, and may have deleted what was copied."""
 
     async def act(world: World) -> None:
-        store = await world.client()
-        ledger_id = await written(store, 200, size=1000)
-        record = await store.metadata(ledger_id)
-        lost = record.last_ensemble[0]
-        await remove(world, lost)
-        store = await world.client()
+        store, record, lost = await bereft(world)
+        ledger_id = record.ledger_id
         copied = asyncio.Event()
         operation = moving(lost, ledger_id, lambda news: copied.set() if news.entries else None)[kind]
         task = asyncio.create_task(operation(store.administration()))
