@@ -37,6 +37,7 @@ from bookies.admin.bench_recovery import (
     REPORT_MS,
     Bench,
     Counted,
+    Space,
     configure,
     limit,
 )
@@ -128,7 +129,7 @@ class ZooKeeperBench(Bench):
     def __init__(
         self, cluster: Cluster, client: Client, driver: ZooKeeperDriver, arguments: argparse.Namespace
     ) -> None:
-        super().__init__(Killing(cluster), client, driver, arguments)
+        super().__init__(Killing(cluster), client, driver, arguments, Space(cluster.directory))
         self._directory = cluster.directory
         self._requests = Requests(driver)
         self._is_counting = False

@@ -128,8 +128,8 @@ def keep_the_lock_when_cancelled(patch: Patch) -> None:
 def work_without_the_lock(patch: Patch) -> None:
     original = SharedRecovery.lock
 
-    async def lock(self, ledger_id, owner, *, needs_mark):  # type: ignore[no-untyped-def]
-        taken = await original(self, ledger_id, owner, needs_mark=needs_mark)
+    async def lock(self, ledger_id, owner, **options):  # type: ignore[no-untyped-def]
+        taken = await original(self, ledger_id, owner, **options)
         mark = await self.mark_of(ledger_id) if taken is None else None
         if taken is None and mark is not None and self.area.session is not None:
             self._held[ledger_id] = self.area.session

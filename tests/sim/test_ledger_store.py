@@ -139,6 +139,41 @@ def test_a_batch_goes_over_many_pages(machine: Any, body: Body) -> None:
     assert machine().live(script)
 
 
+def test_an_entry_that_was_added_again_is_read_as_it_is_now(machine: Any, body: Body) -> None:
+    """Alone or among others, whether its older copy is on disk or in the cache."""
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        now = {entry: body(1, entry) for entry in range(20)}
+        await promises.add(store, 1, now)
+        await store.checkpoint()
+        for entry in (4, 9):
+            now[entry] = body(1, entry) + b"again"
+            await promises.add(store, 1, {entry: now[entry]})
+        assert await read_all(store) == list(now.values())
+        await promises.add(store, 1, {entry: body(1, entry) for entry in range(20, 30)})
+        now |= {entry: body(1, entry) for entry in range(20, 30)}
+        now[25] += b"once more"
+        await promises.add(store, 1, {25: now[25]})
+        assert await read_all(store) == list(now.values())
+        await store.checkpoint()
+        assert await read_all(store) == list(now.values())
+
+    async def read_all(store: LedgerStore) -> list[bytes]:
+        found: list[bytes] = []
+        while True:
+            try:
+                batch = await store.read_batch(1, len(found), 100, 1 << 20)
+            except EntryNotFound:
+                return found
+            at = 0
+            while at < len(batch):
+                end = at + 4 + int.from_bytes(batch[at : at + 4], "big")
+                found.append(batch[at + 4 : end])
+                at = end
+
+    assert machine().live(script)
+
+
 def test_the_lac_is_the_greatest_of_entries_and_explicit_ones(machine: Any, body: Body) -> None:
     made = machine()
 

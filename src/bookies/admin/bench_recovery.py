@@ -12,7 +12,8 @@ of all processes that take part, the auditor's passes over all ledgers and the c
 included, over the ledgers of the dead bookie; and by who asked for what, of those that are not next to nothing.
 
 Latencies *during* count from the kill, so that its own effect on writers is in them; *repairing*, from the first mark.
-`--bytes` makes the ledgers few and large instead of many and small.
+`--bytes` makes the ledgers few and large instead of many and small. What is added meanwhile is small in any case.
+Whether the disk holds all of it is looked at first, and again when the rate is known: it never fills.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from bookies.admin.bench_drive import memory_kib
-from bookies.admin.common import Progress, print_json, print_table, run_async
+from bookies.admin.common import Progress, print_json, print_table, run_async, size_text
 from bookies.admin.histogram import Histogram
 from bookies.admin.usage import UsageError
 
@@ -47,6 +48,10 @@ LOADED_LEDGERS = 4  # written to all the time
 FILLED_AT_ONCE = 32
 CHUNK_SIZE = 1 << 20  # bytes that a ledger is filled by at a time
 LARGE_LEDGERS, LARGE_SIZE = 100, 16_384  # with --bytes: how many ledgers, and of which entries
+LOAD_SIZE = 1024  # of an entry that is added meanwhile, at most
+COPIES = 3
+REPAIR_S = 300.0  # that the load is taken to go on for while it is repaired
+SPARE = 0.1  # of what is free: stays so
 SHOWN_MIN = 0.01  # operations a ledger
 WINDOW = 64  # adds in flight while the rate is measured
 RATE_S = 15.0  # that the rate is measured for: the first seconds are faster than what lasts
@@ -75,7 +80,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"that adds are measured before (default {BEFORE_S}: checkpoints, which are felt, come once a minute)",
     )
     parser.add_argument(
-        "--load", type=float, default=0.5, help="adds during it, as a share of what the cluster takes (default 0.5)"
+        "--load",
+        type=float,
+        default=0.5,
+        help="adds during it, of 1 KiB or less, as a share of what the cluster takes (default 0.5)",
     )
 
 
@@ -110,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
     cluster = LocalCluster(os.path.join(directory, "bk-data"), BOOKIES, lease_ms=LEASE_MS, settings=settings)
     try:
         cluster.start()
-        result = run_async(partial(_measure, cluster, arguments))
+        result = run_async(partial(_measure, cluster, directory, arguments))
     finally:
         cluster.stop()
         shutil.rmtree(directory, ignore_errors=True)
@@ -134,7 +142,7 @@ def _text(value: object) -> str:
     return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-async def _measure(cluster: LocalCluster, arguments: argparse.Namespace) -> dict[str, Any]:
+async def _measure(cluster: LocalCluster, directory: str, arguments: argparse.Namespace) -> dict[str, Any]:
     from bookies.client.client import Client
     from bookies.metadata.uri import connect
     from bookies.runtime import aio
@@ -142,7 +150,7 @@ async def _measure(cluster: LocalCluster, arguments: argparse.Namespace) -> dict
     runtime = aio.runtime()
     driver = connect(cluster.metadata_uri, runtime, may_create=False)
     async with Client(runtime, driver) as client:
-        result = await Bench(cluster, client, driver, arguments).run()
+        result = await Bench(cluster, client, driver, arguments, Space(directory)).run()
     return result | {"largest_bookie_mib": max(map(_memory_of, cluster.pids()), default=0.0)}
 
 
@@ -167,6 +175,23 @@ class Counted(NamedTuple):
     size: int
     operations: float
     names: Mapping[str, int] = MappingProxyType({})
+
+
+class Space:
+    """What is free on the disk of this directory, where the bookies keep their data."""
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._directory = directory
+
+    def check(self, payload_size: float, options: str) -> None:
+        """Raises UsageError when the copies of so many bytes leave too little."""
+        disk = shutil.disk_usage(self._directory)
+        needed, free = int(payload_size * COPIES), int(disk.free * (1 - SPARE))
+        if needed > free:
+            raise UsageError(
+                f"some {size_text(needed)} would be written, and {size_text(free)} are free in {self._directory}: "
+                f"give less ({options}), or set BK_BENCH_DIRECTORY to a place on a larger disk"
+            )
 
 
 @dataclass
@@ -226,23 +251,35 @@ class _Load:
 
 
 class Bench:
-    """One run on a cluster whose bookies serve. `counted` may be put in another way."""
+    """One run on a cluster whose bookies serve. `counted` may be put in another way. `space`: of its disk."""
 
-    def __init__(self, cluster: Cluster, client: Client, driver: MetadataDriver, arguments: argparse.Namespace) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        client: Client,
+        driver: MetadataDriver,
+        arguments: argparse.Namespace,
+        space: Space,
+    ) -> None:
         self._cluster = cluster
         self._client = client
         self._driver = driver
         self._arguments = arguments
         self._payload = os.urandom(arguments.size)
+        self._space = space
 
     async def run(self) -> dict[str, Any]:
         from bookies.model import BookieId
 
         arguments = self._arguments
+        filled_size = arguments.ledgers * arguments.entries * arguments.size
+        self._space.check(filled_size, "--ledgers, --entries or --bytes")
         await self._fill()
-        load = _Load([await self._create() for _ in range(LOADED_LEDGERS)], self._payload)
+        load = _Load([await self._create() for _ in range(LOADED_LEDGERS)], self._payload[:LOAD_SIZE])
         most = await load.measure_rate(min(RATE_S, arguments.seconds))
         per_s = most * arguments.load
+        loaded_s = 2 * arguments.seconds + (0 if arguments.quick else REPAIR_S)
+        self._space.check(filled_size / BOOKIES + per_s * len(load.payload) * loaded_s, "--load or --seconds")
         adding = asyncio.ensure_future(load.run(per_s)) if per_s else None
         await asyncio.sleep(arguments.seconds)  # until what was filled in has been checkpointed too
         load.take()

@@ -13,10 +13,10 @@ from bookies.admin.common import Progress, Session, check_rate, print_json, say,
 if TYPE_CHECKING:
     from bookies.metadata.driver import MetadataDriver
     from bookies.replication.by_hand import ByHand
-    from bookies.replication.repair import Outcome
     from bookies.replication.status import RecoveryStatus
 
 FAILED = "failed"  # of a ledger: there is none, or its record cannot be read
+LOCKED = "locked"  # somebody else has its lock, and had it for a minute
 
 # -- repair ------------------------------------------------------------------------------------------------------------
 
@@ -77,14 +77,18 @@ async def _show(hand: ByHand, ids: Sequence[int], arguments: argparse.Namespace)
 async def _repair_all(driver: MetadataDriver, hand: ByHand, ids: Sequence[int], arguments: argparse.Namespace) -> int:
     from bookies.admin.drain import who
     from bookies.admin.explain import SWITCHED_OFF
-    from bookies.errors import LedgerNotFound, MetadataCorrupt
+    from bookies.admin.replication import one_by_one
+    from bookies.errors import LedgerLocked, LedgerNotFound, MetadataCorrupt
     from bookies.model import BookieId
     from bookies.protocol.repair_work import RepairState
     from bookies.protocol.replicate import Pace
+    from bookies.replication.repair import Totals
+    from bookies.replication.status import problem_facts
 
     progress = Progress("ledgers", len(ids), quiet=arguments.json)
     pace, rows = Pace(arguments.rate), list[dict[str, Any]]()
-    for count, ledger_id in enumerate(ids, 1):
+
+    async def repair(ledger_id: int) -> None:
         try:
             outcome, totals = await hand.repair(
                 ledger_id,
@@ -96,17 +100,25 @@ async def _repair_all(driver: MetadataDriver, hand: ByHand, ids: Sequence[int], 
             )
         except (LedgerNotFound, MetadataCorrupt) as error:
             if isinstance(error, LedgerNotFound) and ledger_id not in arguments.ledgers:
-                continue  # Deleted since it was marked.
-            row = _failed(ledger_id, error) | {"entries": 0, "size": 0, "sealed": False}
+                return  # Deleted since it was marked.
+            add(_failed(ledger_id, error), Totals())
         else:
-            row = _row(ledger_id, outcome)
-            row |= {"entries": totals.entries, "size": totals.size, "sealed": bool(totals.sealed)}
-        rows.append(row)
+            add(
+                {"ledger": ledger_id, "state": outcome.state.value} | problem_facts(outcome.waits, outcome.losses),
+                totals,
+            )
+
+    def add(row: dict[str, Any], totals: Totals) -> None:
+        rows.append(row | {"entries": totals.entries, "size": totals.size, "sealed": bool(totals.sealed)})
         if not arguments.json and row["state"] != RepairState.HEALTHY.value:
             progress.clear()
             _print_problems(row)
-        progress.update(count)
-    progress.clear()
+
+    def give_up(error: LedgerLocked) -> None:
+        row: dict[str, Any] = {"ledger": error.ledger_id, "state": LOCKED, "by": error.owner, "waits": [], "losses": []}
+        add(row, Totals())
+
+    await one_by_one(ids, repair, give_up, progress)
     left = [row for row in rows if row["state"] != RepairState.HEALTHY.value]
     if arguments.json:
         print_json({"dry_run": False, "ledgers": rows})
@@ -129,19 +141,11 @@ def _and_failed(ids: Sequence[int]) -> str:
     return f"; {len(ids):,} failed: {', '.join(map(str, ids))}" if ids else ""
 
 
-def _row(ledger_id: int, outcome: Outcome | None) -> dict[str, Any]:
-    from bookies.replication.status import problem_facts
-
-    if outcome is None:
-        return {"ledger": ledger_id, "state": "locked", "waits": [], "losses": []}
-    return {"ledger": ledger_id, "state": outcome.state.value, **problem_facts(outcome.waits, outcome.losses)}
-
-
 def _print_problems(row: dict[str, Any]) -> None:
     from bookies.admin.explain import problem_lines
 
-    if row["state"] == "locked":
-        print(f"ledger {row['ledger']}: somebody else is repairing it")
+    if row["state"] == LOCKED:
+        print(f"ledger {row['ledger']}: {row['by'] or 'somebody else'} is repairing it; repeat it when that is done")
         return
     if row["state"] == FAILED:
         print(row["error"])

@@ -6,7 +6,7 @@ Sizes and counts are of copies, so an entry that goes to two new bookies counts 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from bookies.admin.common import Progress, Session, print_json, print_table, say_unreadable, size_text
@@ -148,29 +148,12 @@ class LedgerRepairs:
         ledgers = self._session.client.ledgers(unreadable=unreadable)
         wanted = list(dict.fromkeys(arguments.ledgers)) or [record.ledger_id async for record in ledgers]
         progress = Progress("ledgers repaired", len(wanted), quiet=arguments.json)
-        done = 0
 
-        async def carry_out(ledger_ids: Sequence[int], is_last: bool) -> list[int]:
-            nonlocal done
-            locked: list[int] = []
-            for ledger_id in ledger_ids:
-                try:
-                    await self._repair(ledger_id)
-                except LedgerLocked as error:
-                    if not is_last:
-                        if len(ledger_ids) == len(wanted):  # the first time
-                            progress.note(_locked_line(ledger_id, error.owner or "somebody"))
-                        locked.append(ledger_id)
-                        continue
-                    self._failed[ledger_id] = [error]
-                done += 1
-                progress.update(done)
-            return locked
+        def give_up(error: LedgerLocked) -> None:
+            assert error.ledger_id is not None
+            self._failed[error.ledger_id] = [error]
 
-        try:
-            await in_rounds(wanted, carry_out)
-        finally:
-            progress.clear()
+        await one_by_one(wanted, self._repair, give_up, progress)
         self._print(len(wanted))
         return say_unreadable("ledger", unreadable) or int(bool(self._failed))
 
@@ -232,6 +215,38 @@ async def repair_ledgers(session: Session, arguments: argparse.Namespace) -> int
         return await LedgerRepairs(session, membership, arguments).run()
     finally:
         membership.stop()
+
+
+async def one_by_one(
+    ledger_ids: Sequence[int],
+    repair: Callable[[int], Awaitable[None]],
+    give_up: Callable[[LedgerLocked], None],
+    progress: Progress,
+) -> None:
+    """Repair each; those that somebody else has locked again at the end, for about a minute, and then give them up."""
+    done = 0
+
+    async def carry_out(todo: Sequence[int], is_last: bool) -> list[int]:
+        nonlocal done
+        locked: list[int] = []
+        for ledger_id in todo:
+            try:
+                await repair(ledger_id)
+            except LedgerLocked as error:
+                if not is_last:
+                    if len(todo) == len(ledger_ids):  # the first time
+                        progress.note(_locked_line(ledger_id, error.owner or "somebody"))
+                    locked.append(ledger_id)
+                    continue
+                give_up(error)
+            done += 1
+            progress.update(done)
+        return locked
+
+    try:
+        await in_rounds(ledger_ids, carry_out)
+    finally:
+        progress.clear()
 
 
 def _locked_line(ledger_id: int, owner: str) -> str:

@@ -13,17 +13,23 @@ from contextlib import asynccontextmanager
 
 from bookies.errors import LedgerLocked
 from bookies.metadata.driver import MetadataDriver
-from bookies.metadata.recovery_store import LedgerLock
+from bookies.metadata.recovery_store import LedgerLock, Mark
 
 AGAIN_S = 5.0  # before another look at ledgers that somebody else has locked
 TRIES = 12
 
 
 @asynccontextmanager
-async def ledger_locked(driver: MetadataDriver, ledger_id: int, owner: str) -> AsyncIterator[LedgerLock]:
-    """Hold it, whether the ledger is marked or not. Never waits. Raises `LedgerLocked`, `MetadataError`."""
+async def ledger_locked(
+    driver: MetadataDriver, ledger_id: int, owner: str, mark: Mark | None = None
+) -> AsyncIterator[LedgerLock]:
+    """Hold it, whether the ledger is marked or not; with `mark`: while that is how it is marked. Never waits.
+
+    Raises `LedgerLocked`, also when the mark is another one by now; `MetadataError`.
+    """
     store = driver.recovery
-    lock = await store.lock(ledger_id, owner, needs_mark=False)
+    version = None if mark is None else mark.version
+    lock = await store.lock(ledger_id, owner, needs_mark=mark is not None, mark_version=version)
     if lock is None:
         holder = (await store.locks()).get(ledger_id)
         raise LedgerLocked(

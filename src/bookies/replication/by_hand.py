@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 from bookies.client.administration import Administration
+from bookies.client.ledger_lock import ledger_locked
 from bookies.client.metadata_loop import MetadataLoop
 from bookies.errors import BookKeeperError, ClientClosed, InvalidArgument, LedgerNotFound, MetadataError
 from bookies.metadata.driver import MetadataDriver, Versioned
@@ -128,13 +129,12 @@ class ByHand:
         seals: bool = False,
         pace: Pace | None = None,
         percentage: int = 0,
-    ) -> tuple[Outcome | None, Totals]:
-        """Repair it under its lock, whatever the switch says; its mark goes when it is whole. None: somebody else has
-        the lock. `lost`: bookies that are away and shall count as lost; for others of which somebody else says so that
-        is made sure of first, which takes some seconds. `seals`: an open ledger that a lost bookie is in is sealed,
-        which ends its writer.
+    ) -> tuple[Outcome, Totals]:
+        """Repair it under its lock, whatever the switch says; its mark goes when it is whole. `lost`: bookies that
+        are away and shall count as lost; for others of which somebody else says so that is made sure of first, which
+        takes some seconds. `seals`: an open ledger that a lost bookie is in is sealed, which ends its writer.
 
-        Raises `LedgerNotFound`, `MetadataError`, `InvalidArgument` for a bookie that is registered.
+        Raises `LedgerNotFound`, `LedgerLocked`, `MetadataError`, `InvalidArgument` for a bookie that is registered.
         """
         self._check_lost(lost)
         await self._administration.record(ledger_id)
@@ -142,30 +142,25 @@ class ByHand:
         mark = await store.mark_of(ledger_id)
         believed, has_witness = await self._believed(mark, lost)
         await self._membership.settle(believed)
-        version = None if mark is None else mark.version  # A mark that grows meanwhile stands for more, and stays.
-        lock = await store.lock(ledger_id, owner, needs_mark=mark is not None, mark_version=version)
-        if lock is None:
-            return None, totals
 
         def grace(found: Versioned) -> float:
             return 0.0 if seals else UNLIMITED_S
 
-        repair = LedgerRepair(
-            self._administration,
-            partial(self._updating, lock=lock),
-            lambda: self._membership.circumstances([*self._membership.long_away(believed), *lost]),
-            grace,
-            pace or Pace(None),
-            totals,
-            percentage,
-            may_lack=lambda: self._membership.may_lack(() if mark is None else mark.replicas, None),
-        )
-        try:
+        # A mark that grows meanwhile stands for more, and stays.
+        async with ledger_locked(self._driver, ledger_id, owner, mark) as lock:
+            repair = LedgerRepair(
+                self._administration,
+                partial(self._updating, lock=lock),
+                lambda: self._membership.circumstances([*self._membership.long_away(believed), *lost]),
+                grace,
+                pace or Pace(None),
+                totals,
+                percentage,
+                may_lack=lambda: self._membership.may_lack(() if mark is None else mark.replicas, None),
+            )
             outcome = await repair.run(ledger_id)
             if outcome.state is RepairState.HEALTHY and mark is not None:
                 await store.done(lock)
-        finally:
-            await store.unlock(lock)
         outcome.waits = _said(ledger_id, outcome.waits, has_witness)
         return outcome, totals
 

@@ -310,7 +310,7 @@ class Worker:
             self._named[ledger_id] = {each: seen.get(each, now) for each in mark.replicas}
         repair = LedgerRepair(
             self._client.administration(),
-            partial(MetadataLoop, self._runtime, self._driver),
+            partial(MetadataLoop, self._runtime, self._driver, lock=lock),
             partial(self._circumstances, ledger_id),
             self._grace_left,
             self._pace,

@@ -48,7 +48,9 @@ class StoreReads(StoreAccess):
         pieces = parts.cache.read_batch(ledger_id, first_entry_id, max(1, count_max), size_max)
         if pieces:
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        return await self._read_stored(parts, ledger, first_entry_id, max(1, count_max), size_max)
+        # What is stored of an entry that was added again is older than what the cache has of it.
+        stop = parts.cache.next_held(ledger_id, first_entry_id, first_entry_id + max(1, count_max))
+        return await self._read_stored(parts, ledger, first_entry_id, stop - first_entry_id, size_max)
 
     async def _read_stored(
         self, parts: Opened, ledger: Ledger, first_entry_id: int, count_max: int, size_max: int

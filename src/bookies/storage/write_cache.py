@@ -123,6 +123,24 @@ class LedgerRuns:
                 return run, index
         return None
 
+    def next_held(self, first: int, stop: int) -> int:
+        """The smallest entry id from `first` on that is here, at most `stop`."""
+        at = bisect_right(self._runs, first, key=_FIRST)
+        if at < len(self._runs):
+            stop = min(stop, self._runs[at].first)
+        if at and self._runs[at - 1].last >= first:
+            ids = self._runs[at - 1].entry_ids
+            stop = min(stop, ids[bisect_left(ids, first)])
+        return self.next_later(first, stop)
+
+    def next_later(self, first: int, stop: int) -> int:
+        """As `next_held`, of those that came later than what they overlap: their copies in longer runs do not count."""
+        if not self._later:
+            return stop
+        if len(self._later) < stop - first:
+            return min((entry_id for entry_id in self._later if first <= entry_id < stop), default=stop)
+        return next((entry_id for entry_id in range(first, stop) if entry_id in self._later), stop)
+
     def ordered(self) -> Iterator[Run]:
         """All runs, ascending as far as the precedence of later copies allows."""
         yield from self._runs
@@ -202,12 +220,10 @@ class WriteCache:
 
     def find(self, ledger_id: int, entry_id: int) -> tuple[Run, int] | None:
         """(run, index in it) of an entry."""
-        runs = self.current.ledgers.get(ledger_id)
-        found = runs.find(entry_id) if runs is not None else None
-        if found is None and self.snapshot is not None:
-            runs = self.snapshot.ledgers.get(ledger_id)
-            found = runs.find(entry_id) if runs is not None else None
-        return found
+        for runs in self._runs_of_generations(ledger_id):
+            if (found := runs.find(entry_id)) is not None:
+                return found
+        return None
 
     def read(self, ledger_id: int, entry_id: int) -> bytes | None:
         """The body of an entry."""
@@ -218,10 +234,19 @@ class WriteCache:
         """Pieces of records of consecutive entries, as many as are here and fit; the first one even if it does not."""
         pieces: list[bytes] = []
         size = 0
-        while count_max > 0 and (found := self.find(ledger_id, first)) is not None:
+        newest_first = self._runs_of_generations(ledger_id)
+        while count_max > 0:
+            age, found = 0, None
+            while age < len(newest_first) and (found := newest_first[age].find(first)) is None:
+                age += 1
+            if found is None:
+                break
             run, index = found
+            stop = newest_first[age].next_later(first + 1, first + run.consecutive(index, count_max))
+            for newer in newest_first[:age]:
+                stop = newer.next_held(first + 1, stop)
+            count = stop - first
             starts = run.records.starts
-            count = run.consecutive(index, count_max)
             limit = starts[index] + max(0, size_max - size)
             fitting = bisect_right(starts, limit, lo=index, hi=index + count + 1) - 1 - index
             if not pieces:
@@ -235,13 +260,20 @@ class WriteCache:
             count_max -= fitting
         return pieces
 
+    def next_held(self, ledger_id: int, first: int, stop: int) -> int:
+        """The smallest entry id from `first` on that is here, at most `stop`: what is stored counts only up to it."""
+        for runs in self._runs_of_generations(ledger_id):
+            stop = runs.next_held(first, stop)
+        return stop
+
     def runs_of(self, ledger_id: int) -> list[Run]:
         """Every run of a ledger, older ones first."""
-        found: list[Run] = []
-        for generation in (self.snapshot, self.current):
-            if generation is not None and (runs := generation.ledgers.get(ledger_id)) is not None:
-                found.extend(runs.ordered())
-        return found
+        return [run for runs in reversed(self._runs_of_generations(ledger_id)) for run in runs.ordered()]
+
+    def _runs_of_generations(self, ledger_id: int) -> list[LedgerRuns]:
+        """What the generations hold of a ledger, the newest first: what they have in common counts in the first."""
+        generations = (self.current,) if self.snapshot is None else (self.current, self.snapshot)
+        return [runs for each in generations if (runs := each.ledgers.get(ledger_id)) is not None]
 
 
 def _is_ascending(entry_ids: Sequence[int]) -> bool:

@@ -6,6 +6,7 @@ import argparse
 import json
 import pathlib
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -13,11 +14,14 @@ from bookies.admin.cli import main
 from bookies.admin.commands import recovery
 from bookies.admin.commands.recovery import GONE, _print_status
 from bookies.admin.recovery_work import _print_sample, sample_of
+from bookies.client import ledger_lock
 from bookies.metadata.driver import MetadataDriver
 from bookies.metadata.recovery_store import AuditKind
 from bookies.metadata.uri import connect
 from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.repair_work import Cause, Loss, RepairState, Wait
+from bookies.replication.by_hand import ByHand
+from bookies.replication.repair import Outcome, Totals
 from bookies.replication.status import ProcessStatus, StatusRecord, pack, read_status, report_facts
 from bookies.replication.worker import LedgerReport
 from bookies.runtime import aio
@@ -191,6 +195,47 @@ def test_repairing_goes_on_behind_a_ledger_that_is_not_there(
         assert await driver.recovery.mark_of(2) is None
 
     on(store, marked)
+
+
+def test_what_somebody_else_has_locked_is_done_at_the_end_or_left(
+    store: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repair = ByHand.repair
+    lets_go_at: list[int] = []  # the first of its two ledgers, at the second try
+    tried: list[int] = []
+
+    async def with_somebody_else(hand: ByHand, ledger_id: int, owner: str, **options: Any) -> tuple[Outcome, Totals]:
+        tried.append(ledger_id)
+        other = connect(f"file:{store}", aio.runtime())
+        await other.open()
+        is_held = ledger_id == 2 and tried.count(2) not in lets_go_at
+        lock = await other.recovery.lock(2, "ann", needs_mark=False) if is_held else None
+        try:
+            return await repair(hand, ledger_id, owner, **options)
+        finally:
+            if lock is not None:
+                await other.recovery.unlock(lock)
+            await other.close()
+
+    async def fill(driver: MetadataDriver) -> None:
+        for ledger_id in (2, 3):
+            await driver.create_ledger(LedgerMetadata(ledger_id, 1, 1, 1, ((0, (B1,)),), LedgerState.CLOSED, -1))
+
+    monkeypatch.setattr(ByHand, "repair", with_somebody_else)
+    monkeypatch.setattr(ledger_lock, "AGAIN_S", 0.0)
+    on(store, fill)
+    assert bk("repair", "2", "3") == 1
+    out, err = capsys.readouterr()
+    assert "ledger 2: ann has its lock; it is tried again at the end" in err
+    assert "ledger 2: ann is repairing it; repeat it when that is done\n1 of 2 ledgers are whole" in out
+    assert tried == [2, 3, *[2] * (ledger_lock.TRIES - 1)]
+
+    tried.clear()
+    lets_go_at.append(2)
+    assert bk("repair", "2", "3", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["ledgers"]
+    assert [(row["ledger"], row["state"]) for row in rows] == [(3, "healthy"), (2, "healthy")]
+    assert tried == [2, 3, 2]
 
 
 def test_nobody_is_lost_whom_nobody_knows(store: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
