@@ -1,12 +1,12 @@
 """How far one machine goes: 1 to 4 of our bookies under 1 to 4 client processes, every mixture of them.
 
-    python -m benchmarks.scale                          a good hour (make bench-scale)
+    python -m benchmarks.scale                          half an hour (make bench-scale)
     python -m benchmarks.scale --quick                  within two minutes: whether all works, no figures to believe
     python -m benchmarks.scale --json FILE && python -m benchmarks.model FILE
 
-Ours alone, metadata in the embedded store. Ledgers have E=Qw=min(3, bookies) and Qa=min(2, bookies). Each client process
-has four ledgers of its own for adds and one for reads; all processes begin to count at one moment and count for the same
-time. docs/performance.md says what the figures are for.
+Ours alone, metadata in the embedded store. Ledgers have E=Qw=min(3, bookies) and Qa=min(2, bookies). Each client
+process has four ledgers of its own for adds and one for reads; all processes begin to count at one moment and count for
+the same time. docs/performance.md says what the figures are for.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ import pathlib
 import shutil
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 from benchmarks.suite import limits, processes
@@ -58,10 +59,9 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a cell, the `number`th. `values`: see `Team.measure`; empty when it failed."""
+    """One run of a cell. `values`: see `Team.measure`; empty when it failed."""
 
     cell: Cell
-    number: int
     values: dict[str, float]
     failure: str = ""
 
@@ -87,7 +87,7 @@ CASES = {case.name: case for case in (*GRID, *SINGLES)}
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """`seconds` are counted after `warmup`; `entries` of each ledger that is read; the grid: so many bookies, clients."""
+    """`seconds` are counted after `warmup`; `entries` of each ledger that is read; the grid: bookies, clients."""
 
     seconds: float = 4.0
     warmup: float = 2.0
@@ -115,25 +115,33 @@ def cells(pace: Pace) -> list[Cell]:
 
 
 class Team:
-    """Several drivers on one cluster, each a process."""
+    """Several drivers on one cluster, each a process and told its `words`. Use as a context manager."""
 
-    def __init__(self, cluster: OurCluster, count: int, words: Sequence[Sequence[str]]) -> None:
+    def __init__(self, cluster: OurCluster, words: Sequence[Sequence[str]]) -> None:
         self._cluster = cluster
         self._log = cluster.directory / "drive.log"
         self._log.unlink(missing_ok=True)
-        self._words, self._count = words, count
-        self._team: list[Any] = []
+        self._words = words
+        self._team: list[subprocess.Popen[str]] = []
+        self._patience = threading.Timer(PATIENCE_S, self._give_up)
 
     def __enter__(self) -> Team:
-        for number in range(self._count):
-            command = [sys.executable, "-P", str(DRIVE), *self._words[number]]
+        for words in self._words:
+            command = [sys.executable, "-P", str(DRIVE), *words]
             environment = environment_of(None)
             self._team.append(processes.spawn(command, log=self._log, environment=environment, pipes=True))
+        self._patience.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._patience.cancel()
         for process in self._team:
             processes.stop(process)
+
+    def _give_up(self) -> None:
+        """End those that take far too long: whoever reads from them gets to know."""
+        for process in self._team:
+            process.kill()
 
     def results(self) -> list[dict[str, float]]:
         """Of each driver, when all have ended. Raises `DriveFailed`."""
@@ -153,6 +161,7 @@ class Team:
             self._wait(process, "ready")
         begin = time.perf_counter() + START_S
         for process in self._team:
+            assert process.stdin is not None
             process.stdin.write(f"{begin}\n")
             process.stdin.flush()
         time.sleep(max(0.0, begin - time.perf_counter()))
@@ -168,7 +177,8 @@ class Team:
         self._wait(self._team[0], "end")
         return self._values(before, self._look(), self.results())
 
-    def _wait(self, process: Any, event: str) -> dict[str, Any]:
+    def _wait(self, process: subprocess.Popen[str], event: str) -> dict[str, Any]:
+        assert process.stdout is not None
         for line in process.stdout:
             with contextlib.suppress(ValueError):
                 fact: dict[str, Any] = json.loads(line)
@@ -279,31 +289,24 @@ class Bench:
         """One cell. Raises `DriveFailed`, or `SystemExit` when the disk has no room for it."""
         cluster = self._started(cell.bookies)
         case, pace = CASES[cell.case], self._pace
-        common = ("--quorums", ",".join(map(str, quorums(cell.bookies))), "--metadata", cluster.metadata_uri)
-        common += ("--warmup", str(pace.warmup), "--seconds", str(pace.seconds))
-        words = [[*case.words, *common] for _ in range(cell.clients)]
+        times = ("--warmup", str(pace.warmup), "--seconds", str(pace.seconds))
+        words = [[*case.words, *self._common(cluster), *times] for _ in range(cell.clients)]
         if case.is_read:
             words = [[*each, "--ledger", str(ledger)] for each, ledger in zip(words, self._ledgers, strict=False)]
         os.sync()  # What the one before has written is not this one's to wait for.
-        with self._team(cluster, words) as team:
+        with Team(cluster, words) as team:
             return team.measure(pace.seconds) if "--together" in case.words else team.watch()
 
     def _fill(self, cluster: OurCluster) -> None:
         """With the ledgers that are read later; bookies are warm then."""
-        common = ("--quorums", ",".join(map(str, quorums(self._bookies))), "--metadata", cluster.metadata_uri)
-        words = ["fill", "--size", str(READ_SIZE), "--entries", str(self._pace.entries), *common]
-        with self._team(cluster, [words] * max(self._pace.clients)) as team:
+        entries = str(self._pace.entries)
+        words = ["fill", "--size", str(READ_SIZE), "--entries", entries, *self._common(cluster)]
+        with Team(cluster, [words] * max(self._pace.clients)) as team:
             self._ledgers = [int(each["ledger"]) for each in team.results()]
 
-    @contextlib.contextmanager
-    def _team(self, cluster: OurCluster, words: Sequence[Sequence[str]]) -> Iterator[Team]:
-        with Team(cluster, len(words), words) as team:
-            patience = threading.Timer(PATIENCE_S, team.__exit__)
-            patience.start()
-            try:
-                yield team
-            finally:
-                patience.cancel()
+    def _common(self, cluster: OurCluster) -> tuple[str, ...]:
+        """Words that every driver is told."""
+        return "--quorums", ",".join(map(str, quorums(self._bookies))), "--metadata", cluster.metadata_uri
 
     def _started(self, bookies: int) -> OurCluster:
         """A cluster of so many, with room on the disk for what a cell writes."""
@@ -313,8 +316,7 @@ class Bench:
             self.stop()
         if self._cluster is None:
             if not self._has_room():
-                needed = self._needed() / 1e9
-                raise SystemExit(f"{self._directory}: a run needs {needed:.0f} GB of free space; --directory names another")
+                raise SystemExit(f"a run needs {self._needed() / 1e9:.0f} GB of free space; --directory says where")
             self._bookies = bookies
             self._cluster = OurCluster(self._directory / f"{bookies}-bookies", bookies, zookeeper=False)
             self._cluster.start()
@@ -323,7 +325,7 @@ class Bench:
 
     def _needed(self) -> float:
         """Bytes: all that the disk takes in a cell, which lasts a little longer than what is counted."""
-        return KEPT_FREE + (self._pace.warmup + self._pace.seconds + 5) * 2 * self._disk_mb_s * 1e6
+        return KEPT_FREE + (self._pace.warmup + self._pace.seconds + 5) * 1.2 * self._disk_mb_s * 1e6
 
     def _has_room(self) -> bool:
         return shutil.disk_usage(self._directory).free > self._needed()
@@ -333,83 +335,91 @@ def measure(bench: Bench, pace: Pace, count: int, runs: list[Run]) -> None:
     """`count` rounds, each run added to `runs`; every other one in the opposite order."""
     planned = cells(pace)
     total = count * len(planned)
-    for number in range(count):
-        for cell in planned if number % 2 == 0 else reversed(planned):
+    for round_ in range(count):
+        for cell in planned if round_ % 2 == 0 else reversed(planned):
             try:
-                runs.append(Run(cell, number, bench.run(cell)))
+                runs.append(Run(cell, bench.run(cell)))
             except (DriveFailed, RuntimeError, OSError) as error:
                 bench.stop()
-                runs.append(Run(cell, number, {}, f"{type(error).__name__}: {error}"))
+                runs.append(Run(cell, {}, f"{type(error).__name__}: {error}"))
             _say(runs[-1], len(runs), total)
 
 
 def _say(run: Run, done: int, total: int) -> None:
     cell = f"{run.cell.case}, {run.cell.bookies} bookies, {run.cell.clients} clients"
     shown = run.failure or (
-        f"{run.values['entries_per_s']:,.0f}/s, {run.values['client_cpu_us']:.1f} + {run.values['bookies_cpu_us']:.1f} us, "
-        f"{run.values['used']:.2f} of {run.values['busy']:.2f} busy processors"
+        f"{run.values['entries_per_s']:,.0f}/s, {run.values['client_cpu_us']:.1f} + "
+        f"{run.values['bookies_cpu_us']:.1f} us, {run.values['used']:.2f} of {run.values['busy']:.2f} busy processors"
     )
     print(f"{time.strftime('%H:%M:%S')} {done}/{total}  {cell}: {shown}", file=sys.stderr, flush=True)
 
 
-def medians(runs: Sequence[Run]) -> dict[Cell, dict[str, float]]:
-    """Of each cell with a run that did not fail: every value's median."""
-    found: dict[Cell, dict[str, float]] = {}
-    for cell in dict.fromkeys(run.cell for run in runs):
-        values = [run.values for run in runs if run.cell == cell and run.values]
-        if values:
-            found[cell] = {name: statistics.median(each[name] for each in values) for name in values[0]}
-    return found
+def document(runs: Sequence[Run], allowed: limits.Limits) -> dict[str, Any]:
+    """Everything that counts, for `benchmarks.model`: of each cell the medians, and entries/s of each run."""
+    found = []
+    for cell in sorted({run.cell for run in runs}, key=lambda each: (list(CASES).index(each.case), *astuple(each)[1:])):
+        mine = [run for run in runs if run.cell == cell]
+        values = [run.values for run in mine if run.values]
+        middle = {name: significant(statistics.median(each[name] for each in values)) for name in (values or [{}])[0]}
+        rates = [significant(each["entries_per_s"]) for each in values]
+        facts = {"size": CASES[cell.case].size, "failed": len(mine) - len(values), "rates": rates}
+        found.append({**asdict(cell), **facts, **middle})
+    return {"cores": CORES, "limits": asdict(allowed), "cells": found}
 
 
-def tables(runs: Sequence[Run]) -> str:
-    """Markdown: entries a second by bookies and clients; then everything of each cell."""
-    found = medians(runs)
-    parts = []
-    for case in GRID:
-        mine = [cell for cell in found if cell.case == case.name]
-        if mine:
-            parts.append(_rates(case.name, mine, runs))
-    head = "| case | bookies | clients | entries/s | client, CPU s for 1,000,000 | bookies, the same | processors, % | busy in all, % | "
-    lines = [f"{head}B to disk for each of payload | p50, ms |", f"|---|{'---:|' * 9}"]
-    for cell, values in found.items():
-        columns = (
-            f"{cell.bookies}",
-            f"{cell.clients}",
-            f"{values['entries_per_s']:,.0f}",
-            number(values["client_cpu_us"]),
-            number(values["bookies_cpu_us"]),
-            f"{100 * values['used'] / CORES:.0f}",
-            f"{100 * values['busy'] / CORES:.0f}",
-            number(values["written_per_payload"]) if "written_per_payload" in values else NOTHING,
-            number(values["p50_us"] / 1000) if not CASES[cell.case].is_read else NOTHING,
-        )
-        lines.append(f"| {cell.case} | {' | '.join(columns)} |")
-    return "\n\n".join([*parts, "\n".join(lines)])
+def significant(value: float) -> float:
+    """Five digits of it."""
+    return float(f"{value:.5g}")
 
 
-def _rates(case: str, mine: Sequence[Cell], runs: Sequence[Run]) -> str:
-    clients = sorted({cell.clients for cell in mine})
-    heads = " | ".join(f"{each} client{'s' * (each > 1)}" for each in clients)
-    lines = [f"| {case}, entries/s | {heads} |", f"|---|{'---:|' * len(clients)}"]
-    for bookies in sorted({cell.bookies for cell in mine}):
-        texts = []
-        for each in clients:
-            rates = [r.values["entries_per_s"] for r in runs if r.values and r.cell == Cell(case, bookies, each)]
-            middle = spread(rates)
-            texts.append(NOTHING if middle is None else _spread(middle.median, middle.low, middle.high))
-        lines.append(f"| {bookies} bookie{'s' * (bookies > 1)} | {' | '.join(texts)} |")
+def text_of(measured: Mapping[str, Any]) -> str:
+    """As JSON, a line a cell."""
+    lines = ",\n".join(f"  {json.dumps(cell)}" for cell in measured["cells"])
+    head = json.dumps({name: value for name, value in measured.items() if name != "cells"})
+    return f'{head[:-1]}, "cells": [\n{lines}\n]}}\n'
+
+
+def rates(measured: Mapping[str, Any]) -> str:
+    """Markdown: entries a second of all clients, by bookies and clients."""
+    counts = sorted({cell["clients"] for cell in measured["cells"]})
+    heads = " | ".join(f"{each} client{'s' * (each > 1)}" for each in counts)
+    lines = [f"| entries/s | bookies | {heads} |", f"|---|---:|{'---:|' * len(counts)}"]
+    by_row: dict[tuple[str, int], dict[int, Mapping[str, Any]]] = {}
+    for cell in measured["cells"]:
+        if cell["case"] in {case.name for case in GRID}:
+            by_row.setdefault((cell["case"], cell["bookies"]), {})[cell["clients"]] = cell
+    for (case, bookies), row in by_row.items():
+        texts = [_spread(row[each]["rates"]) if each in row else NOTHING for each in counts]
+        lines.append(f"| {case} | {bookies} | {' | '.join(texts)} |")
     return "\n".join(lines)
 
 
-def _spread(median: float, low: float, high: float) -> str:
-    return f"{median:,.0f}" if low == high else f"{median:,.0f} ({low:,.0f} to {high:,.0f})"
+def _spread(values: Sequence[float]) -> str:
+    found = spread(values)
+    if found is None:
+        return NOTHING
+    if found.low == found.high:
+        return f"{found.median:,.0f}"
+    return f"{found.median:,.0f} ({found.low:,.0f} to {found.high:,.0f})"
 
 
-def document(runs: Sequence[Run], allowed: limits.Limits) -> dict[str, Any]:
-    """Everything, for `benchmarks.model`."""
-    cells_found = [{**asdict(cell), "size": CASES[cell.case].size, **values} for cell, values in medians(runs).items()]
-    return {"cores": CORES, "limits": asdict(allowed), "cells": cells_found, "runs": [asdict(run) for run in runs]}
+def costs(measured: Mapping[str, Any]) -> str:
+    """Markdown: what each cell cost."""
+    cores = measured["cores"]
+    head = "| case | bookies | clients | entries/s | clients, CPU s for 1,000,000 entries | bookies, the same |"
+    head += " processors, % | in all, % | B to disks for each of payload | p50, ms |"
+    lines = [head, f"|---|{'---:|' * 9}"]
+    for cell in (each for each in measured["cells"] if each["rates"]):
+        columns = (
+            f"{cell['bookies']} | {cell['clients']} | {cell['entries_per_s']:,.0f}",
+            number(cell["client_cpu_us"]),
+            number(cell["bookies_cpu_us"]),
+            f"{100 * cell['used'] / cores:.0f} | {100 * cell['busy'] / cores:.0f}",
+            number(cell["written_per_payload"]) if "written_per_payload" in cell else NOTHING,
+            number(cell["p50_us"] / 1000) if cell["p50_us"] else NOTHING,
+        )
+        lines.append(f"| {cell['case']} | {' | '.join(columns)} |")
+    return "\n".join(lines)
 
 
 def main() -> int:
@@ -450,9 +460,10 @@ def _measure(arguments: argparse.Namespace, pace: Pace, count: int, runs: list[R
             with Bench(directory, pace, allowed.disk_mb_s) as bench:
                 measure(bench, pace, count, runs)
         finally:  # What was measured before an interrupt is not lost.
-            print(f"\n{tables(runs)}", flush=True)
+            found = document(runs, allowed)
+            print(f"\n{rates(found)}\n\n{costs(found)}", flush=True)
             if arguments.json:
-                pathlib.Path(arguments.json).write_text(json.dumps(document(runs, allowed), indent=1))
+                pathlib.Path(arguments.json).write_text(text_of(found))
 
 
 if __name__ == "__main__":
