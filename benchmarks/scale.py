@@ -80,7 +80,7 @@ GRID = (
 SINGLES = (
     Case("one in flight", 1024, adding(1024, 1, 1)),
     Case("a ledger an entry", 100, adding(100, 1000, 1000)),
-    Case("create and seal", 0, ("create", "--window", "16")),
+    Case("create and seal", 0, ("create", "--window", "16", "--together", "yes")),
 )
 CASES = {case.name: case for case in (*GRID, *SINGLES)}
 
@@ -169,13 +169,6 @@ class Team:
         time.sleep(max(0.0, begin + seconds - time.perf_counter()))
         after = self._look()
         return self._values(before, after, self.results())
-
-    def watch(self) -> dict[str, float]:
-        """The same of drivers that begin by themselves: from their begin to their end."""
-        self._wait(self._team[0], "begin")
-        before = self._look()
-        self._wait(self._team[0], "end")
-        return self._values(before, self._look(), self.results())
 
     def _wait(self, process: subprocess.Popen[str], event: str) -> dict[str, Any]:
         assert process.stdout is not None
@@ -295,7 +288,7 @@ class Bench:
             words = [[*each, "--ledger", str(ledger)] for each, ledger in zip(words, self._ledgers, strict=False)]
         os.sync()  # What the one before has written is not this one's to wait for.
         with Team(cluster, words) as team:
-            return team.measure(pace.seconds) if "--together" in case.words else team.watch()
+            return team.measure(pace.seconds)
 
     def _fill(self, cluster: OurCluster) -> None:
         """With the ledgers that are read later; bookies are warm then."""

@@ -16,8 +16,9 @@ Apache's client, in the same words.
     create  and seal ledgers, --window at a time
 
 `--warmup` and `--seconds` say how long. `--cold yes`: what is read has not been read before, and is read once.
-`--together yes` (add, read): after the warm-up "ready", and work goes on until the moment that a line tells, by
-CLOCK_MONOTONIC, at which every driver that was told the same begins.
+`--together yes` (add, read, create): after the warm-up "ready", and work goes on until the moment that a line tells, by
+CLOCK_MONOTONIC, at which every driver that was told the same begins. After its result it waits for another line, so
+that nobody who looks at it late finds it gone.
 """
 
 from __future__ import annotations
@@ -378,16 +379,17 @@ async def recover(drive: Drive) -> None:
 async def create(drive: Drive) -> None:
     arguments = drive.arguments
     async with bk.connect(arguments.metadata) as client:
-        until = time.perf_counter() + arguments.warmup + arguments.seconds
+        is_stopping = False
 
         async def creator() -> None:
-            while time.perf_counter() < until:
+            while not is_stopping:
                 since = time.perf_counter()
                 await (await drive.create(client)).seal()
                 drive.count(since, 0)
 
         work = asyncio.gather(*(creator() for _ in range(arguments.window)))
         await drive.window_of_time(work)
+        is_stopping = True
         await work
 
 
@@ -418,6 +420,8 @@ def main() -> int:
     drive = Drive(parser.parse_args())
     aio.run(MODES[drive.arguments.mode](drive))
     drive.report()
+    if drive.arguments.together == "yes":
+        sys.stdin.readline()
     return 0
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
+import subprocess
 
 import pytest
 from benchmarks import scale
 from benchmarks.scale import QUICK, Bench, Cell, Pace, Run
+from benchmarks.suite import processes
 from benchmarks.suite.limits import Limits
 from benchmarks.suite.stage import DriveFailed
 
@@ -27,6 +30,14 @@ def test_the_grid_has_every_mixture() -> None:
     assert [cell.bookies for cell in found] == sorted(cell.bookies for cell in found), "one cluster after the other"
     assert [scale.quorums(each) for each in (1, 2, 3, 4)] == [(1, 1, 1), (2, 2, 2), (3, 3, 2), (3, 3, 2)]
     assert set(scale.cells(QUICK)) < set(found)
+
+
+def test_a_process_that_has_ended_is_no_usage() -> None:
+    process = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(ProcessLookupError, match="has ended"):
+        processes.usage(process.pid)
+    assert process.wait() == 0
 
 
 class Recorder:
