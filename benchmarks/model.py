@@ -54,7 +54,8 @@ class Line:
 class Constants:
     """Everything that is measured. Each is for an entry, or, where `Line` says so, partly for each replica.
 
-    `client_us`, `bookies_us`: processor time of adds; `client_read_us`, `bookies_read_us`: of reads of 1 KiB in order.
+    `client_us`, `bookies_us`: processor time of adds; `client_read_us`, `bookies_read_us`: of reads of 1 KiB in order,
+    the second with a part for each bookie that takes turns.
     `client_batch_us`, `bookies_batch_us`: of a batch of one ledger with a single entry, all replicas.
     `journal_bytes`, `log_bytes`, `wire_bytes`: that an add causes. `disk`: of the device that all share here.
     `sync_us`: of one add alone, from the append to its confirmation. `ledgers_per_s`: created and sealed by one client.
@@ -66,7 +67,7 @@ class Constants:
     client_us: Line
     bookies_us: Line
     client_read_us: float
-    bookies_read_us: float
+    bookies_read_us: Line
     client_batch_us: float
     bookies_batch_us: float
     journal_bytes: Line
@@ -172,7 +173,9 @@ def constants(measured: Mapping[str, Any]) -> Constants:
         client_us=client_us,
         bookies_us=bookies_us,
         client_read_us=statistics.median(cell["client_cpu_us"] for cell in reads),
-        bookies_read_us=statistics.median(cell["bookies_cpu_us"] for cell in reads),
+        bookies_read_us=Line(
+            *fit([[1.0, float(quorum_of(cell))] for cell in reads], [cell["bookies_cpu_us"] for cell in reads])
+        ),
         client_batch_us=max(0.0, single["client_cpu_us"] - client_us.at(single["size"], 3)),
         bookies_batch_us=max(0.0, single["bookies_cpu_us"] - bookies_us.at(single["size"], 3)),
         journal_bytes=line(adds, lambda cell: cell["journal_per_payload"] * cell["size"], has_entry=False),
@@ -196,7 +199,7 @@ def limits(
     given: Constants, setup: Setup, size: float, kind: str = ADD, batch: float | None = None
 ) -> dict[str, float]:
     """What each part alone would allow, entries a second. `batch`: entries of a ledger that go together; None: many."""
-    quorum = setup.write_quorum if kind == ADD else 1
+    quorum = setup.write_quorum
     client, bookies = _times(given, size, kind, quorum, batch)
     per_bookie = bookies / (setup.bookies * setup.machines)
     if setup.ensemble is not None:
@@ -212,7 +215,7 @@ def limits(
     # Between machines; what a machine's clients send to its own bookies stays inside.
     remote = 1 - 1 / setup.machines
     if remote:
-        wire = given.wire_bytes.at(size, quorum)
+        wire = given.wire_bytes.at(size, quorum if kind == ADD else 1)
         sent = wire if setup.ensemble is not None else wire / setup.machines
         found[NETWORK] = setup.network / (sent * remote)
     if kind == READ:
@@ -231,7 +234,7 @@ def limits(
 def _times(given: Constants, size: float, kind: str, quorum: int, batch: float | None) -> tuple[float, float]:
     """Processor time of client and bookies for an entry, microseconds."""
     if kind == READ:
-        return given.client_read_us, given.bookies_read_us
+        return given.client_read_us, given.bookies_read_us.at(0, quorum)
     client, bookies = given.client_us.at(size, quorum), given.bookies_us.at(size, quorum)
     if batch is None:
         return client, bookies
@@ -308,7 +311,7 @@ def of_constants(given: Constants, measured: Mapping[str, Any]) -> str:
         ["client, processor time of an add", parts(given.client_us, "us"), "fitted to the adds of the grid"],
         ["bookies, the same", parts(given.bookies_us, "us"), "the same"],
         ["client, processor time of a read of 1 KiB", f"{number(given.client_read_us)} us", "median of the reads"],
-        ["bookies, the same", f"{number(given.bookies_read_us)} us", "the same"],
+        ["bookies, the same", _read(given.bookies_read_us), "fitted to the reads"],
         ["client, a batch with one entry", f"{number(given.client_batch_us)} us", "1,000 ledgers, one in flight each"],
         ["bookies, the same, all replicas", f"{number(given.bookies_batch_us)} us", "the same"],
         ["to the journal's device", parts(given.journal_bytes, "B"), "fitted: bytes to disks less the next line"],
@@ -323,6 +326,10 @@ def of_constants(given: Constants, measured: Mapping[str, Any]) -> str:
         ["overlap of adds, of reads", f"{given.overlap:g}, {given.read_overlap:g}", "fitted to entries/s of the grid"],
     ]
     return table(["constant", "value", "measured by `make bench-scale`"], rows).replace("---:", "---")
+
+
+def _read(each: Line) -> str:
+    return f"{number(each.entry)} us, and {number(each.replica)} us for each bookie that the ledger is on, up to Qw"
 
 
 def compared(given: Constants, measured: Mapping[str, Any]) -> str:

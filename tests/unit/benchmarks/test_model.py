@@ -16,7 +16,7 @@ KNOWN = Constants(
     client_us=Line(4.0, 0.5, 0.6),
     bookies_us=Line(0.0, 1.0, 3.0),
     client_read_us=0.5,
-    bookies_read_us=0.8,
+    bookies_read_us=Line(0.6, 0.1),
     client_batch_us=80.0,
     bookies_batch_us=60.0,
     journal_bytes=Line(0.0, 700.0, 1100.0),
@@ -61,7 +61,7 @@ def measured(known: Constants = KNOWN) -> dict[str, Any]:
             found["entries_per_s"] = known.ledgers_per_s
         client, bookies = known.client_us.at(case.size, quorum), known.bookies_us.at(case.size, quorum)
         if case.is_read:
-            client, bookies = known.client_read_us, known.bookies_read_us
+            client, bookies = known.client_read_us, known.bookies_read_us.at(0, quorum)
         if case.name == "a ledger an entry":
             client, bookies = client + known.client_batch_us, bookies + known.bookies_batch_us
         found |= {"client_cpu_us": client, "bookies_cpu_us": bookies, "rates": [found["entries_per_s"]]}
@@ -80,6 +80,7 @@ def test_constants_are_found_again() -> None:
     found = dataclasses.asdict(model.constants(measured()))
     for name, value in dataclasses.asdict(KNOWN).items():
         assert found[name] == pytest.approx(value, rel=1e-3, abs=1e-3), name
+    assert model.constants(measured()).bookies_read_us.at(0, 3) == pytest.approx(0.9)
 
 
 def test_one_run_beside_other_work_moves_a_fit_little() -> None:
