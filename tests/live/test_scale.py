@@ -5,7 +5,8 @@ from __future__ import annotations
 import pathlib
 
 import pytest
-from benchmarks.scale import Bench, Cell, Pace
+from benchmarks.scale import Bench, Cell, Pace, Team
+from benchmarks.suite.servers import OurCluster
 
 
 @pytest.mark.live
@@ -23,3 +24,16 @@ def test_clients_count_together_and_leave_nothing(tmp_path: pathlib.Path, case: 
     if case == "add 1 KiB":
         assert found["written_per_payload"] > 1, "the journal has each entry at least once"
         assert found["loopback_per_entry"] > 1024
+
+
+@pytest.mark.live
+def test_drivers_that_are_done_early_can_still_be_looked_at(tmp_path: pathlib.Path) -> None:
+    cluster = OurCluster(tmp_path / "cluster", 1, zookeeper=False)
+    try:
+        cluster.start()
+        words = ["add", "--window", "10", "--quorums", "1,1,1", "--metadata", cluster.metadata_uri]
+        words += ["--together", "yes", "--warmup", "0", "--seconds", "0.05"]
+        with Team(cluster, [words]) as team:
+            assert team.measure(0.8)["entries_per_s"] > 0
+    finally:
+        cluster.stop()
