@@ -39,6 +39,7 @@ from bookies.runtime import aio
 from bookies.runtime.events import JsonFormatter
 from bookies.runtime.ports import Runtime
 
+TIDY_AFTER_S = 1.0  # serving; it takes some 20 ms, which a start need not wait for
 BESIDE_S = 10.0  # for what runs beside a bookie, to end
 EXIT_OK, EXIT_CONFIG, EXIT_INTERNAL, EXIT_METADATA, EXIT_STORAGE = 0, 1, 2, 4, 5
 
@@ -86,14 +87,18 @@ async def _main(
                 return EXIT_OK
         except Exception as error:  # noqa: BLE001  (becomes a sentence and the exit status)
             return _refuse(config, error)
-        # Whatever lives by now lives long: the collector need not look at it again.
-        gc.collect()
-        gc.freeze()
         ready(server)
+        asyncio.get_running_loop().call_later(TIDY_AFTER_S, _leave_to_the_end)
         async with _running_beside(beside, server, runtime):
             return await _serve(server, stop_asked)
     finally:
         await driver.close()
+
+
+def _leave_to_the_end() -> None:
+    """Whatever lives by now lives long: the collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @contextlib.asynccontextmanager

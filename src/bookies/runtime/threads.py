@@ -53,29 +53,33 @@ class _Outcomes:
 
 
 class ThreadWorker:
-    """One thread. See `ports.Worker`."""
+    """One thread, which starts with the first call. See `ports.Worker`."""
 
     def __init__(self, name: str, outcomes: _Outcomes) -> None:
         self._outcomes = outcomes
+        self._name = name
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._is_closed = False
-        # A daemon, so that a process that fails before it closes its workers still ends.
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def run(self, call: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self._outcomes.loop.create_future()
         if self._is_closed:
-            future.set_exception(RuntimeError(f"worker {self._thread.name} is closed"))
-        else:
-            self._calls.put((future, call, arguments))
+            future.set_exception(RuntimeError(f"worker {self._name} is closed"))
+            return future
+        self._calls.put((future, call, arguments))
+        if self._thread is None:
+            # A daemon, so that a process that fails before it closes its workers still ends.
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
         return future
 
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
             self._calls.put(None)
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         take, post = self._calls.get, self._outcomes.post
