@@ -153,6 +153,9 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.is_closed:
             return  # We have said goodbye; this only makes room for the peer's own end.
+        if self._is_reading_paused and self._transport is not None:
+            # uvloop begins to read after `connection_made`, whatever that asked for: say it again.
+            self._transport.pause_reading()
         try:
             requests = self._decoder.feed(data)
         except RemoteProtocolError as error:
