@@ -508,6 +508,28 @@ def test_a_failed_sync_of_log_or_index_stops_the_bookie(machine: Any, body: Body
 # -- room ----------------------------------------------------------------------------------------------------------
 
 
+def test_what_was_received_is_taken_however_full_the_cache_is(machine: Any, body: Body) -> None:
+    """Three times the cache within one turn of the loop, so no flush can end meanwhile."""
+    made = machine()
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        adding = [
+            asyncio.ensure_future(promises.add(store, 1, {entry_id: body(1, entry_id, size=100_000)}))
+            for entry_id in range(30)
+        ]
+        await asyncio.sleep(0)
+        assert store.is_congested
+        assert store.stats()["write_cache_size"] > 30 * 100_000
+        calm = asyncio.Event()
+        store.when_uncongested(calm.set)
+        await asyncio.gather(*adding)
+        await calm.wait()
+        await store.checkpoint()
+        await promises.check(store)
+
+    assert made.live(script)
+
+
 def test_congestion_pauses_then_refuses_and_ends(machine: Any, body: Body) -> None:
     made = machine()
 

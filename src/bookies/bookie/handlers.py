@@ -101,10 +101,6 @@ class Handlers:
             self._answer_add(connection, batch, Status.READ_ONLY)
             return
         size = batch.records.size
-        if self._intake.adds_size > 2 * self._intake.adds_size_max:
-            # Reading has long been paused; this is what many connections had still in their buffers.
-            self._answer_add(connection, batch, Status.TOO_MANY_REQUESTS)
-            return
         self._intake.accepted(size)
         is_felt = self.on_add_latency is not None and not batch.is_recovery
         begun = asyncio.get_running_loop().time() if is_felt else None

@@ -58,8 +58,10 @@ class Intake:
     """Whether the bookie takes in more: all its connections, and the reasons to pause them.
 
     `adds_size`: bytes of adds accepted and not answered. Reading stops above `adds_size_max` or while `is_congested()`
-    and goes on when half of that is answered and nothing is congested. What a connection had read before it paused is
-    served, so the bound is `adds_size_max` and one read buffer per connection.
+    and goes on when half of that is answered and nothing is congested. What had been read by then is served, never
+    refused: a bookie that is busy must not look like one that fails. So the bound is `adds_size_max`, the read that
+    exceeded it with the request it completed, and one read of each connection that came later (see
+    `Connection.data_received`).
     """
 
     def __init__(

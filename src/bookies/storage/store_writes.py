@@ -79,8 +79,11 @@ class StoreWrites(StoreAccess):
         """Store entries; `done(None)` when they are durable, `done(error)` for what is found out only later.
 
         One id per record, in any order. An unknown ledger is created with the key. Deferred sync may be answered like
-        any other add, and is. Raises: Unauthorized, LedgerFenced (never for recovery), BookieReadOnly, BookieBusy,
-        InvalidArgument, StorageError.
+        any other add, and is. Raises: Unauthorized, LedgerFenced (never for recovery), BookieReadOnly, InvalidArgument,
+        StorageError, BookieBusy (the cache is full and flushes fail).
+
+        A full cache refuses nothing while flushes succeed: what was received is in memory anyhow, and whoever calls
+        stops receiving while `is_congested`.
         """
         parts = self._open()
         if not self.is_writable and not (is_recovery and self.takes_priority):
@@ -130,8 +133,12 @@ class StoreWrites(StoreAccess):
                 raise DataUnknown("the ledger may have been fenced here", ledger_id=ledger_id, entry_id=entry_ids[0])
             if ledger.header.is_fenced:
                 raise LedgerFenced("the ledger is fenced", ledger_id=ledger_id, entry_id=entry_ids[0])
-        if parts.cache.is_exhausted:
-            raise BookieBusy("the write cache is full", ledger_id=ledger_id, entry_id=entry_ids[0])
+        if parts.cache.is_exhausted and parts.checkpointer.is_failing:
+            # A recovery's: others are told that the bookie is read-only. Waiting would be for the disk, not for us.
+            problem = parts.checkpointer.problem
+            raise BookieBusy(
+                f"the write cache is full and cannot be flushed: {problem}", ledger_id=ledger_id, entry_id=entry_ids[0]
+            )
 
     def _insert(
         self,

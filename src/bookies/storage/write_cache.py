@@ -1,7 +1,8 @@
 """Entries that are in the journal but not yet in an entry log, in two generations.
 
 `current` receives runs; when it holds half of the budget it becomes `snapshot`, which is written to the entry log
-sorted by ledger and entry, and then dropped. When both are full the cache is congested.
+sorted by ledger and entry, and then dropped. When both are full the cache is congested, which only stops the sources:
+what they have received already is taken. So it holds `size_max` and what had been received and not inserted by then.
 
 Invariants
 - An entry is in the cache from before it is queued for the journal until its index slot is set.
@@ -182,7 +183,9 @@ class WriteCache:
         self.current = Generation(marks)
         self.snapshot: Generation | None = None
         self._half_size = size_max // 2
-        # Above its half the current generation still takes what was on its way when the server began to wait.
+        self._size_max = size_max
+        # Above its half the current generation takes whatever had been received when the server began to wait, which
+        # the server bounds. While flushes fail this is the bound.
         self._excess_size = max(self._half_size // 2, 1 << 20)
 
     @property
@@ -192,11 +195,12 @@ class WriteCache:
 
     @property
     def is_congested(self) -> bool:
-        return self.snapshot is not None and self.is_due
+        """Nothing more should be received: the half in use is full, or both are because one took more than a half."""
+        return self.snapshot is not None and (self.is_due or self.size >= self._size_max)
 
     @property
     def is_exhausted(self) -> bool:
-        """Congested beyond what may be accepted."""
+        """Congested beyond what may be accepted while flushes fail."""
         return self.snapshot is not None and self.current.size >= self._half_size + self._excess_size
 
     @property

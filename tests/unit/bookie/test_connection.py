@@ -211,6 +211,21 @@ def test_adds_beyond_the_limit_are_left_in_the_sender_s_socket(world: World) -> 
     world.run(body)
 
 
+def test_what_was_read_with_a_large_request_is_served(world: World) -> None:
+    """One request is several times what a bookie of this size has in hand; what came behind it is not refused."""
+
+    async def body(world: World) -> None:
+        server = await world.start(adds_in_progress_size_max=1 << 20, write_cache_size=1 << 20)
+        world.workers.slowness = 1000.0
+        client = await world.connect(server)
+        client.send(adds(1, [0], size=8 << 20), *[adds(ledger_id, [0]) for ledger_id in range(2, 30)])
+        answers = [await client.response() for _ in range(29)]
+        assert {answer.status for answer in answers} == {Status.OK}
+        assert not server._intake.is_paused
+
+    world.run(body)
+
+
 def test_a_closed_connection_lingers_until_its_answers_are_fetched(world: World) -> None:
     async def body(world: World) -> None:
         server = await world.start()

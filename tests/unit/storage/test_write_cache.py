@@ -41,6 +41,16 @@ def test_due_congested_exhausted() -> None:
     assert cache.read(1, 2) == bytes(2048 * KIB)
 
 
+def test_a_snapshot_of_more_than_a_half_leaves_less_for_the_next_generation() -> None:
+    cache = WriteCache(4096 * KIB, (LogMark(),))
+    fill(cache, 0, 3072 * KIB)
+    cache.rotate((LogMark(),))
+    fill(cache, 1, 1023 * KIB)
+    assert not cache.is_congested
+    fill(cache, 2, KIB)
+    assert cache.is_congested
+
+
 def test_tiny_runs_count_for_the_objects_they_need() -> None:
     cache = WriteCache(2048 * KIB, (LogMark(),))
     fill(cache, 0, 0)
