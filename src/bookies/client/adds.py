@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from bookies.config import ClientConfig
-from bookies.errors import BookKeeperError, ClientClosed, NotEnoughBookies
+from bookies.errors import BookieBusy, BookKeeperError, ClientClosed, NotEnoughBookies
 from bookies.kernels import pack_add_frames
 from bookies.model import BookieId, DigestType, Ensemble, LedgerMetadata
 from bookies.protocol.add import (
@@ -33,11 +33,11 @@ from bookies.protocol.add import (
     RetryLater,
     Send,
 )
+from bookies.protocol.patience import delay_s, maybe_delay_s
 from bookies.wire.digest import mac_key, master_key
 from bookies.wire.v2 import add_head
 
 FRAME_OVERHEAD = 60  # bytes of a frame that are neither digest nor payload: length word, packet header, key, header
-RETRY_MIN_S, RETRY_MAX_S = 0.1, 5.0  # before entries go to a bookie again that may not be replaced; doubled each time
 _LENGTH_OFFSET = 52  # of the accumulated length in a frame
 _I64 = struct.Struct(">q")
 
@@ -162,20 +162,50 @@ class AddReplica:
 
     Answers reach the pipeline with the position they were sent for, so that a bookie that comes back at another
     position cannot speak for the former one (X-43).
+
+    What a busy bookie refuses is sent to it again, see `protocol/patience.py`; meanwhile the pipeline takes it for not
+    answered.
     """
 
-    __slots__ = ("_channel", "bookie", "position")
+    __slots__ = ("_attempt", "_channel", "_refused", "_refused_at", "bookie", "position")
 
     def __init__(self, channel: AddChannel, position: int, bookie: BookieId) -> None:
         self._channel = channel
         self.position = position
         self.bookie = bookie
+        self._attempt = 0  # how often it was asked again since it last took something
+        self._refused: list[int] = []  # to be sent again, by a timer
+        self._refused_at = 0.0  # when it refused the first of what it has refused since it last took something
 
     def on_acknowledged(self, bookie: BookieId, entry_ids: Sequence[int]) -> None:
+        if self._attempt:
+            self._attempt = 0
         self._channel.on_acknowledged(self.position, bookie, entry_ids)
 
     def on_failed(self, bookie: BookieId, entry_ids: Sequence[int], error: BookKeeperError) -> None:
-        self._channel.on_failed(self.position, bookie, entry_ids, error)
+        if not isinstance(error, BookieBusy) or not self._is_borne_with(entry_ids, error):
+            self._channel.on_failed(self.position, bookie, entry_ids, error)
+
+    def _is_borne_with(self, entry_ids: Sequence[int], error: BookieBusy) -> bool:
+        """Keep these entries, to be sent again, unless it has been busy for too long."""
+        channel = self._channel
+        if not channel.is_in_use(self):
+            return False
+        if not self._refused:
+            now = channel.loop.time()
+            if self._attempt == 0:
+                self._refused_at = now
+            delay = maybe_delay_s(self._attempt, now - self._refused_at, channel.timeout_s)
+            if delay is None:
+                return False
+            self._attempt += 1
+            channel.loop.call_later(delay, self._ask_again, error)
+        self._refused += entry_ids
+        return True
+
+    def _ask_again(self, error: BookieBusy) -> None:
+        entry_ids, self._refused = sorted(set(self._refused)), []
+        self._channel.send_again(self, entry_ids, error)
 
 
 class Unforced:
@@ -235,7 +265,8 @@ class AddChannel:
         self._failures: dict[str, BookKeeperError] = {}  # the last of each bookie
         self.unforced = Unforced(pool)
         self._window: Window = window or SendWindow(pipeline.last_add_pushed + 1, length)
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
+        self.timeout_s = config.add_timeout_ms / 1000
         self.pipeline = pipeline
         self.length = length  # payload bytes of everything added
         self.piggybacked = -1  # the last add confirmed that the newest entry carries
@@ -292,6 +323,22 @@ class AddChannel:
         self.carry_out(self.pipeline.failed(position, bookie, entry_ids, error))
         self._release()
 
+    def is_in_use(self, replica: AddReplica) -> bool:
+        """Whether entries are still sent to it."""
+        pipeline = self.pipeline
+        return (
+            pipeline.is_open
+            and self._replicas[replica.position] is replica
+            and pipeline.ensemble[replica.position] == replica.bookie
+        )
+
+    def send_again(self, replica: AddReplica, entry_ids: Sequence[int], error: BookieBusy) -> None:
+        """The bookie was too busy for these entries, ascending; what nobody needs any more is left out."""
+        if not self.is_in_use(replica):
+            self.on_failed(replica.position, replica.bookie, entry_ids, error)
+        elif needed := entry_ids[bisect_left(entry_ids, self.pipeline.answered_bound) :]:
+            self._send(Send(replica.position, replica.bookie, needed))
+
     def explained(self, error: BookKeeperError) -> BookKeeperError:
         """The error, and if it is that there are not enough bookies also what the ones that failed said last."""
         if not isinstance(error, NotEnoughBookies) or not self._failures:
@@ -314,8 +361,7 @@ class AddChannel:
             elif isinstance(effect, ChangeEnsemble):
                 self._owner.on_change(effect)
             elif isinstance(effect, RetryLater):
-                delay = min(RETRY_MAX_S, RETRY_MIN_S * 2 ** min(effect.attempt, 30))
-                self._loop.call_later(delay, self._retry, effect)
+                self.loop.call_later(delay_s(effect.attempt), self._retry, effect)
             else:
                 self._owner.on_close(effect)
 
@@ -337,7 +383,7 @@ class AddChannel:
                 is_deferred_sync=self._is_deferred_sync,
             )
         except ClientClosed as error:
-            self._loop.call_soon(replica.on_failed, send.bookie, send.entry_ids, error)
+            self.loop.call_soon(replica.on_failed, send.bookie, send.entry_ids, error)
 
     def _retry(self, retry: RetryLater) -> None:
         self.carry_out(self.pipeline.retry(retry.position, retry.bookie))
