@@ -6,6 +6,7 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -103,6 +104,26 @@ def test_records_with_keys_survive_parquet(
     assert entries(store, "keyed-copy") == entries(store, "keyed")
     with pytest.raises(InvalidArgument, match="export it with --format parquet"):
         exporting.job(spark, config(cluster, "keyed-json", source="keyed", to=str(tmp_path / "j"), format="json"))
+
+
+@pytest.mark.parametrize("kind", ["text", "json", "csv", "parquet"])
+def test_names_of_files_are_no_patterns(
+    spark: Any, cluster: LocalCluster, store: bk.blocking.Client, tmp_path: pathlib.Path, kind: str
+) -> None:
+    directory = tmp_path / "in [1]*"
+    directory.mkdir()
+    names = sorted(["data1", "data[1]", "a*", "ab", "q?", "qq", "x{1,2}", "x1", "b\\c", "p%20q", "c d", "#h"])
+    values = [json.dumps({"name": name}) for name in names]
+    for name, value in zip(names, values, strict=True):
+        path = directory / f"{name}.{exporting.FORMATS[kind]}"
+        if kind == "parquet":
+            pq.write_table(pa.table({"value": [value]}), path)
+        else:
+            path.write_text("value\n" + '"' + value.replace('"', '""') + '"\n' if kind == "csv" else value)
+    asked = config(cluster, "patterns", files=[str(directory)], log=f"patterns-{kind}", create_log=True)
+    found = only(importing.job(spark, replace(asked, output=str(tmp_path / "runs {a,b}"))))
+    assert found["entries"] == len(names)
+    assert entries(store, f"patterns-{kind}") == [value.encode() for value in values]
 
 
 def test_rows_without_a_value_become_objects(

@@ -169,6 +169,11 @@ def table(spark: Any, config: JobConfig, name: str) -> Any:
     return reader.option("table", name).load()
 
 
+def reader_of(spark: Any) -> Any:
+    """A reader of files and directories by name; without this one with `*`, `?`, `[` or `{` would be a pattern."""
+    return spark.read.option("__globPaths__", "false")
+
+
 def frame_of(spark: Any, rows: Sequence[Sequence[Any]], ddl: str) -> Any:
     """Rows as a DataFrame, also when there are none."""
     return spark.createDataFrame([tuple(row) for row in rows], ddl)
@@ -180,7 +185,7 @@ def save(frame: Any, config: JobConfig, name: str) -> Any:
         return frame
     path = f"{config.directory}/{name}"
     frame.coalesce(1).write.mode("overwrite").parquet(path)
-    return frame.sparkSession.read.schema(frame.schema).parquet(path)
+    return reader_of(frame.sparkSession).schema(frame.schema).parquet(path)
 
 
 class Outcome(NamedTuple):
@@ -265,7 +270,7 @@ def is_repeated(spark: Any, config: JobConfig, name: str) -> bool:
     asked = {"job": name, "uri": config.uri, "mode": config.mode, **config.options}
     text = json.dumps(asked, sort_keys=True, default=str)
     path = f"{config.directory}/parameters"
-    rows = _or_none(lambda: spark.read.text(path).collect())
+    rows = _or_none(lambda: reader_of(spark).text(path).collect())
     if not rows:
         spark.createDataFrame([(text,)], "value STRING").coalesce(1).write.mode("overwrite").text(path)
         return False
@@ -292,7 +297,7 @@ def _or_none(read: Any) -> Any:
 def _results(spark: Any, config: JobConfig) -> Any:
     """The last row of each item."""
     path = f"{config.directory}/results"
-    found = _or_none(lambda: spark.read.schema(RESULT_SCHEMA).parquet(path))
+    found = _or_none(lambda: reader_of(spark).schema(RESULT_SCHEMA).parquet(path))
     if found is None:
         return spark.createDataFrame([], RESULT_SCHEMA)
     from pyspark.sql import functions as f

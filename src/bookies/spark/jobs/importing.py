@@ -10,6 +10,9 @@ without such a column become one JSON object a row. Source: spark 5.4.
 
 from __future__ import annotations
 
+import csv
+import io
+from collections import Counter
 from collections.abc import Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -44,6 +47,7 @@ OPTIONS = (
 IMPORTED = "run_id STRING, log STRING, outcome STRING, files BIGINT, entries BIGINT, bytes BIGINT, ledgers BIGINT"
 IMPORT_RATE = 50e6  # bytes a second, for the estimate
 FILES_MAX = 1000  # of one transaction
+HEADER_SIZE = 1 << 20  # bytes in which the first line of a CSV file ends
 COLUMNS = ("value", "key", "headers", "timestamp")
 ALREADY, IMPORTED_NOW, WOULD = "imported before", "imported", "would import"
 
@@ -144,23 +148,45 @@ def frame_of(spark: Any, paths: Sequence[str], kind: str) -> Any:
     return reduce(lambda one, two: one.union(two), frames)
 
 
-def _rows(spark: Any, path: str, kind: str) -> Any:
+def _rows(spark: Any, named: str, kind: str) -> Any:
     from pyspark.sql import functions as f
 
-    path = path if "://" in path else f"file://{path}"
+    path = named if "://" in named else f"file://{named}"
     if kind in ("json", "text"):
-        lines = spark.read.text(path)
+        lines = common.reader_of(spark).text(path)
         if kind == "text":
             return lines
         lines = lines.where(f.trim("value") != "")
         message = f.concat(f.lit(f"file {path}: a line is no JSON: "), f.substring("value", 1, 100))
         is_bad = f.get_json_object("value", "$").isNull()
         return lines.select(f.when(is_bad, f.raise_error(message)).otherwise(f.col("value")).alias("value"))
-    csv = spark.read.options(header=True, multiLine=True, escape='"')  # As RFC 4180 has it, and `export` writes it.
-    frame = spark.read.parquet(path) if kind == "parquet" else csv.csv(path)
+    if kind == "parquet":
+        frame = common.reader_of(spark).parquet(path)
+    else:  # As RFC 4180 has it, and `export` writes it.
+        schema = ", ".join(f"`{name.replace('`', '``')}` STRING" for name in header_of(named))
+        # With a schema: Spark, when it looks for one in such files, takes their names for patterns whatever is said.
+        frame = common.reader_of(spark).options(header=True, multiLine=True, escape='"').schema(schema).csv(path)
     if "value" in frame.columns:
         return frame.select(*[name for name in COLUMNS if name in frame.columns])
     return frame.select(f.to_json(f.struct("*")).alias("value"))
+
+
+def header_of(path: str) -> list[str]:
+    """The columns of a CSV file, as Spark would call them. Raises `InvalidArgument`."""
+    system, inside = tier.system_of(path)
+    with system.open_input_stream(inside) as file:
+        data = file.read(HEADER_SIZE)
+    try:
+        lines = io.StringIO(data.decode("utf-8-sig", errors="strict" if len(data) < HEADER_SIZE else "replace"), "")
+        row = next((row for row in csv.reader(lines) if row), None)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"file {path} is no CSV in UTF-8: {error}") from error
+    if row is None:
+        raise InvalidArgument(f"file {path} is empty: a CSV file begins with the names of its columns")
+    counts = Counter(name.lower() for name in row)
+    return [
+        f"_c{at}" if not name else f"{name}{at}" if counts[name.lower()] > 1 else name for at, name in enumerate(row)
+    ]
 
 
 # -- the log ---------------------------------------------------------------------------------------------------------

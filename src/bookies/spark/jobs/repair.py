@@ -81,7 +81,7 @@ def plan_rows(spark: Any, path: str) -> list[dict[str, Any]]:
     from pyspark.errors import AnalysisException
 
     try:
-        found: list[dict[str, Any]] = spark.read.schema(REPAIRS).parquet(path).toArrow().to_pylist()
+        found: list[dict[str, Any]] = common.reader_of(spark).schema(REPAIRS).parquet(path).toArrow().to_pylist()
     except AnalysisException as error:
         raise InvalidArgument(f"plan={path!r}: no repair plan there; a scrub with --output makes one") from error
     return found

@@ -70,7 +70,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
 def tables_of(spark: Any, config: JobConfig) -> tuple[dict[str, Any], bool]:
     """The tables, and whether they are those of an earlier run."""
     if kept := config.options["tables"]:
-        return {name: spark.read.parquet(f"{kept}/{name}") for name in TABLES}, True
+        return {name: common.reader_of(spark).parquet(f"{kept}/{name}") for name in TABLES}, True
     frames = {name: common.table(spark, config, name) for name in TABLES}
     if config.directory is None or config.mode == common.PLAN:
         return frames, False
