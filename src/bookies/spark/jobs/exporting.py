@@ -116,7 +116,10 @@ async def pieces_of(client: Client, source: str) -> tuple[bool, list[Piece]]:
             last, size, _ = await _end(client, ledger_id)
             pieces.append(Piece(number, ledger_id, 0, last, size, None))
         return False, pieces
-    [name] = selection.logs_of(source)[:1]
+    names = selection.logs_of(source)
+    if len(names) > 1:
+        raise InvalidArgument(f"{source!r} are {len(names)} logs: export one at a time, each to a directory of its own")
+    [name] = names
     manifest = await client.log(name).manifest()
     pieces, row = [], manifest.rows_truncated
     for extent in manifest.extents:
