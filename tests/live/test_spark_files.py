@@ -175,6 +175,33 @@ def test_an_export_goes_on_after_a_crash(
     assert b"".join(each.read_bytes() for each in files).splitlines() == payloads
 
 
+def test_an_export_replaces_its_own_files_only(
+    spark: Any, cluster: LocalCluster, store: bk.blocking.Client, tmp_path: pathlib.Path
+) -> None:
+    log = store.log("large")
+    log.create()
+    with log.lead() as leader:
+        leader.append_many([b"%04d" % number + b"x" * 1000 for number in range(2500)])
+    to, runs = tmp_path / "large", str(tmp_path / "runs")
+    asked = config(cluster, "large", source="large", to=str(to), format="text", file_size=1)
+    assert exporting.job(spark, asked).count() == 3
+    exporting.job(spark, config(cluster, "large", source="large", to=str(to), format="text"))
+    assert len(list(to.glob("part-*"))) == 1
+    with pytest.raises(InvalidArgument, match="has an export of large as text, of run large"):
+        exporting.job(spark, config(cluster, "other", source="large", to=str(to), format="text"))
+    importing.job(spark, config(cluster, "large-back", files=[str(to)], log="large-copy", create_log=True))
+    assert entries(store, "large-copy") == entries(store, "large")
+
+    kept = replace(config(cluster, "kept", source="large", to=str(to / "kept"), file_size=1), output=runs)
+    exporting.job(spark, kept)
+    lost, left = sorted((to / "kept").glob("part-*"))[:2]
+    lost.unlink()
+    before = left.stat()
+    exporting.job(spark, kept)
+    assert lost.exists()
+    assert left.stat() == before
+
+
 def test_what_cannot_be_done_is_told_in_a_sentence(
     spark: Any, cluster: LocalCluster, store: bk.blocking.Client, tmp_path: pathlib.Path
 ) -> None:

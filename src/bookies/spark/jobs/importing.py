@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from bookies.spark import tier
 from bookies.spark.jobs import common
 from bookies.spark.jobs.common import JobConfig, Option
 from bookies.spark.jobs.complete import Complete
+from bookies.spark.jobs.exported import listed
 from bookies.spark.jobs.packing import TASK_SIZE, Estimate
 from bookies.spark.jobs.progress import Progress, size_text
 from bookies.spark.jobs.report import Report, Section, Table
@@ -109,11 +110,7 @@ def files_of(named: Sequence[str]) -> list[tuple[str, int]]:
         if info.type is pa.fs.FileType.File:
             found.append((uri, info.size))
             continue
-        inside = system.get_file_info(pa.fs.FileSelector(path, recursive=True))
-        for one in sorted(inside, key=lambda one: str(one.path)):
-            is_hidden = any(part[:1] in "_." for part in one.path.removeprefix(path).strip("/").split("/"))
-            if one.type is pa.fs.FileType.File and not is_hidden:
-                found.append((uri + one.path.removeprefix(path), one.size))
+        found += sorted(_inside(system, uri, path))
     if not found:
         raise InvalidArgument(f"there are no files in {', '.join(named)}")
     if len(found) > FILES_MAX:
@@ -122,6 +119,21 @@ def files_of(named: Sequence[str]) -> list[tuple[str, int]]:
             "under a run id of its own"
         )
     return found
+
+
+def _inside(system: Any, uri: str, path: str) -> Iterator[tuple[str, int]]:
+    """The files of a directory and those below it; of one that has an export those that this lists."""
+    exported = listed(uri)
+    if exported is not None:
+        yield from ((f"{uri}/{name}", size) for name, size in exported)
+    for one in system.get_file_info(pa.fs.FileSelector(path)):
+        name = one.base_name
+        if name[:1] in "_.":
+            continue
+        if one.type is pa.fs.FileType.Directory:
+            yield from _inside(system, f"{uri}/{name}", one.path)
+        elif one.type is pa.fs.FileType.File and exported is None:
+            yield f"{uri}/{name}", one.size
 
 
 def format_of(paths: Sequence[str]) -> str:
