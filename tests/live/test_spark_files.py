@@ -175,6 +175,31 @@ def test_an_export_goes_on_after_a_crash(
     assert b"".join(each.read_bytes() for each in files).splitlines() == payloads
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_run_id_is_of_one_import(
+    spark: Any, cluster: LocalCluster, store: bk.blocking.Client, tmp_path: pathlib.Path, is_kept: bool
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.txt").write_text(f"{name}\n")
+    log = f"once-{is_kept}"
+
+    def run(name: str) -> dict[str, Any]:
+        asked = config(cluster, "once", files=[str(tmp_path / f"{name}.txt")], log=log, create_log=True)
+        return only(importing.job(spark, replace(asked, output=str(tmp_path / "runs") if is_kept else None)))
+
+    assert run("one")["outcome"] == "imported"
+    with pytest.raises(
+        InvalidArgument, match="was begun with .*one.*, not with" if is_kept else "imported other files"
+    ):
+        run("two")
+    again = run("one")
+    assert (again["outcome"], again["entries"]) == ("imported before", 1)
+    (tmp_path / "one.txt").write_text("one\nand more\n")
+    with pytest.raises(InvalidArgument, match="or these when they had other sizes"):
+        run("one")
+    assert entries(store, log) == [b"one"]
+
+
 def test_an_export_replaces_its_own_files_only(
     spark: Any, cluster: LocalCluster, store: bk.blocking.Client, tmp_path: pathlib.Path
 ) -> None:

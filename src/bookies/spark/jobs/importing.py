@@ -1,7 +1,8 @@
 """`import`: files of Parquet, JSON lines, CSV or text into a log, in one transaction.
 
 All rows become visible at once, or none. The transaction is named by the run id, so a run that is repeated under its
-id, after whatever happened to it, imports nothing twice; what it wrote in vain is the reaper's (`bk log reap`).
+id, after whatever happened to it, imports nothing twice; its version is a number made of the files' names and sizes,
+so that other files under the same run id are refused. What it wrote in vain is the reaper's (`bk log reap`).
 
 Rows are in the order of the files as they are named (those of a directory by name), and of the lines in them. Of
 Parquet and CSV the column `value` becomes the entry, with key, headers and timestamp for logs that keep them; files
@@ -11,9 +12,11 @@ without such a column become one JSON object a row. Source: spark 5.4.
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
+import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -69,9 +72,14 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     files = files_of(config.options["files"])
     kind = config.options["format"] or format_of([path for path, _ in files])
     size = sum(size for _, size in files)
-    app = f"import-{config.run_id}"
-    if config.mode == common.RUN and common.ask(config.uri, lambda client: imported(client, log, app)) is not None:
-        return _complete(spark, config, log, ALREADY, files, common.ask(config.uri, _outcome(log, app)))
+    app, version = f"import-{config.run_id}", version_of(files, kind)
+    if config.mode == common.RUN:
+        if config.directory is not None:
+            common.is_repeated(spark, config, "import")
+        before = common.ask(config.uri, lambda client: imported(client, log, app))
+        if before is not None:
+            _check_same(config, log, before, version)
+            return _complete(spark, config, log, ALREADY, files, common.ask(config.uri, _outcome(log, app)))
     frame = frame_of(spark, [path for path, _ in files], kind)
     plan = Estimate(len(files), max(1, -(-size // TASK_SIZE)), size, {}, size / IMPORT_RATE)
     if config.mode == common.PLAN:
@@ -87,11 +95,12 @@ def complete(spark: Any, config: JobConfig) -> Complete:
             "bookkeeper.metadataServiceUri": config.uri,
             "log": log,
             "txnAppId": app,
-            "txnVersion": "0",
+            "txnVersion": str(version),
             "onOpenTail": "fence" if config.options["fence"] else "fail",
             "createLog": str(bool(config.options["create_log"])).lower(),
         }
         frame.write.format("bookkeeper").mode("append").options(**options).save()
+        _check_same(config, log, common.ask(config.uri, lambda client: imported(client, log, app)), version)
     return _complete(spark, config, log, IMPORTED_NOW, files, common.ask(config.uri, _outcome(log, app)))
 
 
@@ -204,6 +213,21 @@ def header_of(path: str) -> list[str]:
 # -- the log ---------------------------------------------------------------------------------------------------------
 
 
+def version_of(files: Sequence[tuple[str, int]], kind: str) -> int:
+    """The transaction's version: a number that is the same for the same files, and as good as never for others."""
+    said = json.dumps([kind, *files]).encode()
+    return int.from_bytes(hashlib.sha256(said).digest()[:7], "big") + 1
+
+
+def _check_same(config: JobConfig, log: str, found: Mapping[str, Any] | None, version: int) -> None:
+    """Raises `InvalidArgument`: what the log has under this run id is of other files. 0: of versions that did not say."""
+    if found is not None and int(found.get("version", 0)) not in (0, version):
+        raise InvalidArgument(
+            f"run {config.run_id} has imported other files into log {log}, or these when they had other sizes: nothing "
+            "more was imported; choose another run id"
+        )
+
+
 async def imported(client: Client, log: str, app: str) -> dict[str, Any] | None:
     """What the log says of a transaction of this name; None: nothing."""
     try:
@@ -218,7 +242,9 @@ def _outcome(log: str, app: str) -> Any:
     """A question for `ask`: (entries, bytes, ledgers) that the transaction brought and the log still lists."""
 
     async def question(client: Client) -> tuple[int, int, int]:
-        extents = [each for each in (await client.log(log).manifest()).extents if each.txn == f"{app}:0"]
+        extents = [
+            each for each in (await client.log(log).manifest()).extents if (each.txn or "").startswith(f"{app}:")
+        ]
         return sum(each.rows or 0 for each in extents), sum(each.bytes or 0 for each in extents), len(extents)
 
     return question
