@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pathlib
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -198,6 +199,44 @@ def test_a_run_id_is_of_one_import(
     with pytest.raises(InvalidArgument, match="or these when they had other sizes"):
         run("one")
     assert entries(store, log) == [b"one"]
+
+
+def test_text_of_all_kinds_survives_csv(
+    spark: Any, cluster: LocalCluster, store: bk.blocking.Client, tmp_path: pathlib.Path
+) -> None:
+    rng = random.Random(5)
+    signs = [*'",;\r\n\\ \t\\0#ä\ufeff\U0001f600ab', "\r\n", '""', "value"]
+    texts = ["", " ", '"', "\\", "\r", "\n", "\r\n", "null", ""]
+    texts += ["".join(rng.choices(signs, k=rng.randrange(8))) for _ in range(1000)]
+    log = store.log("texts")
+    log.create()
+    with log.lead() as leader:
+        leader.append_many([text.encode() for text in texts])
+    exporting.job(spark, config(cluster, "texts", source="texts", to=str(tmp_path / "out"), format="csv"))
+    importing.job(
+        spark, config(cluster, "texts-back", files=[str(tmp_path / "out")], log="texts-copy", create_log=True)
+    )
+    assert entries(store, "texts-copy") == [text.encode() for text in texts]
+
+
+def test_csv_that_would_be_changed_on_its_way_is_refused(
+    spark: Any, cluster: LocalCluster, store: bk.blocking.Client, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "a.csv"
+    asked = config(cluster, "csv", files=[str(path)], log="csv", create_log=True)
+    path.write_bytes("value\ncaf\u00e9\n".encode("latin-1"))
+    with pytest.raises(InvalidArgument, match=r"a\.csv is not in UTF-8: caf.; convert it"):
+        importing.job(spark, asked)
+    path.write_text("id,value\n1,one\n2\n")
+    with pytest.raises(Exception, match="MALFORMED_RECORD_IN_PARSING"):
+        importing.job(spark, asked)
+    path.write_text("")
+    with pytest.raises(InvalidArgument, match=r"a\.csv is empty"):
+        importing.job(spark, asked)
+    assert "csv" not in store.logs() or entries(store, "csv") == []
+    path.write_text("id,value\n1,\n2,two\n")  # an empty field of somebody else's
+    assert only(importing.job(spark, asked))["entries"] == 2
+    assert entries(store, "csv") == [b"", b"two"]
 
 
 def test_an_export_replaces_its_own_files_only(

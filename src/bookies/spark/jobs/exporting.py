@@ -10,9 +10,7 @@ refused. Source: spark 5.4.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 import uuid
 from collections import Counter
@@ -34,6 +32,7 @@ from bookies.spark.jobs import common, selection
 from bookies.spark.jobs.common import JobConfig, Option, Outcome, Tools
 from bookies.spark.jobs.complete import Complete
 from bookies.spark.jobs.exported import claim, is_there, leave, write_manifest
+from bookies.spark.jobs.lines import check_object, csv_lines
 from bookies.spark.jobs.packing import Item
 from bookies.spark.jobs.progress import size_text
 from bookies.spark.jobs.report import Report, Section, Table
@@ -213,7 +212,7 @@ class FileWriter:
         self._content = Content()
         self._is_done = False
         if kind == "csv":
-            self._sink.write(_csv_lines([CSV_HEADER]))
+            self._sink.write(csv_lines([CSV_HEADER]))
 
     def append(self, batch: EntryBatch) -> None:
         """Raises `InvalidArgument` for what the format has no place for."""
@@ -277,14 +276,14 @@ def _lines(batch: EntryBatch, kind: str) -> Iterator[bytes]:
         try:
             text = payload.decode()
             if kind == "json":
-                json.loads(text)
+                check_object(payload)
         except ValueError as error:
-            what = "JSON" if kind == "json" else "UTF-8 text"
+            what = "JSON object" if kind == "json" else "UTF-8 text"
             raise InvalidArgument(
                 f"entry {entry_id} of ledger {batch.ledger_id} is no {what}: export it with --format parquet"
             ) from error
         if kind == "csv":
-            yield _csv_lines([(batch.ledger_id, entry_id, text)])
+            yield csv_lines([(batch.ledger_id, entry_id, text)])
         elif b"\n" in payload or b"\r" in payload:
             raise InvalidArgument(
                 f"entry {entry_id} of ledger {batch.ledger_id} has more than one line: export it with --format parquet "
@@ -292,12 +291,6 @@ def _lines(batch: EntryBatch, kind: str) -> Iterator[bytes]:
             )
         else:
             yield payload + b"\n"
-
-
-def _csv_lines(rows: Sequence[Sequence[Any]]) -> bytes:
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(rows)
-    return buffer.getvalue().encode()
 
 
 # -- on the driver ---------------------------------------------------------------------------------------------------

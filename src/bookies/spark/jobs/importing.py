@@ -30,6 +30,7 @@ from bookies.spark.jobs import common
 from bookies.spark.jobs.common import JobConfig, Option
 from bookies.spark.jobs.complete import Complete
 from bookies.spark.jobs.exported import listed
+from bookies.spark.jobs.lines import SHOWN_SIZE, JsonLines
 from bookies.spark.jobs.packing import TASK_SIZE, Estimate
 from bookies.spark.jobs.progress import Progress, size_text
 from bookies.spark.jobs.report import Report, Section, Table
@@ -51,6 +52,7 @@ OPTIONS = (
 IMPORTED = "run_id STRING, log STRING, outcome STRING, files BIGINT, entries BIGINT, bytes BIGINT, ledgers BIGINT"
 IMPORT_RATE = 50e6  # bytes a second, for the estimate
 FILES_MAX = 1000  # of one transaction
+NO_UTF8 = "file {} is not in UTF-8: {}; convert it, as with iconv -f latin1 -t utf8"
 HEADER_SIZE = 1 << 20  # bytes in which the first line of a CSV file ends
 COLUMNS = ("value", "key", "headers", "timestamp")
 ALREADY, IMPORTED_NOW, WOULD = "imported before", "imported", "would import"
@@ -84,6 +86,8 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     plan = Estimate(len(files), max(1, -(-size // TASK_SIZE)), size, {}, size / IMPORT_RATE)
     if config.mode == common.PLAN:
         return _complete(spark, config, log, WOULD, files, (0, size, 0))
+    if kind == "csv":
+        check_utf8(spark, [path for path, _ in files])
     with Progress(spark, "import", config.run_id, plan, 0, is_kept=False, is_quiet=config.is_quiet) as progress:
         progress.begin()
         if config.mode == common.DRY_RUN:
@@ -172,24 +176,39 @@ def frame_of(spark: Any, paths: Sequence[str], kind: str) -> Any:
 def _rows(spark: Any, named: str, kind: str) -> Any:
     from pyspark.sql import functions as f
 
-    path = named if "://" in named else f"file://{named}"
+    path = _uri(named)
     if kind in ("json", "text"):
         lines = common.reader_of(spark).text(path)
         if kind == "text":
             return lines
-        lines = lines.where(f.trim("value") != "")
-        message = f.concat(f.lit(f"file {path}: a line is no JSON: "), f.substring("value", 1, 100))
-        is_bad = f.get_json_object("value", "$").isNull()
-        return lines.select(f.when(is_bad, f.raise_error(message)).otherwise(f.col("value")).alias("value"))
+        return lines.where(f.trim("value") != "").mapInArrow(JsonLines(named), "value STRING")
     if kind == "parquet":
         frame = common.reader_of(spark).parquet(path)
     else:  # As RFC 4180 has it, and `export` writes it.
         schema = ", ".join(f"`{name.replace('`', '``')}` STRING" for name in header_of(named))
         # With a schema: Spark, when it looks for one in such files, takes their names for patterns whatever is said.
-        frame = common.reader_of(spark).options(header=True, multiLine=True, escape='"').schema(schema).csv(path)
+        reader = common.reader_of(spark).options(header=True, multiLine=True, escape='"', mode="FAILFAST")
+        frame = reader.option("columnPruning", False).schema(schema).csv(path)  # Else short rows pass for whole ones.
+        if "value" in frame.columns:  # CSV has no null, so this one was empty.
+            frame = frame.withColumn("value", f.coalesce("value", f.lit("")))
     if "value" in frame.columns:
         return frame.select(*[name for name in COLUMNS if name in frame.columns])
     return frame.select(f.to_json(f.struct("*")).alias("value"))
+
+
+def _uri(path: str) -> str:
+    return path if "://" in path else f"file://{path}"
+
+
+def check_utf8(spark: Any, paths: Sequence[str]) -> None:
+    """Spark reads CSV in another encoding without a word, and with U+FFFD in it. Raises `InvalidArgument`."""
+    from pyspark.sql import functions as f
+
+    reader = common.reader_of(spark)
+    lines = [reader.text(_uri(path)).select("value", f.lit(path).alias("path")) for path in paths]
+    bad = reduce(lambda one, two: one.union(two), lines).where(~f.is_valid_utf8("value")).limit(1)
+    for row in bad.selectExpr("path", "make_valid_utf8(value) AS line").collect():
+        raise InvalidArgument(NO_UTF8.format(row["path"], row["line"][:SHOWN_SIZE]))
 
 
 def header_of(path: str) -> list[str]:
@@ -198,10 +217,10 @@ def header_of(path: str) -> list[str]:
     with system.open_input_stream(inside) as file:
         data = file.read(HEADER_SIZE)
     try:
-        lines = io.StringIO(data.decode("utf-8-sig", errors="strict" if len(data) < HEADER_SIZE else "replace"), "")
+        lines = io.StringIO(data.decode("utf-8-sig", errors="replace"), "")
         row = next((row for row in csv.reader(lines) if row), None)
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"file {path} is no CSV in UTF-8: {error}") from error
+    except csv.Error as error:
+        raise InvalidArgument(f"file {path} is no CSV: {error}") from error
     if row is None:
         raise InvalidArgument(f"file {path} is empty: a CSV file begins with the names of its columns")
     counts = Counter(name.lower() for name in row)
@@ -220,11 +239,11 @@ def version_of(files: Sequence[tuple[str, int]], kind: str) -> int:
 
 
 def _check_same(config: JobConfig, log: str, found: Mapping[str, Any] | None, version: int) -> None:
-    """Raises `InvalidArgument`: what the log has under this run id is of other files. 0: of versions that did not say."""
+    """Raises `InvalidArgument`: what the log has under this run id is of other files. Older packages said version 0."""
     if found is not None and int(found.get("version", 0)) not in (0, version):
         raise InvalidArgument(
-            f"run {config.run_id} has imported other files into log {log}, or these when they had other sizes: nothing "
-            "more was imported; choose another run id"
+            f"run {config.run_id} has imported other files into log {log}, or these when they had other sizes: choose "
+            "another run id for these"
         )
 
 
