@@ -17,9 +17,9 @@ from tests.live.job_faults import Crash, crash_once, in_this_process
 
 import bookies as bk
 from bookies.admin.local_cluster import LocalCluster
-from bookies.errors import InvalidArgument
+from bookies.errors import BookKeeperError, InvalidArgument
 from bookies.spark import envelope
-from bookies.spark.jobs import common, exporting, importing
+from bookies.spark.jobs import common, exporting, failures, importing, repair, usage
 from bookies.spark.jobs.common import JobConfig
 
 pytestmark = [
@@ -237,6 +237,36 @@ def test_csv_that_would_be_changed_on_its_way_is_refused(
     path.write_text("id,value\n1,\n2,two\n")  # an empty field of somebody else's
     assert only(importing.job(spark, asked))["entries"] == 2
     assert entries(store, "csv") == [b"", b"two"]
+
+
+def test_what_a_task_has_to_say_reaches_the_user(
+    spark: Any, cluster: LocalCluster, store: bk.blocking.Client, tmp_path: pathlib.Path
+) -> None:
+    """A sentence of ours as it is; Spark's own where there is none."""
+
+    def refusal(job: Any, **options: Any) -> str:
+        with pytest.raises(BookKeeperError) as refused, failures.told():
+            job(spark, config(cluster, "told", **options))
+        said: str = refused.value.message
+        return said
+
+    pq.write_table(pa.table({"value": [b"one", None]}), tmp_path / "null.parquet")
+    pq.write_table(pa.table({"value": [1, 2]}), tmp_path / "number.parquet")
+    (tmp_path / "bad.jsonl").write_text('{"a": 1}\n{"a": 1} garbage\n')
+    (tmp_path / "ragged.csv").write_text("id,value\n1,one\n2\n")
+    to = {"log": "told", "create_log": True}
+    said = refusal(importing.job, files=[str(tmp_path / "null.parquet")], **to)
+    assert said.startswith("column 'value' is null in 1 of 2 rows")
+    assert "column 'value'" in refusal(importing.job, files=[str(tmp_path / "number.parquet")], **to)
+    said = refusal(importing.job, files=[str(tmp_path / "bad.jsonl")], **to)
+    assert said.startswith(f'file {tmp_path}/bad.jsonl: a line is no JSON object: {{"a": 1}} garbage')
+    said = refusal(importing.job, files=[str(tmp_path / "ragged.csv")], **to)
+    assert said.startswith("Spark says: ")
+    assert "ragged.csv" in said
+    assert "Malformed CSV record: 2" in said
+    assert "no tables there" in refusal(usage.job, tables=str(tmp_path / "NOPE"))
+    assert "it has no column" in refusal(repair.job, plan=str(tmp_path / "number.parquet"))
+    assert "no repair plan there" in refusal(repair.job, plan=str(tmp_path / "NOPE"))
 
 
 def test_an_export_replaces_its_own_files_only(

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.fs
+import pyarrow.parquet as pq
 
 from bookies.errors import InvalidArgument, LogNotFound
 from bookies.protocol.log import check_log_name
@@ -183,6 +184,7 @@ def _rows(spark: Any, named: str, kind: str) -> Any:
             return lines
         return lines.where(f.trim("value") != "").mapInArrow(JsonLines(named), "value STRING")
     if kind == "parquet":
+        check_parquet(named)
         frame = common.reader_of(spark).parquet(path)
     else:  # As RFC 4180 has it, and `export` writes it.
         schema = ", ".join(f"`{name.replace('`', '``')}` STRING" for name in header_of(named))
@@ -194,6 +196,15 @@ def _rows(spark: Any, named: str, kind: str) -> Any:
     if "value" in frame.columns:
         return frame.select(*[name for name in COLUMNS if name in frame.columns])
     return frame.select(f.to_json(f.struct("*")).alias("value"))
+
+
+def check_parquet(path: str) -> None:
+    """Raises `InvalidArgument`, which names the file; Spark does not always."""
+    system, inside = tier.system_of(path)
+    try:
+        pq.read_metadata(inside, filesystem=system)
+    except pa.ArrowException as error:
+        raise InvalidArgument(f"file {path} is no Parquet file, or damaged: {error}") from error
 
 
 def _uri(path: str) -> str:
