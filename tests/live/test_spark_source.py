@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.fakes.spark_query import ALL, Stream, batch, source
+from tests.fakes.spark_query import ALL, Stream, append, batch, make, numbers, refusal, source
 
 import bookies as bk
 from bookies.admin.local_cluster import LocalCluster
@@ -37,36 +37,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 @pytest.fixture
 def uri(cluster: LocalCluster) -> dict[str, Any]:
     return {"bookkeeper.metadataServiceUri": cluster.metadata_uri, "bookkeeper.connectTimeoutMs": 2000}
-
-
-def make(store: bk.blocking.Client, name: str, *sizes: int) -> Any:
-    """A log with a ledger of so many entries for each size; entries are numbered through."""
-    log = store.log(name)
-    log.create(ensemble=1)
-    append(log, 0, *sizes)
-    return log
-
-
-def append(log: Any, start: int, *sizes: int) -> int:
-    with log.lead() as writer:
-        for index, size in enumerate(sizes):
-            if index:
-                writer.roll()
-            if size:
-                writer.append_many([b"%d" % number for number in range(start, start + size)])
-            start += size
-    return start
-
-
-def numbers(rows: list[dict[str, Any]] | None) -> list[int]:
-    assert rows is not None
-    return [int(row["value"]) for row in rows]
-
-
-def refusal(options: dict[str, Any]) -> str:
-    with pytest.raises(BookKeeperError) as caught:
-        batch(options)
-    return str(caught.value)
 
 
 # -- batches ---------------------------------------------------------------------------------------------------------
@@ -327,11 +297,12 @@ def test_a_stream_from_the_beginning(store: Any, uri: dict[str, Any]) -> None:
     log = make(store, "stream", 5)
     query = Stream(uri | {"subscribe": "stream", "startingOffsets": "earliest", "tailWaitMs": 10})
     assert numbers(query.trigger()) == list(range(5))
-    assert query.checkpoint == ['{"from": {"logs": {"stream": [0, 0]}}, "logs": {"stream": [1, 0]}, "v": 1}']
+    tokens = f'"tokens": {{"stream": "{log.manifest().token}"}}, "v": 1}}'
+    assert query.checkpoint == ['{"from": {"logs": {"stream": [0, 0]}}, "logs": {"stream": [1, 0]}, ' + tokens]
     assert query.trigger() is None
     append(log, 5, 3, 4)
     assert numbers(query.trigger()) == list(range(5, 12))
-    assert query.checkpoint[-1] == '{"logs": {"stream": [3, 0]}, "v": 1}'
+    assert query.checkpoint[-1] == '{"logs": {"stream": [3, 0]}, ' + tokens
     assert query.reader.reportLatestOffset() == query.position
     assert query.trigger() is None
 
@@ -446,41 +417,6 @@ def test_ledgers_as_a_stream(store: Any, uri: dict[str, Any]) -> None:
     writer.seal()
     assert [numbers(rows) for rows in query.drain()] == [[4, 5, 6, 7], [8, 9, 10]]
     assert query.trigger() is None
-
-
-def test_truncation_under_a_running_query(store: Any, uri: dict[str, Any]) -> None:
-    log = make(store, "overtaken", 5, 5, 5, 5)
-    options = uri | {"subscribe": "overtaken", "startingOffsets": "earliest", "maxOffsetsPerTrigger": 3}
-    query = Stream(options)
-    assert numbers(query.trigger()) == [0, 1, 2]
-    log.truncate(Position(log.manifest().extents[2].ledger_id, 1))
-    with pytest.raises(
-        BookKeeperError, match=r"log overtaken: rows from \[0, 3\] on were truncated .* at \[2, 1\] \(row 11\)"
-    ):
-        query.trigger()
-    tolerant = Stream(options | {"failOnDataLoss": "false"}, query.checkpoint[:1], committed=1)
-    rows = [row for rows in tolerant.drain() for row in rows]
-    assert rows[0]["gap"]["until_seq"] == 2
-    assert numbers(rows[1:]) == list(range(11, 20))
-    log.delete()
-    with pytest.raises(BookKeeperError, match="log overtaken: deleted while the query reads it"):
-        query.trigger()
-
-
-def test_a_cursor_keeps_truncation_behind_the_query(store: Any, uri: dict[str, Any]) -> None:
-    log = make(store, "kept", 5, 5, 5, 5)
-    options = uri | {"subscribe": "kept", "startingOffsets": "earliest", "maxOffsetsPerTrigger": 7, "cursor": "etl"}
-    query = Stream(options)
-    query.trigger()
-    extents = log.manifest().extents
-    assert log.cursors()["etl"].position == Position(extents[0].ledger_id, 0)
-    with pytest.raises(BookKeeperError, match="because of its cursors etl"):
-        log.truncate(Position(extents[1].ledger_id, 0))
-    query.trigger()  # commits what was before
-    assert log.cursors()["etl"].position == Position(extents[1].ledger_id, 2)
-    log.truncate(Position(extents[1].ledger_id, 2))
-    assert len(query.drain()) == 1
-    assert Stream(options, query.checkpoint, committed=len(query.checkpoint)).trigger() is None
 
 
 def test_an_idle_query_costs_little(store: Any, uri: dict[str, Any]) -> None:

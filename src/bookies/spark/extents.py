@@ -65,13 +65,17 @@ class Missing:
 
 @dataclass(frozen=True)
 class Extents:
-    """What can be read of the log or ledger `key`. `next_seq`: the number that the next extent will get."""
+    """What can be read of the log or ledger `key`. `next_seq`: the number that the next extent will get.
+
+    `token`: tells a log from others that had its name, or will have it; None for a ledger.
+    """
 
     key: Key
     pieces: Sequence[Piece]
     next_seq: int
     rows_truncated: int = 0
     is_envelope: bool = False
+    token: str | None = None
 
     @property
     def is_log(self) -> bool:

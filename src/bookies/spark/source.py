@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from bookies.errors import InvalidArgument
+from bookies.errors import InvalidArgument, LedgerNotFound, LogNotFound
 from bookies.spark import planning, pushdown, rows, runtime
 from bookies.spark.extents import Extents
 from bookies.spark.lookup import Lookup, resolved
@@ -48,7 +48,12 @@ class BookKeeperDataSource(DataSource):
         ddl = rows.ddl_of(options)
         # Nothing tells `read` from `readStream` here; what only one of them takes, the other one refuses later.
         if not any(name in options for name in STREAM_ONLY) and options.get("startingOffsets") != LATEST:
-            self._planned = resolve(settings(options, is_stream=False))
+            chosen = settings(options, is_stream=False)
+            try:
+                self._planned = resolve(chosen)
+            except (LogNotFound, LedgerNotFound):
+                if chosen.fails_on_loss:  # Else a stream that knew it once goes on without it; `reader` refuses it.
+                    raise
         return ddl
 
     def reader(self, schema: Any) -> DataSourceReader:
