@@ -186,3 +186,34 @@ def test_a_cursor_keeps_truncation_behind_the_query(store: Any, uri: dict[str, A
     log.truncate(Position(extents[1].ledger_id, 2))
     assert len(query.drain()) == 1
     assert Stream(options, query.checkpoint, committed=len(query.checkpoint)).trigger() is None
+
+
+def test_a_new_query_puts_the_cursor_back(store: Any, uri: dict[str, Any]) -> None:
+    log = make(store, "second-life", 5, 5, 5, 5)
+    extents = log.manifest().extents
+    options = uri | {"subscribe": "second-life", "maxOffsetsPerTrigger": 7, "cursor": "etl"}
+    first = Stream(options)
+    first.drain()
+    first.reader.commit(first.position)
+    assert log.cursors()["etl"].position == Position(extents[3].ledger_id, 5)
+    second = Stream(options)
+    second.trigger()
+    assert log.cursors()["etl"].position == Position(extents[0].ledger_id, 0)
+    with pytest.raises(BookKeeperError, match="because of its cursors etl"):
+        log.truncate(Position(extents[2].ledger_id, 0))
+    assert sorted(number for rows in second.drain() for number in numbers(rows)) == list(range(7, 20))
+    ahead = Stream(options | {"startingOffsets": "latest"})  # A cursor that is behind is moved by a commit only.
+    assert ahead.trigger() == []
+    assert log.cursors()["etl"].position == Position(extents[2].ledger_id, 4)
+
+
+def test_a_cursor_that_is_put_back_too_late(store: Any, uri: dict[str, Any]) -> None:
+    log = make(store, "too-late", 5, 5)
+    extents = log.manifest().extents
+    options = uri | {"subscribe": "too-late", "cursor": "etl", "startingOffsets": '{"too-late": 2}'}
+    log.move_cursor("etl", Position(extents[1].ledger_id, 1))
+    log.truncate(Position(extents[1].ledger_id, 1))
+    with pytest.raises(
+        BookKeeperError, match=r"rows from \[0, 0\] on were truncated .* Cursor etl keeps what comes beh"
+    ):
+        Stream(options).trigger()

@@ -153,6 +153,11 @@ class Extents:
                 return self.normal((piece.seq, position.entry_id))
         raise InvalidArgument(f"position {position} is not in {self}: it was truncated, or is of another log")
 
+    def is_behind(self, at: At, position: Position) -> bool:
+        """Whether `at` is before a position in the log's own words, or that is in nothing that is listed."""
+        seq = next((piece.seq for piece in self.pieces if piece.ledger_id == position.ledger_id), None)
+        return seq is None or at < self.normal((seq, position.entry_id))
+
     def runs(self, start: At, end: At) -> Iterator[Run]:
         """The rows from `start` up to, not including, `end`. An end that was readable once is taken at its word."""
         for piece in self.pieces:

@@ -48,7 +48,7 @@ async def partitions(
         if (missing := extents.missing(start, end)) is not None:
             gap = gap_of(extents, missing)
             if settings.fails_on_loss:
-                raise loss_error(extents, gap)
+                raise loss_error(extents, gap, settings.cursor)
             gaps.append(gap)
             start = missing.until
         present.append((extents, start, end))
@@ -91,11 +91,18 @@ def gap_of_deleted(key: Key, start: At, end: At) -> Gap:
     return Gap(key, None, *start, *end, rows, None, reason)
 
 
-def loss_error(extents: Extents, gap: Gap) -> LogTruncated:
+def loss_error(extents: Extents, gap: Gap, cursor: str | None = None) -> LogTruncated:
+    """`cursor`: the query's, if it has one: that was made, or put back, too late."""
+    remedy = (
+        f"Cursor {cursor} keeps what comes behind from now on; option failOnDataLoss=false goes on and tells the gap "
+        "in a row"
+        if cursor is not None
+        else REMEDY
+    )
     count = f"{gap.rows:,} rows" if gap.rows is not None else "rows"
     return LogTruncated(
         f"{extents}: {count} from [{gap.from_seq}, {gap.from_entry}] on were truncated before they were read; it "
-        f"begins at [{gap.until_seq}, {gap.until_entry}] (row {extents.row_of(extents.beginning):,}) now. {REMEDY}"
+        f"begins at [{gap.until_seq}, {gap.until_entry}] (row {extents.row_of(extents.beginning):,}) now. {remedy}"
     )
 
 

@@ -296,7 +296,11 @@ class _Planner:
 
     # -- cursors -------------------------------------------------------------------------------------------------
     async def _make_cursors(self, found: Mapping[Key, Extents], positions: Positions) -> None:
-        """Where the query has none yet: from now on nothing that it has not read is truncated unless by force."""
+        """From now on nothing that the query has not read is truncated unless by force.
+
+        A cursor of that name may be another query's, or of an earlier life of this one: it is put back to where the
+        query is, if it is ahead of that. One that is behind is left until the next commit.
+        """
         if self._settings.cursor is None:
             return
         for key, extents in found.items():
@@ -304,10 +308,12 @@ class _Planner:
                 client = await runtime.worker().client(self._settings.uri, self._settings.config)
                 log = client.log(key, password=self._settings.password)
                 position = extents.position(positions[key])
-                if position is not None and self._settings.cursor not in await log.cursors():
+                if position is None:
+                    continue
+                cursor = (await log.cursors()).get(self._settings.cursor)
+                if cursor is None or extents.is_behind(positions[key], cursor.position):
                     await log.move_cursor(self._settings.cursor, position)
-                if position is not None:
-                    self._has_cursor.add(key)
+                self._has_cursor.add(key)
 
     async def commit(self, end: dict[str, Any]) -> None:
         """Move the cursors to what was processed. The checkpoint stays the truth: a failure is only noted."""

@@ -106,3 +106,11 @@ def test_positions_in_the_words_of_the_log() -> None:
     assert gap.row_of((1, 0)) == 5
     with pytest.raises(InvalidArgument, match="it was truncated"):
         PLAIN.at_position(Position(99, 0))
+
+
+def test_what_is_behind_a_position() -> None:
+    assert PLAIN.is_behind((0, 3), Position(10, 4))
+    assert not PLAIN.is_behind((0, 4), Position(10, 4))
+    assert not PLAIN.is_behind((2, 0), Position(10, 5))  # two names of one place
+    assert PLAIN.is_behind((2, 9), Position(12, 10))
+    assert PLAIN.is_behind((3, 0), Position(99, 0))
