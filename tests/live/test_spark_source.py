@@ -346,6 +346,22 @@ def test_limits(store: Any, uri: dict[str, Any]) -> None:
     assert len(one.trigger() or []) == 1
 
 
+@pytest.mark.parametrize("at", [[99, 0], [0, 5000], "LEDGER:5000", 5000])
+def test_nobody_begins_or_ends_behind_the_end(store: Any, uri: dict[str, Any], at: Any) -> None:
+    name = f"behind-{len(str(at))}"
+    log = make(store, name, 5, 5)
+    at = at.replace("LEDGER", str(log.manifest().ledger_ids[0])) if isinstance(at, str) else at
+    ledger = log.manifest().ledger_ids[1]
+    for key, chosen in ((name, uri | {"subscribe": name}), (ledger, uri | {"ledger": ledger})):
+        if key == ledger:
+            at = 5000
+        for side in ("starting", "ending"):
+            assert "to begin or end with" in refusal(chosen | {f"{side}Offsets": json.dumps({key: at})})
+        query = Stream(chosen | {"startingOffsets": json.dumps({key: at}), "tailWaitMs": 0})
+        with pytest.raises(BookKeeperError, match="to begin or end with"):
+            query.trigger()
+
+
 def test_a_fuller_batch_is_waited_for(store: Any, uri: dict[str, Any]) -> None:
     log = make(store, "fuller", 0)
     options = uri | {"subscribe": "fuller", "startingOffsets": "earliest", "tailWaitMs": 0, "minOffsetsPerTrigger": 5}

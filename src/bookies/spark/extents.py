@@ -113,6 +113,19 @@ class Extents:
                 at = piece.seq + 1, 0
         return at
 
+    def placed(self, at: At) -> At:
+        """The one spelling of a position that somebody names. Raises `InvalidArgument`: it is behind what is there."""
+        for piece in self.pieces:
+            if piece.seq == at[0] and at[1] > piece.last + 1:
+                extent = f"extent {piece.seq} of {self}" if self.is_log else str(self)
+                so_far = "" if piece.is_complete else " so far"
+                raise InvalidArgument(
+                    f"{extent} has entries up to {piece.last}{so_far}: there is no entry {at[1]} to begin or end with"
+                )
+        if (found := self.normal(at)) > self.end:
+            raise InvalidArgument(f"{self} ends at {list(self.end)}: there is no {list(at)} to begin or end with")
+        return found
+
     def row_of(self, at: At) -> int:
         """The number of the row at a position, or of the first one behind it."""
         for piece in self.pieces:
@@ -150,7 +163,7 @@ class Extents:
         """Raises `InvalidArgument`."""
         for piece in self.pieces:
             if piece.ledger_id == position.ledger_id:
-                return self.normal((piece.seq, position.entry_id))
+                return self.placed((piece.seq, position.entry_id))
         raise InvalidArgument(f"position {position} is not in {self}: it was truncated, or is of another log")
 
     def is_behind(self, at: At, position: Position) -> bool:

@@ -160,8 +160,8 @@ def at_of(at: str, extents: Extents) -> At:
             return extents.at_position(parse_position(value))
         if isinstance(value, list):
             seq, entry_id = value
-            return extents.normal((whole(seq), whole(entry_id)))
-        return extents.at_row(whole(value)) if extents.is_log else (0, whole(value))
+            return extents.placed((whole(seq), whole(entry_id)))
+        return extents.at_row(whole(value)) if extents.is_log else extents.placed((0, whole(value)))
     except (ValueError, TypeError) as error:
         if isinstance(error, InvalidArgument):
             raise

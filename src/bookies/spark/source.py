@@ -158,9 +158,6 @@ async def _bounds(lookup: Lookup, chosen: Settings, extents: Extents) -> tuple[A
     now_ms = int(time.time() * 1000)
     start = await resolved(lookup, extents, chosen.starting, is_end=False, now_ms=now_ms, strategy=chosen.strategy)
     end = await resolved(lookup, extents, chosen.ending, is_end=True, now_ms=now_ms)
-    for at, name in ((start, "startingOffsets"), (end, "endingOffsets")):
-        if at > extents.end:
-            raise InvalidArgument(f"option {name}: {extents} ends at {list(extents.end)}, before {list(at)}")
     return start, end
 
 
