@@ -94,7 +94,14 @@ def test_where_to_begin_and_to_end(store: Any, uri: dict[str, Any]) -> None:
     base = uri | {"subscribe": "ends"}
     assert "has 15 rows so far: there is no row 16" in refusal(base | {"startingOffsets": '{"ends": 16}'})
     assert "says no position" in refusal(base | {"startingOffsets": '{"ends": [1]}'})
-    assert "is given None" in refusal(base | {"startingOffsets": '{"other": 1}'})
+    assert "is given None" in refusal(base | {"startingOffsets": '{"logs": {}, "v": 1}'})
+    assert "option startingOffsets names other, which is not read" in refusal(
+        base | {"startingOffsets": '{"ends": 1, "other": 1}'}
+    )
+    assert "option endingOffsets: log ends would end at [0, 3], before it begins at [1, 2]" in refusal(
+        base | {"startingOffsets": '{"ends": 7}', "endingOffsets": '{"ends": 3}'}
+    )
+    assert between({"ends": 3}, {"ends": 3}) == []
     assert "is for streams" in refusal(base | {"startingOffsets": "latest"})
     assert "contradict" in refusal(base | {"startingOffsets": "earliest", "startingTimestamp": "1"})
     assert "was truncated, or is of another log" in refusal(base | {"startingOffsets": '{"ends": "99999:0"}'})
@@ -121,7 +128,8 @@ def test_by_the_time_of_ledgers(store: Any, uri: dict[str, Any]) -> None:
     future = base | {"startingTimestamp": int(time.time() * 1000) + 3_600_000}
     assert "choose an earlier time, or option startingOffsetsByTimestampStrategy=latest" in refusal(future)
     assert batch(future | {"startingOffsetsByTimestampStrategy": "latest"}) == []
-    assert "no milliseconds" in refusal(base | {"startingOffsetsByTimestamp": '{"another": 1}'})
+    assert "no milliseconds" in refusal(base | {"startingOffsetsByTimestamp": "{}"})
+    assert "names another, which is not read" in refusal(base | {"startingOffsetsByTimestamp": '{"another": 1}'})
 
 
 def test_by_the_times_inside_records(store: Any, uri: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from bookies.spark.lookup import Lookup, resolved
 from bookies.spark.offsets import At
 from bookies.spark.options import flag
 from bookies.spark.read import EntriesPartition, RowReader, row_reader
-from bookies.spark.selection import LATEST
+from bookies.spark.selection import EARLIEST, LATEST
 from bookies.spark.settings import STREAM_ONLY, Settings, checked, settings
 
 if TYPE_CHECKING:
@@ -158,6 +158,11 @@ async def _bounds(lookup: Lookup, chosen: Settings, extents: Extents) -> tuple[A
     now_ms = int(time.time() * 1000)
     start = await resolved(lookup, extents, chosen.starting, is_end=False, now_ms=now_ms, strategy=chosen.strategy)
     end = await resolved(lookup, extents, chosen.ending, is_end=True, now_ms=now_ms)
+    if start > end and chosen.starting != EARLIEST:
+        raise InvalidArgument(
+            f"option endingOffsets: {extents} would end at {list(end)}, before it begins at {list(start)} by option "
+            "startingOffsets: exchange them"
+        )
     return start, end
 
 
