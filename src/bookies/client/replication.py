@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from bookies.client.ledger_access import LedgerAccess
 from bookies.client.ledger_lock import in_rounds, ledger_locked
@@ -41,9 +42,10 @@ from bookies.protocol.replicate import (
     FragmentCopy,
     Pace,
     Replacement,
-    choose_targets,
+    choose_some_targets,
     renewals,
     repairs,
+    replaced_in,
     unknown_replicas,
 )
 from bookies.runtime.tasks import all_of
@@ -101,6 +103,8 @@ class RecoveryReport:
 
 
 OnProgress = Callable[[CopyProgress], None]
+Choose = Callable[[Fragment, Sequence[int], Collection[BookieId]], Sequence[Replacement]]
+"""Bookies for some of the positions of a fragment at least, among all but those given last."""
 
 
 class Account:
@@ -129,20 +133,49 @@ class Account:
             self._progress(news)
 
 
+async def replicate_in_turn(
+    access: LedgerAccess,
+    fragment: Fragment,
+    positions: Sequence[int],
+    choose: Choose,
+    update: MetadataLoop | None,
+    account: Account,
+    moves: list[Move],
+) -> None:
+    """Copy what these positions store, as many at a time as `choose` finds bookies for, and add each copy to `moves`.
+
+    So a fragment that lacks two replicas gets one where there is room for one. `update`: as in `replicate_anywhere`;
+    None: only say what would be done. Raises as it does, `NotEnoughBookies` for the positions that are left.
+    """
+    refusals: dict[BookieId, BookKeeperError] = {}
+    await access.locate()
+    while positions:
+        plan = partial(choose, fragment, positions)
+        if update is None:
+            move = Move(fragment.ledger_id, fragment.first, fragment.last, tuple(plan([])))
+        else:
+            move = await replicate_anywhere(access, fragment, plan, update, account, refusals)
+        moves.append(move)
+        done = [each.position for each in move.replacements]
+        positions = [each for each in positions if each not in done]
+        fragment = replaced_in(fragment, move.replacements)
+
+
 async def replicate_anywhere(
     access: LedgerAccess,
     fragment: Fragment,
     plan: Callable[[Collection[BookieId]], Sequence[Replacement]],
     update: MetadataLoop,
     account: Account,
+    refusals: dict[BookieId, BookKeeperError] | None = None,
 ) -> Move:
     """Copy to the bookies of a plan, and to others as long as one of them refuses. The caller holds the ledger's lock.
 
     `update`: with the lock, and when that is lost the copy breaks off. `plan`: chooses among all but those that are
-    given to it. Raises as it and `replicate` do; when nobody is left, what the first one answered, with what the others
-    did.
+    given to it. `refusals`: who has refused already, and how; added to. Raises as it and `replicate` do; when nobody is
+    left, what the first one answered, with what the others did.
     """
-    refusals: dict[BookieId, BookKeeperError] = {}
+    refusals = {} if refusals is None else refusals
     await access.locate()
     while True:
         try:
@@ -265,22 +298,24 @@ class LedgerMending:
             if len(unknown) == len(verdict.bad_positions):
                 continue
             try:
-                self.moves.append(await self._fragment(verdict, update))
+                await self._fragment(verdict, [each.position for each in unknown], update)
             except ClientClosed:
                 raise
             except BookKeeperError as error:
                 self.failures.append(error)
 
-    async def _fragment(self, verdict: FragmentVerdict, update: MetadataLoop) -> Move:
+    async def _fragment(self, verdict: FragmentVerdict, unknown: Collection[int], update: MetadataLoop) -> None:
         access, fragment = self._access, verdict.fragment
+        positions = [each for each in verdict.bad_positions if each not in unknown]
 
-        def plan(refusing: Collection[BookieId]) -> tuple[Replacement, ...]:
-            return repairs(verdict, access.candidates(), refusing, self._lost)
+        def choose(
+            fragment: Fragment, positions: Sequence[int], refusing: Collection[BookieId]
+        ) -> tuple[Replacement, ...]:
+            left = tuple(each for each in verdict.replicas if each.position in positions)
+            return repairs(FragmentVerdict(fragment, left), access.candidates(), refusing, self._lost)
 
-        if self._is_dry:
-            await access.locate()
-            return Move(fragment.ledger_id, fragment.first, fragment.last, plan([]))
-        return await replicate_anywhere(access, fragment, plan, update, self._account)
+        to_change = None if self._is_dry else update
+        await replicate_in_turn(access, fragment, positions, choose, to_change, self._account, self.moves)
 
     @property
     def summary(self) -> str:
@@ -301,7 +336,10 @@ def _unknown(fragment: Fragment, replica: ReplicaVerdict) -> BookKeeperError:
 
 
 class BookieRecovery:
-    """One run of `recover_bookies`: ledger after ledger. Source: client-protocol 7.4."""
+    """One run of `recover_bookies`: ledger after ledger. Source: client-protocol 7.4.
+
+    `bookies`: where there is not room for what all of them have, the first ones come first.
+    """
 
     def __init__(
         self,
@@ -396,23 +434,22 @@ class BookieRecovery:
         return not record.is_closed and any(bookie in record.last_ensemble for bookie in self._bookies)
 
     async def _fragment(self, fragment: Fragment, positions: Sequence[int], update: MetadataLoop) -> None:
-        access = self._access
+        access, moves = self._access, list[Move]()
 
-        def plan(refusing: Collection[BookieId]) -> tuple[Replacement, ...]:
-            return choose_targets(fragment, positions, access.candidates(), [*self._bookies, *refusing])
+        def choose(
+            fragment: Fragment, positions: Sequence[int], refusing: Collection[BookieId]
+        ) -> tuple[Replacement, ...]:
+            return choose_some_targets(fragment, positions, access.candidates(), [*self._bookies, *refusing])
 
+        to_change = None if self._is_dry else update
+        positions = sorted(positions, key=lambda at: self._bookies.index(fragment.ensemble[at]))
         try:
-            if self._is_dry:
-                await access.locate()
-                needs_sealing = self._needs_sealing(update.current.metadata)
-                move = Move(fragment.ledger_id, fragment.first, fragment.last, plan([]), needs_sealing)
-            else:
-                move = await replicate_anywhere(self._access, fragment, plan, update, self._account)
+            await replicate_in_turn(access, fragment, positions, choose, to_change, self._account, moves)
         except ClientClosed:
             raise
         except LedgerNotFound:
             return  # Deleted meanwhile.
         except BookKeeperError as error:
             self.obstacles.append(Obstacle(fragment.ledger_id, fragment.first, fragment.last, error))
-        else:
-            self.moves.append(move)
+        needs_sealing = self._is_dry and self._needs_sealing(update.current.metadata)
+        self.moves += [replace(move, needs_sealing=needs_sealing) for move in moves]

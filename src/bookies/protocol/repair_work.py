@@ -126,7 +126,7 @@ class Circumstances:
     registered: Collection[BookieId]
     lost: Collection[BookieId] = ()
     excused: Collection[BookieId] = ()
-    leaving: Collection[BookieId] = ()
+    leaving: Sequence[BookieId] = ()
     unwanted: Mapping[BookieId, str] = field(default_factory=dict)
     read_only: Collection[BookieId] = ()
     claimed: Collection[BookieId] = ()
@@ -230,6 +230,20 @@ def _good(verdict: FragmentVerdict, positions: Collection[int]) -> int | None:
         if any(position in positions for position in members)
     ]
     return min(counts, default=None)
+
+
+def most_urgent_first(
+    verdict: FragmentVerdict, positions: Sequence[int], leaving: Sequence[BookieId] = ()
+) -> list[int]:
+    """In the order in which to replace them if not all can be: lost replicas before good ones of bookies that leave,
+    those with the fewest good replicas of an entry first, then those whose bookie is named first as leaving."""
+    good, ensemble = verdict.positions(ReplicaState.OK), verdict.fragment.ensemble
+
+    def urgency(position: int) -> tuple[bool, int, int]:
+        turn = leaving.index(ensemble[position]) if ensemble[position] in leaving else len(leaving)
+        return position in good, _good(verdict, [position]) or 0, turn
+
+    return sorted(positions, key=urgency)
 
 
 def _losses(verdict: FragmentVerdict, gone: Sequence[tuple[int, ...]]) -> Iterator[Loss]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -44,7 +44,7 @@ from bookies.metadata.recovery_store import LedgerLock, Mark
 from bookies.model import BookieId
 from bookies.protocol.drain import Forecast, Portion, interleaved, portion_of
 from bookies.protocol.fragments import Fragment, fragments_on, is_stored_on
-from bookies.protocol.repair_work import Cause, RepairState, Wait
+from bookies.protocol.repair_work import Cause, Circumstances, RepairState, Wait
 from bookies.protocol.replicate import Pace
 from bookies.replication.membership import Membership
 from bookies.replication.records import Coverage, records
@@ -405,7 +405,7 @@ class Drain:
         repair = LedgerRepair(
             self._administration,
             partial(self._updating, lock=lock),
-            lambda: self._membership.circumstances([self._bookie, *self._membership.long_away(believed)]),
+            lambda: self._circumstances(believed),
             lambda found: 0.0 if self._may_seal(found) else UNLIMITED_S,
             self._pace,
             totals,
@@ -430,6 +430,11 @@ class Drain:
         else:
             self._finish(portion)
         return outcome
+
+    def _circumstances(self, believed: Sequence[BookieId]) -> Circumstances:
+        """`believed`: by others to be lost. Of bookies that are to be emptied this one comes first."""
+        known = self._membership.circumstances([self._bookie, *self._membership.long_away(believed)])
+        return replace(known, leaving=sorted(known.leaving, key=lambda each: each != self._bookie))
 
     def _named_by_mark(self, mark: Mark | None) -> dict[BookieId, bool]:
         """Of the bookies that a mark names, those that it may stand for beside the one that is emptied."""

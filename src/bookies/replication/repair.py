@@ -46,6 +46,7 @@ from bookies.protocol.repair_work import (
     Wait,
     assess,
     judge_entry,
+    most_urgent_first,
 )
 from bookies.protocol.replicate import Pace
 from bookies.replication.closely import CloseLook
@@ -250,7 +251,7 @@ class LedgerRepair:
             if replaced and not nowhere:
                 await self._administration.replicate_fragment(
                     fragment,
-                    replaced,
+                    most_urgent_first(job.verdict, replaced, self._circumstances().leaving),
                     exclude=list(self._circumstances().unwanted),
                     pace=self._pace,
                     progress=self._counter(),
@@ -264,7 +265,7 @@ class LedgerRepair:
             return [Wait(Cause.STORE, fragment.first, fragment.last, None, str(error))]
         except NotEnoughBookies as error:
             reason = error.message + self._circumstances().left_out(fragment.ensemble)
-            return [Wait(Cause.TARGET, fragment.first, fragment.last, None, reason)]
+            return [*problems, Wait(Cause.TARGET, fragment.first, fragment.last, None, reason)]
         except BookKeeperError as error:
             return [*problems, await self._explained(fragment, error, found)]
         self._totals.fragments += not problems

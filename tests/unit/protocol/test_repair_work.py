@@ -28,6 +28,7 @@ from bookies.protocol.repair_work import (
     assess,
     fewest_left,
     judge_entry,
+    most_urgent_first,
 )
 
 A, B, C, D, E = (BookieId(name) for name in "abcde")
@@ -124,6 +125,15 @@ def test_maintenance_is_waited_for() -> None:
 def test_a_bookie_that_is_to_be_emptied_is_replaced_though_it_is_well() -> None:
     [job] = assessed(verdict_of({}), leaving=[C]).jobs
     assert (job.renewed, job.replaced, job.good) == ((), (2,), 3)
+
+
+def test_lost_replicas_come_before_those_that_leave_and_the_fewest_first() -> None:
+    verdict = verdict_of({}, ensemble=(A, B, C, D, E), write_quorum=2, away=[C, D])
+    assert most_urgent_first(verdict, [0, 2, 3, 4], [E, A]) == [2, 3, 4, 0]
+    assert most_urgent_first(verdict, [0, 1], [A, B]) == [1, 0], "an entry of b has one good replica"
+    assert most_urgent_first(verdict_of({}), [0, 2, 1], [C, A]) == [2, 0, 1], "as those are named"
+    worse = verdict_of({}, ensemble=(A, B, C, D, E), write_quorum=3, away=[A, D, E], last=0)
+    assert most_urgent_first(worse, [4, 3, 0]) == [4, 3, 0], "they hold nothing but the first"
 
 
 def test_a_fragment_is_worked_on_though_another_replica_is_not_known() -> None:
