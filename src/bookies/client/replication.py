@@ -8,6 +8,7 @@ Source: client-protocol 7.3 and 7.4.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,7 +28,7 @@ from bookies.errors import (
 )
 from bookies.metadata.driver import Versioned
 from bookies.metadata.recovery_store import LedgerLock
-from bookies.model import BookieId, LedgerMetadata, LedgerState
+from bookies.model import BookieId, BookieMode, LedgerMetadata, LedgerState
 from bookies.protocol.fragments import (
     Fragment,
     FragmentVerdict,
@@ -37,6 +38,7 @@ from bookies.protocol.fragments import (
     runs_of,
 )
 from bookies.protocol.placement_proof import some
+from bookies.protocol.repair_work import Circumstances
 from bookies.protocol.replicate import (
     ENTRIES_MAX,
     FragmentCopy,
@@ -193,6 +195,7 @@ async def replicate_anywhere(
         except CopyRefused as refused:
             if isinstance(refused.error, ClientClosed) or refused.bookie in refusals:
                 raise refused.error from refused
+            access.pool.copy_turns.refused(refused.error)
             refusals[refused.bookie] = refused.error
 
 
@@ -214,26 +217,41 @@ async def replicate(
     replicas = access.replicas(update.current.metadata)
     if (pause_s := account.pace.begins(loop.time())) > 0:
         await asyncio.sleep(pause_s)
-    while not copy.is_done:
-        update.check_lock()
-        ids = copy.next_ids()
-        if fragment.is_striped:
-            bodies = await replicas.read_each([(pool.health.order(copy.sources(each)), each) for each in ids])
-        else:
-            bodies = await replicas.read_from_any(pool.health.order(copy.sources(ids[0])), ids)
-        ids = ids[: len(bodies)]
-        shares = copy.shares(ids)
-        begun = loop.time()
-        await replicas.write(shares, ids, bodies)
-        account.pace.took(loop.time() - begun, loop.time())
-        size = sum(map(len, bodies))
-        copy.copied(ids[-1], len(ids), size)
-        account.copied(fragment.ledger_id, sum(len(share) for _, share in shares), size * len(shares))
-        pause_s = account.pace.spent(size * len(shares), loop.time())
-        if pause_s > 0:
-            await asyncio.sleep(pause_s)
+    targets, turns = [each.new for each in copy.replacements], pool.copy_turns
+    needs_turn = not await turns.have_room(targets, _size_of(fragment, update.current.metadata))
+    has_turn = False
+    async with contextlib.AsyncExitStack() as turn:
+        while not copy.is_done:
+            if not has_turn and (needs_turn or turns.is_tight):
+                await turn.enter_async_context(turns.turn(targets))
+                has_turn = True
+            update.check_lock()
+            ids = copy.next_ids()
+            if fragment.is_striped:
+                bodies = await replicas.read_each([(pool.health.order(copy.sources(each)), each) for each in ids])
+            else:
+                bodies = await replicas.read_from_any(pool.health.order(copy.sources(ids[0])), ids)
+            ids = ids[: len(bodies)]
+            shares = copy.shares(ids)
+            begun = loop.time()
+            await replicas.write(shares, ids, bodies)
+            account.pace.took(loop.time() - begun, loop.time())
+            size = sum(map(len, bodies))
+            copy.copied(ids[-1], len(ids), size)
+            account.copied(fragment.ledger_id, sum(len(share) for _, share in shares), size * len(shares))
+            pause_s = account.pace.spent(size * len(shares), loop.time())
+            if pause_s > 0:
+                await asyncio.sleep(pause_s)
     await update.update(copy.swap.needed, copy.swap.apply)
     return Move(fragment.ledger_id, fragment.first, fragment.last, copy.replacements)
+
+
+def _size_of(fragment: Fragment, record: LedgerMetadata) -> int:
+    """About how many bytes one replica of a fragment is; 0: nobody knows, since the ledger is not closed."""
+    if not record.is_closed:
+        return 0
+    share = (fragment.last - fragment.first + 1) / (record.last_entry_id + 1)
+    return round(record.length * share * record.write_quorum / record.ensemble_size)
 
 
 async def renew(
@@ -302,7 +320,7 @@ class LedgerMending:
             except ClientClosed:
                 raise
             except BookKeeperError as error:
-                self.failures.append(error)
+                self.failures.append(await _with_those_left_out(access, verdict.fragment, error))
 
     async def _fragment(self, verdict: FragmentVerdict, unknown: Collection[int], update: MetadataLoop) -> None:
         access, fragment = self._access, verdict.fragment
@@ -323,6 +341,17 @@ class LedgerMending:
         done = f"{len(self.moves)} fragments {'would be' if self._is_dry else 'were'} repaired"
         again = f"{len(self.failures)} could not be; repeat it when the cause is mended"
         return f"{done} and {again}. The first: {self.failures[0]}"
+
+
+async def _with_those_left_out(access: LedgerAccess, fragment: Fragment, error: BookKeeperError) -> BookKeeperError:
+    """Of a copy for which there was no bookie: the error, which says, too, who is there and was not thought of."""
+    is_refused = error.bookie is not None and error.bookie not in fragment.ensemble
+    if isinstance(error, NotEnoughBookies) or is_refused:
+        with contextlib.suppress(MetadataError):
+            read_only = (await access.driver.bookies(BookieMode.READ_ONLY)).bookies
+            said = Circumstances(read_only, read_only=read_only).left_out(fragment.ensemble)
+            error.args = (f"{error.message}{said}",)
+    return error
 
 
 def _unknown(fragment: Fragment, replica: ReplicaVerdict) -> BookKeeperError:
@@ -450,6 +479,7 @@ class BookieRecovery:
         except LedgerNotFound:
             return  # Deleted meanwhile.
         except BookKeeperError as error:
+            error = await _with_those_left_out(access, fragment, error)
             self.obstacles.append(Obstacle(fragment.ledger_id, fragment.first, fragment.last, error))
         needs_sealing = self._is_dry and self._needs_sealing(update.current.metadata)
         self.moves += [replace(move, needs_sealing=needs_sealing) for move in moves]

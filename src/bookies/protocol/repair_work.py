@@ -38,6 +38,8 @@ from bookies.protocol.fragments import Fragment, FragmentVerdict, ReplicaState, 
 from bookies.protocol.placement_proof import some
 from bookies.protocol.quorum import write_set
 
+LEFTOVERS = "; what copies that broke off have left on a full one is deleted by bk bookie gc --surplus"
+
 
 class RepairState(enum.Enum):
     """How it stands with one ledger. LOST: entries are nowhere; WAITING: for something that `Wait` names."""
@@ -149,7 +151,10 @@ class Circumstances:
         if by_word:
             reasons |= {bookie: why for bookie, why in self.unwanted.items() if bookie in self.registered}
         said = [f"{bookie} ({why})" for bookie, why in sorted(reasons.items()) if bookie not in members]
-        return f"; not used: {some(said)}" if said else ""
+        if not said:
+            return ""
+        has_full = any(bookie not in members for bookie in self.read_only)
+        return f"; not used: {some(said)}{LEFTOVERS if has_full else ''}"
 
 
 @dataclass(slots=True)
