@@ -10,9 +10,11 @@ from tests.sim.recovery_world import World, run
 from tests.sim.test_drain import drain_of, drained
 
 from bookies.config import RecoveryConfig
+from bookies.errors import MetadataError
 from bookies.model import BookieId
 from bookies.protocol.absence import HURRY_S
 from bookies.protocol.repair_work import Cause, RepairState
+from bookies.protocol.replicate import Pace
 from bookies.replication.by_hand import UNSEEN, ByHand, Standing
 from bookies.replication.membership import Membership
 from bookies.replication.repair import Outcome, Totals
@@ -20,7 +22,11 @@ from bookies.replication.status import read_status, witnesses
 from bookies.runtime.events import Events
 
 
-async def by_hand(world: World, ask: Callable[[ByHand], Awaitable[Any]]) -> Any:
+async def by_hand(
+    world: World,
+    ask: Callable[[ByHand], Awaitable[Any]],
+    on_trouble: Callable[[MetadataError], None] | None = None,
+) -> Any:
     """As the user, who begins to watch the bookies now."""
     user = world.user
     delay_s = RecoveryConfig().lost_bookie_delay_s
@@ -30,7 +36,7 @@ async def by_hand(world: World, ask: Callable[[ByHand], Awaitable[Any]]) -> Any:
         membership = Membership(user.driver, user.runtime.clock, delay_s, events, writes_delay=False)
         await membership.start()
         try:
-            return await ask(ByHand(user.runtime, user.driver, user.client.administration(), membership))
+            return await ask(ByHand(user.runtime, user.driver, user.client.administration(), membership, on_trouble))
         finally:
             membership.stop()
 
@@ -47,6 +53,13 @@ async def repair(world: World, ledger_id: int, **options: Any) -> tuple[Outcome,
     outcome, totals = await by_hand(world, lambda hand: hand.repair(ledger_id, "ann", **options))
     assert isinstance(outcome, Outcome)
     return outcome, totals
+
+
+def cut_off(world: World, *, is_cut: bool) -> None:
+    """The user from the metadata store."""
+    network, name = world.cluster.network, world.user.name
+    for source, target in ((name, "metadata"), ("metadata", name)):
+        (network.block if is_cut else network.unblock)(source, target)
 
 
 async def until_away(world: World, name: str) -> None:
@@ -93,6 +106,15 @@ def test_a_marked_bookie_that_stays_away_is_replaced_after_some_seconds() -> Non
         assert not world.record(ledger_id).names(name)
 
     run(scenario)
+
+
+async def lost_one(world: World) -> tuple[int, BookieId]:
+    """A ledger, and one of its bookies, which is away for good, though nobody has marked that."""
+    ledger_id = await world.write()
+    name = BookieId(world.record(ledger_id).last_ensemble[0])
+    world.kill(name)
+    await until_away(world, name)
+    return ledger_id, name
 
 
 def test_a_bookie_that_somebody_declares_lost_is_not_waited_for() -> None:
@@ -169,5 +191,35 @@ def test_who_died_is_no_witness_and_said_to_be_gone() -> None:
         status = await world.act(read_status(world.user.driver, now_ms))
         assert [each.name for each in status.processes] == [dead.client.name, alive.client.name]
         assert status.gone == [dead.client.name]
+
+    run(scenario)
+
+
+def test_a_store_that_goes_away_during_a_copy_is_said_soon_and_not_asked_for_minutes() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id, name = await lost_one(world)
+        clock = asyncio.get_running_loop().time
+        told: list[float] = []
+        work = by_hand(
+            world,
+            lambda hand: hand.repair(ledger_id, "ann", lost=[name], pace=Pace(2000)),
+            lambda error: told.append(clock()),
+        )
+        task = asyncio.create_task(work)
+        await asyncio.sleep(0.5)
+        begun = clock()
+        cut_off(world, is_cut=True)
+        outcome, totals = await task
+        assert totals.entries == 30
+        assert outcome.state is RepairState.WAITING
+        assert [wait.cause for wait in outcome.waits] == [Cause.STORE]
+        assert world.record(ledger_id).names(name)
+        assert len(told) == 1
+        assert told[0] < begun + 12
+        assert clock() < begun + 40
+        cut_off(world, is_cut=False)
+        await asyncio.sleep(30)  # until the old session, and the lock with it, have ended
+        outcome, _ = await repair(world, ledger_id, lost=[name])
+        assert outcome.state is RepairState.HEALTHY
 
     run(scenario)

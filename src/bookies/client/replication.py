@@ -59,7 +59,8 @@ COPIED_AT_ONCE = 8  # ledgers; most are small, so that each is mostly waiting
 class CopyProgress:
     """How far a long operation is. `entries`, `size`: copied so far, in entries and in bytes of all copies.
 
-    `locked`: ledgers that are waited for, and who has their locks.
+    `locked`: ledgers that are waited for, and who has their locks. `trouble`: of the metadata store, since it answered
+    last.
     """
 
     ledger_id: int
@@ -68,6 +69,7 @@ class CopyProgress:
     entries: int = 0
     size: int = 0
     locked: Mapping[int, str] = field(default_factory=dict)
+    trouble: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,7 @@ class Account:
         self.entries = 0
         self.size = 0
         self.locked: dict[int, str] = {}
+        self.trouble: str | None = None
         self._progress = progress
 
     def copied(self, ledger_id: int, entries: int, size: int) -> None:
@@ -131,8 +134,15 @@ class Account:
 
     def report(self, ledger_id: int) -> None:
         if self._progress is not None:
-            news = CopyProgress(ledger_id, self.ledgers_done, self.ledgers, self.entries, self.size, dict(self.locked))
-            self._progress(news)
+            counts = self.ledgers_done, self.ledgers, self.entries, self.size
+            self._progress(CopyProgress(ledger_id, *counts, dict(self.locked), self.trouble))
+
+    def store_failed(self, ledger_id: int, error: MetadataError | None) -> None:
+        """The metadata store does not answer while a record is to be changed. None: it does again."""
+        trouble = None if error is None else str(error)
+        if trouble != self.trouble:
+            self.trouble = trouble
+            self.report(ledger_id)
 
 
 async def replicate_in_turn(
@@ -243,6 +253,7 @@ async def replicate(
             if pause_s > 0:
                 await asyncio.sleep(pause_s)
     await update.update(copy.swap.needed, copy.swap.apply)
+    account.store_failed(fragment.ledger_id, None)
     return Move(fragment.ledger_id, fragment.first, fragment.last, copy.replacements)
 
 
@@ -309,7 +320,8 @@ class LedgerMending:
             return
         access = self._access
         found = await access.read(bad[0].fragment.ledger_id)
-        update = MetadataLoop(access.runtime, access.driver, found, lock)
+        told = partial(self._account.store_failed, found.metadata.ledger_id)
+        update = MetadataLoop(access.runtime, access.driver, found, lock, told)
         for verdict in bad:
             unknown = unknown_replicas(verdict, self._lost)
             self.failures += [_unknown(verdict.fragment, each) for each in unknown]
@@ -444,7 +456,8 @@ class BookieRecovery:
         except BookKeeperError as error:
             self._not_begun(ledger_id, error)
             return
-        update = MetadataLoop(self._access.runtime, self._access.driver, found, lock)
+        told = partial(self._account.store_failed, ledger_id)
+        update = MetadataLoop(self._access.runtime, self._access.driver, found, lock, told)
         for fragment, positions in fragments_on(fragments_to_check(found.metadata, confirmed), self._bookies):
             await self._fragment(fragment, positions, update)
 

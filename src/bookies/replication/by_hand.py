@@ -14,7 +14,7 @@ is lost; for a repair it has to stay away for as long as workers, too, want to s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -73,13 +73,18 @@ class Standing:
 
 
 class ByHand:
-    """`membership`: started, and stopped by whoever made it."""
+    """`membership`: started, and stopped by whoever made it. `on_trouble`: as of `MetadataLoop`."""
 
     def __init__(
-        self, runtime: Runtime, driver: MetadataDriver, administration: Administration, membership: Membership
+        self,
+        runtime: Runtime,
+        driver: MetadataDriver,
+        administration: Administration,
+        membership: Membership,
+        on_trouble: Callable[[MetadataError], None] | None = None,
     ) -> None:
         self._driver = driver
-        self._updating = partial(MetadataLoop, runtime, driver)
+        self._updating = partial(MetadataLoop, runtime, driver, on_trouble=on_trouble)
         self._administration = administration
         self._membership = membership
 

@@ -158,7 +158,12 @@ class LedgerRepair:
             if not jobs:
                 break
             update = self._updating(found)
-            for job, problems in zip(jobs, await self._work(jobs, update), strict=True):
+            outcomes = await self._work(jobs, update)
+            if (away := _store_of(outcomes)) is not None:  # Nothing can be learnt from it now, either.
+                losses = [each for problems in outcomes for each in problems if isinstance(each, Loss)]
+                left = Assessment([], [*assessment.waits, away], [*assessment.losses, *losses])
+                return Outcome(left.state, left.waits, left.losses, left.bookies)
+            for job, problems in zip(jobs, outcomes, strict=True):
                 losses = [each for each in problems if isinstance(each, Loss)]
                 known = [*known, *losses]
                 remains = not job.renewed and _untouched(job.fragment, job.replaced, losses)
@@ -229,7 +234,8 @@ class LedgerRepair:
         async def work() -> None:
             for index, job in waiting:
                 async with self._slots:
-                    outcomes[index] = await self._carry_out(job, update)
+                    if _store_of(outcomes) is None:
+                        outcomes[index] = await self._carry_out(job, update)
 
         await all_of(work() for _ in range(min(FRAGMENTS_AT_ONCE, len(jobs))))
         return outcomes
@@ -360,6 +366,12 @@ class LedgerRepair:
         circumstances = self._circumstances()
         answers = await self._administration.ask_holders(found.metadata, entry_id, circumstances.registered)
         return judge_entry(fragment, entry_id, answers, circumstances)
+
+
+def _store_of(outcomes: Sequence[Sequence[Problem]]) -> Wait | None:
+    """What waits for the metadata store, if anything does."""
+    waits = [each for problems in outcomes for each in problems if isinstance(each, Wait)]
+    return next((each for each in waits if each.cause is Cause.STORE), None)
 
 
 def _untouched(fragment: Fragment, positions: Sequence[int], losses: Sequence[Loss]) -> tuple[int, ...]:
