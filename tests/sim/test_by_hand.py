@@ -55,13 +55,6 @@ async def repair(world: World, ledger_id: int, **options: Any) -> tuple[Outcome,
     return outcome, totals
 
 
-def cut_off(world: World, *, is_cut: bool) -> None:
-    """The user from the metadata store."""
-    network, name = world.cluster.network, world.user.name
-    for source, target in ((name, "metadata"), ("metadata", name)):
-        (network.block if is_cut else network.unblock)(source, target)
-
-
 async def until_away(world: World, name: str) -> None:
     async def away() -> bool:
         return BookieId(name) not in await world.act(world.user.driver.modes())
@@ -208,7 +201,7 @@ def test_a_store_that_goes_away_during_a_copy_is_said_soon_and_not_asked_for_min
         task = asyncio.create_task(work)
         await asyncio.sleep(0.5)
         begun = clock()
-        cut_off(world, is_cut=True)
+        world.cut_off(is_cut=True)
         outcome, totals = await task
         assert totals.entries == 30
         assert outcome.state is RepairState.WAITING
@@ -217,7 +210,7 @@ def test_a_store_that_goes_away_during_a_copy_is_said_soon_and_not_asked_for_min
         assert len(told) == 1
         assert told[0] < begun + 12
         assert clock() < begun + 40
-        cut_off(world, is_cut=False)
+        world.cut_off(is_cut=False)
         await asyncio.sleep(30)  # until the old session, and the lock with it, have ended
         outcome, _ = await repair(world, ledger_id, lost=[name])
         assert outcome.state is RepairState.HEALTHY
