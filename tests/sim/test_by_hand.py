@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from tests.sim.recovery_world import World, run
-from tests.sim.test_drain import drain_of, drained
+from tests.sim.test_drain import drain_of, drained, planned
 
 from bookies.config import RecoveryConfig
 from bookies.errors import MetadataError
@@ -214,5 +214,47 @@ def test_a_store_that_goes_away_during_a_copy_is_said_soon_and_not_asked_for_min
         await asyncio.sleep(30)  # until the old session, and the lock with it, have ended
         outcome, _ = await repair(world, ledger_id, lost=[name])
         assert outcome.state is RepairState.HEALTHY
+
+    run(scenario)
+
+
+async def in_maintenance(world: World) -> tuple[int, BookieId]:
+    """A ledger, and one of its bookies, which is away and expected back in an hour."""
+    ledger_id, name = await lost_one(world)
+    until_ms = world.user.runtime.clock.wall_ms() + 3_600_000
+    await world.act(world.notes.begin_maintenance(name, until_ms, "ann"))
+    return ledger_id, name
+
+
+def test_who_says_that_a_bookie_is_lost_overrules_its_maintenance() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id, name = await in_maintenance(world)
+        await world.act(world.user.driver.recovery.mark(ledger_id, [name], 0))  # So somebody else has said so, too.
+        outcome, totals = await repair(world, ledger_id)
+        assert totals.entries == 0
+        [wait] = outcome.waits
+        assert wait.cause is Cause.MAINTENANCE
+        assert f"bk recovery repair {ledger_id} --lost {name}" in wait.reason
+        standing = await look(world, ledger_id, [name])
+        assert (standing.circumstances.lost, standing.circumstances.excused) == ((name,), ())
+        assert standing.assessment.state is RepairState.REPAIRABLE
+        outcome, totals = await repair(world, ledger_id, lost=[name])
+        assert (outcome.state, totals.entries) == (RepairState.HEALTHY, 30)
+
+    run(scenario)
+
+
+def test_who_empties_a_stopped_bookie_overrules_its_maintenance_and_no_others() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id, name = await in_maintenance(world)
+        plan = await planned(world, drain_of(world, name))
+        assert not plan.blocked
+        second = BookieId(next(each for each in world.record(ledger_id).last_ensemble if each != name))
+        await world.act(world.notes.begin_maintenance(second, world.user.runtime.clock.wall_ms() + 3_600_000, "ann"))
+        world.kill(second)
+        await until_away(world, second)
+        result = await drained(world, drain_of(world, name))
+        assert result.is_empty
+        assert [world.record(ledger_id).names(each) for each in (name, second)] == [False, True]
 
     run(scenario)

@@ -96,7 +96,7 @@ class ByHand:
         found = await self._administration.record(ledger_id)
         mark = await store.mark_of(ledger_id)
         believed, has_witness = await self._believed(mark, lost)
-        circumstances = self._membership.circumstances([*believed, *lost])
+        circumstances = self._membership.circumstances(believed, declared=lost)
         verdicts: Sequence[FragmentVerdict] = ()
         assessment, trouble = Assessment(), None
         listed: Mapping[BookieId, bool] = {}
@@ -156,7 +156,7 @@ class ByHand:
             repair = LedgerRepair(
                 self._administration,
                 partial(self._updating, lock=lock),
-                lambda: self._membership.circumstances([*self._membership.long_away(believed), *lost]),
+                lambda: self._membership.circumstances(self._membership.long_away(believed), declared=lost),
                 grace,
                 pace or Pace(None),
                 totals,
@@ -189,7 +189,12 @@ def _said(ledger_id: int, waits: Sequence[Wait], has_witness: bool) -> list[Wait
             wait = wait._replace(reason=SEALING)
         elif wait.cause is Cause.BOOKIE and wait.bookie is not None:
             reason = wait.reason if has_witness else UNSEEN
-            way_out = f"if it will not come back: bk recovery repair {ledger_id} --lost {wait.bookie}"
-            wait = wait._replace(reason=f"{reason}; {way_out}")
+            wait = wait._replace(reason=f"{reason}; {_way_out(ledger_id, wait.bookie)}")
+        elif wait.cause is Cause.MAINTENANCE and wait.bookie is not None:
+            wait = wait._replace(reason=f"{wait.reason}; {_way_out(ledger_id, wait.bookie)}")
         found.append(wait)
     return found
+
+
+def _way_out(ledger_id: int, bookie: BookieId) -> str:
+    return f"if it will not come back: bk recovery repair {ledger_id} --lost {bookie}"

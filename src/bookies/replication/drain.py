@@ -450,7 +450,7 @@ class Drain:
 
     def _circumstances(self, believed: Sequence[BookieId]) -> Circumstances:
         """`believed`: by others to be lost. Of bookies that are to be emptied this one comes first."""
-        known = self._membership.circumstances([self._bookie, *self._membership.long_away(believed)])
+        known = self._membership.circumstances(self._membership.long_away(believed), declared=[self._bookie])
         return replace(known, leaving=sorted(known.leaving, key=lambda each: each != self._bookie))
 
     def _named_by_mark(self, mark: Mark | None) -> dict[BookieId, bool]:

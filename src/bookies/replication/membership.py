@@ -91,14 +91,22 @@ class Membership:
         """Bookies that are to be emptied."""
         return list(self._notes.draining)
 
-    def circumstances(self, named: Iterable[BookieId] = (), claimed: Iterable[BookieId] = ()) -> Circumstances:
+    def circumstances(
+        self,
+        named: Iterable[BookieId] = (),
+        claimed: Iterable[BookieId] = (),
+        declared: Collection[BookieId] = (),
+    ) -> Circumstances:
         """What a repair has to know. `named`: by somebody who takes them for lost; if they are not registered now, nor
-        under maintenance, they are. `claimed`: likewise, but by marks alone."""
+        under maintenance, they are. `claimed`: likewise, but by marks alone. `declared`: by the operator who asks for
+        the repair, whose word counts for more than a maintenance that was announced before.
+        """
         self._look()
         now, registered = self._now(), self.registered
         away = self.absence.away
-        excused = [bookie for bookie in away if self.absence.is_excused(bookie, now)]
-        known = [bookie for bookie in (*self.absence.lost(now), *named) if bookie not in (*registered, *excused)]
+        excused = [each for each in away if self.absence.is_excused(each, now) and each not in declared]
+        named = *self.absence.lost(now), *named, *declared
+        known = [bookie for bookie in named if bookie not in (*registered, *excused)]
         only_claimed = [bookie for bookie in claimed if bookie not in (*registered, *excused, *known)]
         lost = dict.fromkeys([*known, *only_claimed])
         unwanted = {bookie: _why_avoided(note) for bookie, note in self._notes.by_bookie.items()}
