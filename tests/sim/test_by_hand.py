@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import pytest
 from tests.sim.recovery_world import World, run
 from tests.sim.test_drain import drain_of, drained, planned
 
+from bookies.client.replication import CopyProgress
 from bookies.config import RecoveryConfig
-from bookies.errors import MetadataError
+from bookies.errors import MetadataError, ReplicationFailed
 from bookies.model import BookieId
 from bookies.protocol.absence import HURRY_S
 from bookies.protocol.repair_work import Cause, RepairState
@@ -256,5 +258,27 @@ def test_who_empties_a_stopped_bookie_overrules_its_maintenance_and_no_others() 
         result = await drained(world, drain_of(world, name))
         assert result.is_empty
         assert [world.record(ledger_id).names(each) for each in (name, second)] == [False, True]
+
+    run(scenario)
+
+
+def test_who_recovers_a_bookie_hears_that_the_store_is_away() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id, name = await lost_one(world)
+        news: list[CopyProgress] = []
+        work = world.admin.recover_bookies([name], bytes_per_s=2000, progress=news.append)
+        task = asyncio.create_task(world.act(work))
+        await asyncio.sleep(0.5)
+        begun = asyncio.get_running_loop().time()
+        world.cut_off(is_cut=True)
+        with pytest.raises(ReplicationFailed):
+            await task
+        assert asyncio.get_running_loop().time() < begun + 40
+        assert any(each.trouble is not None for each in news)
+        world.cut_off(is_cut=False)
+        assert world.record(ledger_id).names(name)
+        await asyncio.sleep(30)  # until the old session has ended
+        await world.act(world.admin.recover_bookies([name]))
+        assert not world.record(ledger_id).names(name)
 
     run(scenario)
