@@ -19,9 +19,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from bookies.errors import MetadataError, SessionExpired, VersionConflict
+from bookies.errors import MetadataError, VersionConflict
 from bookies.metadata.driver import MetadataDriver, Versioned
-from bookies.metadata.recovery_store import LedgerLock
+from bookies.metadata.recovery_store import LedgerLock, lock_lost
 from bookies.model import LedgerMetadata
 from bookies.runtime.ports import Runtime
 
@@ -74,7 +74,7 @@ class MetadataLoop:
                 self.check_lock()
                 failures.begin()
                 try:
-                    self.current = await self._driver.write_ledger(new, self.current.version)
+                    self.current = await self._driver.write_ledger(new, self.current.version, self._lock)
                     break
                 except VersionConflict:
                     conflicts += 1
@@ -102,11 +102,7 @@ class MetadataLoop:
     def check_lock(self) -> None:
         """Raises `SessionExpired` when the ledger's lock was held and is lost."""
         if self._lock is not None and not self._driver.recovery.is_held(self._lock):
-            raise SessionExpired(
-                "the session with the metadata store was lost and the ledger's lock with it, so that somebody else may "
-                "have it by now; what was copied is not used, repeat it",
-                ledger_id=self._lock.ledger_id,
-            )
+            raise lock_lost(self._lock.ledger_id)
 
     async def _pause(self, count: int) -> None:
         if count > 0:

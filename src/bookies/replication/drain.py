@@ -385,8 +385,9 @@ class Drain:
         store, ledger_id = self._driver.recovery, portion.ledger_id
         mark = await store.mark_of(ledger_id)
         is_marked = mark is not None
-        believed = taken_for_lost(mark, self._witnesses)
-        await self._membership.settle([each for each in believed if each != self._bookie])
+        believed = taken_for_lost(None, self._witnesses)
+        claimed = [each for each in taken_for_lost(mark, ()) if each not in (*believed, self._bookie)]
+        await self._membership.settle([each for each in (*believed, *claimed) if each != self._bookie])
         version = None if mark is None else mark.version  # A mark that grows meanwhile stands for more, and stays.
         lock = await store.lock(ledger_id, self._owner, needs_mark=is_marked, mark_version=version)
         if lock is None:
@@ -396,7 +397,7 @@ class Drain:
         totals = Totals()
         self._busy[ledger_id] = portion, totals
         try:
-            outcome = await self._repair(lock, portion, totals, believed, mark)
+            outcome = await self._repair(lock, portion, totals, (believed, claimed), mark)
             if outcome is None:
                 self._finish(portion)
             elif outcome.state is RepairState.HEALTHY and is_marked:
@@ -414,19 +415,26 @@ class Drain:
             await self._outlasting.unlock(lock)
 
     async def _repair(
-        self, lock: LedgerLock, portion: Portion, totals: Totals, believed: Sequence[BookieId], mark: Mark | None
+        self,
+        lock: LedgerLock,
+        portion: Portion,
+        totals: Totals,
+        believed: tuple[Sequence[BookieId], Sequence[BookieId]],
+        mark: Mark | None,
     ) -> Outcome | None:
-        """Raises `MetadataError`. None: the ledger is gone. `believed`: by others to be lost. `mark`: its own."""
+        """Raises `MetadataError`. None: the ledger is gone. `mark`: its own. `believed`: lost, as processes say, and as
+        only the mark does."""
         ledger_id = lock.ledger_id
         self._blocked.pop(ledger_id, None)
         repair = LedgerRepair(
             self._administration,
             partial(self._updating, lock=lock),
-            lambda: self._circumstances(believed),
+            partial(self._circumstances, *believed),
             lambda found: 0.0 if self._may_seal(found) else UNLIMITED_S,
             self._pace,
             totals,
             PERCENTAGE,
+            repairs_placement=mark is not None and not mark.replicas,
             may_lack=lambda: self._named_by_mark(mark),
         )
         try:
@@ -448,15 +456,19 @@ class Drain:
             self._finish(portion)
         return outcome
 
-    def _circumstances(self, believed: Sequence[BookieId]) -> Circumstances:
-        """`believed`: by others to be lost. Of bookies that are to be emptied this one comes first."""
-        known = self._membership.circumstances(self._membership.long_away(believed), declared=[self._bookie])
+    def _circumstances(self, said: Sequence[BookieId], claimed: Sequence[BookieId]) -> Circumstances:
+        """`said`: by processes to be lost; `claimed`: only by a mark. Of bookies that are to be emptied this one comes
+        first."""
+        membership = self._membership
+        known = membership.circumstances(
+            membership.long_away(said), membership.long_away(claimed), declared=[self._bookie]
+        )
         return replace(known, leaving=sorted(known.leaving, key=lambda each: each != self._bookie))
 
     def _named_by_mark(self, mark: Mark | None) -> dict[BookieId, bool]:
         """Of the bookies that a mark names, those that it may stand for beside the one that is emptied."""
         named = () if mark is None else mark.replicas
-        return self._membership.may_lack((each for each in named if each != self._bookie), None)
+        return self._membership.may_lack([each for each in named if each != self._bookie], None)
 
     def _may_seal(self, found: Versioned) -> bool:
         return self._seals and not found.metadata.is_closed and self._bookie in found.metadata.last_ensemble

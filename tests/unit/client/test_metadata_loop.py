@@ -44,7 +44,7 @@ class ScriptedStore:
             raise answer
         return answer or self.now
 
-    async def write_ledger(self, metadata: LedgerMetadata, expected_version: int) -> Versioned:
+    async def write_ledger(self, metadata: LedgerMetadata, expected_version: int, lock: object = None) -> Versioned:
         await asyncio.sleep(0)
         self.writes.append((metadata, expected_version))
         if self.before_write and (act := self.before_write.pop(0)):
@@ -194,7 +194,7 @@ class SlowStore(ScriptedStore):
         await self.wait()
         return await super().read_ledger(ledger_id)
 
-    async def write_ledger(self, metadata: LedgerMetadata, expected_version: int) -> Versioned:
+    async def write_ledger(self, metadata: LedgerMetadata, expected_version: int, lock: object = None) -> Versioned:
         await self.wait()
         return await super().write_ledger(metadata, expected_version)
 

@@ -77,9 +77,10 @@ def assessed(
     away: Collection[BookieId] = (),
     excused: Collection[BookieId] = (),
     leaving: Collection[BookieId] = (),
+    claimed: Collection[BookieId] = (),
 ) -> Assessment:
     registered = [each for each in (A, B, C, D, E) if each not in (*lost, *away, *excused)]
-    circumstances = Circumstances(registered, lost, excused, leaving)
+    circumstances = Circumstances(registered, lost, excused, leaving, claimed=claimed)
     record = record_of(verdict.fragment.ensemble, is_closed=verdict.fragment.is_finished)
     return assess(record, [verdict], circumstances)
 
@@ -162,6 +163,20 @@ def test_what_somebody_may_have_is_not_lost() -> None:
     assert found.state is RepairState.WAITING
     assert [wait.bookie for wait in found.waits] == [C]
     assert not found.jobs  # Nobody could deliver anything.
+
+
+def test_what_is_lost_by_a_mark_alone_is_waited_for() -> None:
+    """It is enough for a copy, and not for saying that entries are nowhere."""
+    found = assessed(verdict_of({}, away=[A, B, C]), lost=[A, B, C], claimed=[C])
+    assert (found.state, found.losses, found.jobs) == (RepairState.WAITING, [], [])
+    assert [(wait.cause, wait.bookie) for wait in found.waits] == [(Cause.BOOKIE, C)]
+    found = assessed(verdict_of({}, away=[C]), lost=[C], claimed=[C])
+    assert [job.replaced for job in found.jobs] == [(2,)]
+    assert not found.waits
+    answers = [(A, NO_ENTRY), (B, NO_ENTRY), (C, BookieUnreachable("gone"))]
+    judged = judge_entry(FRAGMENT, 4, answers, Circumstances([A, B], [C], claimed=[C]))
+    assert isinstance(judged, Wait)
+    assert (judged.cause, judged.bookie) == (Cause.BOOKIE, C)
 
 
 def test_of_a_striped_fragment_every_write_set_counts() -> None:
