@@ -10,7 +10,7 @@ AGAINST ?=
 export PYTHONDONTWRITEBYTECODE :=
 REV ?= $(AGAINST)
 
-.PHONY: run test check coverage placement sim mutants museum chaos chaos-storage apache interop etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-spark example spark-cluster docs clean
+.PHONY: run test check coverage placement sim mutants museum chaos chaos-storage apache interop etcd spark-chaos bench bench-apache bench-compare bench-recovery bench-scale bench-spark example spark-cluster docs clean
 
 run: $(VENV)/.demo
 	@$(BIN)/bk demo $(ARGS)
@@ -83,6 +83,10 @@ bench-compare: $(VENV)/.dev
 # A bookie dies: Apache's AutoRecovery beside ours, on ZooKeeper.
 bench-recovery: $(VENV)/.dev
 	@$(BIN)/python -m benchmarks.recovery $(ARGS)
+
+# 1 to 4 bookies under 1 to 4 client processes; what it finds goes into docs/performance.md (python -m benchmarks.model).
+bench-scale: $(VENV)/.dev
+	@$(BIN)/python -m benchmarks.scale $(ARGS)
 
 example: $(VENV)/.demo
 	@$(BIN)/python examples/flights/pipeline.py $(ARGS)

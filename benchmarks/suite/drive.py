@@ -16,6 +16,9 @@ Apache's client, in the same words.
     create  and seal ledgers, --window at a time
 
 `--warmup` and `--seconds` say how long. `--cold yes`: what is read has not been read before, and is read once.
+`--together yes` (add, read, create): after the warm-up "ready", and work goes on until the moment that a line tells, by
+CLOCK_MONOTONIC, at which every driver that was told the same begins. After its result it waits for another line, so
+that nobody who looks at it late finds it gone.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import asyncio
 import functools
 import itertools
 import json
+import math
 import os
 import random
 import sys
@@ -36,6 +40,7 @@ import bookies as bk
 from bookies.admin.histogram import Histogram
 from bookies.runtime import aio
 
+TEXTS = ("sizes", ""), ("quorums", "3,3,2"), ("api", ""), ("cold", "no"), ("close", "yes"), ("together", "no")
 PAYLOADS = 64  # different ones
 LOOK = 256  # entries between two looks at the clock
 
@@ -50,6 +55,7 @@ class Drive:
         self.ledger_id = -1
         self.latencies = Histogram()
         self.elapsed = self._began = 0.0
+        self.until = 0.0  # when what is read now ends
 
     def begin(self) -> None:
         event("begin")
@@ -60,6 +66,14 @@ class Drive:
         self.elapsed = time.perf_counter() - self._began
         self.is_counting = False
         event("end")
+
+    async def warm_up_until(self) -> None:
+        """Set `until` to the end of the warm-up, which with `--together` somebody tells while it lasts."""
+        self.until = time.perf_counter() + self.arguments.warmup
+        if self.arguments.together == "yes":
+            self.until = math.inf
+            await asyncio.sleep(self.arguments.warmup)
+            self.until = float(await ready())
 
     def count(self, since: float, size: int, entries: int = 1) -> None:
         if self.is_counting:
@@ -91,6 +105,8 @@ class Drive:
     async def window_of_time(self, work: asyncio.Future[Any]) -> None:
         """Warm up, begin, end; sooner when `work` ends."""
         await asyncio.wait([work], timeout=self.arguments.warmup)
+        if self.arguments.together == "yes":
+            await asyncio.wait([work], timeout=float(await ready()) - time.perf_counter())
         if not work.done():
             self.begin()
             await asyncio.wait([work], timeout=self.arguments.seconds)
@@ -101,10 +117,10 @@ def event(name: str, **facts: Any) -> None:
     print(json.dumps({"event": name, **facts}), flush=True)
 
 
-async def ready() -> None:
-    """Tell that everything is prepared and wait for a line."""
+async def ready() -> str:
+    """Tell that everything is prepared; the line that comes then."""
     event("ready")
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    return await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
 
 
 # -- adds ----------------------------------------------------------------------------------------------------------
@@ -238,36 +254,38 @@ async def read(drive: Drive) -> None:
     async with bk.connect(arguments.metadata) as client, client.open(arguments.ledger) as ledger:
         end = ledger.last_add_confirmed
         last = min(end, arguments.last) if arguments.last is not None else end
-        until = time.perf_counter() + arguments.warmup
-        while time.perf_counter() < until:
-            await one_pass(drive, ledger, last + 1 if is_cold else 0, end if is_cold else last, until)
+        told = asyncio.ensure_future(drive.warm_up_until())
+        await asyncio.sleep(0)  # It has set `until`.
+        while time.perf_counter() < drive.until:
+            await one_pass(drive, ledger, last + 1 if is_cold else 0, end if is_cold else last)
+        await told
         if is_cold:
             await ready()
         drive.begin()
-        until = time.perf_counter() + arguments.seconds
-        await one_pass(drive, ledger, 0, last, until)
-        while not is_cold and time.perf_counter() < until:
-            await one_pass(drive, ledger, 0, last, until)
+        drive.until = time.perf_counter() + arguments.seconds
+        await one_pass(drive, ledger, 0, last)
+        while not is_cold and time.perf_counter() < drive.until:
+            await one_pass(drive, ledger, 0, last)
         drive.end()
 
 
-async def _pass_entries(drive: Drive, ledger: bk.LedgerReader, first: int, last: int, until: float) -> None:
+async def _pass_entries(drive: Drive, ledger: bk.LedgerReader, first: int, last: int) -> None:
     entries = size = 0
     async for entry in ledger.read(first, last):
         entries += 1
         size += len(entry.payload)
-        if not entries % LOOK and time.perf_counter() > until:
+        if not entries % LOOK and time.perf_counter() > drive.until:
             break
     if drive.is_counting:
         drive.entries += entries
         drive.bytes += size
 
 
-async def _pass_batches(drive: Drive, ledger: bk.LedgerReader, first: int, last: int, until: float) -> None:
+async def _pass_batches(drive: Drive, ledger: bk.LedgerReader, first: int, last: int) -> None:
     async for batch in ledger.read_batches(first, last):
         if drive.is_counting:
             drive.entries += len(batch)
-        if time.perf_counter() > until:
+        if time.perf_counter() > drive.until:
             break
 
 
@@ -361,16 +379,17 @@ async def recover(drive: Drive) -> None:
 async def create(drive: Drive) -> None:
     arguments = drive.arguments
     async with bk.connect(arguments.metadata) as client:
-        until = time.perf_counter() + arguments.warmup + arguments.seconds
+        is_stopping = False
 
         async def creator() -> None:
-            while time.perf_counter() < until:
+            while not is_stopping:
                 since = time.perf_counter()
                 await (await drive.create(client)).seal()
                 drive.count(since, 0)
 
         work = asyncio.gather(*(creator() for _ in range(arguments.window)))
         await drive.window_of_time(work)
+        is_stopping = True
         await work
 
 
@@ -394,13 +413,15 @@ def main() -> int:
     parser.add_argument("--ledger", type=int)
     parser.add_argument("--last", type=int)
     parser.add_argument("--warm-ledgers", type=int, default=30)
-    for name, default_text in (("sizes", ""), ("quorums", "3,3,2"), ("api", ""), ("cold", "no"), ("close", "yes")):
+    for name, default_text in TEXTS:
         parser.add_argument(f"--{name}", default=default_text)
     parser.add_argument("--warmup", type=float, default=3.0)
     parser.add_argument("--seconds", type=float, default=8.0)
     drive = Drive(parser.parse_args())
     aio.run(MODES[drive.arguments.mode](drive))
     drive.report()
+    if drive.arguments.together == "yes":
+        sys.stdin.readline()
     return 0
 
 

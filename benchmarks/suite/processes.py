@@ -71,10 +71,12 @@ class Usage:
 
 
 def usage(pid: int) -> Usage:
-    """Raises `OSError` when there is no such process."""
+    """Raises `OSError` when there is no such process, or it has ended and nobody has waited for it."""
     root = pathlib.Path("/proc", str(pid))
     fields = (root / "stat").read_text().rpartition(")")[2].split()
     status = dict(line.split(":", 1) for line in (root / "status").read_text().splitlines() if ":" in line)
+    if "VmRSS" not in status:
+        raise ProcessLookupError(f"process {pid} has ended")
     written = dict(line.split(": ", 1) for line in (root / "io").read_text().splitlines())
     return Usage(
         (int(fields[11]) + int(fields[12])) / TICKS,
