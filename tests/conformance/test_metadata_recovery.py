@@ -8,14 +8,14 @@ import pathlib
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
-from tests.conformance.test_metadata import Cluster, Driver, Kind, Seen, expire
+from tests.conformance.test_metadata import Cluster, Driver, Kind, Seen, expire, ledger
 
-from bookies.errors import ClientClosed, InvalidArgument, SessionExpired
+from bookies.errors import ClientClosed, InvalidArgument, SessionExpired, VersionConflict
 from bookies.metadata.embedded import EmbeddedDriver
 from bookies.metadata.recovery import PAGE_COUNT, SharedRecovery, Vote
 from bookies.metadata.recovery_formats import pack_mark
 from bookies.metadata.recovery_store import UNREAD, AuditKind, Candidacy, LedgerLock, RecoveryStore
-from bookies.model import BookieId
+from bookies.model import BookieId, LedgerState
 
 A, B, C = BookieId("bk-a:3181"), BookieId("bk-b:3181"), BookieId("bk-c:3181")
 MANY = 10_000
@@ -50,9 +50,9 @@ async def taken(recovery: RecoveryStore, ledger_id: int, *, needs_mark: bool = T
     return lock
 
 
-async def taken_at_last(recovery: RecoveryStore, ledger_id: int) -> LedgerLock:
+async def taken_at_last(recovery: RecoveryStore, ledger_id: int, *, needs_mark: bool = True) -> LedgerLock:
     while True:
-        lock = await recovery.lock(ledger_id, "host.example", needs_mark=True)
+        lock = await recovery.lock(ledger_id, "host.example", needs_mark=needs_mark)
         if lock is not None:
             return lock
         await asyncio.sleep(0.001)  # The store tells when a lock is free; our own driver may be a moment behind.
@@ -334,6 +334,30 @@ def test_locks_go_with_the_session(kind: Kind) -> None:
             third = await taken(holder.recovery, 6)
         assert await holder.recovery.done(third)
         assert await other.recovery.done(second)
+
+    kind.run(body)
+
+
+def test_under_a_lock_nothing_is_written_once_it_is_lost(kind: Kind) -> None:
+    """Whatever its holder believes at that moment."""
+
+    async def body(cluster: Cluster) -> None:
+        holder, other = await cluster.driver(), await cluster.driver()
+        made = await holder.create_ledger(ledger(5))
+        lock = await taken(holder.recovery, 5, needs_mark=False)
+        sealed = made.metadata.replace(state=LedgerState.CLOSED, last_entry_id=-1, length=0)
+        written = await holder.write_ledger(made.metadata.replace(state=LedgerState.IN_RECOVERY), made.version, lock)
+        with pytest.raises(VersionConflict):
+            await holder.write_ledger(sealed, made.version, lock)
+        await expire(holder)
+        with pytest.raises(SessionExpired):
+            await holder.write_ledger(sealed, written.version, lock)
+        second = await taken_at_last(other.recovery, 5, needs_mark=False)
+        with pytest.raises(SessionExpired):
+            await holder.write_ledger(sealed, written.version, lock)
+        assert await other.read_ledger(5) == written
+        written = await other.write_ledger(sealed, written.version, second)
+        assert (await holder.read_ledger(5)).metadata.is_closed
 
     kind.run(body)
 

@@ -16,6 +16,7 @@ from bookies.runtime.etcd import (
     Delete,
     Etcd,
     Get,
+    HeldBy,
     KeyValue,
     LeaseMissing,
     MadeAt,
@@ -63,7 +64,9 @@ class Server:
     def _is_met(self, condition: Condition) -> bool:
         item = self.items.get(condition.key)
         if item is None:
-            return condition.revision == 0
+            return not isinstance(condition, HeldBy) and condition.revision == 0
+        if isinstance(condition, HeldBy):
+            return condition.lease == item.lease
         return condition.revision == (item.create_revision if isinstance(condition, MadeAt) else item.mod_revision)
 
     def _apply(self, operation: Operation) -> list[KeyValue] | None:

@@ -11,16 +11,49 @@ import pickle
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from pyspark import cloudpickle
 from pyspark.sql.datasource import CaseInsensitiveDict, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from bookies.errors import BookKeeperError
 from bookies.spark import arrow
 from bookies.spark.settings import checked
 from bookies.spark.source import BookKeeperDataSource
 
 Row = dict[str, Any]
+
+
+def make(store: Any, name: str, *sizes: int) -> Any:
+    """A log with a ledger of so many entries for each size; entries are numbered through."""
+    log = store.log(name)
+    log.create(ensemble=1)
+    append(log, 0, *sizes)
+    return log
+
+
+def append(log: Any, start: int, *sizes: int) -> int:
+    with log.lead() as writer:
+        for index, size in enumerate(sizes):
+            if index:
+                writer.roll()
+            if size:
+                writer.append_many([b"%d" % number for number in range(start, start + size)])
+            start += size
+    return start
+
+
+def numbers(rows: list[Row] | None) -> list[int]:
+    assert rows is not None
+    return [int(row["value"]) for row in rows]
+
+
+def refusal(options: dict[str, Any]) -> str:
+    """Of a batch query: the sentence."""
+    with pytest.raises(BookKeeperError) as caught:
+        batch(options)
+    return str(caught.value)
 
 
 def source(options: dict[str, Any]) -> BookKeeperDataSource:

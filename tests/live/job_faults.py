@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -44,9 +45,12 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Carry out items here, one task after the other; what has ended is known to later runs of the same id."""
     done: dict[tuple[str, str], list[dict[str, Any]]] = {}
 
-    def execute(spark: Any, config: JobConfig, name: str, items: Any, work: Any) -> Run:
+    def execute(spark: Any, config: JobConfig, name: str, items: Any, work: Any, holds: Any = None) -> Run:
         rows = done.setdefault((name, config.run_id), [])
-        finished = {row["item"] for row in rows if row["outcome"] not in common.UNFINISHED}
+        finished = {
+            row["item"] for row in rows if row["outcome"] not in common.UNFINISHED and
+            (holds is None or row["outcome"] != common.DONE or holds(row["item"], json.loads(row["detail"])))
+        }  # fmt: skip
         rows[:] = [row for row in rows if row["item"] in finished]
         tasks = pack([each for each in items if each.name not in finished], tasks_min=len(items))
         carry = CarryOut(config.uri, config.run_id, work, None, name)

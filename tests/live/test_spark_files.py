@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import pathlib
+import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -15,9 +17,9 @@ from tests.live.job_faults import Crash, crash_once, in_this_process
 
 import bookies as bk
 from bookies.admin.local_cluster import LocalCluster
-from bookies.errors import InvalidArgument
+from bookies.errors import BookKeeperError, InvalidArgument
 from bookies.spark import envelope
-from bookies.spark.jobs import common, exporting, importing
+from bookies.spark.jobs import common, exporting, failures, importing, repair, usage
 from bookies.spark.jobs.common import JobConfig
 
 pytestmark = [
@@ -105,6 +107,26 @@ def test_records_with_keys_survive_parquet(
         exporting.job(spark, config(cluster, "keyed-json", source="keyed", to=str(tmp_path / "j"), format="json"))
 
 
+@pytest.mark.parametrize("kind", ["text", "json", "csv", "parquet"])
+def test_names_of_files_are_no_patterns(
+    spark: Any, cluster: LocalCluster, store: bk.blocking.Client, tmp_path: pathlib.Path, kind: str
+) -> None:
+    directory = tmp_path / "in [1]*"
+    directory.mkdir()
+    names = sorted(["data1", "data[1]", "a*", "ab", "q?", "qq", "x{1,2}", "x1", "b\\c", "p%20q", "c d", "#h"])
+    values = [json.dumps({"name": name}) for name in names]
+    for name, value in zip(names, values, strict=True):
+        path = directory / f"{name}.{exporting.FORMATS[kind]}"
+        if kind == "parquet":
+            pq.write_table(pa.table({"value": [value]}), path)
+        else:
+            path.write_text("value\n" + '"' + value.replace('"', '""') + '"\n' if kind == "csv" else value)
+    asked = config(cluster, "patterns", files=[str(directory)], log=f"patterns-{kind}", create_log=True)
+    found = only(importing.job(spark, replace(asked, output=str(tmp_path / "runs {a,b}"))))
+    assert found["entries"] == len(names)
+    assert entries(store, f"patterns-{kind}") == [value.encode() for value in values]
+
+
 def test_rows_without_a_value_become_objects(
     spark: Any, cluster: LocalCluster, store: bk.blocking.Client, tmp_path: pathlib.Path
 ) -> None:
@@ -152,6 +174,126 @@ def test_an_export_goes_on_after_a_crash(
     files = sorted(tmp_path.glob("part-*"))
     assert len(files) == 3
     assert b"".join(each.read_bytes() for each in files).splitlines() == payloads
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_run_id_is_of_one_import(
+    spark: Any, cluster: LocalCluster, store: bk.blocking.Client, tmp_path: pathlib.Path, is_kept: bool
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.txt").write_text(f"{name}\n")
+    log = f"once-{is_kept}"
+
+    def run(name: str) -> dict[str, Any]:
+        asked = config(cluster, "once", files=[str(tmp_path / f"{name}.txt")], log=log, create_log=True)
+        return only(importing.job(spark, replace(asked, output=str(tmp_path / "runs") if is_kept else None)))
+
+    assert run("one")["outcome"] == "imported"
+    with pytest.raises(
+        InvalidArgument, match="was begun with .*one.*, not with" if is_kept else "imported other files"
+    ):
+        run("two")
+    again = run("one")
+    assert (again["outcome"], again["entries"]) == ("imported before", 1)
+    (tmp_path / "one.txt").write_text("one\nand more\n")
+    with pytest.raises(InvalidArgument, match="or these when they had other sizes"):
+        run("one")
+    assert entries(store, log) == [b"one"]
+
+
+def test_text_of_all_kinds_survives_csv(
+    spark: Any, cluster: LocalCluster, store: bk.blocking.Client, tmp_path: pathlib.Path
+) -> None:
+    rng = random.Random(5)
+    signs = [*'",;\r\n\\ \t\\0#ä\ufeff\U0001f600ab', "\r\n", '""', "value"]
+    texts = ["", " ", '"', "\\", "\r", "\n", "\r\n", "null", ""]
+    texts += ["".join(rng.choices(signs, k=rng.randrange(8))) for _ in range(1000)]
+    log = store.log("texts")
+    log.create()
+    with log.lead() as leader:
+        leader.append_many([text.encode() for text in texts])
+    exporting.job(spark, config(cluster, "texts", source="texts", to=str(tmp_path / "out"), format="csv"))
+    importing.job(
+        spark, config(cluster, "texts-back", files=[str(tmp_path / "out")], log="texts-copy", create_log=True)
+    )
+    assert entries(store, "texts-copy") == [text.encode() for text in texts]
+
+
+def test_csv_that_would_be_changed_on_its_way_is_refused(
+    spark: Any, cluster: LocalCluster, store: bk.blocking.Client, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "a.csv"
+    asked = config(cluster, "csv", files=[str(path)], log="csv", create_log=True)
+    path.write_bytes("value\ncaf\u00e9\n".encode("latin-1"))
+    with pytest.raises(InvalidArgument, match=r"a\.csv is not in UTF-8: caf.; convert it"):
+        importing.job(spark, asked)
+    path.write_text("id,value\n1,one\n2\n")
+    with pytest.raises(Exception, match="MALFORMED_RECORD_IN_PARSING"):
+        importing.job(spark, asked)
+    path.write_text("")
+    with pytest.raises(InvalidArgument, match=r"a\.csv is empty"):
+        importing.job(spark, asked)
+    assert "csv" not in store.logs() or entries(store, "csv") == []
+    path.write_text("id,value\n1,\n2,two\n")  # an empty field of somebody else's
+    assert only(importing.job(spark, asked))["entries"] == 2
+    assert entries(store, "csv") == [b"", b"two"]
+
+
+def test_what_a_task_has_to_say_reaches_the_user(
+    spark: Any, cluster: LocalCluster, store: bk.blocking.Client, tmp_path: pathlib.Path
+) -> None:
+    """A sentence of ours as it is; Spark's own where there is none."""
+
+    def refusal(job: Any, **options: Any) -> str:
+        with pytest.raises(BookKeeperError) as refused, failures.told():
+            job(spark, config(cluster, "told", **options))
+        said: str = refused.value.message
+        return said
+
+    pq.write_table(pa.table({"value": [b"one", None]}), tmp_path / "null.parquet")
+    pq.write_table(pa.table({"value": [1, 2]}), tmp_path / "number.parquet")
+    (tmp_path / "bad.jsonl").write_text('{"a": 1}\n{"a": 1} garbage\n')
+    (tmp_path / "ragged.csv").write_text("id,value\n1,one\n2\n")
+    to = {"log": "told", "create_log": True}
+    said = refusal(importing.job, files=[str(tmp_path / "null.parquet")], **to)
+    assert said.startswith("column 'value' is null in 1 of 2 rows")
+    assert "column 'value'" in refusal(importing.job, files=[str(tmp_path / "number.parquet")], **to)
+    said = refusal(importing.job, files=[str(tmp_path / "bad.jsonl")], **to)
+    assert said.startswith(f'file {tmp_path}/bad.jsonl: a line is no JSON object: {{"a": 1}} garbage')
+    said = refusal(importing.job, files=[str(tmp_path / "ragged.csv")], **to)
+    assert said.startswith("Spark says: ")
+    assert "ragged.csv" in said
+    assert "Malformed CSV record: 2" in said
+    assert "no tables there" in refusal(usage.job, tables=str(tmp_path / "NOPE"))
+    assert "it has no column" in refusal(repair.job, plan=str(tmp_path / "number.parquet"))
+    assert "no repair plan there" in refusal(repair.job, plan=str(tmp_path / "NOPE"))
+
+
+def test_an_export_replaces_its_own_files_only(
+    spark: Any, cluster: LocalCluster, store: bk.blocking.Client, tmp_path: pathlib.Path
+) -> None:
+    log = store.log("large")
+    log.create()
+    with log.lead() as leader:
+        leader.append_many([b"%04d" % number + b"x" * 1000 for number in range(2500)])
+    to, runs = tmp_path / "large", str(tmp_path / "runs")
+    asked = config(cluster, "large", source="large", to=str(to), format="text", file_size=1)
+    assert exporting.job(spark, asked).count() == 3
+    exporting.job(spark, config(cluster, "large", source="large", to=str(to), format="text"))
+    assert len(list(to.glob("part-*"))) == 1
+    with pytest.raises(InvalidArgument, match="has an export of large as text, of run large"):
+        exporting.job(spark, config(cluster, "other", source="large", to=str(to), format="text"))
+    importing.job(spark, config(cluster, "large-back", files=[str(to)], log="large-copy", create_log=True))
+    assert entries(store, "large-copy") == entries(store, "large")
+
+    kept = replace(config(cluster, "kept", source="large", to=str(to / "kept"), file_size=1), output=runs)
+    exporting.job(spark, kept)
+    lost, left = sorted((to / "kept").glob("part-*"))[:2]
+    lost.unlink()
+    before = left.stat()
+    exporting.job(spark, kept)
+    assert lost.exists()
+    assert left.stat() == before
 
 
 def test_what_cannot_be_done_is_told_in_a_sentence(

@@ -282,6 +282,57 @@ def test_lost_attempts_are_swept_and_named_ones_stay(
     assert {each.attempt for each in tier.attempts(str(tmp_path), cluster_of(tmp_path))} == named
 
 
+def test_parts_that_were_swept_before_the_commit_are_written_again(
+    spark: Any,
+    cluster: LocalCluster,
+    store: bk.blocking.Client,
+    ledgers: list[int],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The results of the run say that they are there. Spark itself carries out the run: its rows are the matter."""
+    to, output = tmp_path / "cold", str(tmp_path / "runs")
+    asked = config(cluster, to, ledgers, run_id="stopped", output=output)
+    with monkeypatch.context() as faulty:
+        crash_once(faulty, offload, "_committed", after=False)
+        with pytest.raises(Crash):
+            offload.job(spark, asked)
+    assert len(list(to.glob("*/*/*/part-*"))) == 3
+    offload.job(spark, config(cluster, to, [], run_id="sweeper", older_than="9999d", sweep_after="0s"))
+    assert not list(to.glob("*/*/*/part-*"))
+    assert outcomes(offload.job(spark, asked)) == dict.fromkeys(ledgers, "offloaded")
+    for ledger_id in ledgers:
+        assert entries(store, ledger_id, "offloaded") == entries(store, ledger_id, "bookies")
+
+
+def test_a_copy_whose_files_are_gone_is_never_named(
+    spark: Any,
+    cluster: LocalCluster,
+    store: bk.blocking.Client,
+    ledgers: list[int],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Somebody sweeps between the look at the files and the commit; the run is repeated then."""
+    in_this_process(monkeypatch)
+    write_index = tier.write_index
+
+    def sweep_and_write(directory: str, index: Any) -> int:
+        for each in pathlib.Path(directory).glob("part-*"):
+            each.unlink()
+        return write_index(directory, index)
+
+    asked = config(cluster, tmp_path, ledgers[:2])
+    with monkeypatch.context() as swept:
+        swept.setattr(tier, "write_index", sweep_and_write)
+        found = offload.job(spark, asked).toArrow().to_pylist()
+    assert {row["outcome"] for row in found} == {"failed"}
+    assert all("is gone" in row["detail"] and "repeat the run" in row["detail"] for row in found)
+    assert all(offload_of(store.metadata(each)) is None for each in ledgers[:2])
+    assert outcomes(offload.job(spark, asked)) == dict.fromkeys(ledgers[:2], "offloaded")
+    assert entries(store, ledgers[1], "offloaded") == entries(store, ledgers[1], "bookies")
+
+
 def cluster_of(to: pathlib.Path) -> str:
     [found] = to.iterdir()
     return found.name

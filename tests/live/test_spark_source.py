@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.fakes.spark_query import ALL, Stream, batch, source
+from tests.fakes.spark_query import ALL, Stream, append, batch, make, numbers, refusal, source
 
 import bookies as bk
 from bookies.admin.local_cluster import LocalCluster
@@ -37,36 +37,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 @pytest.fixture
 def uri(cluster: LocalCluster) -> dict[str, Any]:
     return {"bookkeeper.metadataServiceUri": cluster.metadata_uri, "bookkeeper.connectTimeoutMs": 2000}
-
-
-def make(store: bk.blocking.Client, name: str, *sizes: int) -> Any:
-    """A log with a ledger of so many entries for each size; entries are numbered through."""
-    log = store.log(name)
-    log.create(ensemble=1)
-    append(log, 0, *sizes)
-    return log
-
-
-def append(log: Any, start: int, *sizes: int) -> int:
-    with log.lead() as writer:
-        for index, size in enumerate(sizes):
-            if index:
-                writer.roll()
-            if size:
-                writer.append_many([b"%d" % number for number in range(start, start + size)])
-            start += size
-    return start
-
-
-def numbers(rows: list[dict[str, Any]] | None) -> list[int]:
-    assert rows is not None
-    return [int(row["value"]) for row in rows]
-
-
-def refusal(options: dict[str, Any]) -> str:
-    with pytest.raises(BookKeeperError) as caught:
-        batch(options)
-    return str(caught.value)
 
 
 # -- batches ---------------------------------------------------------------------------------------------------------
@@ -124,7 +94,14 @@ def test_where_to_begin_and_to_end(store: Any, uri: dict[str, Any]) -> None:
     base = uri | {"subscribe": "ends"}
     assert "has 15 rows so far: there is no row 16" in refusal(base | {"startingOffsets": '{"ends": 16}'})
     assert "says no position" in refusal(base | {"startingOffsets": '{"ends": [1]}'})
-    assert "is given None" in refusal(base | {"startingOffsets": '{"other": 1}'})
+    assert "is given None" in refusal(base | {"startingOffsets": '{"logs": {}, "v": 1}'})
+    assert "option startingOffsets names other, which is not read" in refusal(
+        base | {"startingOffsets": '{"ends": 1, "other": 1}'}
+    )
+    assert "option endingOffsets: log ends would end at [0, 3], before it begins at [1, 2]" in refusal(
+        base | {"startingOffsets": '{"ends": 7}', "endingOffsets": '{"ends": 3}'}
+    )
+    assert between({"ends": 3}, {"ends": 3}) == []
     assert "is for streams" in refusal(base | {"startingOffsets": "latest"})
     assert "contradict" in refusal(base | {"startingOffsets": "earliest", "startingTimestamp": "1"})
     assert "was truncated, or is of another log" in refusal(base | {"startingOffsets": '{"ends": "99999:0"}'})
@@ -151,7 +128,8 @@ def test_by_the_time_of_ledgers(store: Any, uri: dict[str, Any]) -> None:
     future = base | {"startingTimestamp": int(time.time() * 1000) + 3_600_000}
     assert "choose an earlier time, or option startingOffsetsByTimestampStrategy=latest" in refusal(future)
     assert batch(future | {"startingOffsetsByTimestampStrategy": "latest"}) == []
-    assert "no milliseconds" in refusal(base | {"startingOffsetsByTimestamp": '{"another": 1}'})
+    assert "no milliseconds" in refusal(base | {"startingOffsetsByTimestamp": "{}"})
+    assert "names another, which is not read" in refusal(base | {"startingOffsetsByTimestamp": '{"another": 1}'})
 
 
 def test_by_the_times_inside_records(store: Any, uri: dict[str, Any]) -> None:
@@ -327,11 +305,12 @@ def test_a_stream_from_the_beginning(store: Any, uri: dict[str, Any]) -> None:
     log = make(store, "stream", 5)
     query = Stream(uri | {"subscribe": "stream", "startingOffsets": "earliest", "tailWaitMs": 10})
     assert numbers(query.trigger()) == list(range(5))
-    assert query.checkpoint == ['{"from": {"logs": {"stream": [0, 0]}}, "logs": {"stream": [1, 0]}, "v": 1}']
+    tokens = f'"tokens": {{"stream": "{log.manifest().token}"}}, "v": 1}}'
+    assert query.checkpoint == ['{"from": {"logs": {"stream": [0, 0]}}, "logs": {"stream": [1, 0]}, ' + tokens]
     assert query.trigger() is None
     append(log, 5, 3, 4)
     assert numbers(query.trigger()) == list(range(5, 12))
-    assert query.checkpoint[-1] == '{"logs": {"stream": [3, 0]}, "v": 1}'
+    assert query.checkpoint[-1] == '{"logs": {"stream": [3, 0]}, ' + tokens
     assert query.reader.reportLatestOffset() == query.position
     assert query.trigger() is None
 
@@ -373,6 +352,22 @@ def test_limits(store: Any, uri: dict[str, Any]) -> None:
     assert all(0 < size <= 22 for size in sizes), sizes  # one entry at least of each log, however small its share
     one = Stream(uri | {"subscribe": "limit.a", "startingOffsets": "earliest", "maxBytesPerTrigger": 1})
     assert len(one.trigger() or []) == 1
+
+
+@pytest.mark.parametrize("at", [[99, 0], [0, 5000], "LEDGER:5000", 5000])
+def test_nobody_begins_or_ends_behind_the_end(store: Any, uri: dict[str, Any], at: Any) -> None:
+    name = f"behind-{len(str(at))}"
+    log = make(store, name, 5, 5)
+    at = at.replace("LEDGER", str(log.manifest().ledger_ids[0])) if isinstance(at, str) else at
+    ledger = log.manifest().ledger_ids[1]
+    for key, chosen in ((name, uri | {"subscribe": name}), (ledger, uri | {"ledger": ledger})):
+        if key == ledger:
+            at = 5000
+        for side in ("starting", "ending"):
+            assert "to begin or end with" in refusal(chosen | {f"{side}Offsets": json.dumps({key: at})})
+        query = Stream(chosen | {"startingOffsets": json.dumps({key: at}), "tailWaitMs": 0})
+        with pytest.raises(BookKeeperError, match="to begin or end with"):
+            query.trigger()
 
 
 def test_a_fuller_batch_is_waited_for(store: Any, uri: dict[str, Any]) -> None:
@@ -446,41 +441,6 @@ def test_ledgers_as_a_stream(store: Any, uri: dict[str, Any]) -> None:
     writer.seal()
     assert [numbers(rows) for rows in query.drain()] == [[4, 5, 6, 7], [8, 9, 10]]
     assert query.trigger() is None
-
-
-def test_truncation_under_a_running_query(store: Any, uri: dict[str, Any]) -> None:
-    log = make(store, "overtaken", 5, 5, 5, 5)
-    options = uri | {"subscribe": "overtaken", "startingOffsets": "earliest", "maxOffsetsPerTrigger": 3}
-    query = Stream(options)
-    assert numbers(query.trigger()) == [0, 1, 2]
-    log.truncate(Position(log.manifest().extents[2].ledger_id, 1))
-    with pytest.raises(
-        BookKeeperError, match=r"log overtaken: rows from \[0, 3\] on were truncated .* at \[2, 1\] \(row 11\)"
-    ):
-        query.trigger()
-    tolerant = Stream(options | {"failOnDataLoss": "false"}, query.checkpoint[:1], committed=1)
-    rows = [row for rows in tolerant.drain() for row in rows]
-    assert rows[0]["gap"]["until_seq"] == 2
-    assert numbers(rows[1:]) == list(range(11, 20))
-    log.delete()
-    with pytest.raises(BookKeeperError, match="log overtaken: deleted while the query reads it"):
-        query.trigger()
-
-
-def test_a_cursor_keeps_truncation_behind_the_query(store: Any, uri: dict[str, Any]) -> None:
-    log = make(store, "kept", 5, 5, 5, 5)
-    options = uri | {"subscribe": "kept", "startingOffsets": "earliest", "maxOffsetsPerTrigger": 7, "cursor": "etl"}
-    query = Stream(options)
-    query.trigger()
-    extents = log.manifest().extents
-    assert log.cursors()["etl"].position == Position(extents[0].ledger_id, 0)
-    with pytest.raises(BookKeeperError, match="because of its cursors etl"):
-        log.truncate(Position(extents[1].ledger_id, 0))
-    query.trigger()  # commits what was before
-    assert log.cursors()["etl"].position == Position(extents[1].ledger_id, 2)
-    log.truncate(Position(extents[1].ledger_id, 2))
-    assert len(query.drain()) == 1
-    assert Stream(options, query.checkpoint, committed=len(query.checkpoint)).trigger() is None
 
 
 def test_an_idle_query_costs_little(store: Any, uri: dict[str, Any]) -> None:

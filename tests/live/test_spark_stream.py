@@ -100,8 +100,9 @@ def test_available_now_goes_on_where_it_ended(
     query = run_to_end(spark, cluster, tmp_path, **options)
     assert delivered(spark, tmp_path) == list(range(13))
     [source] = query.lastProgress["sources"]
-    assert json.loads(source["endOffset"]) == {"logs": {"etl": [2, 0]}, "v": 1}
-    assert json.loads(source["latestOffset"]) == {"logs": {"etl": [2, 0]}, "v": 1}
+    position = {"logs": {"etl": [2, 0]}, "tokens": {"etl": log.manifest().token}, "v": 1}
+    assert json.loads(source["endOffset"]) == position
+    assert json.loads(source["latestOffset"]) == position
     assert log.cursors()["etl"].position >= Position(log.manifest().extents[0].ledger_id, 8)
     log.truncate(log.cursors()["etl"].position)
     run_to_end(spark, cluster, tmp_path, **options)

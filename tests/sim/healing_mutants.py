@@ -187,11 +187,11 @@ def collect_under_the_lock(patch: Patch) -> None:
 
 
 def copy_to_a_member(patch: Patch) -> None:
-    def choose_targets(fragment, positions, candidates, exclude=()):  # type: ignore[no-untyped-def]
+    def choose_some_targets(fragment, positions, candidates, exclude=()):  # type: ignore[no-untyped-def]
         members = fragment.ensemble
         return tuple(Replacement(each, members[each], members[each - 1]) for each in positions)
 
-    patch.setattr(administration, "choose_targets", choose_targets)
+    patch.setattr(administration, "choose_some_targets", choose_some_targets)
     patch.setattr(protocol_replicate, "_check_replacements", lambda *_: None)
 
     def apply(self, record):  # type: ignore[no-untyped-def]

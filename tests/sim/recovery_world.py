@@ -154,6 +154,12 @@ class World:
         for name in names:
             await self.cluster.start_bookie(name)
 
+    def cut_off(self, *, is_cut: bool) -> None:
+        """The user from the metadata store."""
+        network, name = self.cluster.network, self.user.name
+        for source, target in ((name, "metadata"), ("metadata", name)):
+            (network.block if is_cut else network.unblock)(source, target)
+
     async def forget(self, name: str, ledger_id: int) -> None:
         """The bookie serves on, and has lost all of a ledger."""
         bookie = self.cluster.bookies[name]

@@ -6,13 +6,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import pytest
 from tests.sim.recovery_world import World, run
-from tests.sim.test_drain import drain_of, drained
+from tests.sim.test_drain import drain_of, drained, planned
 
+from bookies.client.replication import CopyProgress
 from bookies.config import RecoveryConfig
+from bookies.errors import MetadataError, ReplicationFailed
 from bookies.model import BookieId
 from bookies.protocol.absence import HURRY_S
 from bookies.protocol.repair_work import Cause, RepairState
+from bookies.protocol.replicate import Pace
 from bookies.replication.by_hand import UNSEEN, ByHand, Standing
 from bookies.replication.membership import Membership
 from bookies.replication.repair import Outcome, Totals
@@ -20,7 +24,11 @@ from bookies.replication.status import read_status, witnesses
 from bookies.runtime.events import Events
 
 
-async def by_hand(world: World, ask: Callable[[ByHand], Awaitable[Any]]) -> Any:
+async def by_hand(
+    world: World,
+    ask: Callable[[ByHand], Awaitable[Any]],
+    on_trouble: Callable[[MetadataError], None] | None = None,
+) -> Any:
     """As the user, who begins to watch the bookies now."""
     user = world.user
     delay_s = RecoveryConfig().lost_bookie_delay_s
@@ -30,7 +38,7 @@ async def by_hand(world: World, ask: Callable[[ByHand], Awaitable[Any]]) -> Any:
         membership = Membership(user.driver, user.runtime.clock, delay_s, events, writes_delay=False)
         await membership.start()
         try:
-            return await ask(ByHand(user.runtime, user.driver, user.client.administration(), membership))
+            return await ask(ByHand(user.runtime, user.driver, user.client.administration(), membership, on_trouble))
         finally:
             membership.stop()
 
@@ -93,6 +101,15 @@ def test_a_marked_bookie_that_stays_away_is_replaced_after_some_seconds() -> Non
         assert not world.record(ledger_id).names(name)
 
     run(scenario)
+
+
+async def lost_one(world: World) -> tuple[int, BookieId]:
+    """A ledger, and one of its bookies, which is away for good, though nobody has marked that."""
+    ledger_id = await world.write()
+    name = BookieId(world.record(ledger_id).last_ensemble[0])
+    world.kill(name)
+    await until_away(world, name)
+    return ledger_id, name
 
 
 def test_a_bookie_that_somebody_declares_lost_is_not_waited_for() -> None:
@@ -169,5 +186,99 @@ def test_who_died_is_no_witness_and_said_to_be_gone() -> None:
         status = await world.act(read_status(world.user.driver, now_ms))
         assert [each.name for each in status.processes] == [dead.client.name, alive.client.name]
         assert status.gone == [dead.client.name]
+
+    run(scenario)
+
+
+def test_a_store_that_goes_away_during_a_copy_is_said_soon_and_not_asked_for_minutes() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id, name = await lost_one(world)
+        clock = asyncio.get_running_loop().time
+        told: list[float] = []
+        work = by_hand(
+            world,
+            lambda hand: hand.repair(ledger_id, "ann", lost=[name], pace=Pace(2000)),
+            lambda error: told.append(clock()),
+        )
+        task = asyncio.create_task(work)
+        await asyncio.sleep(0.5)
+        begun = clock()
+        world.cut_off(is_cut=True)
+        outcome, totals = await task
+        assert totals.entries == 30
+        assert outcome.state is RepairState.WAITING
+        assert [wait.cause for wait in outcome.waits] == [Cause.STORE]
+        assert world.record(ledger_id).names(name)
+        assert len(told) == 1
+        assert told[0] < begun + 12
+        assert clock() < begun + 40
+        world.cut_off(is_cut=False)
+        await asyncio.sleep(30)  # until the old session, and the lock with it, have ended
+        outcome, _ = await repair(world, ledger_id, lost=[name])
+        assert outcome.state is RepairState.HEALTHY
+
+    run(scenario)
+
+
+async def in_maintenance(world: World) -> tuple[int, BookieId]:
+    """A ledger, and one of its bookies, which is away and expected back in an hour."""
+    ledger_id, name = await lost_one(world)
+    until_ms = world.user.runtime.clock.wall_ms() + 3_600_000
+    await world.act(world.notes.begin_maintenance(name, until_ms, "ann"))
+    return ledger_id, name
+
+
+def test_who_says_that_a_bookie_is_lost_overrules_its_maintenance() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id, name = await in_maintenance(world)
+        await world.act(world.user.driver.recovery.mark(ledger_id, [name], 0))  # So somebody else has said so, too.
+        outcome, totals = await repair(world, ledger_id)
+        assert totals.entries == 0
+        [wait] = outcome.waits
+        assert wait.cause is Cause.MAINTENANCE
+        assert f"bk recovery repair {ledger_id} --lost {name}" in wait.reason
+        standing = await look(world, ledger_id, [name])
+        assert (standing.circumstances.lost, standing.circumstances.excused) == ((name,), ())
+        assert standing.assessment.state is RepairState.REPAIRABLE
+        outcome, totals = await repair(world, ledger_id, lost=[name])
+        assert (outcome.state, totals.entries) == (RepairState.HEALTHY, 30)
+
+    run(scenario)
+
+
+def test_who_empties_a_stopped_bookie_overrules_its_maintenance_and_no_others() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id, name = await in_maintenance(world)
+        plan = await planned(world, drain_of(world, name))
+        assert not plan.blocked
+        second = BookieId(next(each for each in world.record(ledger_id).last_ensemble if each != name))
+        await world.act(world.notes.begin_maintenance(second, world.user.runtime.clock.wall_ms() + 3_600_000, "ann"))
+        world.kill(second)
+        await until_away(world, second)
+        result = await drained(world, drain_of(world, name))
+        assert result.is_empty
+        assert [world.record(ledger_id).names(each) for each in (name, second)] == [False, True]
+
+    run(scenario)
+
+
+def test_who_recovers_a_bookie_hears_that_the_store_is_away() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id, name = await lost_one(world)
+        news: list[CopyProgress] = []
+        work = world.admin.recover_bookies([name], bytes_per_s=2000, progress=news.append)
+        task = asyncio.create_task(world.act(work))
+        await asyncio.sleep(0.5)
+        begun = asyncio.get_running_loop().time()
+        world.cut_off(is_cut=True)
+        with pytest.raises(ReplicationFailed):
+            await task
+        assert asyncio.get_running_loop().time() < begun + 40
+        assert any(each.trouble is not None for each in news)
+        world.cut_off(is_cut=False)
+        assert world.record(ledger_id).names(name)
+        await asyncio.sleep(30)  # until the old session has ended
+        await world.act(world.admin.recover_bookies([name]))
+        assert not world.record(ledger_id).names(name)
 
     run(scenario)

@@ -37,9 +37,9 @@ async def put(
         await store.checkpoint()
 
 
-async def collect(store: LedgerStore, *, is_forced: bool = False) -> None:
+async def collect(store: LedgerStore, *, is_forced: bool = False, with_surplus: bool = False) -> None:
     assert store.collector is not None
-    await store.collector.collect(is_forced=is_forced, is_awaited=True)
+    await store.collector.collect(is_forced=is_forced, is_awaited=True, with_surplus=with_surplus)
     assert store.collector.failure_count == 0
 
 
@@ -262,6 +262,40 @@ def test_a_closed_ledger_that_moved_elsewhere_goes_and_may_come_again(small: Any
         records.ledgers[1] = record(1, is_closed=True)
         await promises.add(store, 1, {0: body(1, 0, version=1)}, is_recovery=True)
         await collect(store)
+
+    assert made.live(script, stops=False)
+    made.crash(NOTHING_SURVIVES)
+    made.check()
+
+
+def test_what_no_record_names_goes_at_once_when_somebody_asks_for_it(small: Any, body: Body) -> None:
+    """By default none of it ever goes. Of ledgers 1 to 4, all closed, 2 is being repaired, 3 is named again just when
+    its lock is taken, and 4 is named."""
+    made, records = small(), FakeRecords.of(1, 2, 3, 4)
+    locks = records.recovery
+
+    def repaired(ledger_id: int) -> None:
+        if ledger_id == 3:
+            records.ledgers[3] = record(3, is_closed=True)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        await put(store, promises, body, [1, 2, 3, 4])
+        records.ledgers |= {each: record(each, "b2", is_closed=True) for each in (1, 2, 3)}
+        records.ledgers[4] = record(4, is_closed=True)
+        locks.on_lock = repaired
+        await collect(store, is_forced=True)
+        assert sorted(store.ledger_ids()) == [1, 2, 3, 4]
+        locks.held = {2}
+        before = logs_of(made)
+        await collect(store, with_surplus=True)
+        assert sorted(store.ledger_ids()) == [2, 3, 4]
+        assert len(logs_of(made)) < len(before), "and its bytes"
+        assert not locks.mine
+        forget(promises, 1)
+        for each in (2, 3):  # Nobody refuses their copies.
+            await promises.add(store, each, {9: body(each, 9)}, is_recovery=True)
+        await promises.add(store, 1, {0: body(1, 0, version=1)}, is_recovery=True)  # It may come again.
 
     assert made.live(script, stops=False)
     made.crash(NOTHING_SURVIVES)

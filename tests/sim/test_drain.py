@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from tests.sim.recovery_world import World, run
 
-from bookies.errors import BookKeeperError, LedgerFenced
+from bookies.errors import BookKeeperError, LedgerFenced, MetadataError
 from bookies.metadata.driver import Versioned
 from bookies.model import BookieId
 from bookies.protocol.repair_work import Cause, RepairState, Wait
 from bookies.protocol.replicate import Pace
 from bookies.replication.drain import Drain, DrainPlan, DrainProgress, DrainResult
+from bookies.replication.outlast import AWAY_S
 from bookies.replication.repair import Outcome
 
 B1 = BookieId("b1")
@@ -120,6 +121,44 @@ def test_an_interrupted_one_goes_on_where_it_was() -> None:
 
 async def _is(value: bool) -> bool:
     return value
+
+
+@pytest.mark.parametrize("away_s", [30, 300])
+def test_a_store_that_is_away_for_a_while_does_not_end_it(away_s: int) -> None:
+    async def scenario(world: World) -> None:
+        ledgers = [await world.write(count=40) for _ in range(20)]
+        held = names(world, ledgers)
+        drain, news = drain_of(world, pace=Pace(10_000)), list[DrainProgress]()
+
+        async def act() -> DrainResult:
+            await drain.start()
+            try:
+                await drain.begin()
+                return await drain.run(await drain.plan(), news.append)
+            finally:
+                drain.stop()
+
+        loop = asyncio.get_running_loop()
+        task = asyncio.create_task(world.act(act()))
+        await world.until(lambda: _is(names(world, ledgers) <= held - 2))
+        begun = loop.time()
+        world.cut_off(is_cut=True)
+        await asyncio.wait((task,), timeout=away_s)
+        assert task.done() is (away_s > AWAY_S)
+        assert news[-1].trouble is not None
+        world.cut_off(is_cut=False)
+        if task.done():
+            assert isinstance(task.exception(), MetadataError)
+            assert loop.time() - begun >= AWAY_S
+            assert B1 in (await world.act(world.notes.read())).draining
+            result = await drained(world, drain_of(world))
+        else:
+            result = await task
+            assert news[-1].trouble is None
+        assert result.is_empty
+        assert names(world, ledgers) == 0
+
+    run(scenario)
 
 
 def test_who_goes_on_when_it_is_interrupted_is_known() -> None:

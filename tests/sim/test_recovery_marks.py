@@ -9,10 +9,12 @@ import pytest
 from tests.sim.recovery_world import World, run
 from tests.sim.test_by_hand import look, repair
 from tests.sim.test_drain import drain_of, drained
+from tests.sim.test_recovery import RACKS
 
+from bookies.client.writer import LedgerWriter
 from bookies.model import BookieId
 from bookies.protocol.fragments import ReplicaState
-from bookies.protocol.repair_work import RepairState
+from bookies.protocol.repair_work import Cause, RepairState
 
 
 async def lose_the_middle(world: World, ledger_id: int, name: BookieId) -> None:
@@ -31,12 +33,9 @@ async def damage(world: World, ledger_id: int, name: BookieId, entry_id: int) ->
         [body] = await replicas.read(name, [entry_id])
         await replicas.write([(name, [entry_id])], [entry_id], [body[:-1] + bytes([body[-1] ^ 1])])
 
-    async def is_damaged() -> bool:
-        scan = await world.act(world.admin.scan_replica(world.record(ledger_id), name, range(10)))
-        return [(bad.first, bad.last) for bad in scan.bad] == [(entry_id, entry_id)]
-
     await world.act(overwrite())
-    await world.until(is_damaged)  # Batches come from the cache until it is written.
+    scan = await world.act(world.admin.scan_replica(world.record(ledger_id), name, range(10)))
+    assert [(bad.first, bad.last) for bad in scan.bad] == [(entry_id, entry_id)]
 
 
 async def mark(world: World, ledger_id: int, *names: BookieId) -> None:
@@ -130,6 +129,84 @@ def test_by_hand_a_mark_is_looked_at_as_closely() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_the_mark_of_an_open_ledger_stays_for_as_long_as_it_is_true(is_damaged: bool) -> None:
+    """What is confirmed is looked at; what is wrong with it is mended when the ledger is sealed."""
+
+    async def scenario(world: World) -> None:
+        async def write() -> LedgerWriter:
+            ledger = await world.user.client.create(ensemble=3, write_quorum=3, ack_quorum=3)
+            await ledger.append_many([b"%d" % number for number in range(10)])
+            return ledger
+
+        ledger = await world.act(write())
+        ledger_id, name = ledger.ledger_id, ledger.metadata.last_ensemble[1]
+        await asyncio.sleep(5)  # It tells its bookies what is confirmed.
+        if is_damaged:
+            await damage(world, ledger_id, name, 5)
+        await mark(world, ledger_id, name)
+        standing = await look(world, ledger_id)
+        assert standing.listed == (name,)
+        outcome, _ = await repair(world, ledger_id)
+        if is_damaged:
+            [wait] = outcome.waits
+            assert (wait.cause, wait.bookie) == (Cause.WRITER, name)
+            assert "its entry 5 does not verify" in wait.reason
+            assert await world.marked() == [ledger_id]
+            await world.act(ledger.seal())
+            outcome, totals = await repair(world, ledger_id)
+            assert totals.renewed == 1
+        assert outcome.state is RepairState.HEALTHY
+        assert await world.marked() == []
+        assert await world.is_whole(ledger_id)
+
+    run(scenario)
+
+
+def test_a_bookie_that_was_away_when_a_mark_grew_may_have_been_named_for_something_else() -> None:
+    async def scenario(world: World) -> None:
+        ledger_id = await world.write(count=10)
+        first, second, _ = world.record(ledger_id).last_ensemble
+        await damage(world, ledger_id, first, 5)
+        healer = await world.heal(recovery_ledgers_at_once=1)
+        await world.act(world.user.driver.recovery.disable())
+        await mark(world, ledger_id, first)
+        await asyncio.sleep(3)
+        world.kill(first)
+
+        async def away() -> bool:
+            return first not in await world.act(world.user.driver.modes())
+
+        await world.until(away)
+        await asyncio.sleep(1)
+        now_ms = healer.client.runtime.clock.wall_ms()  # Other clocks may be wrong, which only costs a closer look.
+        await world.act(world.user.driver.recovery.mark(ledger_id, [second], now_ms))
+        await asyncio.sleep(1)
+        await world.start(first)
+        await world.act(world.user.driver.recovery.enable())
+        await world.until_whole([ledger_id], 60)
+        assert healer.recovery.worker.totals.renewed == 1
+
+    run(scenario)
+
+
+def test_a_mark_that_names_nobody_is_for_the_placement() -> None:
+    async def scenario(world: World) -> None:
+        world.kill("b4", "b5")
+        await asyncio.sleep(3)
+        ledger_id = await world.write((2, 2, 2), count=20)
+        await world.start("b4", "b5")
+        await mark(world, ledger_id)
+        world.user = world.cluster.new_client("in racks", RACKS)
+        await world.user.participant.create_task(world.cluster.open_client(world.user))
+        outcome, totals = await repair(world, ledger_id)
+        assert (outcome.state, totals.entries) == (RepairState.HEALTHY, 20)
+        assert len({name in ("b4", "b5") for name in world.record(ledger_id).last_ensemble}) == 2
+        assert await world.marked() == []
+
+    run(scenario)
+
+
 def test_a_drain_leaves_no_hole_behind_a_mark_that_it_deletes() -> None:
     async def scenario(world: World) -> None:
         ledger_id = await world.write(count=10)
@@ -144,10 +221,11 @@ def test_a_drain_leaves_no_hole_behind_a_mark_that_it_deletes() -> None:
     run(scenario)
 
 
-def test_by_hand_a_mark_that_grows_meanwhile_stays() -> None:
+def test_by_hand_a_mark_that_grows_meanwhile_is_looked_at_again() -> None:
     async def scenario(world: World) -> None:
-        ledger_id = await world.write()
+        ledger_id = await world.write(count=10)
         first, second, _ = world.record(ledger_id).last_ensemble
+        await lose_the_middle(world, ledger_id, second)
         world.kill(first)
 
         async def away() -> bool:
@@ -160,9 +238,10 @@ def test_by_hand_a_mark_that_grows_meanwhile_stays() -> None:
         other = world.cluster.new_client("writer2")
         await other.participant.create_task(world.cluster.open_client(other))
         await other.participant.create_task(other.driver.recovery.mark(ledger_id, [second], 0))
-        outcome, _ = await repairing
-        assert outcome.state is RepairState.HEALTHY
-        assert await world.marked() == [ledger_id]
+        outcome, totals = await repairing
+        assert (outcome.state, totals.renewed) == (RepairState.HEALTHY, 8)
+        assert await world.marked() == []
+        assert await world.is_whole(ledger_id)
 
     run(scenario)
 

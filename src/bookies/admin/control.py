@@ -45,6 +45,11 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     collect.add_argument(
         "--force", action="store_true", help="also when implausibly many ledgers are gone, and logs that were set aside"
     )
+    collect.add_argument(
+        "--surplus",
+        action="store_true",
+        help="copies, too, that no ledger's record names here (they broke off, or moved on), without a quarantine",
+    )
     collect.add_argument("--wait", action="store_true", help="until it is done")
     holding = collect.add_mutually_exclusive_group()
     holding.add_argument(
@@ -76,8 +81,11 @@ def verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser], name: str, 
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask each bookie that is meant, and print its answer."""
-    if arguments.verb == "gc" and (arguments.suspend or arguments.resume) and (arguments.wait or arguments.force):
-        raise UsageError("--suspend and --resume collect nothing: say --wait or --force in a call of its own")
+    is_holding = arguments.verb == "gc" and (arguments.suspend or arguments.resume)
+    if is_holding and (arguments.wait or arguments.force or arguments.surplus):
+        raise UsageError(
+            "--suspend and --resume collect nothing: say --wait, --force or --surplus in a call of its own"
+        )
     call, given = _call_of(arguments)
     answers: dict[str, Any] = {}
     for path in control_files(arguments):
@@ -98,7 +106,8 @@ def _call_of(arguments: argparse.Namespace) -> tuple[str, dict[str, object]]:
     if arguments.verb == "compact":
         return "compact", {"kind": "major" if arguments.major else "minor", "wait": arguments.wait}
     if arguments.verb == "gc":
-        return "gc", {"force": arguments.force, "wait": arguments.wait}
+        given = {"force": arguments.force, "wait": arguments.wait}
+        return "gc", given | ({"surplus": True} if arguments.surplus else {})  # Older bookies know nothing of it.
     if arguments.verb in ("read-only", "read-write"):
         return "hold", {"read_only": arguments.verb == "read-only"}
     if arguments.verb == "state":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from bookies.admin.common import Session, print_json, time_text
 
 if TYPE_CHECKING:
     from bookies.client.watcher import BookieStatus
+    from bookies.errors import MetadataError
     from bookies.model import BookieId, LedgerMetadata
     from bookies.protocol.fragments import FragmentVerdict, ReplicaVerdict
     from bookies.replication.by_hand import ByHand, Standing
@@ -19,8 +20,8 @@ SWITCHED_OFF = "repairs are switched off, so nothing is repaired by itself: bk r
 
 
 @asynccontextmanager
-async def by_hand(session: Session) -> AsyncIterator[ByHand]:
-    """What looks at and repairs single ledgers, in this session."""
+async def by_hand(session: Session, on_trouble: Callable[[MetadataError], None] | None = None) -> AsyncIterator[ByHand]:
+    """What looks at and repairs single ledgers, in this session. `on_trouble`: as of `MetadataLoop`."""
     from bookies.config import RecoveryConfig
     from bookies.replication.by_hand import ByHand
     from bookies.replication.membership import Membership
@@ -31,7 +32,7 @@ async def by_hand(session: Session) -> AsyncIterator[ByHand]:
     membership = Membership(session.driver, clock, delay_s, Events("recovery", clock), writes_delay=False)
     try:
         await membership.start()
-        yield ByHand(session.runtime, session.driver, session.client.administration(), membership)
+        yield ByHand(session.runtime, session.driver, session.client.administration(), membership, on_trouble)
     finally:
         membership.stop()
 

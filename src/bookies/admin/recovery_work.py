@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ async def repair(session: Session, arguments: argparse.Namespace) -> int:
     """Repair these ledgers, or all that are marked, one after the other. 1: some could not be."""
     from bookies.admin.drain import check_known
     from bookies.admin.explain import by_hand
+    from bookies.admin.replication import store_line
 
     check_rate(arguments)
     for name in dict.fromkeys(arguments.lost):
@@ -32,10 +34,11 @@ async def repair(session: Session, arguments: argparse.Namespace) -> int:
     ids = list(dict.fromkeys(arguments.ledgers)) or await _marked(session.driver)
     if not ids:
         return say(arguments, {"ledgers": []}, "no ledger is marked as lacking replicas")
-    async with by_hand(session) as hand:
+    progress = Progress("ledgers", len(ids), quiet=arguments.json)
+    async with by_hand(session, lambda error: progress.note(store_line(error))) as hand:
         if arguments.dry_run:
             return await _show(hand, ids, arguments)
-        return await _repair_all(session.driver, hand, ids, arguments)
+        return await _repair_all(session.driver, hand, ids, arguments, progress)
 
 
 async def _marked(driver: MetadataDriver) -> list[int]:
@@ -74,18 +77,19 @@ async def _show(hand: ByHand, ids: Sequence[int], arguments: argparse.Namespace)
     return int(bool(failed))
 
 
-async def _repair_all(driver: MetadataDriver, hand: ByHand, ids: Sequence[int], arguments: argparse.Namespace) -> int:
+async def _repair_all(
+    driver: MetadataDriver, hand: ByHand, ids: Sequence[int], arguments: argparse.Namespace, progress: Progress
+) -> int:
     from bookies.admin.drain import who
     from bookies.admin.explain import SWITCHED_OFF
     from bookies.admin.replication import one_by_one
-    from bookies.errors import LedgerLocked, LedgerNotFound, MetadataCorrupt
+    from bookies.errors import LedgerLocked, LedgerNotFound, MetadataCorrupt, MetadataError
     from bookies.model import BookieId
     from bookies.protocol.repair_work import RepairState
     from bookies.protocol.replicate import Pace
     from bookies.replication.repair import Totals
     from bookies.replication.status import problem_facts
 
-    progress = Progress("ledgers", len(ids), quiet=arguments.json)
     pace, rows = Pace(arguments.rate), list[dict[str, Any]]()
 
     async def repair(ledger_id: int) -> None:
@@ -127,8 +131,9 @@ async def _repair_all(driver: MetadataDriver, hand: ByHand, ids: Sequence[int], 
         copied = f"{entries:,} entries, {size_text(size)} copied"
         failed = [row["ledger"] for row in rows if row["state"] == FAILED]
         print(f"{len(rows) - len(left):,} of {len(rows):,} ledgers are whole: {copied}{_and_failed(failed)}")
-        if len(left) > len(failed) and not await driver.recovery.is_enabled():
-            print(SWITCHED_OFF)
+        with contextlib.suppress(MetadataError):  # What was done is what counts.
+            if len(left) > len(failed) and not await driver.recovery.is_enabled():
+                print(SWITCHED_OFF)
     return int(bool(left))
 
 

@@ -249,6 +249,11 @@ async def one_by_one(
         progress.clear()
 
 
+def store_line(error: object) -> str:
+    """For people who wait."""
+    return f"the metadata store does not answer, and is asked again: {error}"
+
+
 def _locked_line(ledger_id: int, owner: str) -> str:
     return f"ledger {ledger_id}: {owner} has its lock; it is tried again at the end"
 
@@ -269,7 +274,13 @@ async def recover_bookies(
     progress = Progress("ledgers", None, quiet=as_json)
     locked: dict[int, None] = {}
 
+    trouble: str | None = None
+
     def copied(news: CopyProgress) -> None:
+        nonlocal trouble
+        if news.trouble is not None and trouble is None:
+            progress.note(store_line(news.trouble))
+        trouble = news.trouble
         for each, owner in news.locked.items():
             if each not in locked:
                 progress.note(_locked_line(each, owner))

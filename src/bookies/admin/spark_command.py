@@ -79,12 +79,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.job == "package":
         return _package(arguments)
     from bookies.spark.jobs import JOBS
+    from bookies.spark.jobs.failures import told
     from bookies.spark.jobs.report import page, text
     from bookies.spark.session import session
 
     module = importlib.import_module(JOBS[arguments.job][0])
     config = _config(arguments, module.OPTIONS)
-    with interruptible(), session(arguments.job, arguments.cores) as spark:
+    with interruptible(), session(arguments.job, arguments.cores) as spark, told():
         found = module.complete(spark, config)
         if arguments.report:
             pathlib.Path(arguments.report).write_text(page(found.report))

@@ -34,8 +34,8 @@ Call = Callable[..., Awaitable[object]]
 def control_calls(collector: Collector) -> Mapping[str, Call]:
     """What a bookie can be asked."""
 
-    async def gc(*, force: bool = False, wait: bool = False) -> object:
-        await collector.collect(is_forced=force, is_awaited=wait)
+    async def gc(*, force: bool = False, wait: bool = False, surplus: bool = False) -> object:
+        await collector.collect(is_forced=force, is_awaited=wait, with_surplus=surplus)
         return collector.space()
 
     async def compact(*, kind: str, wait: bool = False) -> object:

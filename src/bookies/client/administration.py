@@ -9,7 +9,7 @@ there, so what was interrupted is repeated, never undone. The shell of `protocol
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bookies.client.arguments import (
     TimeLimit,
@@ -37,7 +37,7 @@ from bookies.client.replication import (
     OnProgress,
     RecoveryReport,
     renew,
-    replicate_anywhere,
+    replicate_in_turn,
 )
 from bookies.client.scan import ReplicaScan, scan, scan_list
 from bookies.client.watcher import BookieWatcher
@@ -66,7 +66,7 @@ from bookies.protocol.fragments import (
 )
 from bookies.protocol.placement import fewest_changes, judge
 from bookies.protocol.quorum import write_set
-from bookies.protocol.replicate import Pace, Replacement, check_finished, choose_targets, renewals
+from bookies.protocol.replicate import Pace, Replacement, check_finished, choose_some_targets, choose_targets, renewals
 from bookies.runtime.ports import Runtime
 from bookies.runtime.tasks import all_of
 
@@ -401,33 +401,38 @@ class Administration:
         that refuses its copy is passed over for another one.
         Raises `InvalidArgument`, `FragmentNotFinished`, `NotEnoughBookies`, `LedgerLocked`, `VersionConflict` (changed
         meanwhile), why entries cannot be read or written, and what a metadata update raises; `SessionExpired`, too,
-        when the lock is lost. Then the record has not been changed.
+        when the lock is lost. Then the record has not been changed, but for some of several positions if there is room
+        for those: the first ones of `positions`, as many as can be.
         """
         wanted = _positions(fragment, positions)
         unwanted = bookie_ids("exclude", exclude)
         in_place, bytes_per_s = switch("in_place", in_place), rate("bytes_per_s", bytes_per_s)
 
-        def plan(refusing: Collection[BookieId]) -> tuple[Replacement, ...]:
+        moves: list[Move] = []
+
+        def choose(now: Fragment, left: Sequence[int], refusing: Collection[BookieId]) -> tuple[Replacement, ...]:
             if in_place:
-                return renewals(fragment, wanted)
-            return choose_targets(fragment, wanted, self._access.candidates(), [*unwanted, *refusing])
+                return renewals(now, left)
+            return choose_some_targets(now, left, self._access.candidates(), [*unwanted, *refusing])
 
         async with TimeLimit(timeout, f"copy entries {fragment.first} to {fragment.last} of {fragment.ledger_id}"):
             check_finished(fragment)
             account = Account(1, pace or bytes_per_s, progress)
             if update is not None:
-                return await replicate_anywhere(self._access, fragment, plan, update, account)
-            async with ledger_locked(self._driver, fragment.ledger_id, self._owner) as lock:
-                found = await self._access.read(fragment.ledger_id)
-                update = MetadataLoop(self._access.runtime, self._driver, found, lock)
-                return await replicate_anywhere(self._access, fragment, plan, update, account)
+                await replicate_in_turn(self._access, fragment, wanted, choose, update, account, moves)
+            else:
+                async with ledger_locked(self._driver, fragment.ledger_id, self._owner) as lock:
+                    found = await self._access.read(fragment.ledger_id)
+                    update = MetadataLoop(self._access.runtime, self._driver, found, lock)
+                    await replicate_in_turn(self._access, fragment, wanted, choose, update, account, moves)
+        return replace(moves[0], replacements=tuple(each for move in moves for each in move.replacements))
 
     async def plan_fragment(
         self, fragment: Fragment, positions: Sequence[int], *, exclude: Collection[BookieId] = ()
     ) -> tuple[Replacement, ...]:
         """The bookies that `replicate_fragment` would copy to now; the next call may choose others. Copies nothing.
 
-        Raises `InvalidArgument`, and `NotEnoughBookies`, which says what stands in the way.
+        Raises `InvalidArgument`, and `NotEnoughBookies`, which says what stands in the way of having one for each.
         """
         wanted = _positions(fragment, positions)
         await self._access.locate()
@@ -537,6 +542,8 @@ class Administration:
                 ledgers = {ledger_id: (await self._access.read(any_ledger_id(ledger_id))).metadata}
             await self._check_recoverable(wanted, ledgers, may_be_writable=force or dry_run)
             account = Account(len(ledgers), bytes_per_s, progress)
+            registered = await self._registered()
+            wanted.sort(key=lambda bookie: bookie in registered)  # What is lost is more urgent than what is emptied.
             run = BookieRecovery(self._access, wanted, account, self._owner, dry_run, skip_open, skip_unrecoverable)
             await run.ledgers(list(ledgers))
         obstacles = sorted(run.obstacles, key=lambda each: (each.ledger_id, each.first or 0))

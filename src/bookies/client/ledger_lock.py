@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
-from bookies.errors import LedgerLocked
+from bookies.errors import LedgerLocked, MetadataError
 from bookies.metadata.driver import MetadataDriver
 from bookies.metadata.recovery_store import LedgerLock, Mark
 
@@ -41,7 +41,8 @@ async def ledger_locked(
     try:
         yield lock
     finally:
-        await store.unlock(lock)
+        with suppress(MetadataError):  # It ends with the session; what was done under it is what counts.
+            await store.unlock(lock)
 
 
 async def in_rounds(

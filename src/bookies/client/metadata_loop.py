@@ -19,9 +19,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from bookies.errors import MetadataError, SessionExpired, VersionConflict
+from bookies.errors import MetadataError, VersionConflict
 from bookies.metadata.driver import MetadataDriver, Versioned
-from bookies.metadata.recovery_store import LedgerLock
+from bookies.metadata.recovery_store import LedgerLock, lock_lost
 from bookies.model import LedgerMetadata
 from bookies.runtime.ports import Runtime
 
@@ -30,21 +30,30 @@ PROMPT_CONFLICTS = 3  # retried at once; then with growing, jittered pauses
 BACKOFF_FIRST_S = 0.01
 BACKOFF_MAX_S = 1.0
 FAILURES_MAX = 8  # of the store itself, in a row; then its error is passed on, after some seconds
+PATIENCE_S = 20.0  # or so long after they began, if each takes long, but never after a single one
 
 
 class MetadataLoop:
     """The record of one ledger as one handle knows it. Updates of one handle follow each other.
 
-    `lock`: the ledger's, which whoever has the loop holds.
+    `lock`: the ledger's, which whoever has the loop holds. `on_trouble`: called when the store has failed the first
+    time in an update, which goes on for about `PATIENCE_S`.
     """
 
     def __init__(
-        self, runtime: Runtime, driver: MetadataDriver, versioned: Versioned, lock: LedgerLock | None = None
+        self,
+        runtime: Runtime,
+        driver: MetadataDriver,
+        versioned: Versioned,
+        lock: LedgerLock | None = None,
+        on_trouble: Callable[[MetadataError], None] | None = None,
     ) -> None:
         self._runtime = runtime
         self._driver = driver
         self._lock = lock
+        self._on_trouble = on_trouble
         self._turn = asyncio.Lock()
+        self._gave_up: tuple[float, MetadataError] | None = None  # when, loop time, and of what
         self.current = versioned
 
     async def update(
@@ -55,41 +64,45 @@ class MetadataLoop:
         Raises what the functions raise, `LedgerNotFound`, and `MetadataError` when the store stays unusable; then
         the update may or may not have happened.
         """
+        asked_s = asyncio.get_running_loop().time()
         async with self._turn:
-            conflicts = failures = 0
+            if self._gave_up is not None and self._gave_up[0] > asked_s:
+                raise self._gave_up[1]  # Of a store that was asked for long enough while this one waited for its turn.
+            conflicts, failures = 0, Failures(self._on_trouble)
             while needed(self.current.metadata):
                 new = transform(self.current.metadata)
                 self.check_lock()
+                failures.begin()
                 try:
-                    self.current = await self._driver.write_ledger(new, self.current.version)
+                    self.current = await self._driver.write_ledger(new, self.current.version, self._lock)
                     break
                 except VersionConflict:
                     conflicts += 1
-                    failures = 0
+                    failures.end()
                 except MetadataError as error:
-                    failures += 1
-                    if not error.retriable or failures >= FAILURES_MAX:
-                        raise
-                await self._pause(max(0, conflicts - PROMPT_CONFLICTS) + failures)
+                    self._failed(failures, error)
+                await self._pause(max(0, conflicts - PROMPT_CONFLICTS) + failures.count)
+                failures.begin()
                 try:
                     read = await self._driver.read_ledger(new.ledger_id)
                 except MetadataError as error:
-                    failures += 1
-                    if not error.retriable or failures >= FAILURES_MAX:
-                        raise
+                    self._failed(failures, error)
                 else:
                     if read.version > self.current.version:
                         self.current = read
             return self.current
 
+    def _failed(self, failures: Failures, error: MetadataError) -> None:
+        try:
+            failures.add(error)
+        except MetadataError:
+            self._gave_up = asyncio.get_running_loop().time(), error
+            raise
+
     def check_lock(self) -> None:
         """Raises `SessionExpired` when the ledger's lock was held and is lost."""
         if self._lock is not None and not self._driver.recovery.is_held(self._lock):
-            raise SessionExpired(
-                "the session with the metadata store was lost and the ledger's lock with it, so that somebody else may "
-                "have it by now; what was copied is not used, repeat it",
-                ledger_id=self._lock.ledger_id,
-            )
+            raise lock_lost(self._lock.ledger_id)
 
     async def _pause(self, count: int) -> None:
         if count > 0:
@@ -102,15 +115,41 @@ async def repeated(runtime: Runtime, call: Callable[[], Awaitable[T]]) -> T:
     For calls that find out by themselves whether an earlier one was done and only its reply lost: a creation by its
     token, a deletion because there is nothing left. Source: client-protocol 2.2 and 2.19 (X-73).
     """
-    failures = 0
+    failures = Failures()
     while True:
+        failures.begin()
         try:
             return await call()
         except MetadataError as error:
-            failures += 1
-            if not error.retriable or failures >= FAILURES_MAX:
-                raise
-        await back_off(runtime, failures)
+            failures.add(error)
+        await back_off(runtime, failures.count)
+
+
+class Failures:
+    """Those of the store itself, in a row. `on_first`: called with the first of them."""
+
+    def __init__(self, on_first: Callable[[MetadataError], None] | None = None) -> None:
+        self.count = 0
+        self._on_first = on_first
+        self._since_s = 0.0  # loop time at which the call began that failed first
+
+    def begin(self) -> None:
+        """The store is asked."""
+        if not self.count:
+            self._since_s = asyncio.get_running_loop().time()
+
+    def end(self) -> None:
+        """It has answered."""
+        self.count = 0
+
+    def add(self, error: MetadataError) -> None:
+        """It has not. Raises the error when that will not pass, or has been so for too often or too long."""
+        self.count += 1
+        if self.count == 1 and error.retriable and self._on_first is not None:
+            self._on_first(error)
+        took_s = asyncio.get_running_loop().time() - self._since_s
+        if not error.retriable or self.count >= FAILURES_MAX or (self.count > 1 and took_s >= PATIENCE_S):
+            raise error
 
 
 async def back_off(runtime: Runtime, count: int) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from bookies.client.connection import AddSink, Connection, Outcome
+from bookies.client.copy_turns import CopyTurns
 from bookies.client.handshake import ClientSecurity, Handshake
 from bookies.client.health import READ, READ_BATCH, BookieHealth
 from bookies.config import ClientConfig
@@ -80,7 +81,8 @@ class BookiePool:
     """All connections of one client. `resolve`: the address of a bookie; raises `BookKeeperError` or OSError.
 
     `on_suspect`: called with each bookie that could not be reached or did not answer in time. `health`: what has been
-    learnt of each bookie; decides whom to prefer. `batch_support`: which of them know batch reads.
+    learnt of each bookie; decides whom to prefer. `batch_support`: which of them know batch reads. `copy_turns`: of
+    copies of ledgers.
     Raises `ConfigError` for certificates and credentials that cannot be read.
     """
 
@@ -98,6 +100,7 @@ class BookiePool:
         self._on_suspect = on_suspect
         self.health = BookieHealth(config, self._probe)
         self.batch_support = BatchSupport()
+        self.copy_turns = CopyTurns(self.bookie_info)
         self._security = ClientSecurity(runtime, config)
         self._scratch = memoryview(bytearray(RECEIVE_SIZE))
         self._peers: dict[BookieId, _Peer] = {}

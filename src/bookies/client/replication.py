@@ -8,8 +8,10 @@ Source: client-protocol 7.3 and 7.4.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from bookies.client.ledger_access import LedgerAccess
 from bookies.client.ledger_lock import in_rounds, ledger_locked
@@ -26,7 +28,7 @@ from bookies.errors import (
 )
 from bookies.metadata.driver import Versioned
 from bookies.metadata.recovery_store import LedgerLock
-from bookies.model import BookieId, LedgerMetadata, LedgerState
+from bookies.model import BookieId, BookieMode, LedgerMetadata, LedgerState
 from bookies.protocol.fragments import (
     Fragment,
     FragmentVerdict,
@@ -36,14 +38,16 @@ from bookies.protocol.fragments import (
     runs_of,
 )
 from bookies.protocol.placement_proof import some
+from bookies.protocol.repair_work import Circumstances
 from bookies.protocol.replicate import (
     ENTRIES_MAX,
     FragmentCopy,
     Pace,
     Replacement,
-    choose_targets,
+    choose_some_targets,
     renewals,
     repairs,
+    replaced_in,
     unknown_replicas,
 )
 from bookies.runtime.tasks import all_of
@@ -55,7 +59,8 @@ COPIED_AT_ONCE = 8  # ledgers; most are small, so that each is mostly waiting
 class CopyProgress:
     """How far a long operation is. `entries`, `size`: copied so far, in entries and in bytes of all copies.
 
-    `locked`: ledgers that are waited for, and who has their locks.
+    `locked`: ledgers that are waited for, and who has their locks. `trouble`: of the metadata store, since it answered
+    last.
     """
 
     ledger_id: int
@@ -64,6 +69,7 @@ class CopyProgress:
     entries: int = 0
     size: int = 0
     locked: Mapping[int, str] = field(default_factory=dict)
+    trouble: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,8 @@ class RecoveryReport:
 
 
 OnProgress = Callable[[CopyProgress], None]
+Choose = Callable[[Fragment, Sequence[int], Collection[BookieId]], Sequence[Replacement]]
+"""Bookies for some of the positions of a fragment at least, among all but those given last."""
 
 
 class Account:
@@ -116,6 +124,7 @@ class Account:
         self.entries = 0
         self.size = 0
         self.locked: dict[int, str] = {}
+        self.trouble: str | None = None
         self._progress = progress
 
     def copied(self, ledger_id: int, entries: int, size: int) -> None:
@@ -125,8 +134,43 @@ class Account:
 
     def report(self, ledger_id: int) -> None:
         if self._progress is not None:
-            news = CopyProgress(ledger_id, self.ledgers_done, self.ledgers, self.entries, self.size, dict(self.locked))
-            self._progress(news)
+            counts = self.ledgers_done, self.ledgers, self.entries, self.size
+            self._progress(CopyProgress(ledger_id, *counts, dict(self.locked), self.trouble))
+
+    def store_failed(self, ledger_id: int, error: MetadataError | None) -> None:
+        """The metadata store does not answer while a record is to be changed. None: it does again."""
+        trouble = None if error is None else str(error)
+        if trouble != self.trouble:
+            self.trouble = trouble
+            self.report(ledger_id)
+
+
+async def replicate_in_turn(
+    access: LedgerAccess,
+    fragment: Fragment,
+    positions: Sequence[int],
+    choose: Choose,
+    update: MetadataLoop | None,
+    account: Account,
+    moves: list[Move],
+) -> None:
+    """Copy what these positions store, as many at a time as `choose` finds bookies for, and add each copy to `moves`.
+
+    So a fragment that lacks two replicas gets one where there is room for one. `update`: as in `replicate_anywhere`;
+    None: only say what would be done. Raises as it does, `NotEnoughBookies` for the positions that are left.
+    """
+    refusals: dict[BookieId, BookKeeperError] = {}
+    await access.locate()
+    while positions:
+        plan = partial(choose, fragment, positions)
+        if update is None:
+            move = Move(fragment.ledger_id, fragment.first, fragment.last, tuple(plan([])))
+        else:
+            move = await replicate_anywhere(access, fragment, plan, update, account, refusals)
+        moves.append(move)
+        done = [each.position for each in move.replacements]
+        positions = [each for each in positions if each not in done]
+        fragment = replaced_in(fragment, move.replacements)
 
 
 async def replicate_anywhere(
@@ -135,14 +179,15 @@ async def replicate_anywhere(
     plan: Callable[[Collection[BookieId]], Sequence[Replacement]],
     update: MetadataLoop,
     account: Account,
+    refusals: dict[BookieId, BookKeeperError] | None = None,
 ) -> Move:
     """Copy to the bookies of a plan, and to others as long as one of them refuses. The caller holds the ledger's lock.
 
     `update`: with the lock, and when that is lost the copy breaks off. `plan`: chooses among all but those that are
-    given to it. Raises as it and `replicate` do; when nobody is left, what the first one answered, with what the others
-    did.
+    given to it. `refusals`: who has refused already, and how; added to. Raises as it and `replicate` do; when nobody is
+    left, what the first one answered, with what the others did.
     """
-    refusals: dict[BookieId, BookKeeperError] = {}
+    refusals = {} if refusals is None else refusals
     await access.locate()
     while True:
         try:
@@ -160,6 +205,7 @@ async def replicate_anywhere(
         except CopyRefused as refused:
             if isinstance(refused.error, ClientClosed) or refused.bookie in refusals:
                 raise refused.error from refused
+            access.pool.copy_turns.refused(refused.error)
             refusals[refused.bookie] = refused.error
 
 
@@ -181,26 +227,42 @@ async def replicate(
     replicas = access.replicas(update.current.metadata)
     if (pause_s := account.pace.begins(loop.time())) > 0:
         await asyncio.sleep(pause_s)
-    while not copy.is_done:
-        update.check_lock()
-        ids = copy.next_ids()
-        if fragment.is_striped:
-            bodies = await replicas.read_each([(pool.health.order(copy.sources(each)), each) for each in ids])
-        else:
-            bodies = await replicas.read_from_any(pool.health.order(copy.sources(ids[0])), ids)
-        ids = ids[: len(bodies)]
-        shares = copy.shares(ids)
-        begun = loop.time()
-        await replicas.write(shares, ids, bodies)
-        account.pace.took(loop.time() - begun, loop.time())
-        size = sum(map(len, bodies))
-        copy.copied(ids[-1], len(ids), size)
-        account.copied(fragment.ledger_id, sum(len(share) for _, share in shares), size * len(shares))
-        pause_s = account.pace.spent(size * len(shares), loop.time())
-        if pause_s > 0:
-            await asyncio.sleep(pause_s)
+    targets, turns = [each.new for each in copy.replacements], pool.copy_turns
+    needs_turn = not await turns.have_room(targets, _size_of(fragment, update.current.metadata))
+    has_turn = False
+    async with contextlib.AsyncExitStack() as turn:
+        while not copy.is_done:
+            if not has_turn and (needs_turn or turns.is_tight):
+                await turn.enter_async_context(turns.turn(targets))
+                has_turn = True
+            update.check_lock()
+            ids = copy.next_ids()
+            if fragment.is_striped:
+                bodies = await replicas.read_each([(pool.health.order(copy.sources(each)), each) for each in ids])
+            else:
+                bodies = await replicas.read_from_any(pool.health.order(copy.sources(ids[0])), ids)
+            ids = ids[: len(bodies)]
+            shares = copy.shares(ids)
+            begun = loop.time()
+            await replicas.write(shares, ids, bodies)
+            account.pace.took(loop.time() - begun, loop.time())
+            size = sum(map(len, bodies))
+            copy.copied(ids[-1], len(ids), size)
+            account.copied(fragment.ledger_id, sum(len(share) for _, share in shares), size * len(shares))
+            pause_s = account.pace.spent(size * len(shares), loop.time())
+            if pause_s > 0:
+                await asyncio.sleep(pause_s)
     await update.update(copy.swap.needed, copy.swap.apply)
+    account.store_failed(fragment.ledger_id, None)
     return Move(fragment.ledger_id, fragment.first, fragment.last, copy.replacements)
+
+
+def _size_of(fragment: Fragment, record: LedgerMetadata) -> int:
+    """About how many bytes one replica of a fragment is; 0: nobody knows, since the ledger is not closed."""
+    if not record.is_closed:
+        return 0
+    share = (fragment.last - fragment.first + 1) / (record.last_entry_id + 1)
+    return round(record.length * share * record.write_quorum / record.ensemble_size)
 
 
 async def renew(
@@ -258,29 +320,32 @@ class LedgerMending:
             return
         access = self._access
         found = await access.read(bad[0].fragment.ledger_id)
-        update = MetadataLoop(access.runtime, access.driver, found, lock)
+        told = partial(self._account.store_failed, found.metadata.ledger_id)
+        update = MetadataLoop(access.runtime, access.driver, found, lock, told)
         for verdict in bad:
             unknown = unknown_replicas(verdict, self._lost)
             self.failures += [_unknown(verdict.fragment, each) for each in unknown]
             if len(unknown) == len(verdict.bad_positions):
                 continue
             try:
-                self.moves.append(await self._fragment(verdict, update))
+                await self._fragment(verdict, [each.position for each in unknown], update)
             except ClientClosed:
                 raise
             except BookKeeperError as error:
-                self.failures.append(error)
+                self.failures.append(await _with_those_left_out(access, verdict.fragment, error))
 
-    async def _fragment(self, verdict: FragmentVerdict, update: MetadataLoop) -> Move:
+    async def _fragment(self, verdict: FragmentVerdict, unknown: Collection[int], update: MetadataLoop) -> None:
         access, fragment = self._access, verdict.fragment
+        positions = [each for each in verdict.bad_positions if each not in unknown]
 
-        def plan(refusing: Collection[BookieId]) -> tuple[Replacement, ...]:
-            return repairs(verdict, access.candidates(), refusing, self._lost)
+        def choose(
+            fragment: Fragment, positions: Sequence[int], refusing: Collection[BookieId]
+        ) -> tuple[Replacement, ...]:
+            left = tuple(each for each in verdict.replicas if each.position in positions)
+            return repairs(FragmentVerdict(fragment, left), access.candidates(), refusing, self._lost)
 
-        if self._is_dry:
-            await access.locate()
-            return Move(fragment.ledger_id, fragment.first, fragment.last, plan([]))
-        return await replicate_anywhere(access, fragment, plan, update, self._account)
+        to_change = None if self._is_dry else update
+        await replicate_in_turn(access, fragment, positions, choose, to_change, self._account, self.moves)
 
     @property
     def summary(self) -> str:
@@ -288,6 +353,17 @@ class LedgerMending:
         done = f"{len(self.moves)} fragments {'would be' if self._is_dry else 'were'} repaired"
         again = f"{len(self.failures)} could not be; repeat it when the cause is mended"
         return f"{done} and {again}. The first: {self.failures[0]}"
+
+
+async def _with_those_left_out(access: LedgerAccess, fragment: Fragment, error: BookKeeperError) -> BookKeeperError:
+    """Of a copy for which there was no bookie: the error, which says, too, who is there and was not thought of."""
+    is_refused = error.bookie is not None and error.bookie not in fragment.ensemble
+    if isinstance(error, NotEnoughBookies) or is_refused:
+        with contextlib.suppress(MetadataError):
+            read_only = (await access.driver.bookies(BookieMode.READ_ONLY)).bookies
+            said = Circumstances(read_only, read_only=read_only).left_out(fragment.ensemble)
+            error.args = (f"{error.message}{said}",)
+    return error
 
 
 def _unknown(fragment: Fragment, replica: ReplicaVerdict) -> BookKeeperError:
@@ -301,7 +377,10 @@ def _unknown(fragment: Fragment, replica: ReplicaVerdict) -> BookKeeperError:
 
 
 class BookieRecovery:
-    """One run of `recover_bookies`: ledger after ledger. Source: client-protocol 7.4."""
+    """One run of `recover_bookies`: ledger after ledger. Source: client-protocol 7.4.
+
+    `bookies`: where there is not room for what all of them have, the first ones come first.
+    """
 
     def __init__(
         self,
@@ -377,7 +456,8 @@ class BookieRecovery:
         except BookKeeperError as error:
             self._not_begun(ledger_id, error)
             return
-        update = MetadataLoop(self._access.runtime, self._access.driver, found, lock)
+        told = partial(self._account.store_failed, ledger_id)
+        update = MetadataLoop(self._access.runtime, self._access.driver, found, lock, told)
         for fragment, positions in fragments_on(fragments_to_check(found.metadata, confirmed), self._bookies):
             await self._fragment(fragment, positions, update)
 
@@ -396,23 +476,23 @@ class BookieRecovery:
         return not record.is_closed and any(bookie in record.last_ensemble for bookie in self._bookies)
 
     async def _fragment(self, fragment: Fragment, positions: Sequence[int], update: MetadataLoop) -> None:
-        access = self._access
+        access, moves = self._access, list[Move]()
 
-        def plan(refusing: Collection[BookieId]) -> tuple[Replacement, ...]:
-            return choose_targets(fragment, positions, access.candidates(), [*self._bookies, *refusing])
+        def choose(
+            fragment: Fragment, positions: Sequence[int], refusing: Collection[BookieId]
+        ) -> tuple[Replacement, ...]:
+            return choose_some_targets(fragment, positions, access.candidates(), [*self._bookies, *refusing])
 
+        to_change = None if self._is_dry else update
+        positions = sorted(positions, key=lambda at: self._bookies.index(fragment.ensemble[at]))
         try:
-            if self._is_dry:
-                await access.locate()
-                needs_sealing = self._needs_sealing(update.current.metadata)
-                move = Move(fragment.ledger_id, fragment.first, fragment.last, plan([]), needs_sealing)
-            else:
-                move = await replicate_anywhere(self._access, fragment, plan, update, self._account)
+            await replicate_in_turn(access, fragment, positions, choose, to_change, self._account, moves)
         except ClientClosed:
             raise
         except LedgerNotFound:
             return  # Deleted meanwhile.
         except BookKeeperError as error:
+            error = await _with_those_left_out(access, fragment, error)
             self.obstacles.append(Obstacle(fragment.ledger_id, fragment.first, fragment.last, error))
-        else:
-            self.moves.append(move)
+        needs_sealing = self._is_dry and self._needs_sealing(update.current.metadata)
+        self.moves += [replace(move, needs_sealing=needs_sealing) for move in moves]

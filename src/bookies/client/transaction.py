@@ -86,7 +86,9 @@ class Found(NamedTuple):
 
 
 class Reaped(NamedTuple):
-    """What the reaper found. `outcome`: "listed", "young", "garbage" (of a dry run), "deleted", or why it was not."""
+    """What the reaper found. `outcome`: "listed", "young", "migrated" (a copy from another cluster, left alone),
+    "garbage" (of a dry run), "deleted", or why it was not.
+    """
 
     ledger_id: int
     app: str

@@ -20,7 +20,7 @@ from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
 from bookies.runtime.tasks import all_of
 
 if TYPE_CHECKING:
-    from bookies.metadata.recovery_store import RecoveryStore
+    from bookies.metadata.recovery_store import LedgerLock, RecoveryStore
 
 RECORD_SIZE_MAX = (1 << 20) - (1 << 14)  # bytes; ZooKeeper refuses requests of 1 MiB and more, names included
 RECORD_NAME_LENGTH_MAX = 255
@@ -191,8 +191,14 @@ class MetadataDriver(ABC):
             return error
 
     @abstractmethod
-    async def write_ledger(self, metadata: LedgerMetadata, expected_version: int) -> Versioned:
-        """Compare-and-swap. Raises `VersionConflict`, `LedgerNotFound`."""
+    async def write_ledger(
+        self, metadata: LedgerMetadata, expected_version: int, lock: LedgerLock | None = None
+    ) -> Versioned:
+        """Compare-and-swap. With the ledger's lock: only if that is held at the moment of the change, whatever this
+        process believes: it may have slept, or the request have been on its way for long.
+
+        Raises `VersionConflict`, `LedgerNotFound`, `SessionExpired` when the lock is lost.
+        """
 
     @abstractmethod
     async def delete_ledger(self, ledger_id: int, expected_version: int | None = None) -> None:

@@ -15,11 +15,12 @@ from bookies.metadata.driver import Versioned
 from bookies.metadata.etcd_layout import BUCKET_SIZE, BUCKETS_COUNT, stop_of
 from bookies.metadata.etcd_values import ATTEMPTS_MAX, Values, there_at
 from bookies.metadata.leased import check_version, deleted_before, taken
+from bookies.metadata.recovery_store import LedgerLock, lock_lost
 from bookies.metadata.serde import pack_ledger, parse_ledger
 from bookies.metadata.spent import SPENT_SIZE, divided, is_spent_list, joined, pack_spent, parse_spent
 from bookies.model import LedgerMetadata
 from bookies.protocol.intervals import IdSet
-from bookies.runtime.etcd import Delete, Get, KeyValue, MadeAt, OutcomeUnknown, Put, WrittenAt
+from bookies.runtime.etcd import Condition, Delete, Get, HeldBy, KeyValue, MadeAt, OutcomeUnknown, Put, WrittenAt
 
 COUNTED_IDS_MAX = 10_000  # that a counter is raised by, a request for each
 COUNTED_AT_ONCE = 64
@@ -176,14 +177,17 @@ class Ledgers:
             return found
         raise taken(metadata.ledger_id)
 
-    async def write(self, metadata: LedgerMetadata, expected_version: int) -> Versioned:
+    async def write(self, metadata: LedgerMetadata, expected_version: int, lock: LedgerLock | None = None) -> Versioned:
         """See `MetadataDriver.write_ledger`. After a lost answer, what is there tells what happened."""
         data, ledger_id = _pack(metadata), metadata.ledger_id
         key = self._key(metadata)
+        conditions: list[Condition] = [there_at(key, expected_version)]
+        if lock is not None:
+            conditions.append(HeldBy(self._values.keys.recovery.lock(ledger_id), lock.session))
         attempts = 0
         while True:
             try:
-                answer = await self._etcd.transact([there_at(key, expected_version)], [Put(key, data)], [Get(key)])
+                answer = await self._etcd.transact(conditions, [Put(key, data)], [Get(key)])
             except OutcomeUnknown:
                 attempts += 1
                 if attempts == ATTEMPTS_MAX:
@@ -195,6 +199,7 @@ class Ledgers:
             if attempts and answer.found[0][0].value == data:
                 return found
             check_version(found.version, expected_version, ledger_id=ledger_id)
+            raise lock_lost(ledger_id)  # what else was asked for
 
     async def delete(self, ledger_id: int, expected_version: int | None) -> None:
         """See `MetadataDriver.delete_ledger`."""

@@ -51,6 +51,7 @@ from bookies.metadata.driver import (
 from bookies.metadata.leased_recovery import LeasedArea
 from bookies.metadata.operations import Operations
 from bookies.metadata.recovery import Node, SharedRecovery
+from bookies.metadata.recovery_store import LedgerLock
 from bookies.metadata.serde import is_bookie_id, pack_bookie_info, pack_ledger, parse_bookie_info, parse_ledger
 from bookies.metadata.watches import MISSING, NEVER_SEEN, Subscription
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
@@ -116,7 +117,11 @@ class Store(Protocol):
 
     def read_ledgers(self, ledger_ids: Sequence[int]) -> Sequence[Record | None]: ...
 
-    def write_ledger(self, ledger_id: int, data: bytes, expected_version: int) -> Record: ...
+    def write_ledger(
+        self, ledger_id: int, data: bytes, expected_version: int, holder: tuple[int, str] | None = None
+    ) -> Record:
+        """`holder`: the session that has to hold this node. Raises `VersionConflict`, `LedgerNotFound`, and the error
+        of `lock_lost`."""
 
     def delete_ledger(self, ledger_id: int, expected_version: int | None) -> None: ...
 
@@ -444,9 +449,12 @@ class LeasedDriver(MetadataDriver):
         except MetadataCorrupt as error:
             return error
 
-    async def write_ledger(self, metadata: LedgerMetadata, expected_version: int) -> Versioned:
+    async def write_ledger(
+        self, metadata: LedgerMetadata, expected_version: int, lock: LedgerLock | None = None
+    ) -> Versioned:
         data, ledger_id = pack_ledger(metadata), metadata.ledger_id
-        record = await self.run("write_ledger", self._store.write_ledger, ledger_id, data, expected_version)
+        holder = None if lock is None else (lock.session, self._recovery.area.places.lock(ledger_id))
+        record = await self.run("write_ledger", self._store.write_ledger, ledger_id, data, expected_version, holder)
         return self._versioned(ledger_id, record)
 
     async def delete_ledger(self, ledger_id: int, expected_version: int | None = None) -> None:

@@ -37,6 +37,7 @@ from bookies.metadata.leased import (
 )
 from bookies.metadata.leased_recovery import MARKS, WORK, mark_of_lock
 from bookies.metadata.recovery import Node
+from bookies.metadata.recovery_store import lock_lost
 from bookies.model import BookieId, BookieMode
 from bookies.protocol.intervals import IdSet
 from bookies.runtime.ports import Runtime
@@ -150,11 +151,15 @@ class MemoryStore:
     def read_ledgers(self, ledger_ids: Sequence[int]) -> Sequence[Record | None]:
         return [self._ledgers.get(each) for each in ledger_ids]
 
-    def write_ledger(self, ledger_id: int, data: bytes, expected_version: int) -> Record:
+    def write_ledger(
+        self, ledger_id: int, data: bytes, expected_version: int, holder: tuple[int, str] | None = None
+    ) -> Record:
         record = self._ledgers.get(ledger_id)
         if record is None:
             raise LedgerNotFound("no such ledger in the metadata store", ledger_id=ledger_id)
         check_version(record.version, expected_version, ledger_id=ledger_id)
+        if holder is not None and self._owners.get(holder[1]) != holder[0]:
+            raise lock_lost(ledger_id)
         self._ledgers[ledger_id] = Record(data, self._changed(), record.ctime_ms)
         return self._ledgers[ledger_id]
 

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
+from bookies.errors import SessionExpired
 from bookies.metadata.driver import Watch
 from bookies.model import BookieId
 from bookies.protocol.agenda import UNREAD as UNREAD
@@ -42,6 +43,15 @@ class LedgerLock:
     owner: str
     mark_version: int | None
     session: int
+
+
+def lock_lost(ledger_id: int) -> SessionExpired:
+    """The error of whoever wants to go on under a lock that has ended with its session."""
+    return SessionExpired(
+        "the session with the metadata store was lost and the ledger's lock with it, so that somebody else may have it "
+        "by now; what was copied is not used, repeat it",
+        ledger_id=ledger_id,
+    )
 
 
 class AuditKind(enum.Enum):

@@ -34,7 +34,7 @@ from bookies.metadata.driver import (
 from bookies.metadata.observers import Eyes, Observers
 from bookies.metadata.operations import Operations
 from bookies.metadata.recovery import Area, SharedRecovery
-from bookies.metadata.recovery_store import RecoveryStore
+from bookies.metadata.recovery_store import LedgerLock, RecoveryStore
 from bookies.metadata.serde import is_bookie_id
 from bookies.metadata.watches import NEVER_SEEN, Subscription
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
@@ -57,7 +57,7 @@ class Ledgers(Protocol):
 
     async def read(self, ledger_id: int) -> Versioned: ...
 
-    async def write(self, metadata: LedgerMetadata, expected_version: int) -> Versioned: ...
+    async def write(self, metadata: LedgerMetadata, expected_version: int, lock: LedgerLock | None) -> Versioned: ...
 
     async def delete(self, ledger_id: int, expected_version: int | None) -> None: ...
 
@@ -204,9 +204,11 @@ class SessionDriver(MetadataDriver):
         self._require_open()
         return await self._parts.ledgers.read(ledger_id)
 
-    async def write_ledger(self, metadata: LedgerMetadata, expected_version: int) -> Versioned:
+    async def write_ledger(
+        self, metadata: LedgerMetadata, expected_version: int, lock: LedgerLock | None = None
+    ) -> Versioned:
         self._require_open()
-        return await self._parts.ledgers.write(metadata, expected_version)
+        return await self._parts.ledgers.write(metadata, expected_version, lock)
 
     async def delete_ledger(self, ledger_id: int, expected_version: int | None = None) -> None:
         self._require_open()

@@ -44,6 +44,7 @@ from bookies.metadata.leased import (
 )
 from bookies.metadata.leased_recovery import LOCKS, MARKS, VOTES, WORK, mark_of_lock
 from bookies.metadata.recovery import Node
+from bookies.metadata.recovery_store import lock_lost
 from bookies.model import BookieId, BookieMode
 
 if TYPE_CHECKING:
@@ -265,12 +266,16 @@ class SqliteStore:
         row = self._connection.execute(query, (ledger_id,)).fetchone()
         return None if row is None else Record(*row)
 
-    def write_ledger(self, ledger_id: int, data: bytes, expected_version: int) -> Record:
+    def write_ledger(
+        self, ledger_id: int, data: bytes, expected_version: int, holder: tuple[int, str] | None = None
+    ) -> Record:
         with self._writing() as connection:
             found = self._record(ledger_id)
             if found is None:
                 raise LedgerNotFound("no such ledger in the metadata store", ledger_id=ledger_id)
             check_version(found.version, expected_version, ledger_id=ledger_id)
+            if holder is not None and self._node(holder[1])[1] != holder[0]:
+                raise lock_lost(ledger_id)
             record = Record(data, self._changed(), found.ctime_ms)
             connection.execute(
                 "UPDATE ledgers SET version = ?, data = ? WHERE id = ?", (record.version, data, ledger_id)

@@ -14,6 +14,7 @@ from functools import partial
 from bookies.errors import InvalidArgument, LedgerNotFound, MetadataError, SessionExpired
 from bookies.metadata.driver import Versioned
 from bookies.metadata.leased import check_version, deleted_before, taken
+from bookies.metadata.recovery_store import LedgerLock, lock_lost
 from bookies.metadata.serde import as_stored, pack_ledger, parse_ledger
 from bookies.metadata.spent import SPENT_SIZE, divided, is_spent_list, joined, pack_spent, parse_spent
 from bookies.metadata.zk_groups import Groups
@@ -195,8 +196,11 @@ class Ledgers:
             return found
         raise taken(metadata.ledger_id)
 
-    async def write(self, metadata: LedgerMetadata, expected_version: int) -> Versioned:
-        """See `MetadataDriver.write_ledger`. After a lost answer, what is there tells what happened."""
+    async def write(self, metadata: LedgerMetadata, expected_version: int, lock: LedgerLock | None = None) -> Versioned:
+        """See `MetadataDriver.write_ledger`. After a lost answer, what is there tells what happened.
+
+        A lock ends with its session, and so does every request of that session which has not been carried out.
+        """
         data, ledger_id = pack_ledger(metadata), metadata.ledger_id
         path = self._required_path(ledger_id)
         attempts = 0
@@ -204,8 +208,12 @@ class Ledgers:
             version = self._nodes.znode_version(path, expected_version)
             if version is None:
                 version = (await self._expect(path, ledger_id, expected_version)).version
+            if lock is not None and self._zookeeper.session_id != lock.session:
+                raise lock_lost(ledger_id)
+            # Under a lock at once, without an await since that was looked at.
+            multi = self._groups.multi if lock is None else self._zookeeper.multi
             try:
-                stat = (await self._groups.multi([SetData(path, data, version)]))[0]
+                stat = (await multi([SetData(path, data, version)]))[0]
             except (NodeMissing, WrongVersion):
                 await self._expect(path, ledger_id, expected_version)
                 continue

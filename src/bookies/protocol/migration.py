@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from bookies.errors import LogExists
-from bookies.protocol.log import CUT_OVER, HELD, MIGRATED_FROM, Manifest
+from bookies.protocol.log import CUT_OVER, HELD, MIGRATED_FROM, Extent, Manifest, Segment
 
 FROM = MIGRATED_FROM  # the label of a ledger too
+SWAP_MAX = 1000  # extents that come into a list at once: the record of each one's ledger is a condition of the swap
 
 
 def origin_of(cluster: str, ledger_id: int) -> str:
@@ -58,9 +59,33 @@ def copied(
         extents=tuple(extents),
         next_seq=source.next_seq if is_complete else extents[-1].seq + 1 if extents else 0,
         deleting=tuple(gone),
+        segments=_kept_segments(tuple(extents), found),
         extra=extra,
     )
     return None if made == found else made
+
+
+def _kept_segments(extents: tuple[Extent, ...], found: Manifest | None) -> tuple[Segment, ...]:
+    """Those of the target's list, if what is stored in them is still so; the source's are in the other store."""
+    if found is None or not found.segments:
+        return ()
+    now = {extent.seq: extent.ledger_id for extent in extents}
+    is_same = all(now.get(extent.seq, extent.ledger_id) == extent.ledger_id for extent in found.extents)
+    return found.segments if is_same else ()
+
+
+def at_once(source: Manifest, found: Manifest, ids: Mapping[int, int]) -> dict[int, int]:
+    """As much of `ids` as one swap of the list may bring in: from the source's first extent on, without a gap."""
+    listed = {*found.ledger_ids}
+    some: dict[int, int] = {}
+    new = 0
+    for extent in source.extents:
+        copy = ids.get(extent.ledger_id)
+        new += copy is not None and copy not in listed
+        if copy is None or new > SWAP_MAX:
+            break
+        some[extent.ledger_id] = copy
+    return some
 
 
 def held(source: Manifest, target: str) -> Manifest | None:

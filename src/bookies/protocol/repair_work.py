@@ -32,11 +32,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from bookies.errors import BookKeeperError
+from bookies.errors import BookKeeperError, DigestMismatch
 from bookies.model import INVALID_ENTRY_ID, BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.fragments import Fragment, FragmentVerdict, ReplicaState, ReplicaVerdict, state_of
 from bookies.protocol.placement_proof import some
 from bookies.protocol.quorum import write_set
+
+LEFTOVERS = "; what copies that broke off have left on a full one is deleted by bk bookie gc --surplus"
 
 
 class RepairState(enum.Enum):
@@ -120,13 +122,13 @@ class Circumstances:
 
     `leaving`: those to be emptied. `unwanted`: not to be copied to, and why. `read_only`: those that cannot be.
     `claimed`: of the lost, those that are so by a mark alone, which cannot say why it names them; enough for a copy,
-    which costs nobody anything, and not for ending a writer.
+    which costs nobody anything, and not for ending a writer, nor for saying that entries are lost.
     """
 
     registered: Collection[BookieId]
     lost: Collection[BookieId] = ()
     excused: Collection[BookieId] = ()
-    leaving: Collection[BookieId] = ()
+    leaving: Sequence[BookieId] = ()
     unwanted: Mapping[BookieId, str] = field(default_factory=dict)
     read_only: Collection[BookieId] = ()
     claimed: Collection[BookieId] = ()
@@ -149,7 +151,10 @@ class Circumstances:
         if by_word:
             reasons |= {bookie: why for bookie, why in self.unwanted.items() if bookie in self.registered}
         said = [f"{bookie} ({why})" for bookie, why in sorted(reasons.items()) if bookie not in members]
-        return f"; not used: {some(said)}" if said else ""
+        if not said:
+            return ""
+        has_full = any(bookie not in members for bookie in self.read_only)
+        return f"; not used: {some(said)}{LEFTOVERS if has_full else ''}"
 
 
 @dataclass(slots=True)
@@ -195,6 +200,7 @@ def _assess_finished(verdict: FragmentVerdict, circumstances: Circumstances, fou
     renewed: list[int] = []
     replaced: list[int] = []
     unknown: list[int] = []
+    claimed: list[int] = []
     for replica in verdict.replicas:
         if fragment.first_stored(replica.position) == INVALID_ENTRY_ID:
             continue  # A short fragment has nothing there, so nothing can be missing.
@@ -206,6 +212,8 @@ def _assess_finished(verdict: FragmentVerdict, circumstances: Circumstances, fou
             (replaced if is_leaving else renewed).append(replica.position)
         elif replica.bookie in circumstances.lost:
             replaced.append(replica.position)
+            if replica.bookie in circumstances.claimed:
+                claimed.append(replica.position)
         else:
             unknown.append(replica.position)
             found.waits.append(_wait_for(fragment, replica, circumstances))
@@ -217,7 +225,9 @@ def _assess_finished(verdict: FragmentVerdict, circumstances: Circumstances, fou
     moved = [position for position in replaced if position not in stuck]
     if renewed or moved:
         found.jobs.append(Job(verdict, tuple(renewed), tuple(moved), _good(verdict, [*renewed, *moved]) or 0))
-    gone = [members for members in hopeless if not any(each in unknown for each in members)]
+    for position in sorted(stuck.intersection(claimed)):
+        found.waits.append(_wait_for(fragment, verdict.replicas[position], circumstances))
+    gone = [members for members in hopeless if not any(each in unknown or each in claimed for each in members)]
     found.losses += _losses(verdict, gone)
 
 
@@ -230,6 +240,20 @@ def _good(verdict: FragmentVerdict, positions: Collection[int]) -> int | None:
         if any(position in positions for position in members)
     ]
     return min(counts, default=None)
+
+
+def most_urgent_first(
+    verdict: FragmentVerdict, positions: Sequence[int], leaving: Sequence[BookieId] = ()
+) -> list[int]:
+    """In the order in which to replace them if not all can be: lost replicas before good ones of bookies that leave,
+    those with the fewest good replicas of an entry first, then those whose bookie is named first as leaving."""
+    good, ensemble = verdict.positions(ReplicaState.OK), verdict.fragment.ensemble
+
+    def urgency(position: int) -> tuple[bool, int, int]:
+        turn = leaving.index(ensemble[position]) if ensemble[position] in leaving else len(leaving)
+        return position in good, _good(verdict, [position]) or 0, turn
+
+    return sorted(positions, key=urgency)
 
 
 def _losses(verdict: FragmentVerdict, gone: Sequence[tuple[int, ...]]) -> Iterator[Loss]:
@@ -271,7 +295,10 @@ def _assess_growing(
             text = "and receives entries" if is_last else undecided
             found.waits.append(_waits_for_writer(fragment, replica.bookie, f"it is to be emptied, {text}"))
         elif replica.state is ReplicaState.MISSING:
-            text = f"it lacks entry {replica.entry_id}, which may be on its way; a ledger that is sealed is repaired"
+            text = f"it lacks entry {replica.entry_id}, which may be on its way"
+            if isinstance(replica.error, DigestMismatch):
+                text = f"its entry {replica.entry_id} does not verify"
+            text = f"{text}; a ledger that is sealed is repaired"
             found.waits.append(_waits_for_writer(fragment, replica.bookie, text))
         elif replica.state is not ReplicaState.OK:
             found.waits.append(_wait_for(fragment, replica, circumstances))
@@ -307,7 +334,7 @@ def judge_entry(
     for bookie, error in answers:
         if error is None:
             return None
-        if bookie in circumstances.lost:
+        if bookie in circumstances.lost and bookie not in circumstances.claimed:
             evidence.append((bookie, "it is lost: not registered"))
         elif state_of(error) is ReplicaState.MISSING:
             evidence.append((bookie, error.message))

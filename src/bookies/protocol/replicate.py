@@ -16,8 +16,9 @@ what the writer sent. Adds carry the recovery flag, since the ledger is usually 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from bookies.errors import FragmentNotFinished, InvalidArgument, NotEnoughBookies, VersionConflict
@@ -76,6 +77,35 @@ def choose_targets(
     return tuple(Replacement(position, members[position], targets[position]) for position in positions)
 
 
+def choose_some_targets(
+    fragment: Fragment,
+    positions: Sequence[int],
+    candidates: Sequence[BookieId],
+    exclude: Collection[BookieId] = (),
+) -> tuple[Replacement, ...]:
+    """As `choose_targets`, for as many of the positions as there are bookies for, the first ones first.
+
+    What stands in the way of the others is what `choose_targets` says of them once the record names the new bookies.
+    Raises `NotEnoughBookies` when not even one of them can be replaced.
+    """
+    try:
+        return choose_targets(fragment, positions, candidates, exclude)
+    except NotEnoughBookies:
+        chosen: tuple[Replacement, ...] = ()
+        for position in positions if len(positions) > 1 else ():
+            with contextlib.suppress(NotEnoughBookies):
+                chosen = choose_targets(fragment, [*(each.position for each in chosen), position], candidates, exclude)
+        if not chosen:
+            raise
+        return chosen
+
+
+def replaced_in(fragment: Fragment, replacements: Sequence[Replacement]) -> Fragment:
+    """The fragment once the record names the new bookies."""
+    new = {each.position: each.new for each in replacements}
+    return replace(fragment, ensemble=tuple(new.get(at, bookie) for at, bookie in enumerate(fragment.ensemble)))
+
+
 def renewals(fragment: Fragment, positions: Sequence[int]) -> tuple[Replacement, ...]:
     """Bookies that stay where they are, and get again what they have lost."""
     members = fragment.ensemble
@@ -89,7 +119,8 @@ def repairs(
     lost: Collection[BookieId] = (),
 ) -> tuple[Replacement, ...]:
     """What makes an under-replicated fragment whole as far as it is known what it lacks: writable bookies that lost
-    entries get them again; those that cannot take them, and `lost` bookies, are replaced. Raises `NotEnoughBookies`.
+    entries get them again; those that cannot take them, and `lost` bookies, are replaced, as many of them as can be.
+    Raises `NotEnoughBookies` when there is nothing that can be done.
     """
     fragment = verdict.fragment
     members = fragment.ensemble
@@ -97,7 +128,13 @@ def repairs(
     missing = verdict.positions(ReplicaState.MISSING)
     renewed = [each for each in missing if members[each] in candidates and members[each] not in exclude]
     replaced = [each for each in verdict.bad_positions if each not in renewed and each not in unknown]
-    return (*renewals(fragment, renewed), *choose_targets(fragment, replaced, candidates, exclude))
+    try:
+        targets = choose_some_targets(fragment, replaced, candidates, exclude)
+    except NotEnoughBookies:
+        if not renewed:
+            raise
+        targets = ()
+    return (*renewals(fragment, renewed), *targets)
 
 
 def unknown_replicas(verdict: FragmentVerdict, lost: Collection[BookieId]) -> list[ReplicaVerdict]:

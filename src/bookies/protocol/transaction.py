@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from bookies.errors import LogNotFound, TransactionRefused
 from bookies.model import LedgerMetadata
-from bookies.protocol.log import LedgerEnd, Manifest, Written, appended, check_held
+from bookies.protocol.log import MIGRATED_FROM, LedgerEnd, Manifest, Written, appended, check_held
 
 RETENTION_MS = 30 * 24 * 3600 * 1000  # since an application's last transaction; then the list forgets it
 REPLAY_GRACE_MS = 10 * 60 * 1000  # a repetition of a committed transaction may be writing its ledgers just now
@@ -189,6 +189,7 @@ class Fate(enum.Enum):
 
     LISTED = "listed"
     YOUNG = "young"  # its transaction may still be under way
+    MIGRATED = "migrated"  # copied from another cluster, with the labels it has there: its migration may be under way
     GARBAGE = "garbage"
 
 
@@ -203,10 +204,14 @@ def fate(
     """Of a ledger that was written for the log with this list; None: there is no such log.
 
     A ledger that is not listed, of a transaction that was committed, is left from another attempt at it. Of one that
-    was not, nothing is known; a query that resumes writes it again, so after `orphan_grace_ms` it is garbage.
+    was not, nothing is known; a query that resumes writes it again, so after `orphan_grace_ms` it is garbage. A copy
+    from another cluster is no transaction's, whatever its labels say: a migration lists it, how much later nobody
+    knows, or somebody wanted that ledger alone; so it is never garbage, and a person decides.
     """
     if manifest is not None and metadata.ledger_id in (*manifest.ledger_ids, *manifest.deleting):
         return Fate.LISTED
+    if MIGRATED_FROM in metadata.custom_metadata:
+        return Fate.MIGRATED
     created = label(metadata, "created")
     age_ms = now_ms - (int(created) if created.isascii() and created.isdigit() else 0)
     is_over = False

@@ -14,7 +14,7 @@ is lost; for a repair it has to stay away for as long as workers, too, want to s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 from bookies.client.administration import Administration
 from bookies.client.ledger_lock import ledger_locked
 from bookies.client.metadata_loop import MetadataLoop
-from bookies.errors import BookKeeperError, ClientClosed, InvalidArgument, LedgerNotFound, MetadataError
+from bookies.errors import BookKeeperError, ClientClosed, InvalidArgument, LedgerLocked, LedgerNotFound, MetadataError
 from bookies.metadata.driver import MetadataDriver, Versioned
 from bookies.metadata.recovery_store import Mark
 from bookies.model import BookieId, LedgerMetadata
@@ -36,6 +36,7 @@ from bookies.replication.status import ProcessStatus, reports_on, taken_for_lost
 from bookies.runtime.ports import Runtime
 
 SEALING = "a lost bookie is among those that it writes to; sealing the ledger (--seal-open) ends the writer"
+TRIES = 3  # of a ledger that is marked again meanwhile
 UNSEEN = "it is not registered, and no process takes part in auto-recovery that would know for how long"
 
 
@@ -73,13 +74,18 @@ class Standing:
 
 
 class ByHand:
-    """`membership`: started, and stopped by whoever made it."""
+    """`membership`: started, and stopped by whoever made it. `on_trouble`: as of `MetadataLoop`."""
 
     def __init__(
-        self, runtime: Runtime, driver: MetadataDriver, administration: Administration, membership: Membership
+        self,
+        runtime: Runtime,
+        driver: MetadataDriver,
+        administration: Administration,
+        membership: Membership,
+        on_trouble: Callable[[MetadataError], None] | None = None,
     ) -> None:
         self._driver = driver
-        self._updating = partial(MetadataLoop, runtime, driver)
+        self._updating = partial(MetadataLoop, runtime, driver, on_trouble=on_trouble)
         self._administration = administration
         self._membership = membership
 
@@ -90,11 +96,11 @@ class ByHand:
         store = self._driver.recovery
         found = await self._administration.record(ledger_id)
         mark = await store.mark_of(ledger_id)
-        believed, has_witness = await self._believed(mark, lost)
-        circumstances = self._membership.circumstances([*believed, *lost])
+        believed, claimed, has_witness = await self._believed(mark, lost)
+        circumstances = self._membership.circumstances(believed, claimed, declared=lost)
         verdicts: Sequence[FragmentVerdict] = ()
         assessment, trouble = Assessment(), None
-        listed: Mapping[BookieId, bool] = {}
+        listed: list[BookieId] = []
         try:
             check = await self._administration.check_record(found, circumstances.registered, percentage=percentage)
         except (ClientClosed, LedgerNotFound, MetadataError):
@@ -102,8 +108,10 @@ class ByHand:
         except BookKeeperError as error:
             trouble = str(error)
         else:
-            listed = dict.fromkeys(self._membership.may_lack(() if mark is None else mark.replicas, None), False)
-            verdicts = await CloseLook(self._administration).at(found.metadata, check.fragments, listed)
+            named = self._membership.may_lack(() if mark is None else mark.replicas, None)
+            close_look = CloseLook(self._administration)
+            verdicts = await close_look.at(found.metadata, check.fragments, dict.fromkeys(named, False))
+            listed = list(close_look.bookies)
             assessment = assess(found.metadata, verdicts, circumstances)
             assessment.waits = _said(ledger_id, assessment.waits, has_witness)
         return Standing(
@@ -139,35 +147,51 @@ class ByHand:
         self._check_lost(lost)
         await self._administration.record(ledger_id)
         store, totals = self._driver.recovery, Totals()
-        mark = await store.mark_of(ledger_id)
-        believed, has_witness = await self._believed(mark, lost)
-        await self._membership.settle(believed)
 
         def grace(found: Versioned) -> float:
             return 0.0 if seals else UNLIMITED_S
 
-        # A mark that grows meanwhile stands for more, and stays.
-        async with ledger_locked(self._driver, ledger_id, owner, mark) as lock:
-            repair = LedgerRepair(
-                self._administration,
-                partial(self._updating, lock=lock),
-                lambda: self._membership.circumstances([*self._membership.long_away(believed), *lost]),
-                grace,
-                pace or Pace(None),
-                totals,
-                percentage,
-                may_lack=lambda: self._membership.may_lack(() if mark is None else mark.replicas, None),
-            )
-            outcome = await repair.run(ledger_id)
-            if outcome.state is RepairState.HEALTHY and mark is not None:
-                await store.done(lock)
+        for _ in range(TRIES):
+            mark = await store.mark_of(ledger_id)
+            believed, claimed, has_witness = await self._believed(mark, lost)
+            await self._membership.settle([*believed, *claimed])
+            async with ledger_locked(self._driver, ledger_id, owner, mark) as lock:
+                outcome = await LedgerRepair(
+                    self._administration,
+                    partial(self._updating, lock=lock),
+                    partial(self._circumstances, believed, claimed, lost),
+                    grace,
+                    pace or Pace(None),
+                    totals,
+                    percentage,
+                    # A mark that names nobody is one for the placement.
+                    repairs_placement=mark is not None and not mark.replicas,
+                    may_lack=partial(self._membership.may_lack, () if mark is None else mark.replicas, None),
+                ).run(ledger_id)
+                if outcome.state is not RepairState.HEALTHY or mark is None or await store.done(lock):
+                    break
+            # It was marked again meanwhile, perhaps for something else.
+        else:
+            raise LedgerLocked("others keep marking it; repeat it when that is over", ledger_id=ledger_id)
         outcome.waits = _said(ledger_id, outcome.waits, has_witness)
         return outcome, totals
 
-    async def _believed(self, mark: Mark | None, lost: Sequence[BookieId]) -> tuple[list[BookieId], bool]:
-        """Bookies that others take for lost, beside `lost`; and whether there is anybody who would know."""
+    async def _believed(
+        self, mark: Mark | None, lost: Sequence[BookieId]
+    ) -> tuple[list[BookieId], list[BookieId], bool]:
+        """Bookies that others take for lost, beside `lost`; those that only a mark names; and whether there is anybody
+        who would know."""
         seen = await witnesses(self._driver)
-        return [each for each in taken_for_lost(mark, seen) if each not in lost], bool(seen)
+        believed = [each for each in taken_for_lost(None, seen) if each not in lost]
+        claimed = [each for each in taken_for_lost(mark, ()) if each not in (*lost, *believed)]
+        return believed, claimed, bool(seen)
+
+    def _circumstances(
+        self, believed: Sequence[BookieId], claimed: Sequence[BookieId], lost: Sequence[BookieId]
+    ) -> Circumstances:
+        """As they are now, for a repair."""
+        long_away = self._membership.long_away
+        return self._membership.circumstances(long_away(believed), long_away(claimed), declared=lost)
 
     def _check_lost(self, lost: Collection[BookieId]) -> None:
         for bookie in lost:
@@ -184,7 +208,12 @@ def _said(ledger_id: int, waits: Sequence[Wait], has_witness: bool) -> list[Wait
             wait = wait._replace(reason=SEALING)
         elif wait.cause is Cause.BOOKIE and wait.bookie is not None:
             reason = wait.reason if has_witness else UNSEEN
-            way_out = f"if it will not come back: bk recovery repair {ledger_id} --lost {wait.bookie}"
-            wait = wait._replace(reason=f"{reason}; {way_out}")
+            wait = wait._replace(reason=f"{reason}; {_way_out(ledger_id, wait.bookie)}")
+        elif wait.cause is Cause.MAINTENANCE and wait.bookie is not None:
+            wait = wait._replace(reason=f"{wait.reason}; {_way_out(ledger_id, wait.bookie)}")
         found.append(wait)
     return found
+
+
+def _way_out(ledger_id: int, bookie: BookieId) -> str:
+    return f"if it will not come back: bk recovery repair {ledger_id} --lost {bookie}"

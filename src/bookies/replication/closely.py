@@ -23,6 +23,7 @@ class CloseLook:
     def __init__(self, administration: Administration, pace: Pace | None = None) -> None:
         self._administration = administration
         self._pace = pace
+        self.bookies: dict[BookieId, None] = {}  # that were asked
         self._complete: dict[tuple[int, BookieId], None] = {}  # by the first entry of the fragment
 
     async def at(
@@ -31,21 +32,22 @@ class CloseLook:
         """The verdicts of a check, with what a look at all entries of these registered bookies says.
 
         `bookies`: True: read every entry, which finds damage; False: their lists will do. Of fragments that may still
-        grow nothing is asked: entries may be on their way. Raises `ClientClosed`.
+        grow what is confirmed is asked for: an entry of it that is missing may be on its way, but the mark that may
+        stand for it must not go. Raises `ClientClosed`.
         """
         found = []
         for verdict in verdicts:
             replicas = list(verdict.replicas)
             for replica in verdict.replicas:
                 if self._is_due(verdict.fragment, replica, bookies):
-                    is_read = bookies[replica.bookie]
+                    self.bookies[replica.bookie], is_read = None, bookies[replica.bookie]
                     replicas[replica.position] = await self._replica(record, verdict.fragment, replica, is_read=is_read)
             found.append(verdict._replace(replicas=tuple(replicas)))
         return found
 
     def _is_due(self, fragment: Fragment, replica: ReplicaVerdict, bookies: Collection[BookieId]) -> bool:
         return (
-            fragment.is_finished
+            not fragment.is_doubtful
             and replica.bookie in bookies
             and replica.state is ReplicaState.OK
             and fragment.first_stored(replica.position) != INVALID_ENTRY_ID

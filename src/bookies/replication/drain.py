@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -44,9 +44,10 @@ from bookies.metadata.recovery_store import LedgerLock, Mark
 from bookies.model import BookieId
 from bookies.protocol.drain import Forecast, Portion, interleaved, portion_of
 from bookies.protocol.fragments import Fragment, fragments_on, is_stored_on
-from bookies.protocol.repair_work import Cause, RepairState, Wait
+from bookies.protocol.repair_work import Cause, Circumstances, RepairState, Wait
 from bookies.protocol.replicate import Pace
 from bookies.replication.membership import Membership
+from bookies.replication.outlast import Outlasting
 from bookies.replication.records import Coverage, records
 from bookies.replication.repair import UNLIMITED_S, LedgerRepair, Outcome, Totals, not_sealed
 from bookies.replication.status import ProcessStatus, taken_for_lost, witnesses
@@ -59,6 +60,7 @@ PERCENTAGE = 0  # of entries read by the check, beside the first and the last
 STATE_S = 5.0  # between two notes of how far it is
 STOP_S = 2.0  # for a last note, when it is interrupted
 AGAIN_S = 5.0  # before another look at ledgers that wait for something
+STORE_TRIES = 3  # for ledgers of which the store did not answer, though it does by now
 LOCKED = "whoever is repairing it"
 DELAY_S = RecoveryConfig().lost_bookie_delay_s  # where the store has none: nobody takes part in auto-recovery
 
@@ -108,7 +110,10 @@ class DrainPlan:
 
 @dataclass(frozen=True, slots=True)
 class DrainProgress:
-    """How far it is. `size_done`, `size`: bytes, estimated; `waits_for`: some ledgers that cannot be done now."""
+    """How far it is. `size_done`, `size`: bytes, estimated; `waits_for`: some ledgers that cannot be done now.
+
+    `trouble`: of the metadata store, since it answered last.
+    """
 
     ledgers_done: int
     ledgers: int
@@ -117,6 +122,7 @@ class DrainProgress:
     size: int
     remaining_s: float | None
     waits_for: Sequence[Blocked] = ()
+    trouble: str | None = None
 
 
 @dataclass(slots=True)
@@ -157,7 +163,8 @@ class Drain:
         seals: bool = False,
     ) -> None:
         self._driver = driver
-        self._updating = partial(MetadataLoop, runtime, driver)
+        self._outlasting = Outlasting(driver)
+        self._updating = partial(MetadataLoop, runtime, driver, on_trouble=self._outlasting.failed)
         self._bookie = bookie
         self._owner = owner
         self._pace = pace or Pace(None)
@@ -282,7 +289,8 @@ class Drain:
         self, plan: DrainPlan, report: Callable[[DrainProgress], None] | None = None, *, waits: bool = False
     ) -> DrainResult:
         """Empty it, after `begin`. Ends when it is empty; or when nothing but blocked ledgers is left, unless it
-        `waits` for what they wait for; or when somebody cancels it. Raises `MetadataError`; then begin again.
+        `waits` for what they wait for; or when somebody cancels it. A metadata store that is away is waited for, for
+        `outlast.AWAY_S`. Raises `MetadataError` then; the intent stays, and who begins again goes on.
         """
         loop = asyncio.get_running_loop()
         begun = loop.time()
@@ -292,7 +300,7 @@ class Drain:
         result = DrainResult()
         watching = loop.create_task(self._watch(forecast, result, report, begun))
         try:
-            await self._rounds(plan.portions, forecast, result, waits=waits)
+            await self._outlasting.run(lambda: self._rounds(self._left(), forecast, result, waits=waits))
         except asyncio.CancelledError:
             with contextlib.suppress(MetadataError, TimeoutError):
                 async with asyncio.timeout(STOP_S):
@@ -305,16 +313,22 @@ class Drain:
         result.entries, result.size = self._done.entries, self._done.size
         result.is_cancelled = self._is_cancelled
         result.marked = sorted(self._marked)
-        await self._note("it is empty" if result.is_empty else f"{len(result.blocked):,} ledgers are in the way")
+        end = "it is empty" if result.is_empty else f"{len(result.blocked):,} ledgers are in the way"
+        await self._outlasting.run(lambda: self._note(end))
         return result
+
+    def _left(self) -> list[Portion]:
+        return [each for ledger_id, each in self._total.items() if ledger_id not in self._finished]
 
     async def _rounds(
         self, portions: Sequence[Portion], forecast: Forecast, result: DrainResult, *, waits: bool
     ) -> None:
         loop = asyncio.get_running_loop()
-        todo = list(portions)
+        todo, tries = list(portions), 0
         while not self._is_cancelled:
+            await self._outlasting.unlock()
             self._witnesses = await witnesses(self._driver)
+            self._outlasting.trouble = None
             before, began = len(self._finished), loop.time()
             await self._work(interleaved(todo))
             left: dict[int, Portion] = {}
@@ -332,7 +346,10 @@ class Drain:
                 return
             result.blocked = [each for ledger_id in sorted(left) for each in self._blocked.get(ledger_id, ())]
             if len(self._finished) == before and all(ledger_id in self._blocked for ledger_id in left):
-                if not waits and not any(each.cause == LOCKED for each in result.blocked):
+                causes = {each.cause for each in result.blocked}
+                tries += Cause.STORE.value in causes
+                is_passing = LOCKED in causes or (Cause.STORE.value in causes and tries < STORE_TRIES)
+                if not waits and not is_passing:
                     return
                 await asyncio.sleep(AGAIN_S)
                 await self._membership.refresh(is_forced=True)
@@ -368,8 +385,9 @@ class Drain:
         store, ledger_id = self._driver.recovery, portion.ledger_id
         mark = await store.mark_of(ledger_id)
         is_marked = mark is not None
-        believed = taken_for_lost(mark, self._witnesses)
-        await self._membership.settle([each for each in believed if each != self._bookie])
+        believed = taken_for_lost(None, self._witnesses)
+        claimed = [each for each in taken_for_lost(mark, ()) if each not in (*believed, self._bookie)]
+        await self._membership.settle([each for each in (*believed, *claimed) if each != self._bookie])
         version = None if mark is None else mark.version  # A mark that grows meanwhile stands for more, and stays.
         lock = await store.lock(ledger_id, self._owner, needs_mark=is_marked, mark_version=version)
         if lock is None:
@@ -379,7 +397,7 @@ class Drain:
         totals = Totals()
         self._busy[ledger_id] = portion, totals
         try:
-            outcome = await self._repair(lock, portion, totals, believed, mark)
+            outcome = await self._repair(lock, portion, totals, (believed, claimed), mark)
             if outcome is None:
                 self._finish(portion)
             elif outcome.state is RepairState.HEALTHY and is_marked:
@@ -394,22 +412,29 @@ class Drain:
             self._busy.pop(ledger_id, None)
             self._done.entries += totals.entries
             self._done.size += totals.size
-            await store.unlock(lock)
+            await self._outlasting.unlock(lock)
 
     async def _repair(
-        self, lock: LedgerLock, portion: Portion, totals: Totals, believed: Sequence[BookieId], mark: Mark | None
+        self,
+        lock: LedgerLock,
+        portion: Portion,
+        totals: Totals,
+        believed: tuple[Sequence[BookieId], Sequence[BookieId]],
+        mark: Mark | None,
     ) -> Outcome | None:
-        """Raises `MetadataError`. None: the ledger is gone. `believed`: by others to be lost. `mark`: its own."""
+        """Raises `MetadataError`. None: the ledger is gone. `mark`: its own. `believed`: lost, as processes say, and as
+        only the mark does."""
         ledger_id = lock.ledger_id
         self._blocked.pop(ledger_id, None)
         repair = LedgerRepair(
             self._administration,
             partial(self._updating, lock=lock),
-            lambda: self._membership.circumstances([self._bookie, *self._membership.long_away(believed)]),
+            partial(self._circumstances, *believed),
             lambda found: 0.0 if self._may_seal(found) else UNLIMITED_S,
             self._pace,
             totals,
             PERCENTAGE,
+            repairs_placement=mark is not None and not mark.replicas,
             may_lack=lambda: self._named_by_mark(mark),
         )
         try:
@@ -431,10 +456,19 @@ class Drain:
             self._finish(portion)
         return outcome
 
+    def _circumstances(self, said: Sequence[BookieId], claimed: Sequence[BookieId]) -> Circumstances:
+        """`said`: by processes to be lost; `claimed`: only by a mark. Of bookies that are to be emptied this one comes
+        first."""
+        membership = self._membership
+        known = membership.circumstances(
+            membership.long_away(said), membership.long_away(claimed), declared=[self._bookie]
+        )
+        return replace(known, leaving=sorted(known.leaving, key=lambda each: each != self._bookie))
+
     def _named_by_mark(self, mark: Mark | None) -> dict[BookieId, bool]:
         """Of the bookies that a mark names, those that it may stand for beside the one that is emptied."""
         named = () if mark is None else mark.replicas
-        return self._membership.may_lack((each for each in named if each != self._bookie), None)
+        return self._membership.may_lack([each for each in named if each != self._bookie], None)
 
     def _may_seal(self, found: Versioned) -> bool:
         return self._seals and not found.metadata.is_closed and self._bookie in found.metadata.last_ensemble
@@ -496,11 +530,13 @@ class Drain:
         now = asyncio.get_running_loop().time()
         sizes = [each.size for ledger_id, each in self._total.items() if not self._waits(ledger_id)]
         forecast.set_work(len(sizes), sum(sizes))
-        ledgers_done = len(self._finished) + sum(shares)
-        remaining_s = forecast.remaining_s(ledgers_done, size_done, now, self._pace.spent(0, now))
+        remaining_s = forecast.remaining_s(len(self._finished) + sum(shares), size_done, now, self._pace.spent(0, now))
         waits_for = [blocked[0] for blocked in self._blocked.values()]
         size = sum(each.size for each in self._total.values())
-        return DrainProgress(len(self._finished), len(self._total), entries, size_done, size, remaining_s, waits_for)
+        ledgers_done, ledgers = len(self._finished), len(self._total)
+        return DrainProgress(
+            ledgers_done, ledgers, entries, size_done, size, remaining_s, waits_for, self._outlasting.trouble
+        )
 
     def _waits(self, ledger_id: int) -> bool:
         if ledger_id in self._finished or ledger_id in self._busy:

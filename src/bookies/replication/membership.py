@@ -91,14 +91,22 @@ class Membership:
         """Bookies that are to be emptied."""
         return list(self._notes.draining)
 
-    def circumstances(self, named: Iterable[BookieId] = (), claimed: Iterable[BookieId] = ()) -> Circumstances:
+    def circumstances(
+        self,
+        named: Iterable[BookieId] = (),
+        claimed: Iterable[BookieId] = (),
+        declared: Collection[BookieId] = (),
+    ) -> Circumstances:
         """What a repair has to know. `named`: by somebody who takes them for lost; if they are not registered now, nor
-        under maintenance, they are. `claimed`: likewise, but by marks alone."""
+        under maintenance, they are. `claimed`: likewise, but by marks alone. `declared`: by the operator who asks for
+        the repair, whose word counts for more than a maintenance that was announced before.
+        """
         self._look()
         now, registered = self._now(), self.registered
         away = self.absence.away
-        excused = [bookie for bookie in away if self.absence.is_excused(bookie, now)]
-        known = [bookie for bookie in (*self.absence.lost(now), *named) if bookie not in (*registered, *excused)]
+        excused = [each for each in away if self.absence.is_excused(each, now) and each not in declared]
+        named = *self.absence.lost(now), *named, *declared
+        known = [bookie for bookie in named if bookie not in (*registered, *excused)]
         only_claimed = [bookie for bookie in claimed if bookie not in (*registered, *excused, *known)]
         lost = dict.fromkeys([*known, *only_claimed])
         unwanted = {bookie: _why_avoided(note) for bookie, note in self._notes.by_bookie.items()}
@@ -131,11 +139,15 @@ class Membership:
                 claimed.append(bookie)
         return claimed
 
-    def may_lack(self, named: Iterable[BookieId], marked_ms: int | None) -> dict[BookieId, bool]:
+    def may_lack(
+        self, named: Collection[BookieId], marked_ms: int | None, seen: Mapping[BookieId, float] | None = None
+    ) -> dict[BookieId, bool]:
         """Of the bookies that a mark names: those that are registered and stay, for which it may stand for entries
         that they lack; and for each whether it may stand for anything else than that the bookie was away.
 
-        `marked_ms`: when the mark grew last, by the wall clock of whoever made it; None, 0: nobody knows.
+        `marked_ms`: when the mark grew last, by the wall clock of whoever made it; None, 0: nobody knows. Of several
+        bookies one may have been added much earlier, so each must have been away, too, when the mark was first `seen`
+        to name it, loop time.
         """
         self._look()
         when = self._now() + ((marked_ms or 0) - self._clock.wall_ms()) / 1000
@@ -144,7 +156,11 @@ class Membership:
         for bookie in named:
             if bookie in registered and bookie not in leaving:
                 began, ended = self._emptied.get(bookie, (when + 1, when + 1))
-                found[bookie] = not (self.absence.was_away_at(bookie, when) or began <= when <= ended)
+                was_away = self.absence.was_away_at(bookie, when)
+                if len(named) > 1:
+                    seen_at = None if seen is None else seen.get(bookie)
+                    was_away = was_away and seen_at is not None and self.absence.was_away_at(bookie, seen_at)
+                found[bookie] = not (was_away or began <= when <= ended)
         return found
 
     async def settle(self, bookies: Iterable[BookieId]) -> None:

@@ -46,6 +46,7 @@ from bookies.protocol.repair_work import (
     Wait,
     assess,
     judge_entry,
+    most_urgent_first,
 )
 from bookies.protocol.replicate import Pace
 from bookies.replication.closely import CloseLook
@@ -157,7 +158,12 @@ class LedgerRepair:
             if not jobs:
                 break
             update = self._updating(found)
-            for job, problems in zip(jobs, await self._work(jobs, update), strict=True):
+            outcomes = await self._work(jobs, update)
+            if (away := _store_of(outcomes)) is not None:  # Nothing can be learnt from it now, either.
+                losses = [each for problems in outcomes for each in problems if isinstance(each, Loss)]
+                left = Assessment([], [*assessment.waits, away], [*assessment.losses, *losses])
+                return Outcome(left.state, left.waits, left.losses, left.bookies)
+            for job, problems in zip(jobs, outcomes, strict=True):
                 losses = [each for each in problems if isinstance(each, Loss)]
                 known = [*known, *losses]
                 remains = not job.renewed and _untouched(job.fragment, job.replaced, losses)
@@ -228,7 +234,8 @@ class LedgerRepair:
         async def work() -> None:
             for index, job in waiting:
                 async with self._slots:
-                    outcomes[index] = await self._carry_out(job, update)
+                    if _store_of(outcomes) is None:
+                        outcomes[index] = await self._carry_out(job, update)
 
         await all_of(work() for _ in range(min(FRAGMENTS_AT_ONCE, len(jobs))))
         return outcomes
@@ -250,7 +257,7 @@ class LedgerRepair:
             if replaced and not nowhere:
                 await self._administration.replicate_fragment(
                     fragment,
-                    replaced,
+                    most_urgent_first(job.verdict, replaced, self._circumstances().leaving),
                     exclude=list(self._circumstances().unwanted),
                     pace=self._pace,
                     progress=self._counter(),
@@ -264,7 +271,7 @@ class LedgerRepair:
             return [Wait(Cause.STORE, fragment.first, fragment.last, None, str(error))]
         except NotEnoughBookies as error:
             reason = error.message + self._circumstances().left_out(fragment.ensemble)
-            return [Wait(Cause.TARGET, fragment.first, fragment.last, None, reason)]
+            return [*problems, Wait(Cause.TARGET, fragment.first, fragment.last, None, reason)]
         except BookKeeperError as error:
             return [*problems, await self._explained(fragment, error, found)]
         self._totals.fragments += not problems
@@ -359,6 +366,12 @@ class LedgerRepair:
         circumstances = self._circumstances()
         answers = await self._administration.ask_holders(found.metadata, entry_id, circumstances.registered)
         return judge_entry(fragment, entry_id, answers, circumstances)
+
+
+def _store_of(outcomes: Sequence[Sequence[Problem]]) -> Wait | None:
+    """What waits for the metadata store, if anything does."""
+    waits = [each for problems in outcomes for each in problems if isinstance(each, Wait)]
+    return next((each for each in waits if each.cause is Cause.STORE), None)
 
 
 def _untouched(fragment: Fragment, positions: Sequence[int], losses: Sequence[Loss]) -> tuple[int, ...]:

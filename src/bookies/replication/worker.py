@@ -318,7 +318,9 @@ class Worker:
             self._config.audit_verification_percentage,
             slots=self._slots,
             repairs_placement=self._config.recovery_repairs_placement,
-            may_lack=lambda: self._membership.may_lack(self._named.get(ledger_id, ()), marked_ms),
+            may_lack=lambda: self._membership.may_lack(
+                self._named.get(ledger_id, {}), marked_ms, self._named.get(ledger_id)
+            ),
         )
         before = self.reports.get(ledger_id)
         while True:

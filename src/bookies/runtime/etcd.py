@@ -64,7 +64,15 @@ class MadeAt:
     revision: int
 
 
-Condition = WrittenAt | MadeAt
+@dataclass(frozen=True, slots=True)
+class HeldBy:
+    """Condition: the key is there, and goes with this lease."""
+
+    key: str
+    lease: int
+
+
+Condition = WrittenAt | MadeAt | HeldBy
 
 
 @dataclass(frozen=True, slots=True)

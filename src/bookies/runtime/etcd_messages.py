@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bookies.kernels import protobuf
 from bookies.kernels.protobuf import Message, Schema, Value
-from bookies.runtime.etcd import Answer, Condition, Get, KeyValue, MadeAt, Only, Operation, Put
+from bookies.runtime.etcd import Answer, Condition, Get, HeldBy, KeyValue, MadeAt, Only, Operation, Put
 
 TRANSACT = "/etcdserverpb.KV/Txn"
 WATCH = "/etcdserverpb.Watch/Watch"
@@ -19,7 +19,7 @@ KEEP_LEASE = "/etcdserverpb.Lease/LeaseKeepAlive"
 REVOKE_LEASE = "/etcdserverpb.Lease/LeaseRevoke"
 AUTHENTICATE = "/etcdserverpb.Auth/Authenticate"
 
-_CREATE_REVISION, _MOD_REVISION = 1, 2  # what a comparison compares, with result 0: equal
+_CREATE_REVISION, _MOD_REVISION, _OF_LEASE = 1, 2, 4  # what a comparison compares, with result 0: equal
 
 _HEADER = Schema({"revision": (3, "int")})
 _KEY_VALUE = Schema(
@@ -33,7 +33,13 @@ _KEY_VALUE = Schema(
     }
 )
 _COMPARE = Schema(
-    {"target": (2, "int"), "key": (3, "bytes"), "create_revision": (5, "int"), "mod_revision": (6, "int")}
+    {
+        "target": (2, "int"),
+        "key": (3, "bytes"),
+        "create_revision": (5, "int"),
+        "mod_revision": (6, "int"),
+        "lease": (8, "int"),
+    }
 )
 _RANGE = Schema({"key": (1, "bytes"), "range_end": (2, "bytes"), "limit": (3, "int"), "keys_only": (8, "int")})
 _PUT = Schema({"key": (1, "bytes"), "value": (2, "bytes"), "lease": (3, "int")})
@@ -86,6 +92,8 @@ def pack_transaction(
 
 
 def _compare(condition: Condition) -> Message:
+    if isinstance(condition, HeldBy):
+        return [("target", _OF_LEASE), ("key", _key(condition.key)), ("lease", condition.lease)]
     is_made = isinstance(condition, MadeAt)
     target, name = (_CREATE_REVISION, "create_revision") if is_made else (_MOD_REVISION, "mod_revision")
     return [("target", target), ("key", _key(condition.key)), (name, condition.revision)]

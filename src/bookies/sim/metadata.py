@@ -28,7 +28,7 @@ from bookies.metadata.driver import (
 )
 from bookies.metadata.memory import MemoryDriver
 from bookies.metadata.recovery import SharedRecovery
-from bookies.metadata.recovery_store import RecoveryStore
+from bookies.metadata.recovery_store import LedgerLock, RecoveryStore
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
 from bookies.runtime.tasks import Tasks
 from bookies.sim.loop import SimLoop
@@ -285,9 +285,13 @@ class SimDriver(MetadataDriver):
         found = await self.call(lambda: self.inner.read_ledgers(ledger_ids))
         return [self._store.maybe_stale(each) if isinstance(each, Versioned) else each for each in found]
 
-    async def write_ledger(self, metadata: LedgerMetadata, expected_version: int) -> Versioned:
+    async def write_ledger(
+        self, metadata: LedgerMetadata, expected_version: int, lock: LedgerLock | None = None
+    ) -> Versioned:
         delays_s = self._store.on_update(self._host) if self._store.on_update is not None else (0.0, 0.0)
-        return await self.call(lambda: self.inner.write_ledger(metadata, expected_version), self._note_commit, delays_s)
+        return await self.call(
+            lambda: self.inner.write_ledger(metadata, expected_version, lock), self._note_commit, delays_s
+        )
 
     def _note_commit(self, written: Versioned) -> None:
         self._store.remember(written)

@@ -110,9 +110,21 @@ def _raw(numbers: pa.Array, width: int) -> bytes:
 # -- entries to columns ----------------------------------------------------------------------------------------------
 
 
-def malformed(entries: pa.Array) -> list[int]:
-    """The rows of a `binary` column without nulls that are no records of this version."""
-    return [row for row, is_wrong in enumerate(_malformed(entries, _Front(entries)).to_pylist()) if is_wrong]
+def malformed(entries: pa.Array, names: Sequence[str] = tuple(COLUMNS)) -> list[int]:
+    """The rows of a `binary` column without nulls that are no records of this version, as far as the columns go."""
+    wrong = [row for row, is_wrong in enumerate(_malformed(entries, _Front(entries)).to_pylist()) if is_wrong]
+    if "headers" not in names:
+        return wrong
+    left = set(range(len(entries))) - set(wrong)
+    return sorted({*wrong, *(row for row in left if not _has_good_headers(entries.slice(row, 1)))})
+
+
+def _has_good_headers(record: pa.Array) -> bool:
+    try:
+        decode(record, ("headers",))
+    except MetadataCorrupt:
+        return False
+    return True
 
 
 def decode(entries: pa.Array, names: Sequence[str] = tuple(COLUMNS)) -> dict[str, pa.Array]:

@@ -65,13 +65,17 @@ class Missing:
 
 @dataclass(frozen=True)
 class Extents:
-    """What can be read of the log or ledger `key`. `next_seq`: the number that the next extent will get."""
+    """What can be read of the log or ledger `key`. `next_seq`: the number that the next extent will get.
+
+    `token`: tells a log from others that had its name, or will have it; None for a ledger.
+    """
 
     key: Key
     pieces: Sequence[Piece]
     next_seq: int
     rows_truncated: int = 0
     is_envelope: bool = False
+    token: str | None = None
 
     @property
     def is_log(self) -> bool:
@@ -108,6 +112,19 @@ class Extents:
             if piece.seq == at[0] and piece.is_complete and at[1] > piece.last:
                 at = piece.seq + 1, 0
         return at
+
+    def placed(self, at: At) -> At:
+        """The one spelling of a position that somebody names. Raises `InvalidArgument`: it is behind what is there."""
+        for piece in self.pieces:
+            if piece.seq == at[0] and at[1] > piece.last + 1:
+                extent = f"extent {piece.seq} of {self}" if self.is_log else str(self)
+                so_far = "" if piece.is_complete else " so far"
+                raise InvalidArgument(
+                    f"{extent} has entries up to {piece.last}{so_far}: there is no entry {at[1]} to begin or end with"
+                )
+        if (found := self.normal(at)) > self.end:
+            raise InvalidArgument(f"{self} ends at {list(self.end)}: there is no {list(at)} to begin or end with")
+        return found
 
     def row_of(self, at: At) -> int:
         """The number of the row at a position, or of the first one behind it."""
@@ -146,8 +163,13 @@ class Extents:
         """Raises `InvalidArgument`."""
         for piece in self.pieces:
             if piece.ledger_id == position.ledger_id:
-                return self.normal((piece.seq, position.entry_id))
+                return self.placed((piece.seq, position.entry_id))
         raise InvalidArgument(f"position {position} is not in {self}: it was truncated, or is of another log")
+
+    def is_behind(self, at: At, position: Position) -> bool:
+        """Whether `at` is before a position in the log's own words, or that is in nothing that is listed."""
+        seq = next((piece.seq for piece in self.pieces if piece.ledger_id == position.ledger_id), None)
+        return seq is None or at < self.normal((seq, position.entry_id))
 
     def runs(self, start: At, end: At) -> Iterator[Run]:
         """The rows from `start` up to, not including, `end`. An end that was readable once is taken at its word."""

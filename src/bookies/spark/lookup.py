@@ -100,7 +100,7 @@ class Lookup:
             if not is_complete:
                 break  # What follows may not be read before this has its end.
         is_envelope = manifest.record_format == ENVELOPE
-        return Extents(name, tuple(pieces), manifest.next_seq, manifest.rows_truncated, is_envelope)
+        return Extents(name, tuple(pieces), manifest.next_seq, manifest.rows_truncated, is_envelope, manifest.token)
 
     async def _manifest(self, name: str) -> Manifest:
         if name not in self._logs:

@@ -6,9 +6,12 @@ Spark compares offsets as text, so keys are sorted and there are only integers a
     {"ledgers": {"17": 250}, "v": 1}              the next entry of each ledger
     {"at": "latest", "v": 1}                      before the first batch: where to begin, not resolved yet
     {"from": {...}, "logs": {...}, "v": 1}        the end of a batch that also says where it began
+    {"gone": {...}, "logs": {...}, "v": 1}        the end of a batch that also tells what was deleted
 
 An extent that was read to its end is spelled as the beginning of the next one. `from` says where those logs begin that
-the offset before did not have: all of them in the first batch, a new one of a pattern in a later one.
+the offset before did not have: all of them in the first batch, a new one of a pattern in a later one, one that was
+made again. `gone` says which do not exist any more, and where each ended when it was last seen: that far its rows are
+missing. `tokens`, which older versions did not write, tells each log from others of its name.
 
 Source: spark 3.6.
 """
@@ -29,15 +32,26 @@ Key = str | int  # a log by its name, or a ledger by its id
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """Where a query is in everything it reads. `origin`: where those began that the offset before did not have."""
+    """Where a query is in everything it reads. `origin`: where those began that the offset before did not have.
+
+    `tokens`: of the logs, those that are known. `gone`: where those ended that were deleted since the offset before.
+    """
 
     positions: Mapping[Key, At]
     origin: Mapping[Key, At] = field(default_factory=dict)
+    tokens: Mapping[Key, str] = field(default_factory=dict)
+    gone: Mapping[Key, At] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         content = _spelled(self.positions)
         if self.origin:
             content["from"] = _spelled(self.origin)
+        if self.gone:
+            content["gone"] = _spelled(self.gone)
+        if self.tokens:
+            content["tokens"] = {
+                str(key): token for key, token in sorted(self.tokens.items(), key=lambda each: str(each[0]))
+            }
         content["v"] = VERSION
         return dict(sorted(content.items()))
 
@@ -57,7 +71,11 @@ def parse(data: Mapping[str, Any]) -> Offset:
     """Raises `InvalidArgument` for what no version wrote, and for what a later one did."""
     if data.get("v") != VERSION:
         raise InvalidArgument(f'offset {json.dumps(data)}: this version of bookies reads those with "v": {VERSION}')
-    return Offset(_parsed(data), _parsed(data.get("from", {})))
+    tokens = data.get("tokens", {})
+    if not isinstance(tokens, Mapping):
+        raise InvalidArgument(f"offset {json.dumps(data)}: tokens are no object")
+    tokens = {str(name): str(token) for name, token in tokens.items()}
+    return Offset(_parsed(data), _parsed(data.get("from", {})), tokens, _parsed(data.get("gone", {})))
 
 
 def text(data: Mapping[str, Any]) -> str:

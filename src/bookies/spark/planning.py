@@ -10,7 +10,7 @@ from bookies.errors import BookKeeperError, LedgerNotFound, LogTruncated, NotCon
 from bookies.spark import plan, runtime
 from bookies.spark.extents import Extents, Missing
 from bookies.spark.lookup import Lookup
-from bookies.spark.offsets import At
+from bookies.spark.offsets import At, Key
 from bookies.spark.plan import Gap
 from bookies.spark.read import REMEDY, EntriesPartition
 from bookies.spark.settings import Settings
@@ -36,15 +36,19 @@ async def partitions(
     settings: Settings,
     parts: Sequence[tuple[Extents, At, At]],
     addresses: Mapping[str, tuple[str, int]],
+    gone: Sequence[Gap] = (),
 ) -> list[EntriesPartition]:
-    """Everything from one position up to the other of each log or ledger, each row once. Raises `LogTruncated`."""
-    gaps: list[Gap] = []
+    """Everything from one position up to the other of each log or ledger, each row once. Raises `LogTruncated`.
+
+    `gone`: what else is known to be missing.
+    """
+    gaps = list(gone)
     present: list[tuple[Extents, At, At]] = []
     for extents, start, end in parts:
         if (missing := extents.missing(start, end)) is not None:
             gap = gap_of(extents, missing)
             if settings.fails_on_loss:
-                raise loss_error(extents, gap)
+                raise loss_error(extents, gap, settings.cursor)
             gaps.append(gap)
             start = missing.until
         present.append((extents, start, end))
@@ -78,11 +82,27 @@ def gap_of(extents: Extents, missing: Missing) -> Gap:
     return Gap(str(extents.key), None, from_seq, from_entry, until_seq, until_entry, missing.rows, row, reason)
 
 
-def loss_error(extents: Extents, gap: Gap) -> LogTruncated:
+def gap_of_deleted(key: Key, start: At, end: At) -> Gap:
+    """The rows from `start` up to `end` of a log or ledger that does not exist any more."""
+    rows = end[1] - start[1] if start[0] == end[0] and start < end else None
+    reason = "deleted before it was read"
+    if isinstance(key, int):
+        return Gap(None, key, None, start[1], None, end[1], rows, None, reason)
+    return Gap(key, None, *start, *end, rows, None, reason)
+
+
+def loss_error(extents: Extents, gap: Gap, cursor: str | None = None) -> LogTruncated:
+    """`cursor`: the query's, if it has one: that was made, or put back, too late."""
+    remedy = (
+        f"Cursor {cursor} keeps what comes behind from now on; option failOnDataLoss=false goes on and tells the gap "
+        "in a row"
+        if cursor is not None
+        else REMEDY
+    )
     count = f"{gap.rows:,} rows" if gap.rows is not None else "rows"
     return LogTruncated(
         f"{extents}: {count} from [{gap.from_seq}, {gap.from_entry}] on were truncated before they were read; it "
-        f"begins at [{gap.until_seq}, {gap.until_entry}] (row {extents.row_of(extents.beginning):,}) now. {REMEDY}"
+        f"begins at [{gap.until_seq}, {gap.until_entry}] (row {extents.row_of(extents.beginning):,}) now. {remedy}"
     )
 
 

@@ -130,6 +130,22 @@ def where(options: Mapping[str, str], side: str, default: str) -> str:
     return OFFSETS + json.dumps(content, sort_keys=True)
 
 
+def check_named(at: str, chosen: Selection, side: str) -> None:
+    """Whether everything that `at` names is read, as far as that is known. Raises `InvalidArgument`."""
+    prefix = next((each for each in (TIMESTAMPS, OFFSETS) if at.startswith(each)), None)
+    if prefix is None or chosen.label is not None:
+        return
+    content = json.loads(at.removeprefix(prefix))
+    option = f"{side}Offsets{'ByTimestamp' if prefix == TIMESTAMPS else ''}"
+    parts = [content[part] for part in ("logs", "ledgers") if isinstance(content.get(part), dict)]
+    read = {str(key) for key in chosen.keys}
+    for name in (name for part in parts or [content] for name in part):
+        if name not in read and (chosen.pattern is None or re.fullmatch(chosen.pattern, name) is None):
+            raise InvalidArgument(
+                f"option {option} names {name}, which is not read: take it out, or add it to what is read"
+            )
+
+
 def time_of(at: str, key: Key) -> int | None:
     """Milliseconds since 1970, if `at` is a time. Raises `InvalidArgument` when it has none for this log."""
     if at.startswith(TIMESTAMP):
@@ -160,8 +176,8 @@ def at_of(at: str, extents: Extents) -> At:
             return extents.at_position(parse_position(value))
         if isinstance(value, list):
             seq, entry_id = value
-            return extents.normal((whole(seq), whole(entry_id)))
-        return extents.at_row(whole(value)) if extents.is_log else (0, whole(value))
+            return extents.placed((whole(seq), whole(entry_id)))
+        return extents.at_row(whole(value)) if extents.is_log else extents.placed((0, whole(value)))
     except (ValueError, TypeError) as error:
         if isinstance(error, InvalidArgument):
             raise

@@ -23,7 +23,7 @@ from bookies.spark.options import (
     seconds,
     whole_number,
 )
-from bookies.spark.selection import EARLIEST, LATEST, SELECTIONS, Selection, selection, where
+from bookies.spark.selection import EARLIEST, LATEST, SELECTIONS, Selection, check_named, selection, where
 
 BOTH = (
     *SELECTIONS, "table", "columns", "includeValue", "includeMetadata", "includeHeaders", "valueFormat", "valueSchema",
@@ -106,15 +106,20 @@ def settings(options: Mapping[str, str], *, is_stream: bool) -> Settings:
     tail_wait_ms = whole_number(options, "tailWaitMs", 100)
     if tail_wait_ms > TAIL_WAIT_MS_MAX:
         raise InvalidArgument(f"option tailWaitMs={tail_wait_ms}: at most {TAIL_WAIT_MS_MAX}, or stop() would wait")
+    uri = metadata_uri(options)  # Before what is read: who has lost all options is told how that came about.
+    chosen = selection(options)
+    ending = where(options, "ending", LATEST)
+    check_named(starting, chosen, "starting")
+    check_named(ending, chosen, "ending")
     read_ahead = number(options, "readAheadBytes", READ_AHEAD)
     cursor = options.get("cursor")
     return Settings(
-        uri=metadata_uri(options),
+        uri=uri,
         password=read_password(options),
         config=client_config(options, read_ahead_size=max(64 << 10, read_ahead // 4)),
-        selection=selection(options),
+        selection=chosen,
         starting=starting,
-        ending=where(options, "ending", LATEST),
+        ending=ending,
         strategy=choice(options, "startingOffsetsByTimestampStrategy", ("error", "latest")),
         size_max=number(options, "maxBytesPerPartition", plan.DEFAULT_PARTITION_SIZE),
         count_max=number(options, "maxRecordsPerPartition", 0) or None,

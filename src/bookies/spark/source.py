@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from bookies.errors import InvalidArgument
+from bookies.errors import InvalidArgument, LedgerNotFound, LogNotFound
 from bookies.spark import planning, pushdown, rows, runtime
 from bookies.spark.extents import Extents
 from bookies.spark.lookup import Lookup, resolved
 from bookies.spark.offsets import At
 from bookies.spark.options import flag
 from bookies.spark.read import EntriesPartition, RowReader, row_reader
-from bookies.spark.selection import LATEST
+from bookies.spark.selection import EARLIEST, LATEST
 from bookies.spark.settings import STREAM_ONLY, Settings, checked, settings
 
 if TYPE_CHECKING:
@@ -48,7 +48,12 @@ class BookKeeperDataSource(DataSource):
         ddl = rows.ddl_of(options)
         # Nothing tells `read` from `readStream` here; what only one of them takes, the other one refuses later.
         if not any(name in options for name in STREAM_ONLY) and options.get("startingOffsets") != LATEST:
-            self._planned = resolve(settings(options, is_stream=False))
+            chosen = settings(options, is_stream=False)
+            try:
+                self._planned = resolve(chosen)
+            except (LogNotFound, LedgerNotFound):
+                if chosen.fails_on_loss:  # Else a stream that knew it once goes on without it; `reader` refuses it.
+                    raise
         return ddl
 
     def reader(self, schema: Any) -> DataSourceReader:
@@ -153,9 +158,11 @@ async def _bounds(lookup: Lookup, chosen: Settings, extents: Extents) -> tuple[A
     now_ms = int(time.time() * 1000)
     start = await resolved(lookup, extents, chosen.starting, is_end=False, now_ms=now_ms, strategy=chosen.strategy)
     end = await resolved(lookup, extents, chosen.ending, is_end=True, now_ms=now_ms)
-    for at, name in ((start, "startingOffsets"), (end, "endingOffsets")):
-        if at > extents.end:
-            raise InvalidArgument(f"option {name}: {extents} ends at {list(extents.end)}, before {list(at)}")
+    if start > end and chosen.starting != EARLIEST:
+        raise InvalidArgument(
+            f"option endingOffsets: {extents} would end at {list(end)}, before it begins at {list(start)} by option "
+            "startingOffsets: exchange them"
+        )
     return start, end
 
 

@@ -8,8 +8,9 @@ Source: spark 3.6.
 from __future__ import annotations
 
 import logging
+import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -96,6 +97,7 @@ class _Planner:
         self._is_available_now = False
         self._resolved: dict[str, Positions] = {}  # what a symbolic offset meant when this process first met it
         self._seen: dict[Key, Extents] = {}
+        self._last: dict[tuple[Key, str | None], Extents] = {}  # also of what was deleted since, by key and token
         self._batch_at = time.monotonic()
         self._has_cursor: set[Key] = set()
 
@@ -104,24 +106,48 @@ class _Planner:
             self._lookup, self._addresses = await planning.opened(self._settings)
         return self._lookup
 
-    async def _extents(self, known: Positions) -> dict[Key, Extents]:
+    async def _extents(self, known: Positions, *, skips_missing: bool) -> dict[Key, Extents]:
         """What can be read now, of everything that the query reads. Ledgers are those that it began with."""
         lookup = await self._opened()
         chosen = self._settings.selection
         keys = list(known) if known and chosen.label is not None else await lookup.keys(chosen)
-        found = await lookup.extents(keys, skips_missing=bool(known))
-        gone = [key for key in known if key not in found]
-        if gone and self._settings.fails_on_loss:
-            raise _deleted(gone)
+        found = await lookup.extents(keys, skips_missing=skips_missing)
         self._seen = found
+        self._last |= {(key, extents.token): extents for key, extents in found.items()}
         return found
+
+    def _gone(self, known: Positions, tokens: Mapping[Key, str], found: Mapping[Key, Extents]) -> Positions:
+        """Which of the logs and ledgers do not exist any more, and where each ended, as far as this process saw it.
+
+        A log that was made again under its name is another one. Raises `LogNotFound` if that is not to be passed over.
+        """
+        gone: Positions = {}
+        for key, at in known.items():
+            if key in found and tokens.get(key, found[key].token) == found[key].token:
+                continue
+            if key not in found and not self._is_chosen(key):
+                continue
+            last = self._last.get((key, tokens.get(key)))
+            end = at if last is None else max(at, last.end)
+            if last is None or last.is_log or end > at or not last.pieces[-1].is_complete:
+                gone[key] = end  # Else it was a ledger that had been read to its end.
+        if gone and self._settings.fails_on_loss:
+            raise _deleted(list(gone))
+        return gone
+
+    def _is_chosen(self, key: Key) -> bool:
+        """Whether the options, which may have changed since the query began, mean it."""
+        chosen = self._settings.selection
+        if chosen.pattern is not None:
+            return isinstance(key, str) and re.fullmatch(chosen.pattern, key) is not None
+        return chosen.label is not None or key in chosen.keys
 
     # -- where ---------------------------------------------------------------------------------------------------
     async def _begin(self, at: str) -> Positions:
         """Where a query that has not begun begins."""
         if at not in self._resolved:
             lookup = await self._opened()
-            found = await self._extents({})
+            found = await self._extents({}, skips_missing=False)
             now_ms = int(time.time() * 1000)
             positions: Positions = {}
             for key, extents in found.items():
@@ -143,12 +169,15 @@ class _Planner:
 
     def head(self) -> dict[str, Any] | None:
         """Everything there was when this was last looked at."""
-        return Offset(self._heads(self._seen)).to_json() if self._seen else None
+        return Offset(self._heads(self._seen), tokens=_tokens(self._seen)).to_json() if self._seen else None
 
     async def prepare(self) -> None:
         """Remember where this run is to end."""
         self._is_available_now = True
-        self._target = self._heads(await planning.persistently(self._settings, lambda: self._extents({})))
+        # Whether something is missing that should not be is said by whoever knows where the query is.
+        skips_missing = not self._settings.fails_on_loss
+        found = await planning.persistently(self._settings, lambda: self._extents({}, skips_missing=skips_missing))
+        self._target = self._heads(found)
 
     # -- the next batch ------------------------------------------------------------------------------------------
     async def latest(self, start: dict[str, Any], is_all: bool) -> dict[str, Any]:
@@ -165,8 +194,11 @@ class _Planner:
 
     async def _latest(self, start: dict[str, Any], is_all: bool) -> dict[str, Any] | None:
         at = offsets.symbol(start)
-        known = await self._begin(at) if at is not None else dict(offsets.parse(start).positions)
-        found = await self._extents(known)
+        before = Offset(await self._begin(at)) if at is not None else offsets.parse(start)
+        known = dict(before.positions)
+        found = await self._extents(known, skips_missing=bool(known))
+        gone = self._gone(known, before.tokens, found)
+        known = {key: position for key, position in known.items() if key not in gone}
         positions = {key: known.get(key, extents.beginning) for key, extents in found.items()}
         origin = {key: position for key, position in positions.items() if at is not None or key not in known}
         await self._make_cursors(found, positions)
@@ -177,15 +209,16 @@ class _Planner:
             origin = {key: position for key, position in origin.items() if key in heads}
         heads = {key: max(head, positions[key]) for key, head in heads.items()}
         rows = {key: found[key].count(positions[key], head) for key, head in heads.items()}
-        if not is_all and self._has_to_wait(sum(rows.values())) and at is None:
+        if not is_all and self._has_to_wait(sum(rows.values())) and at is None and not gone:
             return None
         if not is_all:
             heads = await self._admitted(found, positions, heads, rows)
-        if at is None and heads == {key: known[key] for key in heads if key in known} and not origin:
+        if at is None and heads == {key: known[key] for key in heads if key in known} and not origin and not gone:
             return None
-        # Logs that are not looked at (deleted ones, those of a run with an older target) stay where they are.
+        # Logs that are not looked at (those of a run with an older target) stay where they are.
         kept = {key: position for key, position in known.items() if key not in heads and self._target is not None}
-        return Offset(kept | heads, origin).to_json()
+        tokens = {key: token for key, token in before.tokens.items() if key in kept} | _tokens(found, heads)
+        return Offset(kept | heads, origin, tokens, gone).to_json()
 
     def _has_to_wait(self, rows: int) -> bool:
         """For a fuller batch."""
@@ -239,23 +272,35 @@ class _Planner:
     async def _partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[EntriesPartition]:
         until = offsets.parse(end)
         begin = {} if offsets.symbol(start) is not None else offsets.parse(start).positions
+        begin = {**begin, **until.origin}
         lookup = await self._opened()
-        keys = [key for key in until.positions if begin.get(key, until.origin.get(key)) != until.positions[key]]
+        keys = [key for key in until.positions if begin.get(key) != until.positions[key]]
         found = await lookup.extents(keys, skips_missing=True)
-        if self._settings.fails_on_loss and len(found) < len(keys):
-            raise _deleted([key for key in keys if key not in found])
-        parts = [
-            (extents, begin.get(key, until.origin.get(key, extents.beginning)), until.positions[key])
-            for key, extents in found.items()
+        there = {
+            key: extents for key, extents in found.items() if until.tokens.get(key, extents.token) == extents.token
+        }
+        deleted = [key for key in keys if key not in there]
+        if self._settings.fails_on_loss and (deleted or until.gone):
+            raise _deleted([*deleted, *until.gone])
+        gone = [
+            planning.gap_of_deleted(key, begin.get(key, until.positions[key]), until.positions[key]) for key in deleted
         ]
+        if until.gone:
+            was = offsets.parse(start).positions
+            gone += [planning.gap_of_deleted(key, was.get(key, at), at) for key, at in until.gone.items()]
+        parts = [(extents, begin.get(key, extents.beginning), until.positions[key]) for key, extents in there.items()]
         self._addresses = await runtime.addresses_of(
             await runtime.worker().client(self._settings.uri, self._settings.config)
         )
-        return await planning.partitions(lookup, self._settings, parts, self._addresses)
+        return await planning.partitions(lookup, self._settings, parts, self._addresses, gone)
 
     # -- cursors -------------------------------------------------------------------------------------------------
     async def _make_cursors(self, found: Mapping[Key, Extents], positions: Positions) -> None:
-        """Where the query has none yet: from now on nothing that it has not read is truncated unless by force."""
+        """From now on nothing that the query has not read is truncated unless by force.
+
+        A cursor of that name may be another query's, or of an earlier life of this one: it is put back to where the
+        query is, if it is ahead of that. One that is behind is left until the next commit.
+        """
         if self._settings.cursor is None:
             return
         for key, extents in found.items():
@@ -263,18 +308,22 @@ class _Planner:
                 client = await runtime.worker().client(self._settings.uri, self._settings.config)
                 log = client.log(key, password=self._settings.password)
                 position = extents.position(positions[key])
-                if position is not None and self._settings.cursor not in await log.cursors():
+                if position is None:
+                    continue
+                cursor = (await log.cursors()).get(self._settings.cursor)
+                if cursor is None or extents.is_behind(positions[key], cursor.position):
                     await log.move_cursor(self._settings.cursor, position)
-                if position is not None:
-                    self._has_cursor.add(key)
+                self._has_cursor.add(key)
 
     async def commit(self, end: dict[str, Any]) -> None:
         """Move the cursors to what was processed. The checkpoint stays the truth: a failure is only noted."""
         client = await runtime.worker().client(self._settings.uri, self._settings.config)
         assert self._settings.cursor is not None
-        for key, at in offsets.parse(end).positions.items():
-            if isinstance(key, str) and key in self._seen:
-                position = self._seen[key].position(at)
+        until = offsets.parse(end)
+        for key, at in until.positions.items():
+            seen = self._seen.get(key)
+            if isinstance(key, str) and seen is not None and until.tokens.get(key, seen.token) == seen.token:
+                position = seen.position(at)
                 try:
                     if position is not None:
                         log = client.log(key, password=self._settings.password)
@@ -283,9 +332,19 @@ class _Planner:
                     _logger.warning("cursor %s of log %s stays behind: %s", self._settings.cursor, key, error)
 
 
+def _tokens(found: Mapping[Key, Extents], keys: Collection[Key] | None = None) -> dict[Key, str]:
+    """Those of the logs, or of some of them."""
+    return {
+        key: extents.token
+        for key, extents in found.items()
+        if extents.token is not None and (keys is None or key in keys)
+    }
+
+
 def _deleted(keys: list[Key]) -> BookKeeperError:
     names = ", ".join(f"log {key}" if isinstance(key, str) else f"ledger {key}" for key in keys)
     kind = LogNotFound if isinstance(keys[0], str) else LedgerNotFound
     return kind(
-        f"{names}: deleted while the query reads it. With option failOnDataLoss=false the query goes on without it"
+        f"{names}: deleted while the query reads it (a log that has its name now is another one). With option "
+        "failOnDataLoss=false the query goes on, and tells in a row what it has not read"
     )

@@ -197,6 +197,17 @@ def check_part(directory: str, ledger_id: int, part: Part) -> None:
         raise ReadFailed(f"{path} cannot be read back as it was written: {error}", ledger_id=ledger_id) from error
 
 
+def lost_parts(directory: str, parts: Sequence[Part]) -> list[str]:
+    """Those files that are not there, or not of the size that they were written with. Raises OSError."""
+    system, path = system_of(directory)
+    found = system.get_file_info([f"{path}/{part.file}" for part in parts]) if parts else []
+    return [
+        part.file
+        for part, info in zip(parts, found, strict=True)
+        if info.type is not pa.fs.FileType.File or info.size != part.size
+    ]
+
+
 def index_of(ledger_id: int, attempt: str, parts: Sequence[Part]) -> tuple[Index, Content]:
     """The index of a copy, and what it comes to. Raises ValueError unless the parts follow each other from entry 0."""
     content = Content()
@@ -244,9 +255,18 @@ def attempts(to: str, cluster: str) -> Iterator[Attempt]:
             continue
         for each in system.get_file_info(pa.fs.FileSelector(ledger.path)):
             if each.type is pa.fs.FileType.Directory:
-                inside = system.get_file_info(pa.fs.FileSelector(each.path))
-                changed = [one.mtime_ns or 0 for one in [each, *inside]]
-                yield Attempt(int(number), each.base_name, each.path, max(changed) / 1e9)
+                yield Attempt(int(number), each.base_name, each.path, _changed_s(system, each))
+
+
+def _changed_s(system: Any, directory: Any) -> float:
+    inside = system.get_file_info(pa.fs.FileSelector(directory.path, allow_not_found=True))
+    return max(one.mtime_ns or 0 for one in [directory, *inside]) / 1e9
+
+
+def is_changed(to: str, attempt: Attempt) -> bool:
+    """Whether somebody has written to it, or deleted it, since it was found. Raises OSError."""
+    system, _ = system_of(to)
+    return _changed_s(system, system.get_file_info(attempt.path)) != attempt.changed_s
 
 
 def delete_attempt(to: str, attempt: Attempt) -> None:

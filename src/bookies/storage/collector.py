@@ -72,6 +72,7 @@ class Collector:
         self._is_running = False
         self._wanted = asyncio.Event()
         self._is_forced = False
+        self._with_surplus = False
         self._is_suspended = False
         self._compaction_wanted: Compaction | None = None
         now = runtime.clock.monotonic()
@@ -113,18 +114,19 @@ class Collector:
                     await asyncio.sleep(RECHECK_S)
                     continue
             is_forced, self._is_forced = self._is_forced, False
+            with_surplus, self._with_surplus = self._with_surplus, False
             waiters, self._waiters = self._waiters, []
-            await self._supervise(self._run_once(is_forced=is_forced))
+            await self._supervise(self._run_once(is_forced=is_forced, with_surplus=with_surplus))
             self.run_count += 1
             for future in waiters:
                 if not future.done():
                     future.set_result(None)
 
-    async def _run_once(self, *, is_forced: bool) -> None:
+    async def _run_once(self, *, is_forced: bool, with_surplus: bool) -> None:
         if is_forced:
             self._logs.set_aside.clear()
         is_recovered = await self._guard("interrupted compactions", self._removing(self._compactor.recover))
-        await self._guard("ledgers", self._ledgers.collect(is_forced=is_forced))
+        await self._guard("ledgers", self._ledgers.collect(is_forced=is_forced, with_surplus=with_surplus))
         if self._due() is Compaction.MAJOR:
             threshold = self._config.major_compaction_threshold
             await self._guard("active entry log", self._parts.checkpointer.roll_log(threshold))
@@ -243,10 +245,12 @@ class Collector:
         self._wanted.set()
 
     # -- what operators ask --------------------------------------------------------------------------------------
-    async def collect(self, *, is_forced: bool, is_awaited: bool) -> None:
-        """Run now, or as soon as the present run has ended; `is_forced`: an implausible number of ledgers may go."""
+    async def collect(self, *, is_forced: bool, is_awaited: bool, with_surplus: bool = False) -> None:
+        """Run now, or as soon as the present run has ended. `is_forced`: an implausible number of ledgers may go.
+        `with_surplus`: copies that no record names go at once."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._is_forced = self._is_forced or is_forced
+        self._with_surplus = self._with_surplus or with_surplus
         self._waiters.append(future)
         self._wanted.set()
         if is_awaited:

@@ -92,25 +92,32 @@ class LedgerCollection:
         ] = {}  # (ledger, since) -> monotonic clock when first seen in quarantine
         self._records_due = runtime.clock.monotonic() + RECORDS_S
 
-    async def collect(self, *, is_forced: bool) -> None:
-        """One pass. Raises: MetadataError, StorageError, OSError; what was not decided by then is kept."""
+    async def collect(self, *, is_forced: bool, with_surplus: bool = False) -> None:
+        """One pass. `with_surplus`: closed ledgers whose records do not name this bookie go now, without a quarantine.
+
+        Raises: MetadataError, StorageError, OSError; what was not decided by then is kept.
+        """
         local = sorted(self._index.ledger_ids())
         await self._check_instance()
         missing, reappeared = await self._compare(local)
         self._events.info("gc.compared", ledgers=len(local), missing=len(missing))
         garbage = [each for each in missing if self._removals.get(each) is None and await self._is_gone(each)]
-        surplus = await self._find_surplus(local, is_forced=is_forced)
+        surplus = await self._find_surplus(local, is_forced=is_forced, with_surplus=with_surplus)
         if is_implausible(len(garbage) + len(surplus), len(local), self._config.gc_share_max) and not is_forced:
             self.alarm = (
                 f"{len(garbage) + len(surplus):,} of {len(local):,} ledgers are not in the metadata any more; nothing "
-                "was removed. If that is right: bk bookie gc --force"
+                f"was removed. If that is right: bk bookie gc{' --surplus' if with_surplus else ''} --force"
             )
             self._events.error("gc.implausible", missing=len(garbage), surplus=len(surplus), ledgers=len(local))
             return
         self.alarm = None
         now_ms = self._clock.wall_ms()
         await self._removals.quarantine(garbage, RemovalState.QUARANTINED, now_ms)
-        await self._removals.quarantine(surplus, RemovalState.SURPLUS, now_ms)
+        if with_surplus:
+            leaving = self._removals.in_state(RemovalState.SURPLUS)
+            await self._delete_surplus([*surplus, *leaving], now_ms)
+        else:
+            await self._removals.quarantine(surplus, RemovalState.SURPLUS, now_ms)
         if garbage or surplus:
             self._events.info("gc.quarantined", ledgers=len(garbage), surplus=len(surplus))
         await self.lift(reappeared)
@@ -186,13 +193,15 @@ class LedgerCollection:
             self._events.error("gc.ledger_lost", ledger=ledger_id, consequence="its index is built from the entry logs")
             await self._index.look_for(ledger_id)
 
-    async def _find_surplus(self, local: Sequence[int], *, is_forced: bool) -> list[int]:
+    async def _find_surplus(self, local: Sequence[int], *, is_forced: bool, with_surplus: bool) -> list[int]:
         """Closed ledgers without this bookie for long enough, and those whose entries are kept elsewhere.
+
+        `with_surplus`: the former however long.
 
         Every record is read for that, so without a limit for the former only now and then.
         """
         now = self._clock.monotonic()
-        if not (self._config.gc_surplus_ms or is_forced or now >= self._records_due):
+        if not (self._config.gc_surplus_ms or is_forced or with_surplus or now >= self._records_due):
             return []
         self._records_due = now + RECORDS_S
         since: dict[int, float] = {}
@@ -204,7 +213,7 @@ class LedgerCollection:
                 continue
             if metadata is None:
                 continue
-            if is_given_up(metadata):
+            if is_given_up(metadata) or (with_surplus and is_surplus(metadata, self._bookie)):
                 found.append(ledger_id)
             elif self._config.gc_surplus_ms and is_surplus(metadata, self._bookie):
                 since[ledger_id] = self._surplus_since.get(ledger_id, now)
@@ -265,8 +274,7 @@ class LedgerCollection:
                 due.append(ledger_id)
         for start in range(0, len(due), BATCH):
             await self._delete(due[start : start + BATCH], now_ms)
-        for start in range(0, len(surplus), LOCKED_BATCH):
-            await self._delete_surplus(surplus[start : start + LOCKED_BATCH], now_ms)
+        await self._delete_surplus(surplus, now_ms)
         deleted_before = self._removals.in_state(RemovalState.DELETED)
         await self._removals.forget(
             [each for each, removal in deleted_before.items() if now_ms - removal.since_ms > REMEMBERED_MS]
@@ -274,25 +282,31 @@ class LedgerCollection:
 
     async def _delete_surplus(self, ledger_ids: Sequence[int], now_ms: int) -> None:
         """Delete those that can be locked, and that are still not wanted here then; the others have time."""
-        store = self._records.recovery
-        locks: dict[int, Any] = {}
-        try:
-            for ledger_id in ledger_ids:
-                await self._throttle.take(1)
-                try:
-                    async with asyncio.timeout(METADATA_S):
-                        lock = await store.lock(ledger_id, self._bookie, needs_mark=False)
-                except (MetadataError, TimeoutError):
-                    continue
-                if lock is not None:
-                    locks[ledger_id] = lock
-            await self.lift(locks)
-            due = [each for each in locks if self._removals.get(each) is not None and await self.is_unwanted(each)]
-            if due:
-                await self._delete(due, now_ms)
-        finally:
-            for lock in locks.values():
-                await store.unlock(lock)
+        for start in range(0, len(ledger_ids), LOCKED_BATCH):
+            locks: dict[int, Any] = {}
+            try:
+                await self._lock(ledger_ids[start : start + LOCKED_BATCH], locks)
+                await self.lift([each for each in locks if self._removals.get(each) is not None])
+                due = [each for each in locks if await self.is_unwanted(each)]
+                new = [each for each in due if self._removals.get(each) is None]
+                await self._removals.quarantine(new, RemovalState.SURPLUS, now_ms)
+                if due:
+                    await self._delete(due, now_ms)
+            finally:
+                for lock in locks.values():
+                    await self._records.recovery.unlock(lock)
+
+    async def _lock(self, ledger_ids: Sequence[int], locks: dict[int, Any]) -> None:
+        """Add the locks of those that nobody else has."""
+        for ledger_id in ledger_ids:
+            await self._throttle.take(1)
+            try:
+                async with asyncio.timeout(METADATA_S):
+                    lock = await self._records.recovery.lock(ledger_id, self._bookie, needs_mark=False)
+            except (MetadataError, TimeoutError):
+                continue
+            if lock is not None:
+                locks[ledger_id] = lock
 
     async def _delete(self, ledger_ids: Sequence[int], now_ms: int) -> None:
         deleted = await self._removals.delete(ledger_ids, now_ms)

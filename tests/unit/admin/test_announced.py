@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from bookies.admin.announced import FRESH_MS, announced_facts, announced_text, state_text
 from bookies.admin.common import print_table, time_text, visible
-from bookies.admin.drain import _stopped
+from bookies.admin.drain import _carry_out, _stopped
+from bookies.errors import MetadataError
 from bookies.metadata.bookie_notes import Maintenance, Note
 from bookies.model import BookieId
-from bookies.replication.drain import DrainPlan
+from bookies.replication.drain import DrainPlan, DrainProgress
 
 NOW_MS = 1_700_000_000_000
 
@@ -35,6 +41,25 @@ def test_who_interrupts_a_drain_hears_what_goes_on() -> None:
     assert "Nobody goes on" in alone
     assert "2 processes of auto-recovery go on emptying b3 in the background" in helped
     assert "recovery_rate_size" in helped
+
+
+def test_a_drain_that_the_metadata_store_ends_says_what_remains(capsys: pytest.CaptureFixture[str]) -> None:
+    class Ended:
+        async def begin(self) -> None:
+            return
+
+        async def run(self, plan: DrainPlan, report: Callable[[DrainProgress], None], *, waits: bool) -> None:
+            for _ in range(3):
+                report(DrainProgress(1, 9, 3, 30, 90, None, (), "no server has answered"))
+            raise MetadataError("no server has answered")
+
+    drain: Any = Ended()
+    with pytest.raises(MetadataError):
+        asyncio.run(_carry_out(drain, DrainPlan(BookieId("b3"), "writable"), {}, Namespace(json=False, wait=False)))
+    said = capsys.readouterr().err
+    assert said.count("the metadata store does not answer, and is asked again: no server has answered") == 1
+    assert "Writers go on avoiding b3: `bk bookie drain b3` goes on with it here" in said
+    assert "--cancel" in said
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ def endpoint(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     [
         (["gc"], "gc", {"force": False, "wait": False}),
         (["gc", "--force", "--wait", "--bookie", "b1"], "gc", {"force": True, "wait": True}),
+        (["gc", "--surplus"], "gc", {"force": False, "wait": False, "surplus": True}),
         (["gc", "--suspend"], "suspend", {"suspended": True}),
         (["gc", "--resume"], "suspend", {"suspended": False}),
         (["compact"], "compact", {"kind": "minor", "wait": False}),
@@ -89,7 +90,7 @@ def test_each_verb_is_a_call(
 
 
 def test_a_suspension_says_one_thing_only(endpoint: Endpoint, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--suspend", "--wait"], ["--resume", "--force"]):
+    for words in (["--suspend", "--wait"], ["--resume", "--force"], ["--resume", "--surplus"]):
         assert main(["bookie", "gc", *words]) == 2
         assert "in a call of its own" in capsys.readouterr().err
     with pytest.raises(SystemExit):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bookies.client.metadata_loop import FAILURES_MAX, MetadataLoop
+from bookies.client.metadata_loop import FAILURES_MAX, PATIENCE_S, MetadataLoop, repeated
 from bookies.errors import BookKeeperError, LedgerNotFound, MetadataCorrupt, MetadataError, VersionConflict
 from bookies.metadata.driver import Versioned
 from bookies.model import BookieId, LedgerMetadata, LedgerState
@@ -44,7 +44,7 @@ class ScriptedStore:
             raise answer
         return answer or self.now
 
-    async def write_ledger(self, metadata: LedgerMetadata, expected_version: int) -> Versioned:
+    async def write_ledger(self, metadata: LedgerMetadata, expected_version: int, lock: object = None) -> Versioned:
         await asyncio.sleep(0)
         self.writes.append((metadata, expected_version))
         if self.before_write and (act := self.before_write.pop(0)):
@@ -182,6 +182,67 @@ def test_store_that_stays_away() -> None:
         assert len(store.writes) <= FAILURES_MAX
 
     assert play(act) > 0.5
+
+
+class SlowStore(ScriptedStore):
+    """Each call fails, after ten seconds, until it is back."""
+
+    is_away = True
+    tries = 0
+
+    async def read_ledger(self, ledger_id: int) -> Versioned:
+        await self.wait()
+        return await super().read_ledger(ledger_id)
+
+    async def write_ledger(self, metadata: LedgerMetadata, expected_version: int, lock: object = None) -> Versioned:
+        await self.wait()
+        return await super().write_ledger(metadata, expected_version)
+
+    async def wait(self) -> None:
+        self.tries += 1
+        if self.is_away:
+            await asyncio.sleep(10)
+            raise MetadataError("no server has answered for 10 s")
+
+
+def slow(act: Callable[[SlowStore, Any], Coroutine[Any, Any, None]]) -> float:
+    return play(lambda store, _: act(SlowStore(FRESH), _._runtime))
+
+
+def test_a_store_that_answers_late_is_given_up_after_so_long_and_not_after_so_many_tries() -> None:
+    """At least two of them, and whoever can say so to people is told at the first."""
+
+    async def act(store: SlowStore, runtime: Any) -> None:
+        told: list[float] = []
+        clock = asyncio.get_running_loop().time
+        driver: Any = store
+        loop = MetadataLoop(runtime, driver, store.now, on_trouble=lambda error: told.append(clock()))
+        first, second = (asyncio.create_task(loop.update(c_failed, replace_c)) for _ in range(2))
+        await asyncio.wait([first, second])
+        for each in (first, second):
+            with pytest.raises(MetadataError, match="10 s"):
+                each.result()
+        assert PATIENCE_S <= clock() < PATIENCE_S + 2, "and who waited behind it does not begin anew"
+        assert (told, store.tries) == ([10], 2)
+        store.is_away = False
+        await loop.update(c_failed, replace_c)
+        assert not c_failed(store.now.metadata)
+        store.is_away = True
+        with pytest.raises(MetadataError):
+            await repeated(runtime, lambda: store.read_ledger(7))
+        assert clock() < 2 * (PATIENCE_S + 2)
+
+    slow(act)
+
+
+def test_a_single_failure_is_never_enough_however_long_it_took() -> None:
+    async def act(store: SlowStore, runtime: Any) -> None:
+        driver: Any = store
+        asyncio.get_running_loop().call_later(10.001, setattr, store, "is_away", False)
+        await MetadataLoop(runtime, driver, store.now).update(c_failed, replace_c)
+        assert not c_failed(store.now.metadata)
+
+    slow(act)
 
 
 def test_store_that_comes_back() -> None:

@@ -262,9 +262,9 @@ def test_announced_before_anybody_is_fenced() -> None:
         announced = False
         write = stage.driver.write_ledger
 
-        async def spy(metadata: LedgerMetadata, expected_version: int) -> Versioned:
+        async def spy(metadata: LedgerMetadata, expected_version: int, *rest: Any) -> Versioned:
             nonlocal announced
-            written = await write(metadata, expected_version)
+            written = await write(metadata, expected_version, *rest)
             announced = announced or metadata.state is LedgerState.IN_RECOVERY
             return written
 
@@ -617,11 +617,11 @@ def test_killed_at_any_step_and_repeated(quorums: str) -> None:
         stage.pool["b"].refuses_adds = errors.WriteFailed
         write = stage.driver.write_ledger
 
-        async def spy(metadata: LedgerMetadata, expected_version: int) -> Versioned:
+        async def spy(metadata: LedgerMetadata, expected_version: int, *rest: Any) -> Versioned:
             before = await stage.record(metadata.ledger_id)
             problem = illegality(before, metadata, Author.RECOVERY)
             assert problem == "", problem
-            return await write(metadata, expected_version)
+            return await write(metadata, expected_version, *rest)
 
         stage.driver.write_ledger = spy  # type: ignore[method-assign]
         task = asyncio.create_task(stage.recover(ledger.ledger_id))
@@ -701,9 +701,9 @@ def test_already_announced_is_not_announced_again() -> None:
         commits: list[LedgerMetadata] = []
         write = stage.driver.write_ledger
 
-        async def spy(metadata: LedgerMetadata, expected_version: int) -> Versioned:
+        async def spy(metadata: LedgerMetadata, expected_version: int, *rest: Any) -> Versioned:
             commits.append(metadata)
-            return await write(metadata, expected_version)
+            return await write(metadata, expected_version, *rest)
 
         stage.driver.write_ledger = spy  # type: ignore[method-assign]
         await stage.recover(ledger.ledger_id)

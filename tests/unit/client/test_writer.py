@@ -862,11 +862,11 @@ def test_legal_transitions_only() -> None:
         commits: list[LedgerMetadata] = []
         write = stage.driver.write_ledger
 
-        async def spy(metadata: LedgerMetadata, expected_version: int) -> Any:
+        async def spy(metadata: LedgerMetadata, expected_version: int, *rest: Any) -> Any:
             before = await stage.record(metadata.ledger_id)
             assert illegality(before, metadata, Author.WRITER) == ""
             commits.append(metadata)
-            return await write(metadata, expected_version)
+            return await write(metadata, expected_version, *rest)
 
         stage.driver.write_ledger = spy  # type: ignore[method-assign]
         async with await stage.create() as ledger:

@@ -28,6 +28,7 @@ from bookies.protocol.repair_work import (
     assess,
     fewest_left,
     judge_entry,
+    most_urgent_first,
 )
 
 A, B, C, D, E = (BookieId(name) for name in "abcde")
@@ -76,9 +77,10 @@ def assessed(
     away: Collection[BookieId] = (),
     excused: Collection[BookieId] = (),
     leaving: Collection[BookieId] = (),
+    claimed: Collection[BookieId] = (),
 ) -> Assessment:
     registered = [each for each in (A, B, C, D, E) if each not in (*lost, *away, *excused)]
-    circumstances = Circumstances(registered, lost, excused, leaving)
+    circumstances = Circumstances(registered, lost, excused, leaving, claimed=claimed)
     record = record_of(verdict.fragment.ensemble, is_closed=verdict.fragment.is_finished)
     return assess(record, [verdict], circumstances)
 
@@ -126,6 +128,15 @@ def test_a_bookie_that_is_to_be_emptied_is_replaced_though_it_is_well() -> None:
     assert (job.renewed, job.replaced, job.good) == ((), (2,), 3)
 
 
+def test_lost_replicas_come_before_those_that_leave_and_the_fewest_first() -> None:
+    verdict = verdict_of({}, ensemble=(A, B, C, D, E), write_quorum=2, away=[C, D])
+    assert most_urgent_first(verdict, [0, 2, 3, 4], [E, A]) == [2, 3, 4, 0]
+    assert most_urgent_first(verdict, [0, 1], [A, B]) == [1, 0], "an entry of b has one good replica"
+    assert most_urgent_first(verdict_of({}), [0, 2, 1], [C, A]) == [2, 0, 1], "as those are named"
+    worse = verdict_of({}, ensemble=(A, B, C, D, E), write_quorum=3, away=[A, D, E], last=0)
+    assert most_urgent_first(worse, [4, 3, 0]) == [4, 3, 0], "they hold nothing but the first"
+
+
 def test_a_fragment_is_worked_on_though_another_replica_is_not_known() -> None:
     found = assessed(verdict_of({C: TIMEOUT}, away=[B]), lost=[B])
     assert [job.replaced for job in found.jobs] == [(1,)]
@@ -152,6 +163,20 @@ def test_what_somebody_may_have_is_not_lost() -> None:
     assert found.state is RepairState.WAITING
     assert [wait.bookie for wait in found.waits] == [C]
     assert not found.jobs  # Nobody could deliver anything.
+
+
+def test_what_is_lost_by_a_mark_alone_is_waited_for() -> None:
+    """It is enough for a copy, and not for saying that entries are nowhere."""
+    found = assessed(verdict_of({}, away=[A, B, C]), lost=[A, B, C], claimed=[C])
+    assert (found.state, found.losses, found.jobs) == (RepairState.WAITING, [], [])
+    assert [(wait.cause, wait.bookie) for wait in found.waits] == [(Cause.BOOKIE, C)]
+    found = assessed(verdict_of({}, away=[C]), lost=[C], claimed=[C])
+    assert [job.replaced for job in found.jobs] == [(2,)]
+    assert not found.waits
+    answers = [(A, NO_ENTRY), (B, NO_ENTRY), (C, BookieUnreachable("gone"))]
+    judged = judge_entry(FRAGMENT, 4, answers, Circumstances([A, B], [C], claimed=[C]))
+    assert isinstance(judged, Wait)
+    assert (judged.cause, judged.bookie) == (Cause.BOOKIE, C)
 
 
 def test_of_a_striped_fragment_every_write_set_counts() -> None:

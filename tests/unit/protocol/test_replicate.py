@@ -24,9 +24,11 @@ from bookies.protocol.replicate import (
     Replacement,
     Swap,
     check_finished,
+    choose_some_targets,
     choose_targets,
     renewals,
     repairs,
+    replaced_in,
 )
 from bookies.protocol.topology import Kind, Topology
 
@@ -95,6 +97,26 @@ def test_replacements_that_do_not_fit(replacements: list[Replacement]) -> None:
         FragmentCopy(fragment(0, 9), replacements)
 
 
+def test_as_many_as_can_be_are_replaced_and_the_first_ones_first() -> None:
+    assert choose_some_targets(fragment(0, 9), [0, 2], [D, E]) == (Replacement(0, A, D), Replacement(2, C, E))
+    assert choose_some_targets(fragment(0, 9), [0, 2], [D]) == (Replacement(0, A, D),)
+    assert choose_some_targets(fragment(0, 9), [2, 0], [B, D, E], [E]) == (Replacement(2, C, D),)
+    with pytest.raises(NotEnoughBookies, match="place of a, c"):
+        choose_some_targets(fragment(0, 9), [0, 2], [A, B, C])
+    after = replaced_in(fragment(0, 9), [Replacement(0, A, D)])
+    assert after.ensemble == (D, B, C)
+    with pytest.raises(NotEnoughBookies, match=r"place of c in \[d, b, c\]"):
+        choose_some_targets(after, [2], [D])
+
+
+def test_a_position_for_which_a_rule_leaves_nobody_does_not_keep_another_from_its_bookie() -> None:
+    """Two racks are a must: the only bookie is in the rack of c, so it takes the place of c and not that of b."""
+    topology = Topology({A: "/r1", B: "/r2", C: "/r1", D: "/r1"})
+    policy = PlacementPolicy(Kind.RACK, is_rule=True)
+    candidates = Candidates.of([D], policy, topology)
+    assert choose_some_targets(fragment(0, 9), [1, 2], candidates) == (Replacement(2, C, D),)
+
+
 def test_repairs_renew_what_can_be_and_replace_the_rest() -> None:
     def bad(position: int, bookie: BookieId, state: ReplicaState) -> ReplicaVerdict:
         return ReplicaVerdict(position, bookie, state)
@@ -107,8 +129,9 @@ def test_repairs_renew_what_can_be_and_replace_the_rest() -> None:
     lost = FragmentVerdict(fragment(0, 9), (bad(0, A, ReplicaState.MISSING),))
     assert repairs(lost, [A]) == (Replacement(0, A, A),)
     assert repairs(verdict, [C, D, E], lost=[B]) == (Replacement(0, A, D), Replacement(1, B, E)), "a is read-only"
+    assert repairs(verdict, [A, C], lost=[B]) == (Replacement(0, A, A),), "what can be done is"
     with pytest.raises(NotEnoughBookies):
-        repairs(verdict, [A, C], lost=[B])
+        repairs(verdict, [C], lost=[B])
 
 
 # -- copying -------------------------------------------------------------------------------------------------------

@@ -142,3 +142,13 @@ def test_the_reaper_keeps_what_may_still_be_committed() -> None:
     assert fate(after, record(20, query="other"), day - 1) is Fate.YOUNG
     assert fate(None, record(20), day - 1) is Fate.YOUNG
     assert fate(None, record(20), day) is Fate.GARBAGE
+
+
+def test_the_reaper_leaves_copies_from_another_cluster_alone() -> None:
+    """They have the labels of the transaction that wrote them there, with its time."""
+    copy = record(20)
+    copy = copy.replace(custom_metadata=copy.custom_metadata | {"migrated.from": b"old/7"})
+    after = swapped(NEW)
+    for manifest in (None, after, replace(after, txns={})):
+        assert fate(manifest, copy, 10**15, orphan_grace_ms=0, replay_grace_ms=0) is Fate.MIGRATED
+    assert fate(replace(after, deleting=(20,)), copy, 10**15) is Fate.LISTED

@@ -6,7 +6,7 @@ import pytest
 
 from bookies.kernels import protobuf
 from bookies.runtime import etcd_messages as messages
-from bookies.runtime.etcd import Answer, Delete, Get, KeyValue, MadeAt, Only, Put, WrittenAt
+from bookies.runtime.etcd import Answer, Delete, Get, HeldBy, KeyValue, MadeAt, Only, Put, WrittenAt
 
 
 def field(number: int, content: bytes) -> bytes:
@@ -16,7 +16,7 @@ def field(number: int, content: bytes) -> bytes:
 
 def test_a_transaction() -> None:
     packed = messages.pack_transaction(
-        [WrittenAt("a", 5), MadeAt("b", 0), WrittenAt("c", -1)],
+        [WrittenAt("a", 5), MadeAt("b", 0), WrittenAt("c", -1), HeldBy("d", 300)],
         [Put("a", b"xy", 9), Delete("b")],
         [Get("a", "b", 100, keys_only=True), Get("a")],
     )
@@ -25,6 +25,7 @@ def test_a_transaction() -> None:
             field(1, b"\x10\x02\x1a\x01a\x30\x05"),
             field(1, b"\x10\x01\x1a\x01b\x28\x00"),
             field(1, b"\x10\x02\x1a\x01c\x30" + b"\xff" * 9 + b"\x01"),
+            field(1, b"\x10\x04\x1a\x01d\x40\xac\x02"),
             field(2, field(2, b"\x0a\x01a\x12\x02xy\x18\x09")),
             field(2, field(3, b"\x0a\x01b")),
             field(3, field(1, b"\x0a\x01a\x12\x01b\x18\x64\x40\x01")),

@@ -106,3 +106,28 @@ def test_positions_in_the_words_of_the_log() -> None:
     assert gap.row_of((1, 0)) == 5
     with pytest.raises(InvalidArgument, match="it was truncated"):
         PLAIN.at_position(Position(99, 0))
+
+
+def test_what_is_behind_a_position() -> None:
+    assert PLAIN.is_behind((0, 3), Position(10, 4))
+    assert not PLAIN.is_behind((0, 4), Position(10, 4))
+    assert not PLAIN.is_behind((2, 0), Position(10, 5))  # two names of one place
+    assert PLAIN.is_behind((2, 9), Position(12, 10))
+    assert PLAIN.is_behind((3, 0), Position(99, 0))
+
+
+def test_positions_that_are_named_have_to_be_there() -> None:
+    assert PLAIN.placed((0, 5)) == (2, 0)
+    assert PLAIN.placed((3, 0)) == (3, 0)
+    with pytest.raises(InvalidArgument, match=r"extent 0 of log x has entries up to 4: there is no entry 6 to begin"):
+        PLAIN.placed((0, 6))
+    with pytest.raises(InvalidArgument, match="there is no entry 5000"):
+        PLAIN.at_position(Position(12, 5000))
+    with pytest.raises(InvalidArgument, match=r"log x ends at \[3, 0\]: there is no \[99, 0\]"):
+        PLAIN.placed((99, 0))
+    tail = log((10, 0, 4), (11, 0, 2), is_open=True)
+    assert tail.placed((1, 3)) == (1, 3)
+    with pytest.raises(InvalidArgument, match="has entries up to 2 so far"):
+        tail.placed((1, 4))
+    with pytest.raises(InvalidArgument, match="ledger 17 has entries up to 9: there is no entry 5000"):
+        Extents(17, (Piece(0, 17, 0, 9, 0, True),), 1).placed((0, 5000))

@@ -42,6 +42,12 @@ def test_the_spelling() -> None:
         '{"from": {"logs": {"returns": [0, 0]}}, "logs": {"orders": [12, 3400], "returns": [0, 0]}, "v": 1}'
     )
     assert json.dumps(Offset({17: (0, 250)}).to_json()) == '{"ledgers": {"17": 250}, "v": 1}'
+    told = Offset({"a": (1, 0)}, {"a": (0, 0)}, {"a": "beef"}, {17: (0, 9), "b": (2, 0)})
+    assert json.dumps(told.to_json()) == (
+        '{"from": {"logs": {"a": [0, 0]}}, "gone": {"ledgers": {"17": 9}, "logs": {"b": [2, 0]}}, '
+        '"logs": {"a": [1, 0]}, "tokens": {"a": "beef"}, "v": 1}'
+    )
+    assert parse(told.to_json()) == told
     assert json.dumps(Offset({}).to_json()) == '{"logs": {}, "v": 1}'
     assert symbolic("latest") == {"at": "latest", "v": 1}
     assert symbol(symbolic("timestamp:17")) == "timestamp:17"
@@ -59,6 +65,7 @@ def test_the_spelling() -> None:
         {"v": 1, "ledgers": {"a": 1}},
         {"v": 1, "ledgers": {"1": 1.5}},
         {"v": 1, "logs": []},
+        {"v": 1, "logs": {}, "tokens": ["a"]},
     ],
 )
 def test_what_is_no_offset(data: dict[str, Any]) -> None:

@@ -262,7 +262,7 @@ async def _reap(client: Client, arguments: argparse.Namespace) -> int:
         ("ledger", "transaction", "partition", "age, s", "payload", "outcome"),
         right=(0, 2, 3, 4),
     )
-    return 0 if all(each.outcome in ("listed", "young", "garbage", "deleted") for each in rows) else 1
+    return 0 if all(each.outcome in ("listed", "young", "migrated", "garbage", "deleted") for each in rows) else 1
 
 
 async def _list(client: Client, arguments: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ import asyncio
 import datetime
 import json
 import logging
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakSet
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _prepared: WeakSet[Any] = WeakSet()
+Holds = Callable[[str, Mapping[str, Any]], bool]
 PLAN, DRY_RUN, RUN = "plan", "dry-run", "run"
 MODES = (PLAN, DRY_RUN, RUN)
 ITEMS_AT_ONCE = 4  # of a task: most small ones are waiting
@@ -168,6 +169,11 @@ def table(spark: Any, config: JobConfig, name: str) -> Any:
     return reader.option("table", name).load()
 
 
+def reader_of(spark: Any) -> Any:
+    """A reader of files and directories by name; without this one with `*`, `?`, `[` or `{` would be a pattern."""
+    return spark.read.option("__globPaths__", "false")
+
+
 def frame_of(spark: Any, rows: Sequence[Sequence[Any]], ddl: str) -> Any:
     """Rows as a DataFrame, also when there are none."""
     return spark.createDataFrame([tuple(row) for row in rows], ddl)
@@ -179,7 +185,7 @@ def save(frame: Any, config: JobConfig, name: str) -> Any:
         return frame
     path = f"{config.directory}/{name}"
     frame.coalesce(1).write.mode("overwrite").parquet(path)
-    return frame.sparkSession.read.schema(frame.schema).parquet(path)
+    return reader_of(frame.sparkSession).schema(frame.schema).parquet(path)
 
 
 class Outcome(NamedTuple):
@@ -213,13 +219,18 @@ class Run:
         ]  # fmt: skip
 
 
-def execute(spark: Any, config: JobConfig, name: str, items: Sequence[Item], work: Work) -> Run:
+def execute(
+    spark: Any, config: JobConfig, name: str, items: Sequence[Item], work: Work, holds: Holds | None = None
+) -> Run:
     """Carry out what is not finished yet. In mode `plan` only say what would be done.
+
+    `holds(item, detail)`: asked of what an earlier attempt has done, on the driver: whether that is still there. What
+    is not is done again.
 
     Interrupting it ends the tasks; the results of those that had ended stay. Raises `InvalidArgument`, `ConfigError`.
     """
     prepare(spark)
-    finished = _finished(spark, config, name)
+    finished = _finished(spark, config, name, holds)
     left = [each for each in items if each.name not in finished]
     cores = config.processes or spark.sparkContext.defaultParallelism
     tasks = pack(left, task_size=config.task_size, tasks_max=config.tasks_max, tasks_min=2 * cores)
@@ -243,24 +254,32 @@ def execute(spark: Any, config: JobConfig, name: str, items: Sequence[Item], wor
     return Run(config, plan, skipped, _results(spark, config) if config.directory else results)
 
 
-def _finished(spark: Any, config: JobConfig, name: str) -> set[str]:
+def _finished(spark: Any, config: JobConfig, name: str, holds: Holds | None) -> set[str]:
     """Names of the items that earlier attempts of this run have done. Notes the parameters of a new run."""
-    if config.directory is None or config.mode == PLAN:
+    if config.directory is None or config.mode == PLAN or not is_repeated(spark, config, name):
         return set()
+    done = _results(spark, config).where(f"outcome NOT IN {UNFINISHED}").select("item", "outcome", "detail").toArrow()
+    return {
+        row["item"] for row in done.to_pylist() if holds is None or row["outcome"] != DONE or
+        holds(row["item"], json.loads(row["detail"]))
+    }  # fmt: skip
+
+
+def is_repeated(spark: Any, config: JobConfig, name: str) -> bool:
+    """Whether a run has been begun under this id; if not, its parameters are noted. Raises `InvalidArgument`."""
     asked = {"job": name, "uri": config.uri, "mode": config.mode, **config.options}
     text = json.dumps(asked, sort_keys=True, default=str)
     path = f"{config.directory}/parameters"
-    rows = _or_none(lambda: spark.read.text(path).collect())
+    rows = _or_none(lambda: reader_of(spark).text(path).collect())
     if not rows:
         spark.createDataFrame([(text,)], "value STRING").coalesce(1).write.mode("overwrite").text(path)
-        return set()
+        return False
     if rows[0][0] != text:
         raise InvalidArgument(
             f"run {config.run_id} in {config.output} was begun with {rows[0][0]}, not with {text}: "
             "repeat it as it was, or choose another run id"
         )
-    done = _results(spark, config).where(f"outcome NOT IN {UNFINISHED}").select("item").toArrow()
-    return set(done.column("item").to_pylist())
+    return True
 
 
 def _or_none(read: Any) -> Any:
@@ -278,7 +297,7 @@ def _or_none(read: Any) -> Any:
 def _results(spark: Any, config: JobConfig) -> Any:
     """The last row of each item."""
     path = f"{config.directory}/results"
-    found = _or_none(lambda: spark.read.schema(RESULT_SCHEMA).parquet(path))
+    found = _or_none(lambda: reader_of(spark).schema(RESULT_SCHEMA).parquet(path))
     if found is None:
         return spark.createDataFrame([], RESULT_SCHEMA)
     from pyspark.sql import functions as f

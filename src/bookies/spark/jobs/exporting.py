@@ -4,18 +4,17 @@
     DIR/_manifest.json               of each file: rows, bytes, the CRC of the entries, the SHA-256 of the file
 
 A ledger that is being written is exported up to its last add confirmed. A file is there only when it is whole, and the
-manifest comes last; a run that stopped goes on with the files that are missing. Source: spark 5.4.
+manifest comes last; a run that stopped goes on with the files that are missing. A directory with another export is
+refused. Source: spark 5.4.
 """
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -32,6 +31,8 @@ from bookies.spark import runtime, tier
 from bookies.spark.jobs import common, selection
 from bookies.spark.jobs.common import JobConfig, Option, Outcome, Tools
 from bookies.spark.jobs.complete import Complete
+from bookies.spark.jobs.exported import claim, is_there, leave, write_manifest
+from bookies.spark.jobs.lines import check_object, csv_lines
 from bookies.spark.jobs.packing import Item
 from bookies.spark.jobs.progress import size_text
 from bookies.spark.jobs.report import Report, Section, Table
@@ -48,7 +49,6 @@ OPTIONS = (
     Option("file_size", 256, "megabytes of payload in a file, about", int),
 )  # fmt: skip
 EXPORTED = "run_id STRING, file STRING, ledger_id BIGINT, outcome STRING, entries BIGINT, bytes BIGINT, detail STRING"
-MANIFEST = "_manifest.json"
 CSV_HEADER = ("ledger_id", "entry_id", "value")
 BATCH_SIZE = 8 << 20  # bytes of payload that are written at a time
 
@@ -74,7 +74,11 @@ def complete(spark: Any, config: JobConfig) -> Complete:
             "--format parquet"
         )
     items = [item for piece in pieces for item in items_of(piece, to, kind, config.options["file_size"] << 20)]
-    run = common.execute(spark, config, "export", items, Export(kind, is_envelope, config.mode == common.DRY_RUN))
+    cluster = common.ask(config.uri, lambda client: client.administration().instance_id())
+    identity = {"run": config.run_id, "cluster": cluster, "source": str(source), "format": kind}
+    claim(to, identity, is_dry=config.mode != common.RUN)
+    work = Export(kind, is_envelope, config.mode == common.DRY_RUN)
+    run = common.execute(spark, config, "export", items, work, _still_there(to, items))
     if config.mode == common.PLAN:
         return Complete.planned("export", run)
     planned = {item.name: item for item in items}
@@ -91,7 +95,9 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     rows.sort()
     is_good = all(row[3] == common.DONE for row in rows)
     if config.mode == common.RUN and is_good:
-        write_manifest(to, str(source), kind, is_envelope=is_envelope, files=files)
+        write_manifest(to, identity, is_envelope=is_envelope, files=files)
+    elif config.mode == common.RUN:
+        leave(to)
     frame = common.save(common.frame_of(spark, rows, EXPORTED), config, "exported")
     return Complete(frame, _report(config, rows, is_good=is_good))
 
@@ -116,7 +122,10 @@ async def pieces_of(client: Client, source: str) -> tuple[bool, list[Piece]]:
             last, size, _ = await _end(client, ledger_id)
             pieces.append(Piece(number, ledger_id, 0, last, size, None))
         return False, pieces
-    [name] = selection.logs_of(source)[:1]
+    names = selection.logs_of(source)
+    if len(names) > 1:
+        raise InvalidArgument(f"{source!r} are {len(names)} logs: export one at a time, each to a directory of its own")
+    [name] = names
     manifest = await client.log(name).manifest()
     pieces, row = [], manifest.rows_truncated
     for extent in manifest.extents:
@@ -203,7 +212,7 @@ class FileWriter:
         self._content = Content()
         self._is_done = False
         if kind == "csv":
-            self._sink.write(_csv_lines([CSV_HEADER]))
+            self._sink.write(csv_lines([CSV_HEADER]))
 
     def append(self, batch: EntryBatch) -> None:
         """Raises `InvalidArgument` for what the format has no place for."""
@@ -267,14 +276,14 @@ def _lines(batch: EntryBatch, kind: str) -> Iterator[bytes]:
         try:
             text = payload.decode()
             if kind == "json":
-                json.loads(text)
+                check_object(payload)
         except ValueError as error:
-            what = "JSON" if kind == "json" else "UTF-8 text"
+            what = "JSON object" if kind == "json" else "UTF-8 text"
             raise InvalidArgument(
                 f"entry {entry_id} of ledger {batch.ledger_id} is no {what}: export it with --format parquet"
             ) from error
         if kind == "csv":
-            yield _csv_lines([(batch.ledger_id, entry_id, text)])
+            yield csv_lines([(batch.ledger_id, entry_id, text)])
         elif b"\n" in payload or b"\r" in payload:
             raise InvalidArgument(
                 f"entry {entry_id} of ledger {batch.ledger_id} has more than one line: export it with --format parquet "
@@ -284,31 +293,17 @@ def _lines(batch: EntryBatch, kind: str) -> Iterator[bytes]:
             yield payload + b"\n"
 
 
-def _csv_lines(rows: Sequence[Sequence[Any]]) -> bytes:
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(rows)
-    return buffer.getvalue().encode()
-
-
 # -- on the driver ---------------------------------------------------------------------------------------------------
 
 
-def write_manifest(to: str, source: str, kind: str, *, is_envelope: bool, files: list[dict[str, Any]]) -> None:
-    """Say what is in which file, in order."""
-    files = sorted(files, key=lambda each: str(each["file"]))
-    content = {
-        "source": source,
-        "format": kind,
-        "record_format": "envelope" if is_envelope else "raw",
-        "entries": sum(each["entries"] for each in files),
-        "bytes": sum(each["bytes"] for each in files),
-        "files": files,
-    }
-    system, path = tier.system_of(to)
-    system.create_dir(path, recursive=True)
-    with system.open_output_stream(f"{path}/_new{MANIFEST}") as file:
-        file.write(json.dumps(content, indent=1).encode())
-    system.move(f"{path}/_new{MANIFEST}", f"{path}/{MANIFEST}")
+def _still_there(to: str, items: Sequence[Item]) -> common.Holds:
+    """Whether the file of an item that an earlier attempt wrote is where it left it."""
+    names = {item.name: str(json.loads(item.arguments)["file"]) for item in items}
+
+    def holds(name: str, detail: Mapping[str, Any]) -> bool:
+        return name not in names or "file_size" not in detail or is_there(to, names[name], int(detail["file_size"]))
+
+    return holds
 
 
 def _report(config: JobConfig, rows: Sequence[tuple[Any, ...]], *, is_good: bool) -> Report:

@@ -1,7 +1,8 @@
 """`import`: files of Parquet, JSON lines, CSV or text into a log, in one transaction.
 
 All rows become visible at once, or none. The transaction is named by the run id, so a run that is repeated under its
-id, after whatever happened to it, imports nothing twice; what it wrote in vain is the reaper's (`bk log reap`).
+id, after whatever happened to it, imports nothing twice; its version is a number made of the files' names and sizes,
+so that other files under the same run id are refused. What it wrote in vain is the reaper's (`bk log reap`).
 
 Rows are in the order of the files as they are named (those of a directory by name), and of the lines in them. Of
 Parquet and CSV the column `value` becomes the entry, with key, headers and timestamp for logs that keep them; files
@@ -10,12 +11,18 @@ without such a column become one JSON object a row. Source: spark 5.4.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import hashlib
+import io
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.fs
+import pyarrow.parquet as pq
 
 from bookies.errors import InvalidArgument, LogNotFound
 from bookies.protocol.log import check_log_name
@@ -23,6 +30,8 @@ from bookies.spark import tier
 from bookies.spark.jobs import common
 from bookies.spark.jobs.common import JobConfig, Option
 from bookies.spark.jobs.complete import Complete
+from bookies.spark.jobs.exported import listed
+from bookies.spark.jobs.lines import SHOWN_SIZE, JsonLines
 from bookies.spark.jobs.packing import TASK_SIZE, Estimate
 from bookies.spark.jobs.progress import Progress, size_text
 from bookies.spark.jobs.report import Report, Section, Table
@@ -44,6 +53,8 @@ OPTIONS = (
 IMPORTED = "run_id STRING, log STRING, outcome STRING, files BIGINT, entries BIGINT, bytes BIGINT, ledgers BIGINT"
 IMPORT_RATE = 50e6  # bytes a second, for the estimate
 FILES_MAX = 1000  # of one transaction
+NO_UTF8 = "file {} is not in UTF-8: {}; convert it, as with iconv -f latin1 -t utf8"
+HEADER_SIZE = 1 << 20  # bytes in which the first line of a CSV file ends
 COLUMNS = ("value", "key", "headers", "timestamp")
 ALREADY, IMPORTED_NOW, WOULD = "imported before", "imported", "would import"
 
@@ -64,13 +75,20 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     files = files_of(config.options["files"])
     kind = config.options["format"] or format_of([path for path, _ in files])
     size = sum(size for _, size in files)
-    app = f"import-{config.run_id}"
-    if config.mode == common.RUN and common.ask(config.uri, lambda client: imported(client, log, app)) is not None:
-        return _complete(spark, config, log, ALREADY, files, common.ask(config.uri, _outcome(log, app)))
+    app, version = f"import-{config.run_id}", version_of(files, kind)
+    if config.mode == common.RUN:
+        if config.directory is not None:
+            common.is_repeated(spark, config, "import")
+        before = common.ask(config.uri, lambda client: imported(client, log, app))
+        if before is not None:
+            _check_same(config, log, before, version)
+            return _complete(spark, config, log, ALREADY, files, common.ask(config.uri, _outcome(log, app)))
     frame = frame_of(spark, [path for path, _ in files], kind)
     plan = Estimate(len(files), max(1, -(-size // TASK_SIZE)), size, {}, size / IMPORT_RATE)
     if config.mode == common.PLAN:
         return _complete(spark, config, log, WOULD, files, (0, size, 0))
+    if kind == "csv":
+        check_utf8(spark, [path for path, _ in files])
     with Progress(spark, "import", config.run_id, plan, 0, is_kept=False, is_quiet=config.is_quiet) as progress:
         progress.begin()
         if config.mode == common.DRY_RUN:
@@ -82,11 +100,12 @@ def complete(spark: Any, config: JobConfig) -> Complete:
             "bookkeeper.metadataServiceUri": config.uri,
             "log": log,
             "txnAppId": app,
-            "txnVersion": "0",
+            "txnVersion": str(version),
             "onOpenTail": "fence" if config.options["fence"] else "fail",
             "createLog": str(bool(config.options["create_log"])).lower(),
         }
         frame.write.format("bookkeeper").mode("append").options(**options).save()
+        _check_same(config, log, common.ask(config.uri, lambda client: imported(client, log, app)), version)
     return _complete(spark, config, log, IMPORTED_NOW, files, common.ask(config.uri, _outcome(log, app)))
 
 
@@ -105,11 +124,7 @@ def files_of(named: Sequence[str]) -> list[tuple[str, int]]:
         if info.type is pa.fs.FileType.File:
             found.append((uri, info.size))
             continue
-        inside = system.get_file_info(pa.fs.FileSelector(path, recursive=True))
-        for one in sorted(inside, key=lambda one: str(one.path)):
-            is_hidden = any(part[:1] in "_." for part in one.path.removeprefix(path).strip("/").split("/"))
-            if one.type is pa.fs.FileType.File and not is_hidden:
-                found.append((uri + one.path.removeprefix(path), one.size))
+        found += sorted(_inside(system, uri, path))
     if not found:
         raise InvalidArgument(f"there are no files in {', '.join(named)}")
     if len(found) > FILES_MAX:
@@ -118,6 +133,21 @@ def files_of(named: Sequence[str]) -> list[tuple[str, int]]:
             "under a run id of its own"
         )
     return found
+
+
+def _inside(system: Any, uri: str, path: str) -> Iterator[tuple[str, int]]:
+    """The files of a directory and those below it; of one that has an export those that this lists."""
+    exported = listed(uri)
+    if exported is not None:
+        yield from ((f"{uri}/{name}", size) for name, size in exported)
+    for one in system.get_file_info(pa.fs.FileSelector(path)):
+        name = one.base_name
+        if name[:1] in "_.":
+            continue
+        if one.type is pa.fs.FileType.Directory:
+            yield from _inside(system, f"{uri}/{name}", one.path)
+        elif one.type is pa.fs.FileType.File and exported is None:
+            yield f"{uri}/{name}", one.size
 
 
 def format_of(paths: Sequence[str]) -> str:
@@ -144,26 +174,88 @@ def frame_of(spark: Any, paths: Sequence[str], kind: str) -> Any:
     return reduce(lambda one, two: one.union(two), frames)
 
 
-def _rows(spark: Any, path: str, kind: str) -> Any:
+def _rows(spark: Any, named: str, kind: str) -> Any:
     from pyspark.sql import functions as f
 
-    path = path if "://" in path else f"file://{path}"
+    path = _uri(named)
     if kind in ("json", "text"):
-        lines = spark.read.text(path)
+        lines = common.reader_of(spark).text(path)
         if kind == "text":
             return lines
-        lines = lines.where(f.trim("value") != "")
-        message = f.concat(f.lit(f"file {path}: a line is no JSON: "), f.substring("value", 1, 100))
-        is_bad = f.get_json_object("value", "$").isNull()
-        return lines.select(f.when(is_bad, f.raise_error(message)).otherwise(f.col("value")).alias("value"))
-    csv = spark.read.options(header=True, multiLine=True, escape='"')  # As RFC 4180 has it, and `export` writes it.
-    frame = spark.read.parquet(path) if kind == "parquet" else csv.csv(path)
+        return lines.where(f.trim("value") != "").mapInArrow(JsonLines(named), "value STRING")
+    if kind == "parquet":
+        check_parquet(named)
+        frame = common.reader_of(spark).parquet(path)
+    else:  # As RFC 4180 has it, and `export` writes it.
+        schema = ", ".join(f"`{name.replace('`', '``')}` STRING" for name in header_of(named))
+        # With a schema: Spark, when it looks for one in such files, takes their names for patterns whatever is said.
+        reader = common.reader_of(spark).options(header=True, multiLine=True, escape='"', mode="FAILFAST")
+        frame = reader.option("columnPruning", False).schema(schema).csv(path)  # Else short rows pass for whole ones.
+        if "value" in frame.columns:  # CSV has no null, so this one was empty.
+            frame = frame.withColumn("value", f.coalesce("value", f.lit("")))
     if "value" in frame.columns:
         return frame.select(*[name for name in COLUMNS if name in frame.columns])
     return frame.select(f.to_json(f.struct("*")).alias("value"))
 
 
+def check_parquet(path: str) -> None:
+    """Raises `InvalidArgument`, which names the file; Spark does not always."""
+    system, inside = tier.system_of(path)
+    try:
+        pq.read_metadata(inside, filesystem=system)
+    except pa.ArrowException as error:
+        raise InvalidArgument(f"file {path} is no Parquet file, or damaged: {error}") from error
+
+
+def _uri(path: str) -> str:
+    return path if "://" in path else f"file://{path}"
+
+
+def check_utf8(spark: Any, paths: Sequence[str]) -> None:
+    """Spark reads CSV in another encoding without a word, and with U+FFFD in it. Raises `InvalidArgument`."""
+    from pyspark.sql import functions as f
+
+    reader = common.reader_of(spark)
+    lines = [reader.text(_uri(path)).select("value", f.lit(path).alias("path")) for path in paths]
+    bad = reduce(lambda one, two: one.union(two), lines).where(~f.is_valid_utf8("value")).limit(1)
+    for row in bad.selectExpr("path", "make_valid_utf8(value) AS line").collect():
+        raise InvalidArgument(NO_UTF8.format(row["path"], row["line"][:SHOWN_SIZE]))
+
+
+def header_of(path: str) -> list[str]:
+    """The columns of a CSV file, as Spark would call them. Raises `InvalidArgument`."""
+    system, inside = tier.system_of(path)
+    with system.open_input_stream(inside) as file:
+        data = file.read(HEADER_SIZE)
+    try:
+        lines = io.StringIO(data.decode("utf-8-sig", errors="replace"), "")
+        row = next((row for row in csv.reader(lines) if row), None)
+    except csv.Error as error:
+        raise InvalidArgument(f"file {path} is no CSV: {error}") from error
+    if row is None:
+        raise InvalidArgument(f"file {path} is empty: a CSV file begins with the names of its columns")
+    counts = Counter(name.lower() for name in row)
+    return [
+        f"_c{at}" if not name else f"{name}{at}" if counts[name.lower()] > 1 else name for at, name in enumerate(row)
+    ]
+
+
 # -- the log ---------------------------------------------------------------------------------------------------------
+
+
+def version_of(files: Sequence[tuple[str, int]], kind: str) -> int:
+    """The transaction's version: a number that is the same for the same files, and as good as never for others."""
+    said = json.dumps([kind, *files]).encode()
+    return int.from_bytes(hashlib.sha256(said).digest()[:7], "big") + 1
+
+
+def _check_same(config: JobConfig, log: str, found: Mapping[str, Any] | None, version: int) -> None:
+    """Raises `InvalidArgument`: what the log has under this run id is of other files. Older packages said version 0."""
+    if found is not None and int(found.get("version", 0)) not in (0, version):
+        raise InvalidArgument(
+            f"run {config.run_id} has imported other files into log {log}, or these when they had other sizes: choose "
+            "another run id for these"
+        )
 
 
 async def imported(client: Client, log: str, app: str) -> dict[str, Any] | None:
@@ -180,7 +272,9 @@ def _outcome(log: str, app: str) -> Any:
     """A question for `ask`: (entries, bytes, ledgers) that the transaction brought and the log still lists."""
 
     async def question(client: Client) -> tuple[int, int, int]:
-        extents = [each for each in (await client.log(log).manifest()).extents if each.txn == f"{app}:0"]
+        extents = [
+            each for each in (await client.log(log).manifest()).extents if (each.txn or "").startswith(f"{app}:")
+        ]
         return sum(each.rows or 0 for each in extents), sum(each.bytes or 0 for each in extents), len(extents)
 
     return question

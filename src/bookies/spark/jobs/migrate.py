@@ -6,9 +6,9 @@ record is closed, and the ledger is read once more from the target and compared 
 task that stops leaves a ledger that is open and labelled, and the next one goes on with it: writing the same entries
 again does no harm.
 
-The lists of logs follow, one swap each. Until the cut-over nobody can append to a log in the target. `cut_over` holds
-the source's list for ever, ends its last ledgers, copies what is left, and frees the target's: in this order, each
-step safe to repeat. Source: spark 5.4.
+The lists of logs follow, by swaps on condition that every copy that comes in is there, and whole. Until the cut-over
+nobody can append to a log in the target. `cut_over` holds the source's list for ever, ends its last ledgers, copies
+what is left, and frees the target's: in this order, each step safe to repeat. Source: spark 5.4.
 """
 
 from __future__ import annotations
@@ -23,11 +23,21 @@ from typing import TYPE_CHECKING, Any
 from bookies.client.log import LOGS
 from bookies.client.manifest import ManifestLoop
 from bookies.client.offloaded import content_of
-from bookies.errors import InvalidArgument, LedgerExists, LedgerNotFound, LogExists, ReplicationFailed, VersionConflict
+from bookies.client.transaction import read_ledgers
+from bookies.errors import (
+    InvalidArgument,
+    LedgerExists,
+    LedgerNotFound,
+    LogExists,
+    RecordExists,
+    ReplicationFailed,
+    VersionConflict,
+)
+from bookies.metadata.driver import LedgerAt
 from bookies.model import LedgerMetadata
 from bookies.protocol.ledger import closed
 from bookies.protocol.log import LedgerEnd, Manifest, ended, pack_manifest
-from bookies.protocol.migration import FROM, copied, held, log_origin, origin_of
+from bookies.protocol.migration import FROM, at_once, copied, held, log_origin, origin_of
 from bookies.protocol.offload import Content
 from bookies.spark import runtime
 from bookies.spark.jobs import common, selection
@@ -279,7 +289,7 @@ def _moved(
 
     try:
         made: Manifest = common.ask(str(config.options["target"]), swap)
-    except LogExists as error:
+    except (LogExists, LedgerNotFound) as error:
         return config.run_id, LOG, name, name, common.FAILED, 0, 0, 0, str(error)
     rows = sum(each.rows or 0 for each in made.extents)
     size = sum(each.bytes or 0 for each in made.extents)
@@ -293,17 +303,42 @@ def _moved(
 async def _swapped(
     client: Client, cluster: str, name: str, source: Manifest, ids: Mapping[int, int], *, is_cut_over: bool
 ) -> Manifest:
-    """The list in the target once nothing is to be changed. Raises `LogExists`."""
+    """The list in the target once nothing is to be changed. Raises `LogExists`, `LedgerNotFound`."""
     parts = client.transactions()
     origin = log_origin(cluster, name, source)
     token = f"{parts.runtime.random.getrandbits(64):016x}"
     records = ManifestLoop(parts.runtime, parts.driver, name)
+    sources = {copy: ledger_id for ledger_id, copy in ids.items()}
+
+    def change(found: Manifest) -> Manifest | None:
+        return copied(source, found, at_once(source, found, ids), origin, token, is_cut_over=is_cut_over)
+
+    async def conditions(found: Manifest) -> list[LedgerAt]:
+        """That every copy that is to be listed is there: somebody may have deleted one since it was made."""
+        made = change(found)
+        listed = {*found.ledger_ids}
+        new = [each for each in made.ledger_ids if each not in listed] if made is not None else []
+        steps = []
+        for ledger_id, record in (await read_ledgers(parts.driver, new)).items():
+            label = origin_of(cluster, sources[ledger_id]).encode()
+            if record is None or record.metadata.custom_metadata.get(FROM) != label or not record.metadata.is_closed:
+                raise LedgerNotFound(
+                    f"ledger {ledger_id} of the target, the copy of {sources[ledger_id]}, is gone since it was made, "
+                    f"so log {name} stays there as it was: repeat the migration under a new run id",
+                    ledger_id=ledger_id,
+                )
+            steps.append(LedgerAt(ledger_id, record.version))
+        return steps
+
     if name not in await client.logs(name):
-        new = copied(source, None, ids, origin, token, is_cut_over=is_cut_over)
+        new = copied(source, None, {}, origin, token, is_cut_over=False)
         assert new is not None
-        await parts.driver.create_record(LOGS + name, pack_manifest(new))
-    await records.refresh()
-    return await records.update(lambda found: copied(source, found, ids, origin, token, is_cut_over=is_cut_over))
+        with contextlib.suppress(RecordExists):  # Another run's; or another log, which `copied` refuses.
+            await parts.driver.create_record(LOGS + name, pack_manifest(new))
+    made = await records.refresh()
+    while change(made) is not None:
+        made = await records.update(change, conditions)
+    return made
 
 
 def _report(config: JobConfig, rows: Sequence[tuple[Any, ...]]) -> Report:

@@ -2,7 +2,8 @@
 
 1. Every part of a ledger is written by a task, read back, and compared with what the ledger gave.
 2. When all parts of a ledger are done, their counts, bytes and CRCs must come to the ledger's own; then its index is
-   written, and the ledger's record gets the label that names the copy, by compare-and-swap.
+   written, every file is looked for once more, and the ledger's record gets the label that names the copy, by
+   compare-and-swap.
 3. With `delete_after`: copies that old are read again, all of them; then the record gets a second label, which says
    that the bookies need not keep the entries. Readers go to the files from then on.
 4. Directories that no record names, and nobody has written to for `sweep_after`, are deleted.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -71,7 +72,8 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     due = [each for each in records if offload_of(each) is None]
     items = [item for record in due for item in items_of(record, to, cluster, config)]
     is_dry = config.mode == common.DRY_RUN
-    run = common.execute(spark, config, "offload", items, CopyPart(is_dry))
+    directories = {item.name: str(json.loads(item.arguments)["directory"]) for item in items}
+    run = common.execute(spark, config, "offload", items, CopyPart(is_dry), _still_there(directories))
     if config.mode == common.PLAN:
         return Complete.planned("offload", run)
     rows = _failed_parts(run)
@@ -193,6 +195,12 @@ class CommitCopy:
         index, content = tier.index_of(ledger_id, attempt, parts)
         files = runtime.worker().files()
         crc = await files.run(tier.write_index, directory, index)
+        # The index has made the directory young, so nobody begins to sweep it now. Somebody may have done so before.
+        if lost := await files.run(tier.lost_parts, directory, parts):
+            return Outcome(
+                common.FAILED,
+                {"error": f"{directory}/{lost[0]} is gone, or not what was written: repeat the run, and it is again"},
+            )
         copy = Offload(attempt, directory, PARQUET, content.rows, content.size, content.crc, crc, _now_ms())
         try:
             await tools.administration.change_record(ledger_id, lambda record: offloaded(record, copy))
@@ -237,6 +245,17 @@ def _checked(record: LedgerMetadata) -> Offload:
 # -- on the driver ---------------------------------------------------------------------------------------------------
 
 Row = tuple[int, str, int, int, int, str, str]
+
+
+def _still_there(directories: Mapping[str, str]) -> common.Holds:
+    """Whether the files of a part that an earlier attempt wrote are where it left them. `directories`: by item."""
+    from bookies.spark import tier
+
+    def holds(name: str, detail: Mapping[str, Any]) -> bool:
+        parts = [tier.Part.from_json(each) for each in detail["parts"]]
+        return name not in directories or not tier.lost_parts(directories[name], parts)
+
+    return holds
 
 
 def _failed_parts(run: Run) -> list[Row]:
@@ -317,6 +336,8 @@ def _swept(config: JobConfig, to: str, cluster: str, after_s: float, *, is_dry: 
         if named.get(each.ledger_id) == each.attempt:
             continue
         if not is_dry:
+            if tier.is_changed(to, each):
+                continue  # A run that was repeated after a long time has just written to it.
             tier.delete_attempt(to, each)
         found.append((each.ledger_id, "would be swept" if is_dry else SWEPT, 0, 0, 0, each.path, "a lost attempt"))
     return found

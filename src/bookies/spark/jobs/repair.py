@@ -81,9 +81,15 @@ def plan_rows(spark: Any, path: str) -> list[dict[str, Any]]:
     from pyspark.errors import AnalysisException
 
     try:
-        found: list[dict[str, Any]] = spark.read.schema(REPAIRS).parquet(path).toArrow().to_pylist()
+        columns = common.reader_of(spark).parquet(path).columns
+        frame = common.reader_of(spark).schema(REPAIRS).parquet(path)
     except AnalysisException as error:
         raise InvalidArgument(f"plan={path!r}: no repair plan there; a scrub with --output makes one") from error
+    if lost := [name for name in frame.columns if name not in columns]:
+        raise InvalidArgument(
+            f"plan={path!r}: no repair plan, it has no column {lost[0]}; a scrub with --output makes DIR/RUN/plan"
+        )
+    found: list[dict[str, Any]] = frame.toArrow().to_pylist()
     return found
 
 

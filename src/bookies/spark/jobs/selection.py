@@ -36,6 +36,10 @@ def numbers_of(text: str) -> list[int]:
         first, dash, last = part.strip().partition("-")
         if not all(each.isascii() and each.isdigit() for each in ([first, last] if dash else [first])):
             raise InvalidArgument(f"ledgers={text!r}: expected numbers, such as 17,18,20-29")
+        if dash and int(last) < int(first):
+            raise InvalidArgument(
+                f"ledgers={text!r}: {part.strip()} ends before it begins; did you mean {last}-{first}?"
+            )
         found += range(int(first), int(last if dash else first) + 1)
     return list(dict.fromkeys(found))
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bookies.errors import BookieUnreachable, LedgerNotFound, ReadFailed
+from bookies.errors import BookieUnreachable, InvalidArgument, LedgerNotFound, ReadFailed
 from bookies.spark.jobs import common
 from bookies.spark.jobs.common import JobConfig, Option, Outcome, Tools
 from bookies.spark.jobs.complete import Complete
@@ -70,7 +70,14 @@ def complete(spark: Any, config: JobConfig) -> Complete:
 def tables_of(spark: Any, config: JobConfig) -> tuple[dict[str, Any], bool]:
     """The tables, and whether they are those of an earlier run."""
     if kept := config.options["tables"]:
-        return {name: spark.read.parquet(f"{kept}/{name}") for name in TABLES}, True
+        from pyspark.errors import AnalysisException
+
+        try:
+            return {name: common.reader_of(spark).parquet(f"{kept}/{name}") for name in TABLES}, True
+        except AnalysisException as error:
+            raise InvalidArgument(
+                f"tables={kept!r}: no tables there; `usage --output DIR --run-id RUN` keeps them in DIR/RUN/tables"
+            ) from error
     frames = {name: common.table(spark, config, name) for name in TABLES}
     if config.directory is None or config.mode == common.PLAN:
         return frames, False

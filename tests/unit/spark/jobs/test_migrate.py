@@ -1,0 +1,104 @@
+"""How the list of a migrated log is swapped in the target: fake stores, no Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from tests.fakes.world import World, play
+
+from bookies.client.client import Client
+from bookies.errors import LedgerNotFound
+from bookies.metadata.driver import Step
+from bookies.metadata.memory import MemoryDriver
+from bookies.model import DigestType
+from bookies.protocol import log_segments, migration
+from bookies.protocol.log import Extent, Manifest
+from bookies.protocol.migration import origin_of
+from bookies.spark.jobs.migrate import _swapped
+
+CLUSTER = "old"
+
+
+async def copies(target: Client, count: int) -> tuple[Manifest, dict[int, int]]:
+    """A log of the source, and its ledgers' copies in the target: number there -> number here."""
+    ids = {}
+    for number in range(500, 500 + count):
+        labels = {"migrated.from": origin_of(CLUSTER, number), "sink.log": "orders", "sink.created": "1"}
+        async with target.create(ensemble=1, write_quorum=1, ack_quorum=1, labels=labels) as writer:
+            await writer.append(b"%d" % number)
+        ids[number] = writer.ledger_id
+    extents = tuple(Extent(seq, ledger_id, 0, 0, 1, 3) for seq, ledger_id in enumerate(ids))
+    return Manifest("tok", 1, 1, 1, 1, DigestType.CRC32C, next_seq=count, extents=extents), ids
+
+
+async def follow(target: Client, source: Manifest, ids: Mapping[int, int], *, is_cut_over: bool = False) -> Manifest:
+    made = await _swapped(target, CLUSTER, "orders", source, ids, is_cut_over=is_cut_over)
+    assert made == await target.log("orders").manifest()
+    return made
+
+
+async def read(target: Client) -> list[bytes]:
+    async with target.log("orders").open() as reader:
+        return [entry.payload async for entry in reader.read()]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_list_never_names_a_copy_that_was_deleted(is_late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`is_late`: it is deleted between the look at its record and the swap."""
+
+    async def main(world: World) -> None:
+        target = await world.client()
+        source, ids = await copies(target, 3)
+        held = replace(source, extra={"held": "it was moved"})
+        await follow(target, replace(source, extents=source.extents[:1]), ids)
+        transact = MemoryDriver.transact
+
+        async def slow(driver: MemoryDriver, steps: Sequence[Step]) -> int:
+            monkeypatch.setattr(MemoryDriver, "transact", transact)
+            await target.delete(ids[501])
+            return await transact(driver, steps)
+
+        if is_late:
+            monkeypatch.setattr(MemoryDriver, "transact", slow)
+        else:
+            await target.delete(ids[501])
+        with pytest.raises(LedgerNotFound, match=f"ledger {ids[501]}"):
+            await follow(target, held, ids, is_cut_over=True)
+        assert await read(target) == [b"500"]
+        assert (await target.log("orders").manifest()).held  # nobody appends behind the gap
+
+    play(main, bookie_count=1)
+
+
+def test_the_reaper_leaves_copies_to_the_migration() -> None:
+    async def main(world: World) -> None:
+        target = await world.client()
+        source, ids = await copies(target, 2)
+        reaped = [each async for each in target.log("orders").reap(orphan_grace=0, replay_grace=0)]
+        assert [(each.ledger_id, each.outcome) for each in reaped] == [(each, "migrated") for each in ids.values()]
+        await follow(target, source, ids)
+        assert await read(target) == [b"500", b"501"]
+
+    play(main, bookie_count=1)
+
+
+def test_a_long_list_comes_in_parts_with_segments_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migration, "SWAP_MAX", 4)
+    monkeypatch.setattr(log_segments, "HEAD_EXTENTS_MAX", 6)
+    monkeypatch.setattr(log_segments, "HEAD_EXTENTS_KEPT", 3)
+
+    async def main(world: World) -> None:
+        target = await world.client()
+        source, ids = await copies(target, 25)
+        stored = log_segments.stored("orders", source).manifest  # its segments are in the source's store
+        assert stored.segments
+        made = await follow(target, replace(stored, extents=stored.extents[:20]), ids)
+        assert made.segments
+        assert await read(target) == [b"%d" % number for number in range(500, 520)]
+        held = replace(stored, extra={"held": "it was moved"})
+        assert not (await follow(target, held, ids, is_cut_over=True)).held
+        assert await read(target) == [b"%d" % number for number in range(500, 525)]
+
+    play(main, bookie_count=1)
