@@ -380,7 +380,9 @@ class Bench:
 
         last = record.last_entry_id if record.is_closed else record.ensembles[-1][0] - 1
         fragments = [each for each in fragments_to_check(record, last) if each.is_finished]
-        portion = portion_of(record, fragments, bookie, last, (last + 1) * self._arguments.size)
+        # What is written to all the time is open still.
+        size = self._arguments.size if record.is_closed else min(self._arguments.size, LOAD_SIZE)
+        portion = portion_of(record, fragments, bookie, last, (last + 1) * size)
         return portion.entries, portion.size
 
     async def _is_whole(self, dead: BookieId) -> bool:
