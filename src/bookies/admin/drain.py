@@ -278,18 +278,15 @@ async def _drain(session: Session, arguments: argparse.Namespace) -> int:
 
 
 async def _carry_out(drain: Drain, plan: DrainPlan, facts: dict[str, object], arguments: argparse.Namespace) -> int:
-    from bookies.admin.replication import store_line
+    from bookies.admin.replication import store_news
     from bookies.errors import MetadataError
 
     progress = Progress("ledgers", None, quiet=arguments.json)
 
-    trouble: str | None = None
+    tell_trouble = store_news(progress)
 
     def report(news: DrainProgress) -> None:
-        nonlocal trouble
-        if news.trouble is not None and trouble is None:
-            progress.note(store_line(news.trouble))
-        trouble = news.trouble
+        tell_trouble(news.trouble)
         left = "" if news.remaining_s is None else f", {news.remaining_s:,.0f} s left"
         waits = f"; {len(news.waits_for):,} wait, first for {news.waits_for[0].cause}" if news.waits_for else ""
         done = f"of {news.ledgers:,}  {news.entries:,} entries, {size_text(news.size_done)} of {size_text(news.size)}"

@@ -254,6 +254,19 @@ def store_line(error: object) -> str:
     return f"the metadata store does not answer, and is asked again: {error}"
 
 
+def store_news(progress: Progress) -> Callable[[str | None], None]:
+    """To be told the trouble with the store again and again, None: it answers. Each outage is a line, once."""
+    was_away = False
+
+    def told(trouble: str | None) -> None:
+        nonlocal was_away
+        if trouble is not None and not was_away:
+            progress.note(store_line(trouble))
+        was_away = trouble is not None
+
+    return told
+
+
 def _locked_line(ledger_id: int, owner: str) -> str:
     return f"ledger {ledger_id}: {owner} has its lock; it is tried again at the end"
 
@@ -274,13 +287,10 @@ async def recover_bookies(
     progress = Progress("ledgers", None, quiet=as_json)
     locked: dict[int, None] = {}
 
-    trouble: str | None = None
+    tell_trouble = store_news(progress)
 
     def copied(news: CopyProgress) -> None:
-        nonlocal trouble
-        if news.trouble is not None and trouble is None:
-            progress.note(store_line(news.trouble))
-        trouble = news.trouble
+        tell_trouble(news.trouble)
         for each, owner in news.locked.items():
             if each not in locked:
                 progress.note(_locked_line(each, owner))

@@ -121,7 +121,7 @@ class LedgerRepair:
         self._slots = slots or asyncio.Semaphore(FRAGMENTS_AT_ONCE)
         self._repairs_placement = repairs_placement
         self._may_lack = may_lack or dict
-        self._close_look = CloseLook(administration, pace)
+        self._close_look: CloseLook  # of each run its own
 
     async def run(self, ledger_id: int, known: Sequence[Loss] = ()) -> Outcome:
         """`known`: found to be lost before, and nothing came back since. Raises `MetadataError`, `ClientClosed`."""
