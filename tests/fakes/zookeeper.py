@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from kazoo.client import KazooClient
 
 from bookies.errors import ClientClosed, MetadataError, SessionExpired
+from bookies.metadata.driver import MetadataDriver
 from bookies.runtime.kazoo_client import KazooZooKeeper
 from bookies.runtime.zookeeper import (
     ANY_VERSION,
@@ -323,6 +324,16 @@ class FakeZooKeeper:
 
     def unwatch(self, watch: Watch) -> None:
         self.server.unwatch(self, watch)
+
+
+async def driven(driver: MetadataDriver, body: Callable[[], Awaitable[None]]) -> None:
+    """Run it while the driver is open."""
+    async with asyncio.timeout(20):
+        await driver.open()
+        try:
+            await body()
+        finally:
+            await driver.close()
 
 
 async def end_session(zookeeper: ZooKeeper) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from tests.fakes.zookeeper import Server
+from tests.fakes.zookeeper import Server, driven
 from tests.fakes.zookeeper_requests import NotedZooKeeper, settle
 
 from bookies.errors import ClientClosed, MetadataError
@@ -50,12 +50,7 @@ class World:
 def play(body: Callable[[World], Coroutine[Any, Any, None]], **changes: Any) -> None:
     async def main() -> None:
         world = World(**changes)
-        async with asyncio.timeout(20):
-            await world.driver.open()
-            try:
-                await body(world)
-            finally:
-                await world.driver.close()
+        await driven(world.driver, lambda: body(world))
 
     asyncio.run(main())
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
 import pytest
-from tests.fakes.zookeeper import Server
+from tests.fakes.zookeeper import Server, driven
 from tests.fakes.zookeeper_requests import NotedZooKeeper, settle
 
 from bookies.errors import LedgerExists, LedgerNotFound, VersionConflict
@@ -56,12 +56,7 @@ async def outcomes(calls: Iterable[Awaitable[Any]]) -> list[Any]:
 def play(body: Callable[[World], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
         world = World()
-        async with asyncio.timeout(20):
-            await world.driver.open()
-            try:
-                await body(world)
-            finally:
-                await world.driver.close()
+        await driven(world.driver, lambda: body(world))
 
     asyncio.run(main())
 
