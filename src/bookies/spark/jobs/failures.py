@@ -46,7 +46,7 @@ def told() -> Iterator[None]:
 
     That text is a note of the exception, for whoever wants the trace.
     """
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
