@@ -120,7 +120,7 @@ def api_page() -> str:
     kinds = [each for each in found.values() if inspect.isclass(each)]
     errors = [each for each in kinds if issubclass(each, BaseException)]
     enums = [each for each in kinds if issubclass(each, enum.Enum)]
-    parts += ["## Functions\n", *(_function(name, found[name], "###") for name in ("connect", "local"))]
+    parts += ["## Functions\n", *(_function(name, found[name], "###") for name in ("connect", "local", "run"))]
     parts.append(_function("blocking.connect", bookies.blocking.connect, "###"))
     parts.append(_function("apache.client_options", bookies.apache.client_options, "###"))
     parts.append(_class(bookies.apache.ClientOptions).replace("## ClientOptions", "### apache.ClientOptions", 1))

@@ -33,6 +33,7 @@ import os
 import random
 import sys
 import time
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,8 @@ class Drive:
         self.entries = self.bytes = self.errors = 0
         self.ledger_id = -1
         self.latencies = Histogram()
+        # What was counted, seconds and entries of each: it becomes `latencies` when nothing is measured any more.
+        self._seconds, self._counts = array("d"), array("q")
         self.elapsed = self._began = 0.0
         self.until = 0.0  # when what is read now ends
 
@@ -79,9 +82,12 @@ class Drive:
         if self.is_counting:
             self.entries += entries
             self.bytes += size
-            self.latencies.record(time.perf_counter() - since, entries)
+            self._seconds.append(time.perf_counter() - since)
+            self._counts.append(entries)
 
     def report(self) -> None:
+        for seconds, entries in zip(self._seconds, self._counts, strict=True):
+            self.latencies.record(seconds, entries)
         p50, p99 = self.latencies.percentiles((0.5, 0.99))
         event(
             "result",

@@ -122,6 +122,7 @@ if TYPE_CHECKING:
     from bookies.protocol.log import Position as Position
     from bookies.protocol.log import Segment as Segment
     from bookies.protocol.replicate import Replacement as Replacement
+    from bookies.runtime.aio import run as run
 
 # Public name -> module that defines it.
 _LAZY = {
@@ -177,6 +178,7 @@ _LAZY = {
     "blocking": "bookies.client",
     "connect": "bookies.client.connect",
     "local": "bookies.admin.local_cluster",
+    "run": "bookies.runtime.aio",
 }
 
 __all__ = [
@@ -290,6 +292,7 @@ __all__ = [
     "blocking",
     "connect",
     "local",
+    "run",
 ]
 
 
