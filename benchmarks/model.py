@@ -314,7 +314,7 @@ def of_constants(given: Constants, measured: Mapping[str, Any]) -> str:
         ["bookies, the same", _read(given.bookies_read_us), "fitted to the reads"],
         ["client, a batch with one entry", f"{number(given.client_batch_us)} us", "1,000 ledgers, one in flight each"],
         ["bookies, the same, all replicas", f"{number(given.bookies_batch_us)} us", "the same"],
-        ["to the journal's device", parts(given.journal_bytes, "B"), "fitted: bytes to disks less the next line"],
+        ["to the journal's device", parts(given.journal_bytes, "B"), "fitted: bytes to files less the next line"],
         ["to the entry log's device", parts(given.log_bytes, "B"), "fitted: growth of the ledger directories"],
         ["through the network", parts(given.wire_bytes, "B"), "fitted: bytes on loopback"],
         ["disk here", f"{given.disk / 1e6:,.0f} MB/s", "the most that three writers of 1 MiB, or a cell, got"],

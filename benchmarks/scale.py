@@ -156,7 +156,7 @@ class Team:
 
         As `Stage.drive`; and for everybody together: `used` and `busy` (processors that this cluster and its clients,
         and that anybody used), `client_cores`, `bookie_cores` (of the one that used most), `journal_per_payload`,
-        `log_per_payload` (bytes to disks), `loopback_per_entry` (bytes of anybody's).
+        `log_per_payload`, `filed_per_payload` (bytes to files), `loopback_per_entry` (bytes of anybody's).
         """
         for process in self._team:
             self._wait(process, "ready")
@@ -186,19 +186,28 @@ class Team:
 
     def _look(self) -> Look:
         own = [processes.usage(process.pid) for process in self._team]
-        bookies = [processes.usage(pid) for pid in self._cluster.pids()]
+        pids = self._cluster.pids()
+        bookies = [processes.usage(pid) for pid in pids]
         homes = [bookie.home for bookie in self._cluster.bookies]
-        return Look(time.perf_counter(), own, bookies, sum(map(logged, homes)), busy_s(), loopback())
+        return Look(
+            time.perf_counter(),
+            own,
+            bookies,
+            processes.device_written(self._cluster.directory),
+            sum(map(processes.filed_bytes, pids)),
+            sum(map(logged, homes)),
+            busy_s(),
+            loopback(),
+        )
 
     def _values(self, before: Look, after: Look, results: Sequence[Mapping[str, float]]) -> dict[str, float]:
         elapsed = after.at - before.at
         clients = [b.cpu_s - a.cpu_s for a, b in zip(before.clients, after.clients, strict=True)]
         bookies = [b.cpu_s - a.cpu_s for a, b in zip(before.bookies, after.bookies, strict=True)]
-        written = sum(b.written_bytes - a.written_bytes for a, b in zip(before.bookies, after.bookies, strict=True))
         costs = Costs(
             sum(clients),
             sum(bookies),
-            written,
+            after.written - before.written,
             max(each.resident_mb for each in after.clients),
             max(each.resident_mb for each in after.bookies),
         )
@@ -218,18 +227,23 @@ class Team:
             "loopback_per_entry": (after.loopback - before.loopback) / whole["entries"],
         }
         if whole["bytes"]:
+            # What files were given, not what had reached the device by then: most of a log follows half a minute later.
             found["log_per_payload"] = (after.logged - before.logged) / whole["bytes"]
-            found["journal_per_payload"] = found["written_per_payload"] - found["log_per_payload"]
+            found["filed_per_payload"] = (after.filed - before.filed) / whole["bytes"]
+            found["journal_per_payload"] = found["filed_per_payload"] - found["log_per_payload"]
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """At one moment. `logged`: bytes in entry logs and indexes; `busy_s`: of all processors; `loopback`: bytes."""
+    """At one moment. `written`: bytes to the device; `filed`: bytes that bookies gave the kernel for files, `logged`:
+    those in entry logs and indexes; `busy_s`: of all processors; `loopback`: bytes."""
 
     at: float
     clients: list[processes.Usage]
     bookies: list[processes.Usage]
+    written: int
+    filed: int
     logged: int
     busy_s: float
     loopback: int
@@ -401,7 +415,7 @@ def costs(measured: Mapping[str, Any]) -> str:
     """Markdown: what each cell cost."""
     cores = measured["cores"]
     head = "| case | bookies | clients | entries/s | clients, CPU s for 1,000,000 entries | bookies, the same |"
-    head += " processors, % | in all, % | B to disks for each of payload | p50, ms |"
+    head += " processors, % | in all, % | B to files for each of payload | p50, ms |"
     lines = [head, f"|---|{'---:|' * 9}"]
     for cell in (each for each in measured["cells"] if each["rates"]):
         columns = (
@@ -409,7 +423,7 @@ def costs(measured: Mapping[str, Any]) -> str:
             number(cell["client_cpu_us"]),
             number(cell["bookies_cpu_us"]),
             f"{100 * cell['used'] / cores:.0f} | {100 * cell['busy'] / cores:.0f}",
-            number(cell["written_per_payload"]) if "written_per_payload" in cell else NOTHING,
+            number(cell["filed_per_payload"]) if "filed_per_payload" in cell else NOTHING,
             number(cell["p50_us"] / 1000) if cell["p50_us"] else NOTHING,
         )
         lines.append(f"| {cell['case']} | {' | '.join(columns)} |")

@@ -151,7 +151,7 @@ class Stage:
         """One run of a driver on the contestant's cluster (or `cluster`). Raises `DriveFailed`.
 
         Of what it measured: entries_per_s, p50_us, p99_us; client_cpu_us, bookies_cpu_us and their sum cpu_us, for
-        each entry; written_per_payload (bytes that bookies had written to disks for each of payload), disk_mb_s;
+        each entry; written_per_payload (bytes that reached the device for each of payload), disk_mb_s;
         client_mb and bookie_mb (the largest), at the end; ledger.
         """
         cluster = cluster or self.cluster(contestant)
@@ -184,8 +184,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Between "begin" and "end": CPU seconds of the client and of all bookies, bytes these had written to disks; then
-    the memory of the client and of the largest bookie, MB."""
+    """Between "begin" and "end": CPU seconds of the client and of all bookies, bytes written to the bookies' device;
+    then the memory of the client and of the largest bookie, MB."""
 
     client_cpu_s: float = 0.0
     bookies_cpu_s: float = 0.0
@@ -204,7 +204,8 @@ class Watched:
     def result(self) -> dict[str, Any] | None:
         assert self._process.stdout is not None
         assert self._process.stdin is not None
-        before: list[processes.Usage] = []
+        before, written = list[processes.Usage](), 0
+        directory = self._cluster.directory
         result: dict[str, Any] | None = None
         for line in self._process.stdout:
             if not line.startswith("{"):
@@ -214,13 +215,14 @@ class Watched:
             except ValueError:
                 raise DriveFailed(f"the driver ended in the middle of a line: {line!r}") from None
             if fact["event"] == "ready":
-                processes.drop_pages([self._cluster.directory])
+                processes.drop_pages([directory])
                 self._process.stdin.write("\n")
                 self._process.stdin.flush()
             elif fact["event"] == "begin":
-                before = self._usage()
+                before, written = self._usage(), processes.device_written(directory)
             elif fact["event"] == "end":
-                self.costs = _between(before, self._usage())
+                written = processes.device_written(directory) - written
+                self.costs = _between(before, self._usage(), written)
             else:
                 result = fact
         return result
@@ -229,10 +231,9 @@ class Watched:
         return [processes.usage(pid) for pid in (self._process.pid, *self._cluster.pids())]
 
 
-def _between(before: Sequence[processes.Usage], after: Sequence[processes.Usage]) -> Costs:
+def _between(before: Sequence[processes.Usage], after: Sequence[processes.Usage], written: int) -> Costs:
     """The client comes first."""
     cpu = [b.cpu_s - a.cpu_s for a, b in zip(before, after, strict=True)]
-    written = sum(b.written_bytes - a.written_bytes for a, b in zip(before[1:], after[1:], strict=True))
     return Costs(cpu[0], sum(cpu[1:]), written, after[0].resident_mb, max(each.resident_mb for each in after[1:]))
 
 
