@@ -13,17 +13,18 @@ Source: wire-protocol 1.1, 1.2, 5.11.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Protocol, cast
 
-from bookies.bookie.pressure import PARTIAL_SIZE_MIN, Intake
+from bookies.bookie.pressure import PARTIAL_SIZE_MIN, Intake, ReadShare
 from bookies.errors import RemoteProtocolError, Status
 from bookies.runtime.events import Events
 from bookies.wire.messages import Buffer, Request, Response, StartTlsRequest, StartTlsResponse
 from bookies.wire.server import RequestDecoder, encode_response
 
 JOIN_SIZE_MAX = 64 * 1024  # responses of up to so many bytes are joined into one buffer; larger ones go as they are
-UNSENT_SIZE_MAX = 1024 * 1024  # bytes that may wait in a socket's buffer in our memory before we stop reading from it
+UNSENT_SIZE_MIN = 64 * 1024  # bytes for the socket in our memory from which on answers count as not taken
+UNSENT_SIZE_MAX = 1024 * 1024  # from which on we stop reading from the socket, too
 TASKS_MAX = 10_000  # requests of one connection that wait before we stop reading from it, until half are answered
 LINGER_S = 2.0  # how long a closed connection may take to fetch its last answers
 STALL_S = 30.0  # a peer that takes no answers for so long is given up; what it asked for is memory
@@ -41,8 +42,7 @@ class Service(Protocol):
 class Connection(asyncio.Protocol):
     """One accepted connection.
 
-    `answer_size`: bytes of read answers that wait for the peer to take them; `on_answers_sent` is told when they went.
-    `is_pressed`: whether other reads wait because too many such answers do.
+    `share`: its part of the read budget, told when the peer has taken answers to reads and when it leaves them here.
     """
 
     def __init__(
@@ -51,21 +51,20 @@ class Connection(asyncio.Protocol):
         intake: Intake,
         events: Events,
         frame_size_max: int,
-        on_answers_sent: Callable[[int], None],
-        is_pressed: Callable[[], bool] = lambda: False,
+        share: ReadShare,
     ) -> None:
         self.is_closed = False
+        self.share = share
         self.peer = "?"
         self._service = service
         self._intake = intake
         self._events = events
         self._decoder = RequestDecoder(frame_size_max)
-        self._on_answers_sent = on_answers_sent
-        self._is_pressed = is_pressed
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._output: list[Buffer] = []
         self._is_flush_scheduled = False
+        self._is_slow = False  # the peer leaves answers here
         self._is_writing_paused = False
         self._is_reading_paused = False
         self._holds_partial_frame = False
@@ -82,7 +81,7 @@ class Connection(asyncio.Protocol):
         """Send a response with this turn's others. `answer_size`: its bytes in the read budget, until they are sent."""
         if self.is_closed:
             if answer_size:
-                self._on_answers_sent(answer_size)
+                self.share.release(answer_size)
             return
         self._output += encode_response(response)
         self._answer_size += answer_size
@@ -130,8 +129,8 @@ class Connection(asyncio.Protocol):
 
     def update_reading(self) -> None:
         """Pause or resume reading, after one of its reasons changed."""
-        is_full = self._intake.is_paused or self._is_writing_paused or self._has_many_tasks
-        should_pause = is_full and not self.is_closed
+        is_left = self._is_writing_paused or (self._is_slow and self.share.is_waiting)
+        should_pause = (self._intake.is_paused or is_left or self._has_many_tasks) and not self.is_closed
         if should_pause is self._is_reading_paused or self._transport is None or self._transport.is_closing():
             return
         self._is_reading_paused = should_pause
@@ -143,7 +142,7 @@ class Connection(asyncio.Protocol):
     # -- what the transport calls --------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)  # uvloop's is none by name
-        transport.set_write_buffer_limits(high=UNSENT_SIZE_MAX)
+        transport.set_write_buffer_limits(high=UNSENT_SIZE_MIN)
         address = transport.get_extra_info("peername")
         if isinstance(address, tuple):
             self.peer = f"{address[0]}:{address[1]}"
@@ -168,18 +167,22 @@ class Connection(asyncio.Protocol):
             size = held_size if self._holds_partial_frame else 0
             self._intake.partial_frames.changed(self, size, is_new=bool(requests))
         self._service.handle(self, requests)
+        if self._is_slow:
+            self.update_reading()
 
     def pause_writing(self) -> None:
-        self._is_writing_paused = True
+        self._is_slow = True
         self._taken_at = self._loop.time()
         self._watch_stall()
+        self.share.stuck(True)
         self.update_reading()
 
     def resume_writing(self) -> None:
-        self._is_writing_paused = False
+        self._is_slow = self._is_writing_paused = False
         if self._stall is not None:
             self._stall.cancel()
         self._answers_went()
+        self.share.stuck(False)
         self.update_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -203,8 +206,11 @@ class Connection(asyncio.Protocol):
             self._transport.write(b"".join(output))
         else:
             self._transport.writelines(output)
-        if not self._is_writing_paused:
+        if not self._is_slow:
             self._answers_went()
+        elif not self._is_writing_paused and self._transport.get_write_buffer_size() > UNSENT_SIZE_MAX:
+            self._is_writing_paused = True
+            self.update_reading()
 
     def _watch_stall(self) -> None:
         """Give the peer up when it takes nothing for too long."""
@@ -215,7 +221,7 @@ class Connection(asyncio.Protocol):
             self._taken_at = now
         self._unsent_size = unsent_size
         seconds = now - self._taken_at
-        if seconds >= (STALL_PRESSED_S if self._is_pressed() else STALL_S):
+        if seconds >= (STALL_PRESSED_S if self._answer_size and self.share.is_pressed else STALL_S):
             self._events.warning(
                 "connection.stalled", peer=self.peer, answer_size=self._answer_size, seconds=round(seconds, 1)
             )
@@ -226,7 +232,7 @@ class Connection(asyncio.Protocol):
     def _answers_went(self) -> None:
         if self._answer_size:
             size, self._answer_size = self._answer_size, 0
-            self._on_answers_sent(size)
+            (self.share.release if self.is_closed else self.share.sent)(size)
 
     def _set_closed(self) -> None:
         if self.is_closed:

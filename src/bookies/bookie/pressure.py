@@ -1,7 +1,8 @@
 """How much a bookie has in hand, and who waits: `Intake` for adds, `ReadBudget` for read answers.
 
 Both bound memory in bytes by making the outside wait, not by refusing: adds by leaving them in the senders' sockets,
-reads by starting them later. Only a queue of reads that has become absurd is refused. Source: wire-protocol 5.11.
+reads by starting them later, connections in turn. Only a queue of reads that has become absurd is refused.
+Source: wire-protocol 5.11.
 
 `PartialFrames` bounds what nobody can wait for: requests whose end may never come.
 """
@@ -13,7 +14,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-READS_WAITING_MAX = 10_000
+READS_WAITING_MAX = 10_000  # of all connections of a kind, unless one has few itself
+READS_WAITING_EACH = 10
+READS_AT_DISK_MAX = 64  # reads whose answers' sizes are not known yet
+FIRST_SIZE_GUESS = 1024 * 1024  # bytes of an entry on a connection that has read none
+SIZE_GUESS_MIN = 16 * 1024
 PARTIAL_SIZE_MIN = 64 * 1024  # bytes of an incomplete request that are worth counting
 
 
@@ -148,63 +153,217 @@ class Intake:
             connection.update_reading()
 
 
-class ReadBudget:
-    """Bytes of read answers in memory, from before the disk is asked until the socket has taken them.
+class _Pool:
+    """A part of the read budget and the connections that share it; those whose reads wait are served in turn."""
 
-    First come, first served: while anyone waits, newcomers wait behind. One answer always fits an empty budget.
-    """
-
-    def __init__(self, size_max: int) -> None:
+    def __init__(self, size_max: int, share_max: int) -> None:
         self.size = 0
         self.size_max = size_max
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    @property
-    def is_overrun(self) -> bool:
-        """So many reads wait that another one would only time out."""
-        return len(self._waiting) >= READS_WAITING_MAX
+        self.share_max = share_max  # of one connection that has something already
+        self.at_disk = 0
+        self.waiting = 0
+        self.queue: deque[ReadShare] = deque()  # those whose next read waits for others
 
     @property
     def is_pressed(self) -> bool:
-        """Reads wait for others to be sent."""
+        """Reads wait until peers have taken the answers to others."""
+        return bool(self.queue) and not self.fits(self.queue[0].size_next)
+
+    def fits(self, size: int) -> bool:
+        """One answer always fits an empty pool."""
+        return self.size == 0 or self.size + size <= self.size_max
+
+    def serve(self) -> None:
+        """Let begin what has room now, one read of each connection after the other.
+
+        Called whenever something may have changed, so that the first in the queue always has a read that waits.
+        """
+        queue = self.queue
+        while queue:
+            share = queue[0]
+            if not share.is_next():
+                queue.popleft()
+            elif share.maybe_begin_next():
+                queue.rotate(-1)
+            else:
+                return
+
+
+class ReadBudget:
+    """Bytes of read answers in memory, from before the disk is asked until the sockets have taken them.
+
+    Half is for connections that have taken an answer, half for those that have not yet, and each of these gets one
+    answer at a time: many that ask and take nothing keep each other waiting, and nobody else. In each half connections
+    take turns. A connection gets a sixteenth of all, or one answer if that is larger, and nothing more while it does
+    not take what is there. One answer always fits an empty half, and one a connection that has none.
+
+    What an entry will take is known when it has been read, so until then it counts as what the connection read last,
+    and only `READS_AT_DISK_MAX` of each half are at the disk.
+    """
+
+    def __init__(self, size_max: int) -> None:
+        self._takers = _Pool(size_max // 2, size_max // 16)
+        self._newcomers = _Pool(size_max // 2, 0)
+
+    @property
+    def size(self) -> int:
+        return self._takers.size + self._newcomers.size
+
+    @property
+    def waiting(self) -> int:
+        """How many reads wait."""
+        return self._takers.waiting + self._newcomers.waiting
+
+    def new_share(self) -> ReadShare:
+        """For a connection."""
+        return ReadShare(self._newcomers, self._takers)
+
+
+class ReadShare:
+    """What one connection has of the read budget.
+
+    Reads whose size is known call `maybe_take`; others `wait_begin` before and `end` after the disk was asked. `sent`
+    says that the peer has taken answers, `release` that nobody wants them any more.
+    """
+
+    def __init__(self, newcomers: _Pool, takers: _Pool) -> None:
+        self.size = 0
+        self.size_guess = FIRST_SIZE_GUESS  # what an entry is taken for until it is there
+        self._pool = newcomers
+        self._takers = takers
+        self._at_disk = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._is_queued = False
+        self._is_stuck = False
+
+    @property
+    def is_overrun(self) -> bool:
+        """So many reads wait, not only of others, that another one would only time out."""
+        return self._pool.waiting >= READS_WAITING_MAX and len(self._waiting) >= READS_WAITING_EACH
+
+    @property
+    def is_pressed(self) -> bool:
+        """Reads of connections like this one wait until peers have taken the answers to others."""
+        return self._pool.is_pressed
+
+    @property
+    def is_waiting(self) -> bool:
         return bool(self._waiting)
 
     def take(self, size: int) -> None:
         """Count bytes that are there already."""
         self.size += size
+        self._pool.size += size
 
     def maybe_take(self, size: int) -> bool:
-        """Count them if they fit and nobody waits."""
-        if self._waiting or not self._fits(size):
+        """Count them if they fit and nobody waits for room."""
+        if self._waiting or self._pool.is_pressed or not self._has_room(size) or not self._pool.fits(size):
             return False
-        self.size += size
+        self.take(size)
         return True
 
-    async def wait_take(self, size: int) -> None:
-        """Wait until they fit, then count them."""
-        if self.maybe_take(size):
+    async def wait_begin(self, size: int) -> None:
+        """Wait until the disk may be asked for about so many bytes, then count them."""
+        if self._pool.at_disk < READS_AT_DISK_MAX and self.maybe_take(size):
+            self._at_disk += 1
+            self._pool.at_disk += 1
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size, turn))
+        self._pool.waiting += 1
+        self._queue()
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():  # It was our turn in the very moment the client left.
-                self.release(size)
+                self.end(size, 0)
+            else:
+                self._forget_gone()
+                self._pool.serve()  # Whoever waited behind it may fit.
             raise
 
-    def release(self, size: int) -> None:
-        """The socket has taken them, or nobody wants them any more."""
-        self.size -= size
-        assert self.size >= 0
-        while self._waiting:
-            wanted, turn = self._waiting[0]
-            if not turn.done():
-                if not self._fits(wanted):
-                    return
-                self.size += wanted
-                turn.set_result(None)
-            self._waiting.popleft()
+    def end(self, guess: int, size: int) -> None:
+        """The disk has answered with `size` bytes where `guess` were counted."""
+        self._at_disk -= 1
+        self._pool.at_disk -= 1
+        self._changed(size - guess)
 
-    def _fits(self, size: int) -> bool:
-        return self.size == 0 or self.size + size <= self.size_max
+    def learn(self, size: int) -> None:
+        """An entry had so many bytes; the next ones are taken for as large, and forgotten by and by."""
+        self.size_guess = max(size, self.size_guess // 2, SIZE_GUESS_MIN)
+
+    def release(self, size: int) -> None:
+        """Nobody wants them any more."""
+        self._changed(-size)
+
+    def sent(self, size: int) -> None:
+        """The peer has taken them, so it takes its answers."""
+        if self._pool is not self._takers:
+            self._move(self._takers)
+        self._changed(-size)
+
+    def stuck(self, is_stuck: bool) -> None:
+        """Whether the peer leaves what it asked for in our memory: then it gets nothing more."""
+        self._is_stuck = is_stuck
+        self._queue()
+        self._pool.serve()
+
+    # -- for the pool --------------------------------------------------------------------------------------------
+    @property
+    def size_next(self) -> int:
+        """Bytes that the first of the waiting reads counts for."""
+        return self._waiting[0][0]
+
+    def is_next(self) -> bool:
+        """Whether there is a read that waits for others only; otherwise it leaves the queue."""
+        self._forget_gone()
+        self._is_queued = bool(self._waiting) and self._has_room(self.size_next)
+        return self._is_queued
+
+    def maybe_begin_next(self) -> bool:
+        """Let it begin if it fits."""
+        size, turn = self._waiting[0]
+        pool = self._pool
+        if pool.at_disk >= READS_AT_DISK_MAX or not pool.fits(size):
+            return False
+        self._waiting.popleft()
+        pool.waiting -= 1
+        self._at_disk += 1
+        pool.at_disk += 1
+        self.take(size)
+        turn.set_result(None)
+        return True
+
+    # -- inside --------------------------------------------------------------------------------------------------
+    def _has_room(self, size: int) -> bool:
+        """As far as this connection is concerned."""
+        return not self._is_stuck and (self.size == 0 or self.size + size <= self._pool.share_max)
+
+    def _forget_gone(self) -> None:
+        """Clients leave with all they asked for, so those who are gone come first sooner or later."""
+        while self._waiting and self._waiting[0][1].done():
+            self._waiting.popleft()
+            self._pool.waiting -= 1
+
+    def _queue(self) -> None:
+        if self._waiting and not self._is_queued and self._has_room(self.size_next):
+            self._is_queued = True
+            self._pool.queue.append(self)
+
+    def _changed(self, size: int) -> None:
+        self.size += size
+        self._pool.size += size
+        assert self.size >= 0
+        self._queue()
+        self._pool.serve()
+
+    def _move(self, pool: _Pool) -> None:
+        old, self._pool = self._pool, pool
+        if self._is_queued:
+            old.queue.remove(self)
+            self._is_queued = False
+        for each, sign in ((old, -1), (pool, 1)):
+            each.size += sign * self.size
+            each.at_disk += sign * self._at_disk
+            each.waiting += sign * len(self._waiting)
+        old.serve()

@@ -15,7 +15,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from bookies.bookie.connection import Connection
-from bookies.bookie.pressure import ReadBudget
 from bookies.config import BookieConfig
 from bookies.errors import BookieBusy, BookKeeperError, EntryNotFound, LedgerUnknownToBookie, Status, status_of_error
 from bookies.model import LAST_ENTRY
@@ -37,7 +36,6 @@ from bookies.wire.messages import (
 
 LONG_POLL_MS_MAX = 24 * 60 * 60 * 1000
 LONG_POLLS_MAX = 20_000  # that wait, of all clients; each takes some kilobytes
-READ_SIZE_GUESS = 64 * 1024  # what a single read is taken for until its entry is there
 BATCH_RESPONSE_OVERHEAD = 36  # length word, header, ids, request id: part of the size a batch read asks for
 
 _Waiting = ReadRequest | BatchReadRequest | ReadLacRequest | ListEntriesRequest
@@ -46,11 +44,8 @@ _Waiting = ReadRequest | BatchReadRequest | ReadLacRequest | ListEntriesRequest
 class Reads:
     """The reading requests of all connections of one bookie."""
 
-    def __init__(
-        self, store: LedgerStore, budget: ReadBudget, config: BookieConfig, clock: Clock, events: Events
-    ) -> None:
+    def __init__(self, store: LedgerStore, config: BookieConfig, clock: Clock, events: Events) -> None:
         self._store = store
-        self._budget = budget
         self._clock = clock
         self._events = events
         self._batch_read_size_max = min(config.batch_read_size_max, config.frame_size_max)
@@ -58,7 +53,7 @@ class Reads:
 
     def read(self, connection: Connection, request: ReadRequest) -> None:
         """A single entry, plain, fencing or long poll. Source: wire-protocol 5.5 to 5.7."""
-        refusal = self._refusal(request)
+        refusal = self._refusal(connection, request)
         durable = None
         if refusal is None:
             try:
@@ -96,13 +91,13 @@ class Reads:
         self._store.fence(request.ledger_id, request.master_key, done)
         return durable
 
-    def _refusal(self, request: ReadRequest | BatchReadRequest) -> Status | None:
+    def _refusal(self, connection: Connection, request: ReadRequest | BatchReadRequest) -> Status | None:
         """Why a read is not even tried. Source: wire-protocol 2.6, 5.6, 9."""
         if request.ledger_id < 0:
             return Status.BAD_REQUEST
         if request.is_fencing:
             return Status.UNAUTHORIZED if request.master_key is None else None
-        if self._budget.is_overrun:
+        if connection.share.is_overrun:
             return Status.TOO_MANY_REQUESTS
         if request.entry_id >= 0:
             return None
@@ -113,7 +108,7 @@ class Reads:
     def _maybe_read_cached(self, connection: Connection, request: ReadRequest) -> bool:
         """Answer at once what the write cache holds (recovery, tailing readers)."""
         body = self._store.read_cached(request.ledger_id, request.entry_id)
-        if body is None or not self._budget.maybe_take(len(body)):
+        if body is None or not connection.share.maybe_take(len(body)):
             return False
         response = ReadResponse(request.version, 0, Status.OK, request.ledger_id, request.entry_id, body)
         connection.respond(response, len(body))
@@ -123,42 +118,45 @@ class Reads:
         self, connection: Connection, request: ReadRequest, durable: asyncio.Future[None] | None
     ) -> None:
         """Read and answer; v3 tells its LAC too, unless it fences."""
-        body = await self._read_body(request.ledger_id, request.entry_id, durable)
+        body = await self._read_body(connection, request.ledger_id, request.entry_id, durable)
         response = ReadResponse(request.version, request.txn_id, Status.OK, request.ledger_id, request.entry_id, body)
         try:
             if request.version == 3 and durable is None:
                 response.max_lac = await self._store.last_add_confirmed(request.ledger_id)
         except BaseException:
-            self._budget.release(len(body))
+            connection.share.release(len(body))
             raise
         connection.respond(response, len(body))
 
-    async def _read_body(self, ledger_id: int, entry_id: int, durable: asyncio.Future[None] | None = None) -> bytes:
+    async def _read_body(
+        self, connection: Connection, ledger_id: int, entry_id: int, durable: asyncio.Future[None] | None = None
+    ) -> bytes:
         """An entry, counted in the read budget: the caller passes its size to `respond` or releases it.
 
         A fencing read does not wait for its turn, and its outcome, a missing entry too, is withheld until the fence
         is durable: clients take both for the fence's acknowledgement (F-42).
         """
-        guess = 0
+        share = connection.share
         if durable is None:
-            await self._budget.wait_take(READ_SIZE_GUESS)
-            guess = READ_SIZE_GUESS
-        body: bytes | None = None
-        missing: BookKeeperError | None = None
-        try:
+            guess, size = share.size_guess, 0
+            await share.wait_begin(guess)
             try:
                 body = await self._store.read(ledger_id, entry_id)
-            except (EntryNotFound, LedgerUnknownToBookie) as error:
-                missing = error
-            if durable is not None:
-                await durable
-            if missing is not None:
-                raise missing
-            assert body is not None
-            self._budget.take(len(body))
-            return body
-        finally:
-            self._budget.release(guess)
+                size = len(body)
+                share.learn(size)
+                return body
+            finally:
+                share.end(guess, size)
+        missing: BookKeeperError | None = None
+        try:
+            body = await self._store.read(ledger_id, entry_id)
+        except (EntryNotFound, LedgerUnknownToBookie) as error:
+            missing = error
+        await durable
+        if missing is not None:
+            raise missing
+        share.take(len(body))
+        return body
 
     async def _long_poll(self, connection: Connection, request: ReadRequest, previous_lac: int) -> None:
         """Wait until the LAC passes `previous_lac`, the ledger is fenced, or the time is up. Source: wire-protocol 5.7.
@@ -191,7 +189,7 @@ class Reads:
         size = 0
         if last_add_confirmed > previous_lac >= -1:
             try:
-                response.body = body = await self._read_body(request.ledger_id, previous_lac + 1)
+                response.body = body = await self._read_body(connection, request.ledger_id, previous_lac + 1)
                 response.entry_id = previous_lac + 1
                 size = len(body)
             except EntryNotFound:
@@ -217,7 +215,7 @@ class Reads:
 
     def batch_read(self, connection: Connection, request: BatchReadRequest) -> None:
         """Consecutive entries, at least the first. Source: wire-protocol 5.9."""
-        refusal = self._refusal(request)
+        refusal = self._refusal(connection, request)
         durable = None
         if refusal is None:
             try:
@@ -234,11 +232,11 @@ class Reads:
     ) -> None:
         count_max = request.count_max if request.count_max > 0 else (1 << 31) - 1
         size_max = max(0, min(request.size_max, self._batch_read_size_max) - BATCH_RESPONSE_OVERHEAD)
+        share = connection.share
+        guess = max(size_max, share.size_guess)  # The first entry is read whatever its size.
         if durable is None:
             # The answer's memory is spoken for before the disk is asked, because many may be on their way.
-            await self._budget.wait_take(size_max)
-        else:
-            self._budget.take(size_max)
+            await share.wait_begin(guess)
         records = b""
         missing: BookKeeperError | None = None
         try:
@@ -250,9 +248,13 @@ class Reads:
                 await durable
             if missing is not None:
                 raise missing
-            self._budget.take(len(records))
+            if durable is not None:
+                share.take(len(records))
+            else:
+                share.learn(len(records))
         finally:
-            self._budget.release(size_max)
+            if durable is None:
+                share.end(guess, len(records))
         response = BatchReadResponse(
             request.version, request.txn_id, Status.OK, request.ledger_id, request.entry_id, records
         )
@@ -271,7 +273,7 @@ class Reads:
         if response.lac_body is not None or response.last_entry_body is not None:
             response.status = Status.OK
         size = len(response.last_entry_body or b"")
-        self._budget.take(size)
+        connection.share.take(size)
         connection.respond(response, size)
 
     def list_entries(self, connection: Connection, request: ListEntriesRequest) -> None:
@@ -280,7 +282,7 @@ class Reads:
     async def _list_ranges(self, connection: Connection, request: ListEntriesRequest) -> None:
         """Source: wire-protocol 5.10."""
         availability = pack_availability(await self._store.list_entries(request.ledger_id))
-        self._budget.take(len(availability))
+        connection.share.take(len(availability))
         response = ListEntriesResponse(request.version, request.txn_id, Status.OK, request.ledger_id, availability)
         connection.respond(response, len(availability))
 

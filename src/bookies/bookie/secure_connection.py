@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from bookies.bookie.connection import UNSENT_SIZE_MAX, Connection, Service
-from bookies.bookie.pressure import Intake
+from bookies.bookie.connection import UNSENT_SIZE_MIN, Connection, Service
+from bookies.bookie.pressure import Intake, ReadShare
 from bookies.bookie.security import Security
 from bookies.errors import RemoteProtocolError, Status, TlsFailed
 from bookies.runtime.events import Events
@@ -50,13 +50,10 @@ class SecureConnection(Connection):
         intake: Intake,
         events: Events,
         frame_size_max: int,
-        on_answers_sent: Callable[[int], None],
-        is_pressed: Callable[[], bool],
+        share: ReadShare,
     ) -> None:
         self._gate = security.gate()
-        super().__init__(
-            service if self._gate.is_open else _Guard(), intake, events, frame_size_max, on_answers_sent, is_pressed
-        )
+        super().__init__(service if self._gate.is_open else _Guard(), intake, events, frame_size_max, share)
         self._security = security
         self._is_direct = is_direct
         self._served_by = service
@@ -223,9 +220,9 @@ class SecureConnection(Connection):
     def _encrypted(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._decoder = RequestDecoder(self._frame_size_max)
-        transport.set_write_buffer_limits(high=UNSENT_SIZE_MAX)
+        transport.set_write_buffer_limits(high=UNSENT_SIZE_MIN)
         self._is_held = self._is_reading_paused = False
-        if self._is_writing_paused:
+        if self._is_slow:
             self.resume_writing()
         if not self._gate.is_open:
             certificate = transport.get_extra_info("peercert")

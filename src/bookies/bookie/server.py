@@ -83,7 +83,7 @@ class BookieServer:
             partial_size_max=max(config.adds_in_progress_size_max, PARTIAL_FRAMES * config.frame_size_max),
         )
         self._budget = ReadBudget(config.reads_in_progress_size_max)
-        reads = Reads(self.store, self._budget, config, runtime.clock, self._events)
+        reads = Reads(self.store, config, runtime.clock, self._events)
         self._handlers = Handlers(self.store, self.state, self._intake, reads, self._events)
         self._tasks = Tasks(self._fail)
         self._security: Security | None = None
@@ -261,8 +261,7 @@ class BookieServer:
             self._intake,
             self._events,
             self.config.frame_size_max,
-            self._budget.release,
-            lambda: self._budget.is_pressed,
+            self._budget.new_share(),
         )
         if self._security is None or not self._security.is_needed:
             return Connection(*parts)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bookies.bookie.connection import LINGER_S, STALL_CHECK_S, STALL_PRESSED_S, STALL_S, UNSENT_SIZE_MAX
+from bookies.bookie.connection import LINGER_S, STALL_CHECK_S, STALL_PRESSED_S, STALL_S, UNSENT_SIZE_MIN
 from bookies.errors import Status
 from bookies.wire.messages import AddResponses, BatchReadRequest, ReadRequest
 
@@ -108,7 +108,7 @@ def test_a_peer_that_takes_no_answers_is_not_read_from_and_then_given_up(
         for txn_id in range(20):
             slow.send(BatchReadRequest(2, txn_id, 1, 0, 1000, 1 << 20))
         await asyncio.sleep(1)
-        assert server._budget.size > UNSENT_SIZE_MAX
+        assert UNSENT_SIZE_MIN < server._budget.size < 1 << 20, "one answer, and the next ones wait"
         slow.send(adds(2, [0]))
         await asyncio.sleep(1)
         assert (await writer.ask(ReadRequest(2, 0, 2, 0))).status is Status.NO_LEDGER, "not even read"
@@ -133,12 +133,53 @@ def test_peers_that_take_no_answers_do_not_keep_others_waiting_for_long(world: W
             for txn_id in range(100):
                 greedy.send(BatchReadRequest(2, txn_id, 1, 0, 1000, 1 << 20))
         await asyncio.sleep(0.5)
-        assert server._budget.is_pressed
+        assert server._budget.waiting > 0
         begin = asyncio.get_running_loop().time()
         assert (await writer.ask(BatchReadRequest(2, 1, 1, 0, 1000, 1 << 20))).status is Status.OK
         # One after the other gets to the memory and is given up.
         assert asyncio.get_running_loop().time() - begin < 3 * (STALL_PRESSED_S + 2 * STALL_CHECK_S)
         assert server._budget.size <= 1 << 20
+
+    world.run(body)
+
+
+@pytest.mark.parametrize("has_taken", [False, True], ids=["newcomers", "some who took answers before"])
+def test_peers_that_take_no_answers_hold_up_nobody_who_does(world: World, has_taken: bool) -> None:
+    """Large entries, of which nobody knows the size before: what they take of memory has its bound, too."""
+    limit = 16 << 20
+
+    async def body(world: World) -> None:
+        server = await world.start(reads_in_progress_size_max=limit, write_cache_size=1 << 20)
+        good = await world.connect(server)
+        for entry_id in range(12):
+            await good.add(adds(1, [entry_id], size=1_000_000))
+        assert (await good.ask(ReadRequest(2, 0, 1, 0))).status is Status.OK
+        most = 0
+
+        async def watch() -> None:
+            nonlocal most
+            while True:
+                most = max(most, server._budget.size)
+                await asyncio.sleep(0.0001)
+
+        watcher = asyncio.create_task(watch())
+        greedy = [await world.connect(server) for _ in range(4 if has_taken else 50)]
+        for client in greedy:
+            if has_taken:
+                assert (await client.ask(ReadRequest(2, 0, 1, 0))).status is Status.OK
+            client.transport.pause_reading()
+            client.send(*[ReadRequest(2, 0, 1, number % 12) for number in range(100)])
+        await asyncio.sleep(0.2)
+        clock = asyncio.get_running_loop()
+        for entry_id in range(12):
+            begin = clock.time()
+            assert (await good.ask(ReadRequest(2, 0, 1, entry_id))).status is Status.OK
+            assert clock.time() - begin < STALL_CHECK_S / 2
+        watcher.cancel()
+        assert len(server._intake.connections()) == len(greedy) + 1, "nobody had to be given up for that"
+        assert limit // 4 < most <= limit
+        for client in greedy:
+            client.transport.abort()
 
     world.run(body)
 

@@ -143,7 +143,7 @@ def check_nothing_is_left(server: BookieServer) -> None:
     assert server.state.may_serve()
     assert server._intake.adds_size == 0
     assert server._budget.size == 0
-    assert not server._budget.is_overrun
+    assert server._budget.waiting == 0
     assert server._intake.partial_frames.size == 0
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from bookies.bookie.pressure import READS_WAITING_MAX, Intake, ReadBudget
+from bookies.bookie.pressure import (
+    READS_AT_DISK_MAX,
+    READS_WAITING_MAX,
+    SIZE_GUESS_MIN,
+    Intake,
+    ReadBudget,
+    ReadShare,
+)
 
 
 class FakeStore:
@@ -116,69 +123,195 @@ def test_a_stopped_intake_never_resumes_and_says_when_all_is_answered() -> None:
     asyncio.run(main())
 
 
-def test_reads_wait_in_order_for_bytes() -> None:
+def new_taker(budget: ReadBudget) -> ReadShare:
+    """The share of a connection that has taken an answer."""
+    share = budget.new_share()
+    share.take(1)
+    share.sent(1)
+    return share
+
+
+async def turns() -> None:
+    """Long enough for everybody who may go on."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_connections_take_turns() -> None:
     async def main() -> None:
-        budget = ReadBudget(100)
+        budget = ReadBudget(3200)
         order: list[str] = []
 
-        async def read(name: str, size: int) -> None:
-            await budget.wait_take(size)
+        async def read(name: str, share: ReadShare, size: int) -> None:
+            await share.wait_begin(size)
             order.append(name)
+            share.end(size, 0)
 
-        await budget.wait_take(60)
-        large = asyncio.create_task(read("large", 90))
-        small = asyncio.create_task(read("small", 10))
-        await asyncio.sleep(0)
-        assert not budget.maybe_take(1), "nobody overtakes those who wait"
-        budget.release(60)
-        await asyncio.gather(large, small)
-        assert order == ["large", "small"]
-        assert budget.size == 100
+        busy = [new_taker(budget) for _ in range(8)]
+        for share in busy:
+            share.take(200)
+        greedy, modest = new_taker(budget), new_taker(budget)
+        tasks = [asyncio.create_task(read(f"greedy {number}", greedy, 150)) for number in range(3)]
+        await turns()
+        tasks.append(asyncio.create_task(read("modest", modest, 200)))
+        await turns()
+        assert not modest.maybe_take(1), "nobody overtakes those who wait"
+        assert budget.waiting == 4
+        busy[0].release(200)
+        await asyncio.gather(*tasks)
+        assert order == ["greedy 0", "modest", "greedy 1", "greedy 2"]
+        assert budget.size == 7 * 200
 
     asyncio.run(main())
 
 
 def test_one_answer_always_fits() -> None:
     async def main() -> None:
-        budget = ReadBudget(100)
-        await budget.wait_take(5000)
-        assert budget.size == 5000
-        assert not budget.maybe_take(1)
-        budget.release(5000)
-        assert budget.maybe_take(100)
+        budget = ReadBudget(1600)
+        for share in (budget.new_share(), new_taker(budget)):
+            await share.wait_begin(5000)
+            share.end(5000, 6000)
+            assert not share.maybe_take(1)
+            share.release(6000)
+            assert share.maybe_take(100)
 
     asyncio.run(main())
+
+
+def test_a_newcomer_gets_one_answer_and_who_takes_it_a_sixteenth() -> None:
+    async def main() -> None:
+        budget = ReadBudget(1600)
+        share = budget.new_share()
+        assert share.maybe_take(10)
+        assert not share.maybe_take(10)
+        share.sent(10)
+        assert share.maybe_take(90)
+        assert share.maybe_take(10)
+        assert not share.maybe_take(1)
+        assert budget.size == 100
+
+    asyncio.run(main())
+
+
+def test_newcomers_who_take_nothing_cost_nobody_else_anything() -> None:
+    async def main() -> None:
+        budget = ReadBudget(1600)
+        good = new_taker(budget)
+        shares = [budget.new_share() for _ in range(50)]
+        tasks = [asyncio.create_task(share.wait_begin(100)) for share in shares for _ in range(3)]
+        await turns()
+        assert budget.size == 800
+        assert shares[0].is_pressed
+        assert not good.is_pressed
+        for _ in range(20):
+            await asyncio.wait_for(good.wait_begin(100), 1)
+            good.end(100, 80)
+            good.sent(80)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+    asyncio.run(main())
+
+
+def test_a_connection_that_leaves_its_answers_gets_no_more_and_holds_up_nobody() -> None:
+    async def main() -> None:
+        budget = ReadBudget(3200)
+        slow, good = new_taker(budget), new_taker(budget)
+        slow.take(50)
+        slow.stuck(True)
+        task = asyncio.create_task(slow.wait_begin(50))
+        await turns()
+        assert not task.done()
+        assert not good.is_pressed
+        assert good.maybe_take(200)
+        slow.sent(50)
+        slow.stuck(False)
+        await task
+        assert budget.size == 250
+
+    asyncio.run(main())
+
+
+def test_few_reads_of_unknown_size_are_at_the_disk() -> None:
+    async def main() -> None:
+        budget = ReadBudget(1 << 30)
+        shares = [new_taker(budget) for _ in range(4)]
+        tasks = [asyncio.create_task(share.wait_begin(1)) for share in shares for _ in range(READS_AT_DISK_MAX)]
+        await turns()
+        assert sum(task.done() for task in tasks) == READS_AT_DISK_MAX
+        assert not shares[0].is_pressed
+        for share in shares:
+            share.end(1, 1000)
+        await turns()
+        assert sum(task.done() for task in tasks) == READS_AT_DISK_MAX + 4
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+    asyncio.run(main())
+
+
+def test_entries_are_taken_for_as_large_as_those_before() -> None:
+    share = new_taker(ReadBudget(1 << 20))
+    share.learn(5 << 20)
+    assert share.size_guess == 5 << 20
+    for _ in range(20):
+        share.learn(100)
+    assert share.size_guess == SIZE_GUESS_MIN
 
 
 def test_clients_that_leave_the_queue_leave_no_debt() -> None:
     async def main() -> None:
-        budget = ReadBudget(100)
-        budget.take(100)
-        first = asyncio.create_task(budget.wait_take(50))
-        second = asyncio.create_task(budget.wait_take(60))
-        third = asyncio.create_task(budget.wait_take(70))
-        await asyncio.sleep(0)
+        budget = ReadBudget(200)
+        other, gone, third = budget.new_share(), budget.new_share(), budget.new_share()
+        other.take(100)
+        first = asyncio.create_task(gone.wait_begin(50))
+        second = asyncio.create_task(gone.wait_begin(60))
+        last = asyncio.create_task(third.wait_begin(70))
+        await turns()
         first.cancel()
-        await asyncio.sleep(0)
-        budget.release(100)  # It is the second's turn, which leaves before it hears of it.
+        await turns()
+        other.release(100)  # It is the second's turn, which leaves before it hears of it.
         second.cancel()
-        await asyncio.wait([first, second, third])
-        assert third.done()
-        assert not third.cancelled()
+        await asyncio.wait([first, second, last])
+        assert last.done()
+        assert not last.cancelled()
         assert budget.size == 70
+        assert budget.waiting == 0
 
     asyncio.run(main())
 
 
-def test_an_absurd_queue_is_refused() -> None:
+def test_a_stuck_connection_that_leaves_is_forgotten() -> None:
     async def main() -> None:
-        budget = ReadBudget(10)
-        budget.take(10)
-        tasks = [asyncio.create_task(budget.wait_take(1)) for _ in range(READS_WAITING_MAX)]
-        await asyncio.sleep(0)
-        assert budget.is_overrun
+        budget = ReadBudget(200)
+        share = new_taker(budget)
+        share.take(10)
+        share.stuck(True)
+        tasks = [asyncio.create_task(share.wait_begin(1)) for _ in range(10)]
+        await turns()
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+        share.release(10)
+        assert budget.waiting == budget.size == 0
+
+    asyncio.run(main())
+
+
+def test_an_absurd_queue_is_refused_to_those_who_made_it() -> None:
+    async def main() -> None:
+        budget = ReadBudget(10)
+        share, modest = budget.new_share(), budget.new_share()
+        share.take(10)
+        tasks = [asyncio.create_task(share.wait_begin(1)) for _ in range(READS_WAITING_MAX)]
+        await turns()
+        assert share.is_overrun
+        assert not modest.is_overrun
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        assert not share.is_overrun
 
     asyncio.run(main())
