@@ -192,18 +192,18 @@ class _Pool:
 class ReadBudget:
     """Bytes of read answers in memory, from before the disk is asked until the sockets have taken them.
 
-    Half is for connections that have taken an answer, half for those that have not yet, and each of these gets one
-    answer at a time: many that ask and take nothing keep each other waiting, and nobody else. In each half connections
-    take turns. A connection gets a sixteenth of all, or one answer if that is larger, and nothing more while it does
-    not take what is there. One answer always fits an empty half, and one a connection that has none.
+    Half is for connections that have taken an answer, half for those that have not yet: many that ask and take nothing
+    keep each other waiting, and nobody else. In each half connections take turns. One of the first gets an eighth of
+    all, one of the others a 512th, or one answer if that is larger, and nothing more while it does not take what is
+    there. One answer always fits an empty half, and one a connection that has none.
 
     What an entry will take is known when it has been read, so until then it counts as what the connection read last,
     and only `READS_AT_DISK_MAX` of each half are at the disk.
     """
 
     def __init__(self, size_max: int) -> None:
-        self._takers = _Pool(size_max // 2, size_max // 16)
-        self._newcomers = _Pool(size_max // 2, 0)
+        self._takers = _Pool(size_max // 2, size_max // 8)
+        self._newcomers = _Pool(size_max // 2, size_max // 512)
 
     @property
     def size(self) -> int:

@@ -23,6 +23,7 @@ from bookies.runtime.threads import ThreadWorkers
 T = TypeVar("T")
 
 BACKLOG = 1024  # connections the system accepts before we do
+NOT_SENT_MAX = 256 * 1024
 # A thread that comes back from the device waits at most so long for a busy loop to yield the interpreter, seconds.
 SWITCH_INTERVAL = 0.00005
 
@@ -54,7 +55,11 @@ class AsyncioListener:
 
 
 class AsyncioNetwork:
-    """TCP without Nagle's delay and with keep-alive; buffer sizes are left to the system's autotuning."""
+    """TCP without Nagle's delay and with keep-alive; buffer sizes are left to the system's autotuning.
+
+    What is accepted leaves no more than `NOT_SENT_MAX` bytes to the system beyond what is on its way, so that a peer
+    that takes nothing is noticed by that and not after megabytes.
+    """
 
     async def connect(
         self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]
@@ -77,9 +82,11 @@ class AsyncioNetwork:
         listening = socket.socket(family, kind, protocol)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Accepted sockets inherit both.
+            # Accepted sockets inherit all that follows.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+                listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOT_SENT_MAX)
             listening.setblocking(False)
             listening.bind(address)
             bound = listening.getsockname()

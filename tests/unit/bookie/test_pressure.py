@@ -139,7 +139,7 @@ async def turns() -> None:
 
 def test_connections_take_turns() -> None:
     async def main() -> None:
-        budget = ReadBudget(3200)
+        budget = ReadBudget(1600)
         order: list[str] = []
 
         async def read(name: str, share: ReadShare, size: int) -> None:
@@ -149,7 +149,7 @@ def test_connections_take_turns() -> None:
 
         busy = [new_taker(budget) for _ in range(8)]
         for share in busy:
-            share.take(200)
+            share.take(100)
         greedy, modest = new_taker(budget), new_taker(budget)
         tasks = [asyncio.create_task(read(f"greedy {number}", greedy, 150)) for number in range(3)]
         await turns()
@@ -157,10 +157,11 @@ def test_connections_take_turns() -> None:
         await turns()
         assert not modest.maybe_take(1), "nobody overtakes those who wait"
         assert budget.waiting == 4
-        busy[0].release(200)
+        busy[0].release(100)
+        busy[1].release(100)
         await asyncio.gather(*tasks)
         assert order == ["greedy 0", "modest", "greedy 1", "greedy 2"]
-        assert budget.size == 7 * 200
+        assert budget.size == 6 * 100
 
     asyncio.run(main())
 
@@ -178,9 +179,9 @@ def test_one_answer_always_fits() -> None:
     asyncio.run(main())
 
 
-def test_a_newcomer_gets_one_answer_and_who_takes_it_a_sixteenth() -> None:
+def test_a_newcomer_gets_little_and_who_takes_it_an_eighth() -> None:
     async def main() -> None:
-        budget = ReadBudget(1600)
+        budget = ReadBudget(800)
         share = budget.new_share()
         assert share.maybe_take(10)
         assert not share.maybe_take(10)
@@ -216,7 +217,7 @@ def test_newcomers_who_take_nothing_cost_nobody_else_anything() -> None:
 
 def test_a_connection_that_leaves_its_answers_gets_no_more_and_holds_up_nobody() -> None:
     async def main() -> None:
-        budget = ReadBudget(3200)
+        budget = ReadBudget(1600)
         slow, good = new_taker(budget), new_taker(budget)
         slow.take(50)
         slow.stuck(True)
