@@ -75,7 +75,9 @@ class BookieConfig:
     adds_in_progress_size_max: int = setting(
         32 * MIB, "adds accepted but not answered, bytes; above: sockets wait", low=MIB
     )
-    reads_in_progress_size_max: int = setting(32 * MIB, "read answers not yet sent, bytes; above: reads wait", low=MIB)
+    reads_in_progress_size_max: int = setting(
+        32 * MIB, "read answers not yet taken, bytes; above: reads wait, in turn", low=MIB
+    )
     batch_read_size_max: int = setting(FRAME_SIZE_MAX, "largest batch-read answer, bytes", low=KIB)
     read_workers: int = setting(2, "threads that read entry logs", low=1, high=64)
     lease_ms: int = setting(10_000, "registration is lost after so long without renewal", low=500)

@@ -77,6 +77,11 @@ class Connection(asyncio.Protocol):
         self._unsent_size = 0  # what it had not taken then
 
     # -- what handlers use ---------------------------------------------------------------------------------------
+    @property
+    def task_count(self) -> int:
+        """How many of its requests go on in the background."""
+        return len(self._tasks)
+
     def respond(self, response: Response, answer_size: int = 0) -> None:
         """Send a response with this turn's others. `answer_size`: its bytes in the read budget, until they are sent."""
         if self.is_closed:

@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-READS_WAITING_MAX = 10_000  # of all connections of a kind, unless one has few itself
-READS_WAITING_EACH = 10
+READS_WAITING_MAX = 10_000  # that wait for memory; each takes some kilobytes. More only as long as there are few
+READS_WAITING_KIND = 2_500  # of connections that take their answers, or of the others,
+READS_WAITING_EACH = 10  # or of one connection
 READS_AT_DISK_MAX = 64  # reads whose answers' sizes are not known yet
 FIRST_SIZE_GUESS = 1024 * 1024  # bytes of an entry on a connection that has read none
 SIZE_GUESS_MIN = 16 * 1024
@@ -229,17 +230,20 @@ class ReadShare:
     def __init__(self, newcomers: _Pool, takers: _Pool) -> None:
         self.size = 0
         self.size_guess = FIRST_SIZE_GUESS  # what an entry is taken for until it is there
-        self._pool = newcomers
+        self._pool = self._newcomers = newcomers
         self._takers = takers
         self._at_disk = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._is_queued = False
         self._is_stuck = False
 
-    @property
-    def is_overrun(self) -> bool:
-        """So many reads wait, not only of others, that another one would only time out."""
-        return self._pool.waiting >= READS_WAITING_MAX and len(self._waiting) >= READS_WAITING_EACH
+    def is_overrun(self, count: int) -> bool:
+        """So many reads wait that another one would only time out; `count`: what the connection has under way."""
+        return (
+            count >= READS_WAITING_EACH
+            and self._pool.waiting >= READS_WAITING_KIND
+            and self._newcomers.waiting + self._takers.waiting >= READS_WAITING_MAX
+        )
 
     @property
     def is_pressed(self) -> bool:

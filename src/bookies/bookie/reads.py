@@ -97,7 +97,7 @@ class Reads:
             return Status.BAD_REQUEST
         if request.is_fencing:
             return Status.UNAUTHORIZED if request.master_key is None else None
-        if connection.share.is_overrun:
+        if connection.share.is_overrun(connection.task_count):
             return Status.TOO_MANY_REQUESTS
         if request.entry_id >= 0:
             return None

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bookies.bookie.connection import LINGER_S, STALL_CHECK_S, STALL_PRESSED_S, STALL_S, UNSENT_SIZE_MIN
+from bookies.bookie.pressure import READS_WAITING_MAX
 from bookies.errors import Status
 from bookies.wire.messages import AddResponses, BatchReadRequest, ReadRequest
 
@@ -302,3 +303,25 @@ def test_a_bug_in_a_handler_costs_one_connection(world: World, caplog: pytest.Lo
     world.run(body)
     assert "request.broken" in caplog.text
     assert "a bug" in caplog.text
+
+
+def test_reads_that_wait_are_bounded_even_if_they_come_at_once(world: World) -> None:
+    """Each is a task, and what one connection sends at once is looked at before any of them runs."""
+
+    async def body(world: World) -> None:
+        server = await world.start(reads_in_progress_size_max=1 << 20)
+        good = await world.connect(server)
+        await good.add(adds(1, [0], size=400_000))
+        greedy = [await world.connect(server) for _ in range(30)]
+        for client in greedy:
+            client.transport.pause_reading()
+            client.send(*[ReadRequest(2, 0, 1, 0) for _ in range(1000)])
+            await asyncio.sleep(0.1)
+        assert READS_WAITING_MAX <= server._budget.waiting < READS_WAITING_MAX + 2000
+        for client in greedy:
+            client.transport.abort()
+        await asyncio.sleep(0.2)
+        assert server._budget.waiting == server._budget.size == 0
+        assert (await good.ask(ReadRequest(2, 0, 1, 0))).status is Status.OK
+
+    world.run(body)
