@@ -15,8 +15,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 READS_WAITING_MAX = 10_000  # that wait for memory; each takes some kilobytes. More only as long as there are few
-READS_WAITING_KIND = 2_500  # of connections that take their answers, or of the others,
-READS_WAITING_EACH = 10  # or of one connection
+READS_WAITING_EACH = 10  # of a connection
 READS_AT_DISK_MAX = 64  # reads whose answers' sizes are not known yet
 FIRST_SIZE_GUESS = 1024 * 1024  # bytes of an entry on a connection that has read none
 SIZE_GUESS_MIN = 16 * 1024
@@ -239,11 +238,8 @@ class ReadShare:
 
     def is_overrun(self, count: int) -> bool:
         """So many reads wait that another one would only time out; `count`: what the connection has under way."""
-        return (
-            count >= READS_WAITING_EACH
-            and self._pool.waiting >= READS_WAITING_KIND
-            and self._newcomers.waiting + self._takers.waiting >= READS_WAITING_MAX
-        )
+        waiting = self._newcomers.waiting + self._takers.waiting
+        return count >= READS_WAITING_EACH and waiting >= READS_WAITING_MAX
 
     @property
     def is_pressed(self) -> bool:
