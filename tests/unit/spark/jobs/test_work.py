@@ -8,11 +8,13 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.fakes.offloaded import GIVEN_UP, URI, give_up
 from tests.fakes.world import World, play
 from tests.unit.client.test_administration import assert_replicated, remove, written
 
 from bookies.client.client import Client
 from bookies.model import LedgerMetadata
+from bookies.protocol.offload import is_given_up
 from bookies.protocol.quorum import stores
 from bookies.spark import tables
 from bookies.spark.jobs import reconcile, repair, scrub, usage
@@ -99,6 +101,57 @@ def test_a_scrub_finds_exactly_what_is_spoiled_and_a_repair_mends_it(level: int,
         assert await scrubbed(store, level, ledger_id) == ([], ["done"])
         assert_replicated(world, record, 399)
         assert [each.outcome for each in await repaired(store, plan)] == ["satisfied"], "twice does no harm"
+
+    play(act)
+
+
+@pytest.mark.parametrize("state", GIVEN_UP)
+def test_what_bookies_were_allowed_to_forget_is_not_looked_for(state: Any) -> None:
+    """Neither by a scrub, nor by one that was planned before, nor by a repair of what an earlier one has found."""
+
+    async def act(world: World) -> None:
+        store = await world.client()
+        ledger_id = await written(store, 400)
+        record = await store.metadata(ledger_id)
+        tools = await tools_of(store)
+        [item] = scrub.items_of(tables.fragment_rows(record), 3)
+        for bookie in record.bookies:
+            del world.bookies[bookie].ledgers[ledger_id]
+        findings, _ = await scrubbed(store, 3, ledger_id)
+        plan = repairs_of(findings, [])
+        assert [outcome for outcome, _ in await repaired(store, plan)] == ["lost"]
+        await give_up(store.administration(), ledger_id, state)
+        outcome, detail = await scrub.ScrubWork(3).carry_out(tools, item)
+        assert (outcome, detail) == ("done", {"findings": [], "covered": {}, "offloaded": ledger_id})
+        assert await scrubbed(store, 3, ledger_id) == ([], ["done"])
+        [(outcome, detail)] = await repaired(store, plan)
+        assert (outcome, detail["said"]) == (
+            "satisfied",
+            [f"offloaded: its entries are in {URI}, and no bookie needs them"],
+        )
+
+    play(act)
+
+
+def test_what_bookies_forget_while_it_is_scrubbed_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        ledger_id = await written(store, 400)
+        record = await store.metadata(ledger_id)
+        [item] = scrub.items_of(tables.fragment_rows(record), 3)
+        tools, scan = await tools_of(store), store.administration().scan_replica
+
+        async def late(*arguments: Any, **options: Any) -> Any:
+            current = (await store.administration().record(ledger_id)).metadata
+            if not is_given_up(current):
+                await give_up(store.administration(), ledger_id)
+                for bookie in record.bookies:
+                    world.bookies[bookie].ledgers.pop(ledger_id, None)
+            return await scan(*arguments, **options)
+
+        monkeypatch.setattr(tools.administration, "scan_replica", late)
+        outcome, detail = await scrub.ScrubWork(3).carry_out(tools, item)
+        assert (outcome, detail["findings"], detail["offloaded"]) == ("done", [], ledger_id)
 
     play(act)
 
