@@ -14,10 +14,10 @@ from tests.unit.client.test_administration import assert_replicated, remove, wri
 
 from bookies.client.client import Client
 from bookies.model import LedgerMetadata
-from bookies.protocol.offload import is_given_up
+from bookies.protocol.offload import is_given_up, offload_of
 from bookies.protocol.quorum import stores
 from bookies.spark import tables
-from bookies.spark.jobs import reconcile, repair, scrub, usage
+from bookies.spark.jobs import reconcile, repair, restore, scrub, usage
 from bookies.spark.jobs.common import CarryOut, Outcome, Tools
 from bookies.spark.jobs.findings import Finding, Repair, one_by_bookie, repairs_of
 from bookies.spark.jobs.packing import Item
@@ -152,6 +152,45 @@ def test_what_bookies_forget_while_it_is_scrubbed_is_no_finding(monkeypatch: pyt
         monkeypatch.setattr(tools.administration, "scan_replica", late)
         outcome, detail = await scrub.ScrubWork(3).carry_out(tools, item)
         assert (outcome, detail["findings"], detail["offloaded"]) == ("done", [], ledger_id)
+
+    play(act)
+
+
+@pytest.mark.parametrize("is_given_back", [False, True])
+def test_a_restore_waits_for_the_lock_of_the_ledger_and_holds_it(
+    monkeypatch: pytest.MonkeyPatch, is_given_back: bool
+) -> None:
+    """A bookie deletes under this lock what it may forget, by a record that it has read before."""
+
+    async def act(world: World) -> None:
+        store = await world.client()
+        ledger_id = await written(store, 400)
+        record = await give_up(store.administration(), ledger_id)
+        locks, tools = store._driver.recovery, await tools_of(store)
+        lock = await locks.lock(ledger_id, "b1", needs_mark=False)
+        assert lock is not None
+        held: list[str] = []
+
+        async def restored(tools: Tools, administration: Any, ledger_id: int, lock: Any) -> Any:
+            held.append((await locks.locks())[ledger_id])
+            return offload_of(await tools.client.metadata(ledger_id))
+
+        monkeypatch.setattr(restore, "_restore", restored)
+        if is_given_back:
+            asyncio.get_running_loop().call_later(12, lambda: freed.append(asyncio.ensure_future(locks.unlock(lock))))
+        freed: list[Any] = []
+        outcome, detail = await restore.Restore(False, "monday").carry_out(tools, Item(str(ledger_id), 0, (), ""))
+        if is_given_back:
+            assert (outcome, detail, held) == (
+                "done",
+                {"entries": 400, "bytes": record.length},
+                ["bk spark restore, run monday"],
+            )
+            assert await locks.locks() == {}
+        else:
+            assert (outcome, held) == ("waiting", [])
+            assert "b1 has its lock" in detail["error"]
+            assert await store.metadata(ledger_id) == record
 
     play(act)
 
