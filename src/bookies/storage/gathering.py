@@ -1,7 +1,7 @@
 """Many small pieces of a ledger made into one: entries that came in any order, sorted and copied once.
 
-A piece is (entry ids, records), one id per record. What comes out has ascending ids: a range where they are consecutive,
-an array otherwise; and records in one buffer of their own.
+A piece is (entry ids, records), one id per record. What comes out has ascending ids, a range where they are
+consecutive and an array otherwise, and records in one buffer.
 
 Source: storage 5.6.
 """
@@ -42,11 +42,7 @@ def gathered_in_windows(pieces: Sequence[Piece], size: int) -> Iterator[Piece]:
 
     The same every time. Only one window is in memory at once, beside the pieces.
     """
-    step = max(1, size // WINDOW_SAMPLES)
-    samples: list[int] = []
-    for entry_ids, records in pieces:
-        samples.extend(entry_ids[:: max(1, len(entry_ids) * step // records.size)])
-    samples.sort()
+    samples = _samples(pieces, max(1, size // WINDOW_SAMPLES))
     starts = [0] * len(pieces)
     for cut in [*samples[WINDOW_SAMPLES::WINDOW_SAMPLES], None]:
         window: list[Piece] = []
@@ -58,6 +54,21 @@ def gathered_in_windows(pieces: Sequence[Piece], size: int) -> Iterator[Piece]:
                 starts[index] = stop
         if window:
             yield window[0] if len(window) == 1 else gathered(window)
+
+
+def _samples(pieces: Sequence[Piece], step: int) -> list[int]:
+    """About one id for each `step` bytes of records, ascending."""
+    samples: list[int] = []
+    due = 0  # bytes until the next one
+    for entry_ids, records in pieces:
+        count, size = len(entry_ids), records.size
+        if due < size:
+            stride = max(1, count * step // size)
+            taken = entry_ids[due * count // size :: stride]
+            samples.extend(taken)
+            due += len(taken) * stride * size // count
+        due = max(0, due - size)
+    return sorted(samples)
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:

@@ -10,6 +10,7 @@ Invariants
   generations, so they may be persisted once all older generations are durable, and not earlier (R-9).
 - Of several copies of an entry the one that came last wins, here and in the index, wherever the flush is (Q-9 leaves
   the choice free, as copies differ at most in their LAC).
+- Whatever the order in which entries come, their objects are counted, and few: a batch is one run.
 
 Owned by the loop's thread. `Run`s are immutable, so workers may be given them.
 
