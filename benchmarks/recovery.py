@@ -234,9 +234,9 @@ def measure_all(arguments: argparse.Namespace) -> int:
                 print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
     finally:
         if runs:
+            print_table(runs, arguments.systems)
             if arguments.json:
                 pathlib.Path(arguments.json).write_text(json.dumps(runs, indent=1))
-            print_table(runs, arguments.systems)
     return int(any(run["whole_after_s"] is None for run in runs))
 
 
