@@ -20,6 +20,7 @@ from bookies.protocol.offload import (
     given_up,
     is_given_up,
     joined_crc,
+    kept,
     offload_of,
     offloaded,
     restored,
@@ -108,3 +109,20 @@ def test_what_was_given_up_comes_back_in_two_steps() -> None:
     assert set(back.custom_metadata) == {LABEL}
     assert DELETED not in back.custom_metadata
     assert restored(back, "one", fresh) is None
+
+
+def test_a_copy_that_is_of_no_use_is_not_named_any_more() -> None:
+    assert kept(record(), "one") is None
+    named = offloaded(record(), COPY)
+    assert named is not None
+    gone = given_up(named, "one", 5)
+    assert gone is not None
+    with pytest.raises(VersionConflict, match="offloaded again"):
+        kept(gone, "one")  # bookies may be about to forget it
+    coming = restoring(gone)
+    assert coming is not None
+    with pytest.raises(VersionConflict, match="offloaded again"):
+        kept(coming, "two")
+    back = kept(coming, "one")
+    assert back is not None
+    assert back.custom_metadata == record().custom_metadata

@@ -8,6 +8,8 @@ what users have noted) would point to a ledger that is gone, and ledgers without
 2. Everything is written to bookies that were chosen now, and every replica is read back.
 3. The record names these bookies, and readers go to them, all in one compare-and-swap. The copy stays, and stays named.
 
+When the copy is damaged or gone, and the bookies still have every entry, the record names no copy any more instead.
+
 A run that stops before 3 changed nothing that a reader sees; repeated, it chooses bookies anew. Source: spark 5.3.
 """
 
@@ -18,8 +20,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from bookies.client.offloaded import OffloadedFetch, OffloadedFiles
-from bookies.errors import LedgerNotFound
-from bookies.protocol.offload import is_given_up, offload_of, restored, restoring
+from bookies.errors import (
+    BookieError,
+    BookKeeperError,
+    DigestMismatch,
+    EntryError,
+    LedgerNotFound,
+    LedgerUnknownToBookie,
+    QuorumError,
+    ReadFailed,
+)
+from bookies.model import LedgerMetadata
+from bookies.protocol.offload import Offload, is_given_up, kept, offload_of, restored, restoring
 from bookies.spark import runtime
 from bookies.spark.jobs import common, selection
 from bookies.spark.jobs.common import JobConfig, Outcome, Tools
@@ -83,8 +95,13 @@ class Restore:
                 return Outcome(common.DONE, counts)
             files = OffloadedFiles(record)
             worker = runtime.worker().files()
-            await worker.run(files.check)
+            # First of all: what bookies still have may be all there is.
             record = await tools.administration.change_record(record.ledger_id, restoring)
+            try:
+                await worker.run(files.check)
+            except (ReadFailed, DigestMismatch) as error:
+                await worker.run(files.close)
+                return await _left_with_bookies(tools, record, copy, error)
             new = await tools.administration.with_new_bookies(record)
             fetch = OffloadedFetch(worker, files, 0, record.last_entry_id)
             try:
@@ -100,3 +117,23 @@ class Restore:
         except LedgerNotFound:
             return Outcome(common.GONE, {"error": "the ledger was deleted"})
         return Outcome(common.DONE, counts)
+
+
+async def _left_with_bookies(tools: Tools, record: LedgerMetadata, copy: Offload, error: BookKeeperError) -> Outcome:
+    """The copy is of no use: an ordinary ledger again, if the bookies have not forgotten it yet."""
+    try:
+        async with tools.client.open(record.ledger_id, password=record.password or b"", tier="bookies") as reader:
+            async for _ in reader.read_batches():
+                pass
+    except (EntryError, LedgerUnknownToBookie, BookieError, QuorumError) as missing:
+        return Outcome(
+            common.FAILED,
+            {
+                "error": f"{error.message}. Its bookies do not have all of it either: {missing.message}. They forget "
+                "no more of it; what they have in quarantine comes back by `bk bookie undelete`"
+            },
+        )
+    await tools.administration.change_record(record.ledger_id, lambda found: kept(found, copy.attempt))
+    counts = {"entries": copy.rows, "bytes": copy.bytes}
+    said = "its bookies still had all of it; the copy was of no use, and is not named any more"
+    return Outcome(common.DONE, counts | {"error": f"{said}: {error.message}"})
