@@ -192,3 +192,16 @@ def restored(
     if found is None or found.attempt != attempt or DELETED in record.custom_metadata:
         raise VersionConflict("the ledger was offloaded again meanwhile", ledger_id=record.ledger_id)
     return labelled(record, {}, without=(RESTORING,)).replace(ensembles=ensembles)
+
+
+def kept(record: LedgerMetadata, attempt: str) -> LedgerMetadata | None:
+    """The record of a ledger that bookies still have, without a copy, which was of no use; None: it names none.
+
+    Raises `VersionConflict`.
+    """
+    found = offload_of(record)
+    if found is None:
+        return None
+    if found.attempt != attempt or DELETED in record.custom_metadata:
+        raise VersionConflict("the ledger was offloaded again meanwhile", ledger_id=record.ledger_id)
+    return labelled(record, {}, without=(LABEL, RESTORING))

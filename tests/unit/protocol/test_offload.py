@@ -25,6 +25,7 @@ from bookies.protocol.offload import (
     is_coming_back,
     is_given_up,
     joined_crc,
+    kept,
     may_be_forgotten,
     offload_of,
     offloaded,
@@ -157,3 +158,20 @@ def test_labels_without_a_copy_or_of_an_open_ledger_give_nothing_up(
     assert offloaded_to(gone) == URI
     spoiled = gone.replace(custom_metadata=dict(gone.custom_metadata) | {LABEL: b"{"})
     assert (offloaded_to(spoiled), fragments_to_check(spoiled, -1)) == ("files", [])
+
+
+def test_a_copy_that_is_of_no_use_is_not_named_any_more() -> None:
+    assert kept(record(), "one") is None
+    named = offloaded(record(), COPY)
+    assert named is not None
+    gone = given_up(named, "one", 5)
+    assert gone is not None
+    with pytest.raises(VersionConflict, match="offloaded again"):
+        kept(gone, "one")  # bookies may be about to forget it
+    coming = restoring(gone)
+    assert coming is not None
+    with pytest.raises(VersionConflict, match="offloaded again"):
+        kept(coming, "two")
+    back = kept(coming, "one")
+    assert back is not None
+    assert back.custom_metadata == record().custom_metadata

@@ -173,7 +173,7 @@ def test_a_restore_waits_for_the_lock_of_the_ledger_and_holds_it(
 
         async def restored(tools: Tools, administration: Any, ledger_id: int, lock: Any) -> Any:
             held.append((await locks.locks())[ledger_id])
-            return offload_of(await tools.client.metadata(ledger_id))
+            return restore._done(offload_of(await tools.client.metadata(ledger_id)))
 
         monkeypatch.setattr(restore, "_restore", restored)
         if is_given_back:
