@@ -30,6 +30,7 @@ from bookies.client.pool import BookiePool
 from bookies.config import KIB, ClientConfig
 from bookies.errors import BookieUnreachable, BookKeeperError, ClientClosed, DigestMismatch, MetadataError
 from bookies.model import BookieId, Ensemble, LedgerMetadata
+from bookies.protocol.offload import is_given_up
 from bookies.protocol.quorum import write_set
 from bookies.protocol.read import (
     ReplicaReads,
@@ -103,8 +104,8 @@ class RangeFetch:
     `refresh`: reads the ledger's metadata anew, for when no replica delivers (they may have been replaced).
     `entry_size`: payload bytes of a typical entry, as far as known. `learn`: is told of the last add confirmed that
     bookies mention. `sticky`: the position to prefer, where any has every entry. `size_max`: bytes per batch.
-    `is_parallel`: ask all replicas at once. `counts`: where to count; default: of its own. `files`: of an anew read
-    record and entries first..last, how to read them when the bookies need not have them any more; None: they have.
+    `is_parallel`: ask all replicas at once. `counts`: where to count; default: of its own. `files`: of a record
+    and entries first..last, how to read what bookies need not have any more; None: only bookies are asked.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class RangeFetch:
         size_max: int | None = None,
         is_parallel: bool = False,
         counts: FetchCounts | None = None,
-        files: Callable[[LedgerMetadata, int, int], OffloadedFetch | None] | None = None,
+        files: Callable[[LedgerMetadata, int, int], OffloadedFetch] | None = None,
     ) -> None:
         self._files = files
         self._rest: OffloadedFetch | None = None  # what delivers instead of the bookies
@@ -462,9 +463,9 @@ class RangeFetch:
             metadata = await self._refresh()
         except MetadataError:
             raise error from failure
-        if self._files is not None and (rest := self._files(metadata, part.first, self._last)) is not None:
+        if self._files is not None and is_given_up(metadata):
+            self._rest = self._files(metadata, part.first, self._last)
             self.stop()
-            self._rest = rest
             return
         if metadata.ensemble_at(part.first) == part.ensemble:
             raise error

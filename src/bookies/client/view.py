@@ -33,7 +33,6 @@ from bookies.errors import (
 from bookies.metadata.driver import LedgerEvent, MetadataDriver, Versioned, Watch
 from bookies.model import LedgerMetadata
 from bookies.protocol.lac import LacRead, is_growth_trusted
-from bookies.protocol.offload import is_given_up
 from bookies.protocol.read import StickyPosition
 from bookies.runtime.ports import Worker
 
@@ -79,9 +78,8 @@ class LedgerView:
         if at_once:
             self._files = open_files(self.metadata)
 
-    def _rest_from_files(self, record: LedgerMetadata, first: int, last: int) -> OffloadedFetch | None:
-        if self._open_files is None or not is_given_up(record):
-            return None
+    def _rest_from_files(self, record: LedgerMetadata, first: int, last: int) -> OffloadedFetch:
+        assert self._open_files is not None
         if self._files is None:
             self._files = self._open_files(record)
         return OffloadedFetch(*self._files, first, last)
@@ -184,7 +182,7 @@ class LedgerView:
             sticky=self._sticky,
             size_max=size_max,
             is_parallel=is_parallel,
-            files=self._rest_from_files,
+            files=None if self._open_files is None else self._rest_from_files,
         )
 
     def check_open(self) -> None:

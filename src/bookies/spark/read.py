@@ -136,7 +136,6 @@ class RowReader:
         from bookies.client.fetch import RangeFetch
         from bookies.client.keys import keys_of
         from bookies.client.offloaded import OffloadedFetch, OffloadedFiles
-        from bookies.protocol.offload import is_given_up
         from bookies.protocol.read import StickyPosition
 
         ledger_id = each.metadata.ledger_id
@@ -147,9 +146,7 @@ class RowReader:
 
         opened: list[OffloadedFiles] = []
 
-        def files(record: LedgerMetadata, first: int, last: int) -> OffloadedFetch | None:
-            if self.settings.tier == "bookies" or not is_given_up(record):
-                return None
+        def files(record: LedgerMetadata, first: int, last: int) -> OffloadedFetch:
             opened.append(OffloadedFiles(record))
             return OffloadedFetch(worker.files(), opened[-1], first, last)
 
@@ -164,7 +161,7 @@ class RowReader:
             entry_size=max(0.0, each.size / each.count - plan.ENTRY_OVERHEAD),
             sticky=StickyPosition(each.metadata.ensemble_size, each.replica) if each.replica >= 0 else None,
             counts=counts.fetch,
-            files=files,
+            files=None if self.settings.tier == "bookies" else files,
         )
         try:
             while True:

@@ -66,11 +66,6 @@ def is_surplus(metadata: LedgerMetadata, bookie: str) -> bool:
     return metadata.is_closed and not metadata.names(bookie) and not offload.is_coming_back(metadata)
 
 
-def is_given_up(metadata: LedgerMetadata) -> bool:
-    """Whether a closed ledger's record says that bookies need not keep their copies: the entries are elsewhere."""
-    return offload.may_be_forgotten(metadata)
-
-
 class Compaction(enum.Enum):
     """The two kinds, which differ in how empty a log has to be and how often they come."""
 
