@@ -181,7 +181,7 @@ def constants(measured: Mapping[str, Any]) -> Constants:
         journal_bytes=line(adds, lambda cell: cell["journal_per_payload"] * cell["size"], has_entry=False),
         log_bytes=line(adds, lambda cell: cell["log_per_payload"] * cell["size"], has_entry=False),
         wire_bytes=line(adds, lambda cell: cell["loopback_per_entry"], has_entry=False),
-        disk=1e6 * max(measured["limits"]["disk_mb_s"], max(cell["disk_mb_s"] for cell in adds)),
+        disk=1e6 * max(measured["limits"]["disk_mb_s"], max(cell.get("disk_mb_s", 0.0) for cell in adds)),
         sync_us=named["one in flight"]["p50_us"],
         ledgers_per_s=named["create and seal"]["entries_per_s"],
         free_share=1 - max(0.0, min(cell["busy"] - cell["used"] for cell in adds + reads)) / measured["cores"],

@@ -19,15 +19,16 @@ import asyncio
 import json
 import pathlib
 import re
+import signal
 import socket
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from benchmarks.suite import java
+from benchmarks.suite import ending, java
 from benchmarks.suite.servers import ApacheCluster, Cluster, OurCluster
 
 from bookies.admin.bench_recovery import (
@@ -44,11 +45,13 @@ from bookies.admin.bench_recovery import (
 from bookies.admin.common import run_async
 from bookies.admin.usage import UsageError
 from bookies.client.client import Client
+from bookies.errors import BookKeeperError
 from bookies.metadata.uri import connect
 from bookies.metadata.zookeeper import ZooKeeperDriver
 from bookies.model import ENTRY_HEADER_SIZE, BookieId, DigestType
 from bookies.runtime import aio
 
+T = TypeVar("T")
 SYSTEMS = ("apache", "ours")
 QUIET_S = 3.0  # that requests are counted before the kill
 FIGURES = (
@@ -169,35 +172,83 @@ def measure(system: str, directory: pathlib.Path, arguments: argparse.Namespace)
 
     try:
         cluster.start()
-        return run_async(main)
+        return until_ended(main)
     finally:
         cluster.stop()
 
 
-def main() -> int:
+def until_ended(main: Callable[[], Awaitable[T]]) -> T:
+    """As `run_async`; SIGTERM, which cancels the coroutine too, raises SystemExit of 143."""
+    is_terminated = False
+
+    async def guarded() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def terminate() -> None:
+            nonlocal is_terminated
+            is_terminated = True
+            task.cancel()
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+        return await main()
+
+    try:
+        return run_async(guarded)
+    except KeyboardInterrupt:
+        if is_terminated:
+            sys.exit(143)
+        raise
+
+
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     configure(parser)
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
     parser.add_argument("--json", metavar="FILE", help="every run, one JSON document")
-    parser.add_argument("--directory", default=None, help="where both keep their data (default: temporary)")
-    arguments = parser.parse_args()
+    parser.add_argument("--directory", type=pathlib.Path, help="where both keep their data (default: temporary)")
+    arguments = parser.parse_args(words)
+    if arguments.runs < 1:
+        parser.error("--runs must be 1 or more")
     try:
         limit(arguments)
     except UsageError as error:
         parser.error(str(error))
+    if arguments.directory is not None:
+        try:
+            arguments.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f"--directory {arguments.directory}: {error.strerror or error}")
+    return ending.orderly(lambda: measure_all(arguments))
+
+
+def measure_all(arguments: argparse.Namespace) -> int:
+    """Exit status: 1 when a run has failed, or was not whole again in time. What was measured before is told always."""
     java.prepare()
     runs: list[dict[str, Any]] = []
-    for number in range(arguments.runs):
-        for system in arguments.systems:
-            with tempfile.TemporaryDirectory(prefix="bk-recovery-", dir=arguments.directory) as directory:
-                found = measure(system, pathlib.Path(directory) / system, arguments)
-            runs.append({"system": system, "run": number, **found})
-            print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
-    if arguments.json:
-        pathlib.Path(arguments.json).write_text(json.dumps(runs, indent=1))
-    print_table(runs, arguments.systems)
+    try:
+        for number in range(arguments.runs):
+            for system in arguments.systems:
+                runs.append({"system": system, "run": number, **_run(system, arguments)})
+                print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
+    finally:
+        if runs:
+            print_table(runs, arguments.systems)
+            if arguments.json:
+                pathlib.Path(arguments.json).write_text(json.dumps(runs, indent=1))
     return int(any(run["whole_after_s"] is None for run in runs))
+
+
+def _run(system: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One run in a directory of its own; of one that fails, what went wrong."""
+    try:
+        with tempfile.TemporaryDirectory(
+            prefix="bk-recovery-", dir=arguments.directory, ignore_cleanup_errors=True
+        ) as directory:
+            return measure(system, pathlib.Path(directory) / system, arguments)
+    except (BookKeeperError, UsageError, RuntimeError, OSError) as error:
+        return {"whole_after_s": None, "failure": f"{type(error).__name__}: {error}"}
 
 
 def print_table(runs: Sequence[Mapping[str, Any]], systems: Sequence[str]) -> None:

@@ -17,21 +17,20 @@ import json
 import os
 import pathlib
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
-from benchmarks.suite import limits, processes
+from benchmarks.suite import ending, limits, processes
 from benchmarks.suite.figures import spread
+from benchmarks.suite.guard import DriveFailed, Guard
 from benchmarks.suite.servers import OurCluster, environment_of
-from benchmarks.suite.stage import DRIVE, PATIENCE_S, Costs, DriveFailed, figures_of
+from benchmarks.suite.stage import DRIVE, PATIENCE_S, Costs, figures_of
 from benchmarks.suite.table import NOTHING, number
 
 CORES = os.cpu_count() or 1
@@ -124,20 +123,22 @@ class Team:
         self._log.unlink(missing_ok=True)
         self._words = words
         self._team: list[subprocess.Popen[str]] = []
-        self._patience = threading.Timer(PATIENCE_S, self._give_up)
+        self._guard = Guard(cluster, self._give_up, PATIENCE_S)
 
     def __enter__(self) -> Team:
         for words in self._words:
             command = [sys.executable, "-P", str(DRIVE), *words]
             environment = environment_of(None)
             self._team.append(processes.spawn(command, log=self._log, environment=environment, pipes=True))
-        self._patience.start()
+        self._guard.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._patience.cancel()
-        for process in self._team:
-            processes.stop(process)
+    def __exit__(self, *raised: Any) -> None:
+        try:
+            self._guard.__exit__(*raised)
+        finally:
+            for process in self._team:
+                processes.stop(process)
 
     def _give_up(self) -> None:
         """End those that take far too long: whoever reads from them gets to know."""
@@ -207,7 +208,7 @@ class Team:
         costs = Costs(
             sum(clients),
             sum(bookies),
-            after.written - before.written,
+            processes.written_between(before.written, after.written),
             max(each.resident_mb for each in after.clients),
             max(each.resident_mb for each in after.bookies),
         )
@@ -236,13 +237,13 @@ class Team:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """At one moment. `written`: bytes to the device; `filed`: bytes that bookies gave the kernel for files, `logged`:
-    those in entry logs and indexes; `busy_s`: of all processors; `loopback`: bytes."""
+    """At one moment. `written`: bytes to the device, None: it has no counter; `filed`: bytes that bookies gave the
+    kernel for files, `logged`: those in entry logs and indexes; `busy_s`: of all processors; `loopback`: bytes."""
 
     at: float
     clients: list[processes.Usage]
     bookies: list[processes.Usage]
-    written: int
+    written: int | None
     filed: int
     logged: int
     busy_s: float
@@ -448,17 +449,12 @@ def main() -> int:
         pace = Pace(arguments.seconds, pace.warmup, pace.entries, pace.bookies, pace.clients)
     if arguments.directory is not None:
         arguments.directory.mkdir(parents=True, exist_ok=True)
-    # An orderly end, which leaves no process and no file behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    return ending.orderly(lambda: _measure(arguments, pace, count))
+
+
+def _measure(arguments: argparse.Namespace, pace: Pace, count: int) -> int:
+    """Exit status: 1 when a run has failed."""
     runs: list[Run] = []
-    try:
-        _measure(arguments, pace, count, runs)
-    except KeyboardInterrupt:
-        return 130
-    return int(any(run.failure for run in runs))
-
-
-def _measure(arguments: argparse.Namespace, pace: Pace, count: int, runs: list[Run]) -> None:
     prefix = "bk-scale-"
     with tempfile.TemporaryDirectory(prefix=prefix, dir=arguments.directory, ignore_cleanup_errors=True) as name:
         directory = pathlib.Path(name)
@@ -472,6 +468,7 @@ def _measure(arguments: argparse.Namespace, pace: Pace, count: int, runs: list[R
             print(f"\n{rates(found)}\n\n{costs(found)}", flush=True)
             if arguments.json:
                 pathlib.Path(arguments.json).write_text(text_of(found))
+    return int(any(run.failure for run in runs))
 
 
 if __name__ == "__main__":

@@ -14,11 +14,10 @@ import argparse
 import contextlib
 import json
 import pathlib
-import signal
 import sys
 import tempfile
 
-from benchmarks.suite import java, limits, revisions, runner, table
+from benchmarks.suite import ending, java, limits, revisions, runner, table
 from benchmarks.suite.cases import BRIEF, CASES, Case
 from benchmarks.suite.figures import Run
 from benchmarks.suite.stage import QUICK, Pace, Stage
@@ -47,13 +46,7 @@ def main() -> int:
     if arguments.list:
         print("\n".join(case.name for case in cases))
         return 0
-    # An orderly end, which leaves no process and no file behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        measure(cases, arguments)
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return ending.orderly(lambda: measure(cases, arguments))
 
 
 def select(cases: tuple[Case, ...], texts: list[str] | None, *, is_brief: bool = False) -> list[Case]:
@@ -67,7 +60,8 @@ def select(cases: tuple[Case, ...], texts: list[str] | None, *, is_brief: bool =
     ]
 
 
-def measure(cases: list[Case], arguments: argparse.Namespace) -> None:
+def measure(cases: list[Case], arguments: argparse.Namespace) -> int:
+    """Exit status 0; failed runs are in the tables."""
     is_apache = arguments.against == "apache"
     pace = QUICK if arguments.quick else Pace()
     if arguments.seconds is not None:
@@ -94,13 +88,14 @@ def measure(cases: list[Case], arguments: argparse.Namespace) -> None:
             runner.run(stage, planned, arguments.pairs, runs)
         finally:  # What was measured before an interrupt is not lost.
             report(planned, runs, allowed, arguments)
+    return 0
 
 
 def report(
     planned: list[runner.Contest], runs: list[Run], allowed: limits.Limits, arguments: argparse.Namespace
 ) -> None:
     """Print the tables, and write the document."""
-    rows = runner.rows(planned, runs, allowed)
+    rows = runner.rows(planned, runs, allowed, is_quick=arguments.quick)
     names = ("Apache 4.17.3", "ours") if arguments.against == "apache" else (arguments.against, "this checkout")
     print(f"\n{table.markdown(rows, *names)}\n\n{table.costs(runs)}", flush=True)
     if arguments.json:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from benchmarks.suite.limits import Limit, Limits
 
+PAIRS_MIN = 5  # that succeeded: medians of fewer decide nothing
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -52,7 +54,11 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure of one contestant beside the reference at its best setting. `ratio`: above 1 is better than it."""
+    """One figure of one contestant beside the reference at its best setting. `ratio`: above 1 is better than it.
+
+    `pairs`: how many it is the median of; of a figure that is judged by itself, how many runs. `is_quick`: runs were
+    too short to judge by.
+    """
 
     case: str
     figure: Figure
@@ -64,6 +70,8 @@ class Row:
     failed: tuple[int, int]
     runs: tuple[int, int]
     is_asked: bool
+    pairs: int
+    is_quick: bool = False
     limit: Limit | None = None
 
     @property
@@ -79,17 +87,29 @@ class Row:
 
     @property
     def is_met(self) -> bool | None:
-        """Whether that holds; None: nothing is asked, or there is nothing to judge by."""
-        if not self.asked:
+        """Whether that holds; None: nothing is asked, or there is nothing or too little to judge by."""
+        if not self.asked or self.is_quick or self.pairs < PAIRS_MIN:
             return None
         if self.figure.ratio_min is not None:
             return None if self.ratio is None else self.ratio >= self.figure.ratio_min
         assert self.figure.bound is not None
-        if self.found is None:
-            return None
+        assert self.found is not None
         if self.figure.more_is_better:
             return self.found.median >= self.figure.bound
         return self.found.median <= self.figure.bound
+
+    @property
+    def verdict(self) -> str:
+        """`is_met` as text, or why there is none; empty when nothing is asked."""
+        if not self.asked:
+            return ""
+        if self.pairs == 0:
+            return "-"
+        if self.is_quick:
+            return "too short runs"
+        if self.pairs < PAIRS_MIN:
+            return "too few pairs"
+        return "yes" if self.is_met else "no"
 
     @property
     def share_of_limit(self) -> float | None:
@@ -105,11 +125,10 @@ def spread(values: Sequence[float]) -> Spread | None:
     return Spread(statistics.median(values), min(values), max(values)) if values else None
 
 
-def ratio_of_pairs(reference: dict[int, float], found: dict[int, float], *, more_is_better: bool) -> float | None:
-    """The median of the ratios of runs with the same pair number; above 1: `found` is better. None without a pair."""
+def ratios_of_pairs(reference: dict[int, float], found: dict[int, float], *, more_is_better: bool) -> list[float]:
+    """Those of runs with the same pair number; above 1: `found` is better."""
     pairs = [(reference[pair], found[pair]) for pair in reference if pair in found]
-    ratios = [(b / a if more_is_better else a / b) for a, b in pairs if a > 0 and b > 0]
-    return statistics.median(ratios) if ratios else None
+    return [(b / a if more_is_better else a / b) for a, b in pairs if a > 0 and b > 0]
 
 
 def compare(
@@ -120,6 +139,7 @@ def compare(
     reference: str,
     *,
     is_asked: bool = True,
+    is_quick: bool = False,
     limits: Limits | None = None,
 ) -> Row:
     """One row. Among the settings that the reference ran with, its best for this figure counts."""
@@ -138,6 +158,7 @@ def compare(
         [bool(run.failure) for run in runs if (run.case, run.setting, run.contestant) == (case, setting, name)]
         for name in (reference, contestant)
     ]
+    ratios = ratios_of_pairs(theirs, ours, more_is_better=figure.more_is_better) if reference != contestant else []
     return Row(
         case,
         figure,
@@ -145,10 +166,12 @@ def compare(
         setting,
         spread(list(theirs.values())) if reference != contestant else None,
         spread(list(ours.values())),
-        ratio_of_pairs(theirs, ours, more_is_better=figure.more_is_better) if reference != contestant else None,
+        statistics.median(ratios) if ratios else None,
         (sum(counts[0]), sum(counts[1])),
         (len(counts[0]), len(counts[1])),
         is_asked,
+        len(ours) if figure.ratio_min is None else len(ratios),
+        is_quick,
         figure.limit(limits) if figure.limit is not None and limits is not None else None,
     )
 

@@ -11,6 +11,8 @@ import pathlib
 import shutil
 import subprocess
 
+from benchmarks.suite import ending
+
 HERE = pathlib.Path(__file__).parent.parent / "apache"
 JVM = (
     "-XX:+UseG1GC",
@@ -27,25 +29,39 @@ def cache() -> pathlib.Path:
 
 
 def prepare() -> None:
-    """Fetch the jars and compile what is ours, when that was not done before."""
+    """Fetch the jars and compile what is ours, when that was not done before. Else one sentence and exit status 2."""
     lib, classes = cache() / "lib", cache() / "classes"
-    for program, needed in (("java", True), ("mvn", not (lib / "complete").exists())):
-        if needed and shutil.which(program) is None:
-            raise SystemExit(f"measuring Apache BookKeeper needs `{program}`, which is not in PATH")
-    if not (lib / "complete").exists():
-        lib.mkdir(parents=True, exist_ok=True)
-        pom = cache() / "pom.xml"
-        pom.write_bytes((HERE / "pom.xml").read_bytes())
-        copy = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={lib}"]
-        subprocess.run(copy, check=True)
-        (lib / "complete").touch()
     sources = sorted(HERE.glob("*.java"))
     compiled = [classes / source.with_suffix(".class").name for source in sources]
     newest = max(source.stat().st_mtime for source in sources)
-    if any(not each.exists() or each.stat().st_mtime < newest for each in compiled):
-        classes.mkdir(parents=True, exist_ok=True)
-        command = ["javac", "-nowarn", "-cp", f"{lib}/*", "-d", str(classes), *map(str, sources)]
-        subprocess.run(command, check=True)
+    is_old = any(not each.exists() or each.stat().st_mtime < newest for each in compiled)
+    has_jars = (lib / "complete").exists()
+    for program, needed in (("java", True), ("mvn", not has_jars), ("javac", is_old)):
+        if needed and shutil.which(program) is None:
+            ending.give_up(f"measuring Apache BookKeeper needs `{program}`, which is not in PATH")
+    try:
+        if not has_jars:
+            lib.mkdir(parents=True, exist_ok=True)
+            pom = cache() / "pom.xml"
+            pom.write_bytes((HERE / "pom.xml").read_bytes())
+            copy = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={lib}"]
+            _run(copy, "Maven could not fetch Apache BookKeeper's jars")
+            (lib / "complete").touch()
+        if is_old:
+            classes.mkdir(parents=True, exist_ok=True)
+            command = ["javac", "-nowarn", "-cp", f"{lib}/*", "-d", str(classes), *map(str, sources)]
+            _run(command, f"javac could not compile the programs in {HERE}")
+    except OSError as error:
+        ending.give_up(f"{cache()}: {error.strerror or error}; BOOKIES_APACHE_CACHE says where else to keep jars")
+
+
+def _run(command: list[str], failure: str) -> None:
+    """What it says goes to a file beside the jars, which the sentence names when it fails."""
+    log = cache() / f"{command[0]}.log"
+    with open(log, "wb") as said:
+        status = subprocess.run(command, stdout=said, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL).returncode
+    if status:
+        ending.give_up(f"{failure} (exit status {status}); what it said is in {log}")
 
 
 def java(main: str, *words: str, heap: tuple[str, str] = ("512m", "1g")) -> list[str]:

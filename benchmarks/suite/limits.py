@@ -6,22 +6,27 @@ system does better than writing into blocks that are there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+from benchmarks.suite import ending, limit_work, processes
 
 WRITERS = 3  # bookies of a cluster
 REPLICAS = 3
 GROUP_SIZE = 1 << 20  # bytes of a write whose bandwidth is measured
 CHUNK_SIZE = 1 << 16  # bytes of a send, and of a copy
 BLOCK = 4096  # bytes; smaller writes cost as much
+START_S = 30.0  # that a process may take until it listens
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +103,26 @@ def syncs_per_second(count: int) -> Callable[[Limits], Limit]:
 
 
 def measure(directory: pathlib.Path, seconds: float) -> Limits:
-    """Measure all of it, about six times `seconds`; files go to a directory of its own in `directory`."""
-    with tempfile.TemporaryDirectory(prefix="limits-", dir=directory) as name:
-        root = pathlib.Path(name)
-        syncs = {count: _sync(root, BLOCK, count, seconds) for count in (1, WRITERS)}
-        groups = _sync(root, GROUP_SIZE, WRITERS, seconds)
+    """Measure all of it, about six times `seconds`; files go to a directory of its own in `directory`.
+
+    A disk that does not let it: one sentence and exit status 2.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="limits-", dir=directory) as name:
+            root = pathlib.Path(name)
+            syncs = {count: _sync(root, BLOCK, count, seconds) for count in (1, WRITERS)}
+            groups = _sync(root, GROUP_SIZE, WRITERS, seconds)
+            loopback = _loopback(root, seconds)
+    except OSError as error:
+        size = WRITERS * limit_work.ROOM >> 20
+        ending.give_up(
+            f"{directory}: {error.strerror or error}; what the disk allows is measured with {size} MiB of files there: "
+            "make room, or say with --directory where there is some"
+        )
     return Limits(
         {count: (percentile(times, 0.5) * 1e6, percentile(times, 0.99) * 1e6) for count, times in syncs.items()},
         sum(GROUP_SIZE for _ in groups) / 1e6 / seconds,
-        _loopback(seconds),
+        loopback,
         _copying(seconds),
     )
 
@@ -118,52 +134,52 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def _sync(directory: pathlib.Path, size: int, writers: int, seconds: float) -> list[float]:
-    """Seconds of each write of `size` bytes with its sync, by so many processes at a time."""
+    """Seconds of each write of `size` bytes with its sync, by so many processes at a time. Raises `OSError`."""
     paths = [directory / f"writer-{number}" for number in range(writers)]
     for path in paths:
-        path.write_bytes(bytes(64 << 20))
+        path.write_bytes(bytes(limit_work.ROOM))
         with open(path, "rb+") as file:
             os.fsync(file.fileno())
-    command = [sys.executable, "-I", "-S", __file__, "sync", str(size), str(seconds)]
-    processes = [subprocess.Popen([*command, str(path)], stdout=subprocess.PIPE, text=True) for path in paths]
-    return [each for process in processes for each in json.loads(process.communicate()[0])]
+    with contextlib.ExitStack() as stack:
+        team = [stack.enter_context(_worker(directory, "sync", str(size), str(seconds), str(path))) for path in paths]
+        return [each for process in team for each in _times(process)]
 
 
-def _sync_main(size: int, seconds: float, path: str) -> None:
-    block, room = os.urandom(size), 64 << 20
-    times: list[float] = []
-    file = os.open(path, os.O_WRONLY)
-    end = time.perf_counter() + seconds
-    offset = 0
-    while (started := time.perf_counter()) < end:
-        os.pwrite(file, block, offset)
-        os.fdatasync(file)
-        times.append(time.perf_counter() - started)
-        offset = (offset + size) % (room - size)
-    print(json.dumps(times))
+def _times(process: subprocess.Popen[str]) -> list[float]:
+    said, _ = process.communicate()
+    if process.returncode == limit_work.FAILED:
+        raise OSError(int(said), os.strerror(int(said)))
+    found: list[float] = json.loads(said)
+    return found
 
 
-def _loopback(seconds: float) -> float:
+@contextlib.contextmanager
+def _worker(directory: pathlib.Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """A process of `limit_work`, which an interrupt does not reach and which does not outlive the block."""
+    command = [sys.executable, "-I", "-S", limit_work.__file__, *words]
+    process = processes.spawn(command, log=directory / "limits.log", pipes=True)
+    try:
+        yield process
+    finally:
+        processes.stop(process, signal.SIGKILL)
+
+
+def _loopback(directory: pathlib.Path, seconds: float) -> float:
     """MB/s from one process to another, a chunk a call."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        command = [sys.executable, "-I", "-S", __file__, "drain", str(server.getsockname()[1])]
-        process = subprocess.Popen(command)
-        connection, _ = server.accept()
     sent, block = 0, bytes(CHUNK_SIZE)
-    began = time.perf_counter()
-    with connection:
-        while time.perf_counter() < began + seconds:
-            connection.sendall(block)
-            sent += len(block)
-    process.wait()
-    return sent / 1e6 / (time.perf_counter() - began)
-
-
-def _drain_main(port: int) -> None:
-    buffer = bytearray(1 << 20)
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        while connection.recv_into(buffer):
-            pass
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        _worker(directory, "drain", str(server.getsockname()[1])) as process,
+    ):
+        server.settimeout(START_S)
+        connection, _ = server.accept()
+        began = time.perf_counter()
+        with connection:
+            while time.perf_counter() < began + seconds:
+                connection.sendall(block)
+                sent += len(block)
+        process.wait()
+        return sent / 1e6 / (time.perf_counter() - began)
 
 
 def _copying(seconds: float) -> float:
@@ -177,10 +193,3 @@ def _copying(seconds: float) -> float:
             buffer[offset : offset + CHUNK_SIZE] = chunk
         count += room
     return count / 1e6 / (time.perf_counter() - began)
-
-
-if __name__ == "__main__":
-    if sys.argv[1] == "sync":
-        _sync_main(int(sys.argv[2]), float(sys.argv[3]), sys.argv[4])
-    else:
-        _drain_main(int(sys.argv[2]))

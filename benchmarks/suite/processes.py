@@ -80,8 +80,9 @@ def usage(pid: int) -> Usage:
     return Usage((int(fields[11]) + int(fields[12])) / TICKS, int(status["VmRSS"].split()[0]) * 1024 / 1e6)
 
 
-def device_written(directory: pathlib.Path) -> int:
-    """Bytes written so far to the device that a directory is on, by anybody; 0 where that has no counter.
+def device_written(directory: pathlib.Path) -> int | None:
+    """Bytes written so far to the device that a directory is on, by anybody; None where that has no counter (tmpfs,
+    btrfs, overlay).
 
     What the kernel counts for a process (`write_bytes`) are pages that it made dirty, and with folios of many pages all
     pages of a folio for each of them: four times what a journal writes.
@@ -91,7 +92,12 @@ def device_written(directory: pathlib.Path) -> int:
     try:
         return int(counters.read_text().split()[6]) * SECTOR
     except FileNotFoundError:
-        return 0
+        return None
+
+
+def written_between(before: int | None, after: int | None) -> int | None:
+    """Of two answers of `device_written`, bytes; None where the device has no counter."""
+    return None if before is None or after is None else after - before
 
 
 def filed_bytes(pid: int) -> int:

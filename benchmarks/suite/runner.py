@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from benchmarks.suite.cases import DEFAULT, Case, Setting
 from benchmarks.suite.figures import Row, Run, compare
+from benchmarks.suite.guard import DriveFailed
 from benchmarks.suite.limits import Limits
 from benchmarks.suite.servers import SETTINGS
-from benchmarks.suite.stage import Contestant, DriveFailed, Stage
+from benchmarks.suite.stage import Contestant, Stage
 
 APACHE = "Apache"
 BEFORE, NOW = "before", "now"
@@ -102,19 +103,20 @@ def _say(run: Run) -> None:
     print(f"{place}: {run.failure or shown}", file=sys.stderr, flush=True)
 
 
-def rows(planned: Sequence[Contest], runs: Sequence[Run], limits: Limits) -> list[Row]:
+def rows(planned: Sequence[Contest], runs: Sequence[Run], limits: Limits, *, is_quick: bool = False) -> list[Row]:
     """One for each figure and contestant that is judged, and of a case with several settings for the best of them."""
     found: list[Row] = []
     seen: set[tuple[str, str]] = set()
     ran = {run.case for run in runs}
     for contest in (each for each in planned if each.case.name in ran):
         asked = {each.name: each.is_asked for each in contest.contestants}
+        case = contest.case.name
         for name, reference in contest.references.items():
-            if (contest.case.name, name) in seen:
+            if (case, name) in seen:
                 continue
-            seen.add((contest.case.name, name))
+            seen.add((case, name))
             found += [
-                compare(runs, contest.case.name, figure, name, reference, is_asked=asked[name], limits=limits)
+                compare(runs, case, figure, name, reference, is_asked=asked[name], is_quick=is_quick, limits=limits)
                 for figure in contest.case.figures
             ]
     return found

@@ -53,8 +53,7 @@ class Bookie:
     def start(self) -> None:
         if self.ready_file is not None:
             self.ready_file.unlink(missing_ok=True)
-        log = self.home / "bookie.log"
-        self.process = processes.spawn(self.command, log=log, environment=self.environment, directory=self.home)
+        self.process = processes.spawn(self.command, log=self.log, environment=self.environment, directory=self.home)
 
     def wait_writable(self) -> None:
         """Return as soon as it has answered an add, which it has synced then. Raises `RuntimeError`."""
@@ -62,9 +61,13 @@ class Bookie:
         deadline = time.monotonic() + START_S
         while not (self.ready_file is None or self.ready_file.exists()) or not is_writable(self.port):
             if self.process.poll() is not None or time.monotonic() > deadline:
-                said = (self.home / "bookie.log").read_text(errors="replace")[-1500:]
+                said = self.log.read_text(errors="replace")[-1500:]
                 raise RuntimeError(f"bookie {self.name} does not serve; its last words: {said or '(none)'}")
             time.sleep(POLL_S)
+
+    @property
+    def log(self) -> pathlib.Path:
+        return self.home / "bookie.log"
 
     @property
     def pid(self) -> int:
@@ -75,6 +78,13 @@ class Bookie:
         if self.process is not None:
             processes.stop(self.process, signal.SIGKILL)
             self.process = None
+
+
+def _how(status: int) -> str:
+    """How a process ended."""
+    if status >= 0:
+        return f"exit status {status}"
+    return f"signal {signal.Signals(-status).name}" if -status in set(signal.Signals) else f"signal {-status}"
 
 
 def is_writable(port: int) -> bool:
@@ -139,10 +149,16 @@ class Cluster:
 
     def is_whole(self) -> bool:
         """Whether all its processes run."""
-        own = [self._store] if self._store is not None else []
-        return all(
-            each is not None and each.poll() is None for each in own + [bookie.process for bookie in self.bookies]
-        )
+        return all(bookie.process is not None for bookie in self.bookies) and not self.ended()
+
+    def ended(self) -> str:
+        """Which of the processes that were started and not killed has ended by itself, and its last words; or empty."""
+        started = [(f"bookie {each.name}", each.process, each.log) for each in self.bookies]
+        for name, process, log in [("ZooKeeper", self._store, self.directory / "zookeeper.log"), *started]:
+            if process is not None and process.poll() is not None:
+                said = log.read_text(errors="replace").strip()[-600:] if log.exists() else ""
+                return f"{name} has ended, {_how(process.returncode)}; its last words: {said or '(none)'}"
+        return ""
 
     def pids(self) -> list[int]:
         return [bookie.pid for bookie in self.bookies]

@@ -8,22 +8,18 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.suite import processes
+from benchmarks.suite.guard import DriveFailed, Guard
 from benchmarks.suite.java import java
 from benchmarks.suite.limits import Limits
 from benchmarks.suite.servers import SETTINGS, ApacheCluster, Cluster, OurCluster, environment_of
 
 DRIVE = pathlib.Path(__file__).with_name("drive.py")
 PATIENCE_S = 240.0  # of a driver, beyond what it was told to take
-
-
-class DriveFailed(Exception):
-    """A driver that ended without a result, or with errors; its last words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,21 +110,25 @@ class Stage:
                 self.stop(name)
 
     @contextlib.contextmanager
-    def single(self, contestant: Contestant) -> Iterator[Cluster]:
-        """A cluster of one bookie, prepared and not started, for this case alone."""
-        cluster = self._new(contestant.servers, 1)
+    def single(
+        self, contestant: Contestant, our_settings: Mapping[str, object] | None = None
+    ) -> Iterator[ApacheCluster | OurCluster]:
+        """A cluster of one bookie, prepared and not started, for this case alone. `our_settings`: of ours."""
+        cluster = self._new(contestant.servers, 1, our_settings)
         try:
             cluster.prepare()
             yield cluster
         finally:
             cluster.stop()
 
-    def _new(self, servers: str, bookies: int) -> Cluster:
+    def _new(
+        self, servers: str, bookies: int, our_settings: Mapping[str, object] | None = None
+    ) -> ApacheCluster | OurCluster:
         directory = self._directory / f"{servers.replace(': ', '-').replace(' ', '-').lower()}-{bookies}"
         if servers.startswith("Apache"):
             return ApacheCluster(directory, bookies, SETTINGS[servers.partition(": ")[2]])
         packages = self._packages.get(servers)
-        return OurCluster(directory, bookies, packages=packages, zookeeper=not self._packages)
+        return OurCluster(directory, bookies, packages=packages, zookeeper=not self._packages, settings=our_settings)
 
     # -- drivers -------------------------------------------------------------------------------------------------
     def ledger(self, contestant: Contestant, size: int, entries: int) -> int:
@@ -151,8 +151,8 @@ class Stage:
         """One run of a driver on the contestant's cluster (or `cluster`). Raises `DriveFailed`.
 
         Of what it measured: entries_per_s, p50_us, p99_us; client_cpu_us, bookies_cpu_us and their sum cpu_us, for
-        each entry; written_per_payload (bytes that reached the device for each of payload), disk_mb_s;
-        client_mb and bookie_mb (the largest), at the end; ledger.
+        each entry; written_per_payload (bytes that reached the device for each of payload), disk_mb_s, both only where
+        the device counts; client_mb and bookie_mb (the largest), at the end; ledger.
         """
         cluster = cluster or self.cluster(contestant)
         warmup = self.pace.java_warmup if contestant.client == "Java" else self.pace.warmup
@@ -168,13 +168,11 @@ class Stage:
         log = self._directory / "drive.log"
         log.unlink(missing_ok=True)
         process = processes.spawn(command, log=log, environment=environment, pipes=True)
-        patience = threading.Timer(PATIENCE_S + warmup + seconds, process.kill)
-        patience.start()
+        watched = Watched(process, cluster)
         try:
-            watched = Watched(process, cluster)
-            result = watched.result()
+            with Guard(cluster, process.kill, PATIENCE_S + warmup + seconds):
+                result = watched.result()
         finally:
-            patience.cancel()
             processes.stop(process)
         if result is None or result["errors"]:
             said = log.read_text(errors="replace").strip()
@@ -184,12 +182,12 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Between "begin" and "end": CPU seconds of the client and of all bookies, bytes written to the bookies' device;
-    then the memory of the client and of the largest bookie, MB."""
+    """Between "begin" and "end": CPU seconds of the client and of all bookies, bytes written to the bookies' device
+    (None: it does not count them); then the memory of the client and of the largest bookie, MB."""
 
     client_cpu_s: float = 0.0
     bookies_cpu_s: float = 0.0
-    written_bytes: int = 0
+    written_bytes: int | None = None
     client_mb: float = 0.0
     bookie_mb: float = 0.0
 
@@ -204,7 +202,7 @@ class Watched:
     def result(self) -> dict[str, Any] | None:
         assert self._process.stdout is not None
         assert self._process.stdin is not None
-        before, written = list[processes.Usage](), 0
+        before, written = list[processes.Usage](), None
         directory = self._cluster.directory
         result: dict[str, Any] | None = None
         for line in self._process.stdout:
@@ -221,7 +219,7 @@ class Watched:
             elif fact["event"] == "begin":
                 before, written = self._usage(), processes.device_written(directory)
             elif fact["event"] == "end":
-                written = processes.device_written(directory) - written
+                written = processes.written_between(written, processes.device_written(directory))
                 self.costs = _between(before, self._usage(), written)
             else:
                 result = fact
@@ -231,7 +229,7 @@ class Watched:
         return [processes.usage(pid) for pid in (self._process.pid, *self._cluster.pids())]
 
 
-def _between(before: Sequence[processes.Usage], after: Sequence[processes.Usage], written: int) -> Costs:
+def _between(before: Sequence[processes.Usage], after: Sequence[processes.Usage], written: int | None) -> Costs:
     """The client comes first."""
     cpu = [b.cpu_s - a.cpu_s for a, b in zip(before, after, strict=True)]
     return Costs(cpu[0], sum(cpu[1:]), written, after[0].resident_mb, max(each.resident_mb for each in after[1:]))
@@ -250,6 +248,8 @@ def figures_of(result: Mapping[str, float], costs: Costs, *, is_timed: bool = Tr
     found["client_cpu_us"] = costs.client_cpu_s * 1e6 / entries
     found["bookies_cpu_us"] = costs.bookies_cpu_s * 1e6 / entries
     found["cpu_us"] = found["client_cpu_us"] + found["bookies_cpu_us"]
+    if costs.written_bytes is None:
+        return found
     found["disk_mb_s"] = costs.written_bytes / 1e6 / elapsed
     if size:
         found["written_per_payload"] = costs.written_bytes / size

@@ -38,7 +38,7 @@ def markdown(rows: Sequence[Row], reference: str, found: str) -> str:
         setting = f" ({row.setting})" if row.setting and row.setting != "default" else ""
         failed = row.failed[1] and f"; {row.failed[1]} of {row.runs[1]} failed"
         failed_reference = row.failed[0] and f"; {row.failed[0]} of {row.runs[0]} failed"
-        met = {None: "", True: "yes", False: "**no**"}[row.is_met]
+        met = "**no**" if row.verdict == "no" else row.verdict
         cells = (
             row.case,
             f"{NAMES.get(row.figure.key, row.figure.key)}, {unit}",
@@ -86,7 +86,9 @@ def document(rows: Sequence[Row], runs: Sequence[Run], limits: Limits) -> dict[s
                 "found": row.found and asdict(row.found),
                 "ratio": row.ratio,
                 "asked": row.asked,
+                "pairs": row.pairs,
                 "is_met": row.is_met,
+                "verdict": row.verdict,
                 "limit": row.limit and asdict(row.limit),
                 "share_of_limit": row.share_of_limit,
                 "failed": row.failed,

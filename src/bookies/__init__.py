@@ -104,6 +104,7 @@ if TYPE_CHECKING:
     from bookies.metadata.driver import BookieSet as BookieSet
     from bookies.metadata.driver import Versioned as Versioned
     from bookies.metadata.driver import Watch as Watch
+    from bookies.metadata.recovery_store import LedgerLock as LedgerLock
     from bookies.model import BookieId as BookieId
     from bookies.model import BookieInfo as BookieInfo
     from bookies.model import BookieMode as BookieMode
@@ -152,6 +153,7 @@ _LAZY = {
     "LastConfirmedAndEntry": "bookies.client.entries",
     "LedgerCheck": "bookies.client.administration",
     "LedgerEnd": "bookies.protocol.log",
+    "LedgerLock": "bookies.metadata.recovery_store",
     "LedgerMetadata": "bookies.model",
     "LedgerReader": "bookies.client.reader",
     "LedgerState": "bookies.model",
@@ -235,6 +237,7 @@ __all__ = [
     "LedgerError",
     "LedgerExists",
     "LedgerFenced",
+    "LedgerLock",
     "LedgerLocked",
     "LedgerMetadata",
     "LedgerNotFound",

@@ -391,6 +391,31 @@ def test_a_ledger_comes_back_to_bookies_under_its_number(
         assert entries(store, ledger_id, "auto") == originals[ledger_id]
 
 
+def test_a_ledger_whose_copy_is_gone_stays_with_bookies_that_have_it(
+    spark: Any,
+    cluster: LocalCluster,
+    store: bk.blocking.Client,
+    ledgers: list[int],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bookies wait a day before they forget; until then `restore` needs no copy."""
+    chosen = ledgers[:2]
+    originals = {each: entries(store, each, "bookies") for each in chosen}
+    in_this_process(monkeypatch)
+    forgotten(spark, cluster, chosen, tmp_path)
+    for each in tmp_path.rglob("part-*"):
+        each.unlink()
+    options = {"ledgers": ",".join(map(str, chosen))}
+    found = restore.job(spark, JobConfig(cluster.metadata_uri, run_id="restore", options=options, is_quiet=True))
+    rows = found.toArrow().to_pylist()
+    assert {row["outcome"] for row in rows} == {"done"}
+    assert all("its bookies still had all of it" in row["detail"] for row in rows)
+    for ledger_id in chosen:
+        assert not {LABEL, DELETED, RESTORING} & set(store.metadata(ledger_id).custom_metadata)
+        assert entries(store, ledger_id, "auto") == originals[ledger_id]
+
+
 def test_wrong_options_are_told_in_a_sentence(spark: Any, cluster: LocalCluster, tmp_path: pathlib.Path) -> None:
     with pytest.raises(InvalidArgument, match="option to is missing"):
         offload.job(spark, JobConfig(cluster.metadata_uri, is_quiet=True))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.fakes.offloaded import coming_back, forgotten
 from tests.fakes.records import BOOKIE, FakeRecords, Record, record
 
 from bookies.errors import (
@@ -19,6 +20,7 @@ from bookies.errors import (
     StorageError,
 )
 from bookies.kernels import Records
+from bookies.model import BookieId, LedgerMetadata
 from bookies.sim.cluster import SimClock
 from bookies.sim.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES
 from bookies.storage.ledger_store import LedgerStore
@@ -368,6 +370,33 @@ def test_a_closed_ledger_that_was_offloaded_goes_and_may_come_back(small: Any, b
 
     assert made.live(script, stops=False)
     made.crash(NOTHING_SURVIVES)
+    made.check()
+
+
+@pytest.mark.parametrize("with_surplus", [False, True])
+def test_what_a_restore_writes_stays_though_no_record_names_the_bookie_yet(
+    small: Any, body: Body, with_surplus: bool
+) -> None:
+    """Nor does an older quarantine keep it out, or take it away in the end."""
+    made, records = small(gc_quarantine_ms=5_000, gc_surplus_ms=1_000), FakeRecords.of(1, 2)
+
+    def elsewhere(state: Callable[[LedgerMetadata], LedgerMetadata]) -> Record:
+        return Record(state(record(1, is_closed=True).metadata.replace(ensembles=((0, (BookieId("other"),)),))))
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        store.collect(records, BOOKIE)
+        await put(store, promises, body, [1, 2])
+        await store.checkpoint()
+        records.ledgers[1] = elsewhere(forgotten)
+        await collect(store, is_forced=True)
+        assert await refusals(store, body, 1)
+        records.ledgers[1] = elsewhere(coming_back)
+        for _ in range(4):
+            await collect(store, is_forced=True, with_surplus=with_surplus)
+            await asyncio.sleep(3)
+        assert sorted(store.ledger_ids()) == [1, 2]
+
+    assert made.live(script)
     made.check()
 
 

@@ -42,6 +42,8 @@ async def by_hand(session: Session, on_trouble: Callable[[MetadataError], None] 
 
 async def explain(session: Session, ledger_id: int, entry_id: int | None, arguments: argparse.Namespace) -> int:
     """Print all there is to know of a ledger's replicas, or of one entry's. 1: something is not as it should be."""
+    from bookies.protocol.offload import is_given_up
+
     async with by_hand(session) as hand:
         standing = await hand.look(ledger_id)
     bookies = {each.id: each for each in await session.client.bookies()}
@@ -67,7 +69,8 @@ async def explain(session: Session, ledger_id: int, entry_id: int | None, argume
         print_json(facts)
     else:
         print("\n".join([*lines, *recovery_lines(standing), f"verdict: {facts['verdict']}"]))
-    is_fine = is_there and standing.trouble is None and good in (None, record.write_quorum)
+    is_whole = good in (None, record.write_quorum) or is_given_up(record)
+    is_fine = is_there and standing.trouble is None and is_whole
     return int(not is_fine)
 
 
@@ -192,9 +195,13 @@ def _entry_lines(facts: Mapping[str, Any], record: LedgerMetadata) -> list[str]:
 
 def _verdict(standing: Standing, good: int | None) -> str:
     """In a sentence. `good`: replicas of the entry that is worst off; None: there is no entry."""
+    from bookies.protocol.offload import offloaded_to
+
     record = standing.record
     if standing.trouble is not None:
         return f"its replicas could not be looked at: {standing.trouble}"
+    if (place := offloaded_to(record)) is not None:
+        return f"offloaded: its entries are in {place}, and no bookie needs them"
     if good is None:
         return "it has no entries, so nothing can be missing"
     text = f"{good} of {record.write_quorum} replicas are good, "

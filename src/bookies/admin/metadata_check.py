@@ -38,6 +38,7 @@ from bookies.metadata.driver import GivenIds, MetadataDriver
 from bookies.metadata.recovery_items import read_settings
 from bookies.metadata.transfer import MARK, Damaged, read_cookie, read_ledgers, read_record, some
 from bookies.model import BookieId, LedgerMetadata
+from bookies.protocol.offload import is_given_up
 from bookies.storage import cookie
 
 NOTES = ("ids-ahead", "mark-without-ledger")  # findings that are no fault
@@ -162,7 +163,7 @@ async def _check_ledgers(driver: MetadataDriver, report: Report, progress: Calla
                 continue
             _check_record(each, report)
             for bookie in each.bookies:
-                if bookie not in cookies:
+                if bookie not in cookies and not is_given_up(each):
                     strangers.setdefault(bookie, []).append(each.ledger_id)
         report.ledgers += len(batch)
         progress(report.ledgers)

@@ -23,6 +23,7 @@ from bookies.errors import (
     ReplicationFailed,
 )
 from bookies.model import BookieId
+from bookies.protocol.offload import offloaded_to
 from bookies.replication.membership import Membership
 from bookies.replication.status import ProcessStatus, taken_for_lost, witnesses
 from bookies.runtime.events import Events
@@ -43,7 +44,7 @@ async def verify_ledgers(client: Client, ledger_ids: Sequence[int], percentage: 
     unreadable: list[MetadataCorrupt] = []
     wanted = list(ledger_ids) or [record.ledger_id async for record in client.ledgers(unreadable=unreadable)]
     progress = Progress("ledgers checked", len(wanted), quiet=as_json)
-    checked = bad = 0
+    checked = bad = offloaded = 0
     fewest: int | None = None
 
     async def check_one(ledger_id: int) -> LedgerCheck | None:
@@ -61,18 +62,27 @@ async def verify_ledgers(client: Client, ledger_ids: Sequence[int], percentage: 
             checked += 1
             bad += not check.is_ok
             fewest = min((count for count in (fewest, check.fewest_replicas) if count is not None), default=None)
+            place = offloaded_to(check.metadata)
+            offloaded += place is not None
             if as_json:
                 print_json(_described(check))
+            elif place is not None and ledger_ids:
+                progress.clear()
+                print(f"ledger {check.metadata.ledger_id}  offloaded: its entries are in {place}")
             elif not check.is_ok:
                 progress.clear()
                 _print_problems(check)
         progress.update(checked)
     progress.clear()
     if not as_json:
-        print(f"{checked:,} {'ledger' if checked == 1 else 'ledgers'} checked, {bad:,} with problems")
+        print(f"{_ledgers(checked)} checked, {bad:,} with problems{_offloaded(offloaded)}")
         if fewest is not None:
             print(f"the entry that is worst off has {fewest} good {'replica' if fewest == 1 else 'replicas'}")
     return say_unreadable("ledger", unreadable) or int(bool(bad))
+
+
+def _offloaded(count: int) -> str:
+    return f", {count:,} offloaded: no bookie needs their entries" if count else ""
 
 
 def _described(check: LedgerCheck) -> dict[str, object]:
@@ -82,6 +92,7 @@ def _described(check: LedgerCheck) -> dict[str, object]:
         "state": check.metadata.state.name,
         "ok": check.is_ok,
         "fewest_replicas": check.fewest_replicas,
+        "offloaded": offloaded_to(check.metadata),
         "fragments": [
             {
                 "first_entry": verdict.fragment.first,

@@ -9,6 +9,7 @@ there, so what was interrupted is repeated, never undone. The shell of `protocol
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 
 from bookies.client.arguments import (
@@ -53,6 +54,7 @@ from bookies.errors import (
     ReplicationFailed,
 )
 from bookies.metadata.driver import BookieSet, MetadataDriver, Versioned, Watch
+from bookies.metadata.recovery_store import LedgerLock
 from bookies.model import BookieId, BookieInfo, BookieMode, DigestType, LedgerMetadata
 from bookies.protocol.fragments import (
     Fragment,
@@ -136,16 +138,27 @@ class Administration:
         async with TimeLimit(timeout, f"recover ledger {ledger_id}"):
             return (await self._access.sealed(any_ledger_id(ledger_id))).metadata
 
+    def locked(self, ledger_id: int) -> AbstractAsyncContextManager[LedgerLock]:
+        """Hold a ledger's lock of auto-recovery: for those who write entries to bookies that its record does not name
+        yet, so that no bookie deletes them. Entering it raises `LedgerLocked`."""
+        return ledger_locked(self._driver, any_ledger_id(ledger_id), self._owner)
+
     async def change_record(
-        self, ledger_id: int, change: Callable[[LedgerMetadata], LedgerMetadata | None]
+        self,
+        ledger_id: int,
+        change: Callable[[LedgerMetadata], LedgerMetadata | None],
+        *,
+        lock: LedgerLock | None = None,
     ) -> LedgerMetadata:
         """Change a ledger's record by compare-and-swap; the record as it is then. For those who know
         what may be changed.
 
         `change`: from the record that was read to the one to write, None when there is nothing to change; asked again
-        after a conflict. Raises what it raises, `LedgerNotFound`.
+        after a conflict. `lock`: of the ledger, which has to be held. Raises what `change` raises, `LedgerNotFound`,
+        `SessionExpired` when the lock is lost.
         """
-        loop = MetadataLoop(self._access.runtime, self._driver, await self._access.read(any_ledger_id(ledger_id)))
+        found = await self._access.read(any_ledger_id(ledger_id))
+        loop = MetadataLoop(self._access.runtime, self._driver, found, lock)
 
         def changed(record: LedgerMetadata) -> LedgerMetadata:
             new = change(record)

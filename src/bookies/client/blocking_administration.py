@@ -6,7 +6,7 @@ CopyProgress is reported on the client's own thread: a callback must be quick, a
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from bookies.client import administration as asynchronous
@@ -19,6 +19,7 @@ from bookies.client.replication import Move, OnProgress, RecoveryReport
 from bookies.client.scan import ReplicaScan
 from bookies.errors import BookKeeperError, ClientClosed
 from bookies.metadata.driver import BookieSet, Versioned, Watch
+from bookies.metadata.recovery_store import LedgerLock
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata
 from bookies.protocol.fragments import Fragment
 from bookies.protocol.replicate import Pace, Replacement
@@ -41,11 +42,25 @@ class Administration:
         """Fence the ledger's writer, find its last entry, seal it, whatever its password."""
         return self._thread.call(self._administration.recover(ledger_id, timeout=timeout))
 
+    @contextmanager
+    def locked(self, ledger_id: int) -> Iterator[LedgerLock]:
+        """Hold a ledger's lock of auto-recovery, for those who write to bookies that its record does not name yet."""
+        held = self._administration.locked(ledger_id)
+        lock = self._thread.call(held.__aenter__())
+        try:
+            yield lock
+        finally:
+            self._thread.call(held.__aexit__(None, None, None))
+
     def change_record(
-        self, ledger_id: int, change: Callable[[LedgerMetadata], LedgerMetadata | None]
+        self,
+        ledger_id: int,
+        change: Callable[[LedgerMetadata], LedgerMetadata | None],
+        *,
+        lock: LedgerLock | None = None,
     ) -> LedgerMetadata:
         """Change a ledger's record by compare-and-swap. For those who know what may be changed."""
-        return self._thread.call(self._administration.change_record(ledger_id, change))
+        return self._thread.call(self._administration.change_record(ledger_id, change, lock=lock))
 
     def write_entries(self, record: LedgerMetadata, batch: EntryBatch) -> None:
         """Store entries that come from elsewhere on the bookies that this record, stored or not, names."""

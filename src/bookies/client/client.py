@@ -232,15 +232,24 @@ class Client:
         async def make() -> LedgerReader:
             found = await self._read_record(ledger_id)
             keys = self._keys(found, password, kind)
-            copy = None
-            if tier == "offloaded" or (tier == "auto" and is_given_up(found.metadata)):
-                files = OffloadedFiles(found.metadata)
-                if self._files is None:
-                    self._files = self._runtime.workers.start("files")
-                copy = self._files, files
-            return await LedgerReader.begin(self._pool, self._driver, self.config, keys, found, copy=copy)
+            return await LedgerReader.begin(
+                self._pool,
+                self._driver,
+                self.config,
+                keys,
+                found,
+                files=None if tier == "bookies" else self._open_files,
+                is_offloaded=tier == "offloaded" or (tier == "auto" and is_given_up(found.metadata)),
+            )
 
         return Opening(make, timeout, f"open ledger {ledger_id}")
+
+    def _open_files(self, record: LedgerMetadata) -> tuple[Worker, OffloadedFiles]:
+        """See `view.OpenFiles`."""
+        files = OffloadedFiles(record)
+        if self._files is None:
+            self._files = self._runtime.workers.start("files")
+        return self._files, files
 
     def recover(
         self,

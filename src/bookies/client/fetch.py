@@ -25,10 +25,12 @@ from bookies.client.connection import Outcome
 from bookies.client.entries import EntryBatch
 from bookies.client.health import READ, READ_BATCH
 from bookies.client.keys import Keys
+from bookies.client.offloaded import OffloadedFetch
 from bookies.client.pool import BookiePool
 from bookies.config import KIB, ClientConfig
 from bookies.errors import BookieUnreachable, BookKeeperError, ClientClosed, DigestMismatch, MetadataError
 from bookies.model import BookieId, Ensemble, LedgerMetadata
+from bookies.protocol.offload import is_given_up
 from bookies.protocol.quorum import write_set
 from bookies.protocol.read import (
     ReplicaReads,
@@ -102,7 +104,8 @@ class RangeFetch:
     `refresh`: reads the ledger's metadata anew, for when no replica delivers (they may have been replaced).
     `entry_size`: payload bytes of a typical entry, as far as known. `learn`: is told of the last add confirmed that
     bookies mention. `sticky`: the position to prefer, where any has every entry. `size_max`: bytes per batch.
-    `is_parallel`: ask all replicas at once. `counts`: where to count; default: of its own.
+    `is_parallel`: ask all replicas at once. `counts`: where to count; default: of its own. `files`: of a record
+    and entries first..last, how to read what bookies need not have any more; None: only bookies are asked.
     """
 
     def __init__(
@@ -121,7 +124,10 @@ class RangeFetch:
         size_max: int | None = None,
         is_parallel: bool = False,
         counts: FetchCounts | None = None,
+        files: Callable[[LedgerMetadata, int, int], OffloadedFetch] | None = None,
     ) -> None:
+        self._files = files
+        self._rest: OffloadedFetch | None = None  # what delivers instead of the bookies
         self.counts = FetchCounts() if counts is None else counts
         self._pool = pool
         self._keys = keys
@@ -149,7 +155,7 @@ class RangeFetch:
 
         Raises what client-protocol 3.4 chooses when every replica of an entry failed.
         """
-        while True:
+        while self._rest is None:
             self._ask_ahead()
             if not self._ahead:
                 return None
@@ -169,6 +175,7 @@ class RangeFetch:
                 self._measured(batch)
                 self._ask_ahead()
                 return batch
+        return await self._rest.next_batch()
 
     # -- planning ------------------------------------------------------------------------------------------------
     def _planned_count(self, ensemble: Ensemble) -> int:
@@ -456,6 +463,10 @@ class RangeFetch:
             metadata = await self._refresh()
         except MetadataError:
             raise error from failure
+        if self._files is not None and is_given_up(metadata):
+            self._rest = self._files(metadata, part.first, self._last)
+            self.stop()
+            return
         if metadata.ensemble_at(part.first) == part.ensemble:
             raise error
         self._metadata = metadata

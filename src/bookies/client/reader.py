@@ -16,16 +16,14 @@ from bookies.client.entries import Entry, EntryBatch, LastConfirmedAndEntry
 from bookies.client.iteration import Batches as Batches
 from bookies.client.iteration import Entries as Entries
 from bookies.client.keys import Keys
-from bookies.client.offloaded import OffloadedFiles
 from bookies.client.pool import BookiePool
 from bookies.client.sources import RangeSource, UnconfirmedSource
 from bookies.client.tail import TailSource
-from bookies.client.view import LedgerView
+from bookies.client.view import LedgerView, OpenFiles
 from bookies.config import ClientConfig
 from bookies.errors import EntryNotFound, InvalidArgument
 from bookies.metadata.driver import MetadataDriver, Versioned
 from bookies.model import LedgerMetadata, LedgerState
-from bookies.runtime.ports import Worker
 
 if TYPE_CHECKING:
     import pyarrow
@@ -49,15 +47,17 @@ class LedgerReader:
         keys: Keys,
         found: Versioned,
         *,
-        copy: tuple[Worker, OffloadedFiles] | None = None,
+        files: OpenFiles | None = None,
+        is_offloaded: bool = False,
     ) -> LedgerReader:
         """Open without recovery: watch the metadata and learn the last add confirmed, unless the ledger is sealed.
 
-        `copy`: read from there, through the worker. Raises `BookieTimeout`, `ReadFailed`, `Unauthorized`.
+        `files`: where to read what bookies need not have any more; `is_offloaded`: from there at once. Raises
+        `BookieTimeout`, `ReadFailed`, `Unauthorized`, `NotSupported` (no copy, or no pyarrow).
         """
         view = await LedgerView.begin(pool, driver, config, keys, found)
-        if copy is not None:
-            view.read_from(*copy)
+        if files is not None:
+            view.may_read_from(files, at_once=is_offloaded)
         return cls(view)
 
     # -- state, without asking anybody ---------------------------------------------------------------------------

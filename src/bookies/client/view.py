@@ -9,6 +9,7 @@ client-protocol 3.1, 3.2, 3.5 and 3.6.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from bookies.client.entries import EntryBatch
 from bookies.client.fetch import RangeFetch
@@ -34,6 +35,9 @@ from bookies.model import LedgerMetadata
 from bookies.protocol.lac import LacRead, is_growth_trusted
 from bookies.protocol.read import StickyPosition
 from bookies.runtime.ports import Worker
+
+OpenFiles = Callable[[LedgerMetadata], tuple[Worker, OffloadedFiles]]
+"""The copy that a record names, and the worker that waits for its files. Raises `NotSupported` (no copy or pyarrow)."""
 
 ENTRY_SIZE_GUESS = 1024.0  # payload bytes, until the ledger tells
 
@@ -62,11 +66,23 @@ class LedgerView:
         self._changed = asyncio.Event()  # set whenever `_is_stale` becomes true, and by `close`
         self.is_closed = False
         self._files: tuple[Worker, OffloadedFiles] | None = None
+        self._open_files: OpenFiles | None = None
         self._adopt(found)
 
-    def read_from(self, worker: Worker, files: OffloadedFiles) -> None:
-        """Read the ledger, which is sealed, from its copy. `worker`: waits for the files."""
-        self._files = worker, files
+    def may_read_from(self, open_files: OpenFiles, *, at_once: bool) -> None:
+        """Read the ledger from its copy: `at_once`, or when bookies do not have an entry and need not have it.
+
+        Raises as `open_files`, at once.
+        """
+        self._open_files = open_files
+        if at_once:
+            self._files = open_files(self.metadata)
+
+    def _rest_from_files(self, record: LedgerMetadata, first: int, last: int) -> OffloadedFetch:
+        assert self._open_files is not None
+        if self._files is None:
+            self._files = self._open_files(record)
+        return OffloadedFetch(*self._files, first, last)
 
     @classmethod
     async def begin(
@@ -166,6 +182,7 @@ class LedgerView:
             sticky=self._sticky,
             size_max=size_max,
             is_parallel=is_parallel,
+            files=None if self._open_files is None else self._rest_from_files,
         )
 
     def check_open(self) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from bookies.model import BookieId, LedgerMetadata, fragments_of
+from bookies.protocol.offload import is_given_up
 from bookies.protocol.quorum import write_sets_of
 
 NEVER = float("inf")
@@ -122,6 +123,8 @@ def is_endangered(record: LedgerMetadata, away: Collection[BookieId]) -> bool:
 
     With none left there is nothing to copy, and hurry does not help. An entry that a writer will yet add counts.
     """
+    if is_given_up(record):
+        return False
     size = record.ensemble_size
     # Of a ledger that is not closed the last fragment may receive entries of every write set.
     end = record.last_entry_id if record.is_closed else record.ensembles[-1][0] + size - 1

@@ -7,6 +7,9 @@ learnt from bookies may lag, and a copy that stops where it does would be incomp
 Checking is: ask the bookie of each position for its first entry, its last, and a sample of those between; one that is
 not there, or not good, makes the replica bad. A bookie that is not registered is not asked. The last fragment of a
 ledger that is not closed may begin with an entry that was never written; if nobody has it, nobody lacks it.
+
+A ledger that bookies were allowed to forget, its entries being in files, has no fragment here: nothing of it can be
+missing, renewed, copied or lost, whomever its record still names (`offload.is_given_up`).
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import Any, NamedTuple
 
 from bookies.errors import BookieUnreachable, BookKeeperError, DigestMismatch
 from bookies.model import INVALID_ENTRY_ID, BookieId, Ensemble, LedgerMetadata
+from bookies.protocol.offload import is_given_up
 from bookies.protocol.quorum import next_stored, stores, write_sets_of
 from bookies.protocol.read import NEGATIVE
 
@@ -94,6 +98,8 @@ class _StripedIds(Sequence[int]):
 
 def fragments_to_check(record: LedgerMetadata, last_add_confirmed: int) -> list[Fragment]:
     """The fragments that hold entries, in order. `last_add_confirmed` counts only while the ledger is not closed."""
+    if is_given_up(record):
+        return []
     starts = [first for first, _ in record.ensembles]
     if record.is_closed:
         end, is_doubtful = record.last_entry_id, False
@@ -135,6 +141,8 @@ def is_stored_on(record: LedgerMetadata, bookie: BookieId) -> bool:
 
     Source: client-protocol 7.6.
     """
+    if is_given_up(record):
+        return False
     for index, (first, ensemble) in enumerate(record.ensembles):
         if bookie not in ensemble:
             continue

@@ -6,7 +6,9 @@ where each of them ends. The same entries have the same number, in whatever file
 
 An offloaded ledger has a label in its record (`LABEL`), written by compare-and-swap once the copy was read back. That
 the bookies need not keep theirs is a second label (`DELETED`), set later and by another job: until then nothing was
-given up. Source: spark 5.3.
+given up. From then on no bookie has anything of the ledger that could be missing, moved or lost (`is_given_up`, which
+`protocol/fragments.py` asks for everybody), until it was restored; while it is, a third label (`RESTORING`) is in the
+place of the second one. Source: spark 5.3.
 """
 
 from __future__ import annotations
@@ -116,7 +118,28 @@ def offload_of(record: LedgerMetadata) -> Offload | None:
 def is_given_up(record: LedgerMetadata) -> bool:
     """Whether the entries are to be read from the copy: the bookies need not have them any more, or not yet again."""
     labels = record.custom_metadata
-    return LABEL in labels and (DELETED in labels or RESTORING in labels)
+    return record.is_closed and LABEL in labels and (DELETED in labels or RESTORING in labels)
+
+
+def may_be_forgotten(record: LedgerMetadata) -> bool:
+    """Whether a bookie may delete what it has of the ledger: of one that is being restored that is not so any more."""
+    return is_given_up(record) and DELETED in record.custom_metadata
+
+
+def is_coming_back(record: LedgerMetadata) -> bool:
+    """Whether entries are being written to bookies that the record does not name yet."""
+    return is_given_up(record) and RESTORING in record.custom_metadata
+
+
+def offloaded_to(record: LedgerMetadata) -> str | None:
+    """Where the only copy is, for people: its URI, or `files` if the label cannot be read; None: it is on bookies."""
+    if not is_given_up(record):
+        return None
+    try:
+        found = offload_of(record)
+    except MetadataCorrupt:
+        found = None
+    return "files" if found is None else found.uri
 
 
 def offloaded(record: LedgerMetadata, copy: Offload) -> LedgerMetadata | None:
@@ -169,3 +192,16 @@ def restored(
     if found is None or found.attempt != attempt or DELETED in record.custom_metadata:
         raise VersionConflict("the ledger was offloaded again meanwhile", ledger_id=record.ledger_id)
     return labelled(record, {}, without=(RESTORING,)).replace(ensembles=ensembles)
+
+
+def kept(record: LedgerMetadata, attempt: str) -> LedgerMetadata | None:
+    """The record of a ledger that bookies still have, without a copy, which was of no use; None: it names none.
+
+    Raises `VersionConflict`.
+    """
+    found = offload_of(record)
+    if found is None:
+        return None
+    if found.attempt != attempt or DELETED in record.custom_metadata:
+        raise VersionConflict("the ledger was offloaded again meanwhile", ledger_id=record.ledger_id)
+    return labelled(record, {}, without=(LABEL, RESTORING))

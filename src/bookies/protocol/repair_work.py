@@ -35,6 +35,7 @@ from typing import NamedTuple
 from bookies.errors import BookKeeperError, DigestMismatch
 from bookies.model import INVALID_ENTRY_ID, BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.fragments import Fragment, FragmentVerdict, ReplicaState, ReplicaVerdict, state_of
+from bookies.protocol.offload import is_given_up
 from bookies.protocol.placement_proof import some
 from bookies.protocol.quorum import write_set
 
@@ -347,7 +348,7 @@ def judge_entry(
 def fewest_left(record: LedgerMetadata, gone: Collection[BookieId]) -> int:
     """Replicas left, by the record alone, of the entry that is worst off when these bookies are gone."""
     size = record.ensemble_size
-    if not gone:
+    if not gone or is_given_up(record):
         return record.write_quorum
     return min(
         sum(ensemble[position] not in gone for position in write_set(start, size, record.write_quorum))

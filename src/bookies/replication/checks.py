@@ -16,6 +16,7 @@ from bookies.metadata.driver import Versioned
 from bookies.model import BookieId
 from bookies.protocol.absence import is_endangered
 from bookies.protocol.fragments import ReplicaState, fragments_on, fragments_to_check, is_stored_on
+from bookies.protocol.offload import is_given_up
 from bookies.protocol.placement_policy import Adherence
 from bookies.replication.membership import Membership
 
@@ -44,8 +45,8 @@ class LostBookies:
         self.named: dict[BookieId, None] = {}
 
     async def look(self, found: Versioned) -> Sequence[BookieId] | None:
-        for _, ensemble in found.metadata.ensembles:
-            self.named.update(dict.fromkeys(ensemble))
+        if not is_given_up(found.metadata):  # Nobody has to come back for what is in files.
+            self.named.update(dict.fromkeys(found.metadata.bookies))
         return [each for each in self._lost if is_stored_on(found.metadata, each)] or None
 
     def facts(self) -> dict[str, object]:

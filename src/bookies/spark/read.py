@@ -135,6 +135,7 @@ class RowReader:
             return
         from bookies.client.fetch import RangeFetch
         from bookies.client.keys import keys_of
+        from bookies.client.offloaded import OffloadedFetch, OffloadedFiles
         from bookies.protocol.read import StickyPosition
 
         ledger_id = each.metadata.ledger_id
@@ -142,6 +143,12 @@ class RowReader:
         async def refresh() -> LedgerMetadata:
             client = await worker.client(self.settings.uri, self.settings.config)
             return await client.metadata(ledger_id)
+
+        opened: list[OffloadedFiles] = []
+
+        def files(record: LedgerMetadata, first: int, last: int) -> OffloadedFetch:
+            opened.append(OffloadedFiles(record))
+            return OffloadedFetch(worker.files(), opened[-1], first, last)
 
         fetch = RangeFetch(
             pool,
@@ -154,6 +161,7 @@ class RowReader:
             entry_size=max(0.0, each.size / each.count - plan.ENTRY_OVERHEAD),
             sticky=StickyPosition(each.metadata.ensemble_size, each.replica) if each.replica >= 0 else None,
             counts=counts.fetch,
+            files=None if self.settings.tier == "bookies" else files,
         )
         try:
             while True:
@@ -172,6 +180,8 @@ class RowReader:
                 yield batch
         finally:
             fetch.stop()
+            for each_file in opened:
+                worker.files().run(each_file.close)
 
 
 async def _offloaded(worker: runtime.Worker, each: Range) -> AsyncGenerator[EntryBatch, None]:

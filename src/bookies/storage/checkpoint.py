@@ -27,7 +27,8 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 from bookies.config import BookieConfig
 from bookies.errors import DiskFull, StorageError
@@ -204,13 +205,8 @@ class Checkpointer:
 
     async def _flush(self, snapshot: Generation) -> None:
         """Write what is left of the snapshot to the entry log, a slice at a time, and set its slots."""
-        runs = list(snapshot.runs())
-        while self._flushed_runs < len(runs):
-            some: list[tuple[int, Run]] = []
-            size = 0
-            while self._flushed_runs + len(some) < len(runs) and size < SLICE_SIZE:
-                some.append(runs[self._flushed_runs + len(some)])
-                size += some[-1][1].records.size
+        runs = islice(snapshot.runs(), self._flushed_runs, None)  # made as they are needed: some are joined copies
+        while some := list(_slice(runs)):
             async with self._log_lock:
                 slots = await self._log_worker.run(self._log.write, some)
                 for (ledger_id, run), data in zip(some, slots, strict=True):
@@ -427,3 +423,13 @@ class Checkpointer:
         """Close files as they are and end the workers. Blocks until what they do is done."""
         run_last(self._log_worker, self._log.abort)
         run_last(self.worker, self._index.close_files)
+
+
+def _slice(runs: Iterator[tuple[int, Run]]) -> Iterator[tuple[int, Run]]:
+    """The next ones, as many as the worker is to write at once."""
+    size = 0
+    for ledger_id, run in runs:
+        yield ledger_id, run
+        size += run.records.size
+        if size >= SLICE_SIZE:
+            return

@@ -61,13 +61,9 @@ def is_implausible(count: int, local_count: int, share_max: int) -> bool:
 
 
 def is_surplus(metadata: LedgerMetadata, bookie: str) -> bool:
-    """Whether a ledger is closed and lists this bookie nowhere. An open one may be about to (F-31)."""
-    return metadata.is_closed and not metadata.names(bookie)
-
-
-def is_given_up(metadata: LedgerMetadata) -> bool:
-    """Whether a closed ledger's record says that bookies need not keep their copies: the entries are elsewhere."""
-    return metadata.is_closed and offload.DELETED in metadata.custom_metadata
+    """Whether a ledger is closed and lists this bookie nowhere. An open one may be about to (F-31), and so may one
+    that is being restored from files."""
+    return metadata.is_closed and not metadata.names(bookie) and not offload.is_coming_back(metadata)
 
 
 class Compaction(enum.Enum):

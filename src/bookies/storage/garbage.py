@@ -19,9 +19,10 @@ from typing import Any, Protocol
 from bookies.config import BookieConfig
 from bookies.errors import BookKeeperError, LedgerNotFound, MetadataError
 from bookies.model import LedgerMetadata
+from bookies.protocol.offload import may_be_forgotten
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Runtime
-from bookies.storage.collection import Comparison, is_given_up, is_implausible, is_surplus
+from bookies.storage.collection import Comparison, is_implausible, is_surplus
 from bookies.storage.opening import Opened
 from bookies.storage.removal_format import Removal, RemovalState
 from bookies.storage.throttle import Throttle
@@ -174,7 +175,7 @@ class LedgerCollection:
         return metadata is None or self._is_unlisted(metadata)
 
     def _is_unlisted(self, metadata: LedgerMetadata) -> bool:
-        return is_given_up(metadata) or is_surplus(metadata, self._bookie)
+        return may_be_forgotten(metadata) or is_surplus(metadata, self._bookie)
 
     async def look_for(self, ledger_ids: Iterable[int]) -> None:
         """Of ledgers that the index does not know: have the logs read for those that the metadata wants here.
@@ -186,7 +187,7 @@ class LedgerCollection:
                 metadata = await self.read(ledger_id)
             except (BookKeeperError, TimeoutError):
                 continue
-            if metadata is None or is_given_up(metadata) or not metadata.names(self._bookie):
+            if metadata is None or may_be_forgotten(metadata) or not metadata.names(self._bookie):
                 continue
             if self._index.is_known(ledger_id) or self._removals.get(ledger_id) is not None:
                 continue
@@ -213,7 +214,7 @@ class LedgerCollection:
                 continue
             if metadata is None:
                 continue
-            if is_given_up(metadata) or (with_surplus and is_surplus(metadata, self._bookie)):
+            if may_be_forgotten(metadata) or (with_surplus and is_surplus(metadata, self._bookie)):
                 found.append(ledger_id)
             elif self._config.gc_surplus_ms and is_surplus(metadata, self._bookie):
                 since[ledger_id] = self._surplus_since.get(ledger_id, now)

@@ -43,7 +43,7 @@ from bookies.storage.index_files import IndexFiles, IndexWrite, LoadedIndex, Wro
 from bookies.storage.index_ledger import Ledger, lac_of
 from bookies.storage.index_pages import PageCache
 from bookies.storage.readers import Readers
-from bookies.storage.slots import pieces, replaced
+from bookies.storage.slots import by_page, pieces, replaced
 
 T = TypeVar("T")
 
@@ -444,8 +444,7 @@ class LedgerIndex:
         Raises: OSError when a page cannot be read; LedgerUnknownToBookie.
         """
         ledger = self._ledgers.get(ledger_id)
-        for first, start, count in pieces(entry_ids, self._per_page):
-            number, index = divmod(first, self._per_page)
+        for number, start, stop in by_page(entry_ids, self._per_page):
             while True:
                 if ledger is None or ledger.is_deleted:
                     raise LedgerUnknownToBookie("the ledger was deleted meanwhile", ledger_id=ledger_id)
@@ -456,8 +455,12 @@ class LedgerIndex:
                 else:
                     self.cache.add(ledger, number, b"")
             self._change(ledger, number)
-            part = slots[start * layout.SLOT_SIZE : (start + count) * layout.SLOT_SIZE]
-            self.cache.set_slots(page, index, part)
+            ids, page_first = entry_ids[start:stop], number * self._per_page
+            part = slots[start * layout.SLOT_SIZE : stop * layout.SLOT_SIZE]
+            if ids[-1] - ids[0] == stop - start - 1:
+                self.cache.set_slots(page, ids[0] - page_first, part)
+            else:
+                self.cache.scatter_slots(page, ids, page_first, part)
         assert ledger is not None
         ledger.last_entry_id = max(ledger.last_entry_id, entry_ids[-1])
 

@@ -5,6 +5,9 @@ Source: storage 5.2.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
+
 from bookies.storage.index_format import SLOT_SIZE
 from bookies.storage.index_ledger import Ledger, Page
 
@@ -60,6 +63,15 @@ class PageCache:
             self.dirty_size += end - len(data)
             data.extend(bytes(end - len(data)))
         data[start:end] = slots
+
+    def scatter_slots(self, page: Page, entry_ids: Sequence[int], page_first: int, slots: bytes) -> None:
+        """As `set_slots`, of entries with gaps between them: ascending ids; `page_first`: that of the first slot."""
+        first = entry_ids[0]
+        start, size = (first - page_first) * SLOT_SIZE, (entry_ids[-1] + 1 - first) * SLOT_SIZE
+        numbers = array("q", bytes(page.data[start : start + size].ljust(size, b"\0")))
+        for entry_id, number in zip(entry_ids, array("q", slots), strict=True):
+            numbers[entry_id - first] = number
+        self.set_slots(page, first - page_first, numbers.tobytes())
 
     def written(self, ledger: Ledger, number: int) -> None:
         """The page was written as it was when it was frozen. Unless it has changed since, it is clean."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 from bookies.storage.index_format import SLOT_SIZE
@@ -52,6 +53,16 @@ def pieces(entry_ids: Sequence[int], per_page: int) -> Iterator[tuple[int, int, 
             count += 1
         yield first, start, count
         start += count
+
+
+def by_page(entry_ids: Sequence[int], per_page: int) -> Iterator[tuple[int, int, int]]:
+    """What of ascending ids is in each page: (number of the page, index of its first id, index behind its last)."""
+    start, end = 0, len(entry_ids)
+    while start < end:
+        number = entry_ids[start] // per_page
+        stop = bisect_left(entry_ids, (number + 1) * per_page, lo=start, hi=min(end, start + per_page))
+        yield number, start, stop
+        start = stop
 
 
 def replaced(old: bytes, new: bytes, prefix: bytes) -> bytes:

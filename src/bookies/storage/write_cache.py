@@ -10,6 +10,7 @@ Invariants
   generations, so they may be persisted once all older generations are durable, and not earlier (R-9).
 - Of several copies of an entry the one that came last wins, here and in the index, wherever the flush is (Q-9 leaves
   the choice free, as copies differ at most in their LAC).
+- Whatever the order in which entries come, their objects are counted, and few: a batch is one run.
 
 Owned by the loop's thread. `Run`s are immutable, so workers may be given them.
 
@@ -21,17 +22,27 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from itertools import islice
+from operator import attrgetter, lt
 
 from bookies.kernels import Records
+from bookies.storage.gathering import gathered, gathered_in_windows, joined
 from bookies.storage.mark_format import LogMark
 
 RUN_OVERHEAD = 300  # bytes of Python objects for each run, counted so that tiny adds cannot outgrow the budget
+NUMBER_SIZE, OBJECT_SIZE = 8, 40  # bytes of a number in an array; in a list, where it is an object of its own
+NUMBERS_SIZE = 100  # bytes of them that `RUN_OVERHEAD` has room for, in ids and in starts: what a range takes
+
+SMALL_SIZE = 4 << 10  # bytes of a run, below which a flush joins it with its neighbours
+JOINED_SIZE = 64 << 10  # bytes that it joins at most
+WINDOW_SIZE = 512 << 10  # bytes that it gathers at once where runs overlap
+GATHERED_SIZE = 256 << 10  # bytes of a run from which on it is not gathered again: the loop must not wait for it
+FAN = 8  # runs of about one size that are gathered at once
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Entries of one ledger in ascending order, as they arrived together. One id per record."""
+    """Entries of one ledger in ascending order, as they arrived together or were gathered. One id per record."""
 
     entry_ids: Sequence[int]
     records: Records
@@ -44,6 +55,12 @@ class Run:
     def last(self) -> int:
         return self.entry_ids[-1]
 
+    @property
+    def overhead(self) -> int:
+        """Bytes of memory beside those of the records."""
+        entry_ids, starts = self.entry_ids, self.records.starts
+        return RUN_OVERHEAD + _numbers_size(entry_ids) + _numbers_size(starts)
+
     def index(self, entry_id: int) -> int:
         """Index of the entry, or -1."""
         ids = self.entry_ids
@@ -51,6 +68,12 @@ class Run:
             return ids.index(entry_id) if entry_id in ids else -1
         at = bisect_left(ids, entry_id)
         return at if at < len(ids) and ids[at] == entry_id else -1
+
+    def next_held(self, first: int, stop: int) -> int:
+        """The smallest entry id from `first` on that is here, at most `stop`."""
+        ids = self.entry_ids
+        at = bisect_left(ids, first)
+        return min(stop, ids[at]) if at < len(ids) else stop
 
     def consecutive(self, index: int, count_max: int) -> int:
         """How many entries from `index` on have consecutive ids, at most `count_max`."""
@@ -70,53 +93,58 @@ _FIRST = attrgetter("first")
 class LedgerRuns:
     """The runs of one ledger in one generation.
 
-    `_runs` never overlap, are ascending by first entry, and are found by bisection. What overlaps any of them goes,
-    entry by entry, to `_later`, which has precedence because it arrived later.
+    `_runs` never overlap, are ascending by first entry, and are found by bisection. A run whose span meets any other's
+    goes to `_later`, where each has precedence over those before it and over `_runs`, because it arrived later. So
+    that these stay few, neighbours in `_later` are gathered into one, eight at a time, until they are large: each
+    entry is copied about once for every eightfold of what it arrived in.
     """
 
-    __slots__ = ("_later", "_runs", "highest")
+    __slots__ = ("_later", "_later_first", "_later_last", "_runs", "highest")
 
     def __init__(self) -> None:
         self.highest = -1
         self._runs: list[Run] = []
-        self._later: dict[int, Run] = {}  # entry id -> run of one entry, in the order of arrival
+        self._later: list[Run] = []
+        self._later_first = self._later_last = -1  # the span of all of `_later`
 
-    def add(self, run: Run) -> None:
-        if run.last > self.highest:
-            is_behind = not self._runs or run.first > self._runs[-1].last
+    def add(self, run: Run) -> int:
+        """Take a run; by how much the overhead has grown, in bytes."""
+        if run.first > self.highest:
             self.highest = run.last
-            if is_behind and not self._later:
-                self._runs.append(run)
-                return
-        if self._overlaps(run):
-            for index, entry_id in enumerate(run.entry_ids):
-                self._put_later(entry_id, Run((entry_id,), run.records.slice(index, index + 1)))
-        else:
+            self._runs.append(run)
+            return run.overhead
+        self.highest = max(self.highest, run.last)
+        if not self._overlaps(run):
             insort(self._runs, run, key=_FIRST)
-
-    def add_unordered(self, entry_ids: Sequence[int], records: Records) -> None:
-        """Entries whose ids are not ascending: the last copy of each wins."""
-        for index, entry_id in enumerate(entry_ids):
-            self._put_later(entry_id, Run((entry_id,), records.slice(index, index + 1)))
-            self.highest = max(self.highest, entry_id)
-
-    def _put_later(self, entry_id: int, run: Run) -> None:
-        self._later.pop(entry_id, None)  # so that its place in the order is the last
-        self._later[entry_id] = run
+            return run.overhead
+        self._later_first = min(self._later_first, run.first) if self._later else run.first
+        self._later_last = max(self._later_last, run.last)
+        self._later.append(run)
+        return run.overhead + self._gather_later()
 
     def _overlaps(self, run: Run) -> bool:
-        """Whether the spans of this and any other run meet, or an entry of it is in `_later`."""
+        """Whether its span and that of another run, or of all in `_later`, meet."""
+        if self._later and run.first <= self._later_last and run.last >= self._later_first:
+            return True
         at = bisect_right(self._runs, run.first, key=_FIRST)
         if at and self._runs[at - 1].last >= run.first:
             return True
-        if at < len(self._runs) and self._runs[at].first <= run.last:
-            return True
-        return bool(self._later) and not self._later.keys().isdisjoint(run.entry_ids)
+        return at < len(self._runs) and self._runs[at].first <= run.last
+
+    def _gather_later(self) -> int:
+        """Make one run of the newest ones while they are small, and of about one size; the growth of the overhead."""
+        later, growth = self._later, 0
+        while len(later) >= FAN and later[-FAN].records.size < min(GATHERED_SIZE, FAN * later[-1].records.size):
+            some = later[-FAN:]
+            later[-FAN:] = [Run(*gathered([(run.entry_ids, run.records) for run in some]))]
+            growth += later[-1].overhead - sum(run.overhead for run in some)
+        return growth
 
     def find(self, entry_id: int) -> tuple[Run, int] | None:
         """(run, index in it) of the copy that counts."""
-        if self._later and (later := self._later.get(entry_id)) is not None:
-            return later, 0
+        for run in reversed(self._later):
+            if (index := run.index(entry_id)) >= 0:
+                return run, index
         at = bisect_right(self._runs, entry_id, key=_FIRST)
         if at:
             run = self._runs[at - 1]
@@ -124,28 +152,47 @@ class LedgerRuns:
                 return run, index
         return None
 
+    def find_consecutive(self, first: int, count_max: int) -> tuple[Run, int, int] | None:
+        """As `find`, and how many consecutive entries from there on count too, at most `count_max`."""
+        found = self.find(first)
+        if found is None:
+            return None
+        run, index = found
+        stop = first + run.consecutive(index, count_max)
+        for later in reversed(self._later):
+            if later is run:
+                break
+            stop = later.next_held(first + 1, stop)
+        return run, index, stop - first
+
     def next_held(self, first: int, stop: int) -> int:
         """The smallest entry id from `first` on that is here, at most `stop`."""
         at = bisect_right(self._runs, first, key=_FIRST)
-        if at < len(self._runs):
-            stop = min(stop, self._runs[at].first)
-        if at and self._runs[at - 1].last >= first:
-            ids = self._runs[at - 1].entry_ids
-            stop = min(stop, ids[bisect_left(ids, first)])
-        return self.next_later(first, stop)
-
-    def next_later(self, first: int, stop: int) -> int:
-        """As `next_held`, of those that came later than what they overlap: their copies in longer runs do not count."""
-        if not self._later:
-            return stop
-        if len(self._later) < stop - first:
-            return min((entry_id for entry_id in self._later if first <= entry_id < stop), default=stop)
-        return next((entry_id for entry_id in range(first, stop) if entry_id in self._later), stop)
+        for run in (*self._runs[max(0, at - 1) : at + 1], *self._later):
+            stop = run.next_held(first, stop)
+        return stop
 
     def ordered(self) -> Iterator[Run]:
         """All runs, ascending as far as the precedence of later copies allows."""
         yield from self._runs
-        yield from self._later.values()
+        yield from self._later
+
+    def flushed(self) -> Iterator[Run]:
+        """What `ordered` has, each entry once, ascending, in few runs: a flush pays for each. The same every time.
+
+        Where runs overlap they are gathered, and small neighbours are joined: copies, made one after the other.
+        """
+        start = stop = len(self._runs)
+        if self._later:
+            start = bisect_right(self._runs, self._later_first, key=_FIRST)
+            start -= bool(start and self._runs[start - 1].last >= self._later_first)
+            stop = bisect_right(self._runs, self._later_last, key=_FIRST)
+        yield from _joined_neighbours(self._runs[:start])
+        if self._later:
+            overlapping = [(run.entry_ids, run.records) for run in (*self._runs[start:stop], *self._later)]
+            for entry_ids, records in gathered_in_windows(overlapping, WINDOW_SIZE):
+                yield Run(entry_ids, records)
+        yield from _joined_neighbours(self._runs[stop:])
 
 
 class Generation:
@@ -163,16 +210,16 @@ class Generation:
         runs = self.ledgers.get(ledger_id)
         if runs is None:
             runs = self.ledgers[ledger_id] = LedgerRuns()
+        # Copies that later ones replace go on counting: a flush that came late would hold up the journal.
         if _is_ascending(entry_ids):
-            runs.add(Run(entry_ids, records))
+            self.size += records.size + runs.add(Run(entry_ids, records))
         else:
-            runs.add_unordered(entry_ids, records)
-        self.size += records.size + RUN_OVERHEAD
+            self.size += records.size + runs.add(Run(*gathered([(entry_ids, records)])))
 
     def runs(self) -> Iterator[tuple[int, Run]]:
         """(ledger id, run) in the order in which they go to the entry log and into the index."""
         for ledger_id in sorted(self.ledgers):
-            for run in self.ledgers[ledger_id].ordered():
+            for run in self.ledgers[ledger_id].flushed():
                 yield ledger_id, run
 
 
@@ -241,12 +288,12 @@ class WriteCache:
         newest_first = self._runs_of_generations(ledger_id)
         while count_max > 0:
             age, found = 0, None
-            while age < len(newest_first) and (found := newest_first[age].find(first)) is None:
+            while age < len(newest_first) and (found := newest_first[age].find_consecutive(first, count_max)) is None:
                 age += 1
             if found is None:
                 break
-            run, index = found
-            stop = newest_first[age].next_later(first + 1, first + run.consecutive(index, count_max))
+            run, index, count = found
+            stop = first + count
             for newer in newest_first[:age]:
                 stop = newer.next_held(first + 1, stop)
             count = stop - first
@@ -280,7 +327,36 @@ class WriteCache:
         return [runs for each in generations if (runs := each.ledgers.get(ledger_id)) is not None]
 
 
+def _joined_neighbours(runs: Sequence[Run]) -> Iterator[Run]:
+    """Runs in ascending order, small ones that follow each other as one."""
+    some: list[Run] = []
+    size = 0
+    for run in runs:
+        is_small = run.records.size < SMALL_SIZE
+        if some and (not is_small or size + run.records.size > JOINED_SIZE):
+            yield _joined(some)
+            some, size = [], 0
+        if is_small:
+            some.append(run)
+            size += run.records.size
+        else:
+            yield run
+    if some:
+        yield _joined(some)
+
+
+def _joined(runs: Sequence[Run]) -> Run:
+    return runs[0] if len(runs) == 1 else Run(*joined([(run.entry_ids, run.records) for run in runs]))
+
+
+def _numbers_size(numbers: Sequence[int]) -> int:
+    """Bytes of memory above those that are in `RUN_OVERHEAD`."""
+    if isinstance(numbers, range):
+        return 0
+    return max(0, len(numbers) * (OBJECT_SIZE if isinstance(numbers, list | tuple) else NUMBER_SIZE) - NUMBERS_SIZE)
+
+
 def _is_ascending(entry_ids: Sequence[int]) -> bool:
     if isinstance(entry_ids, range):
         return entry_ids.step > 0 or len(entry_ids) == 1
-    return len(entry_ids) == 1 or list(entry_ids) == sorted(set(entry_ids))
+    return all(map(lt, entry_ids, islice(entry_ids, 1, None)))

@@ -11,8 +11,8 @@ import pytest
 from benchmarks import scale
 from benchmarks.scale import QUICK, Bench, Cell, Pace, Run
 from benchmarks.suite import processes
+from benchmarks.suite.guard import DriveFailed
 from benchmarks.suite.limits import Limits
-from benchmarks.suite.stage import DriveFailed
 
 LIMITS = Limits({1: (200.0, 900.0), 3: (500.0, 4000.0)}, 300.0, 3000.0, 2500.0)
 ADD = Cell("add 1 KiB", 2, 1)

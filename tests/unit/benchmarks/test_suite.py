@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import pathlib
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from benchmarks.suite import limits, runner, table
+from benchmarks.suite import limits, processes, runner, table
 from benchmarks.suite.__main__ import select
-from benchmarks.suite.cases import BRIEF, CASES, sizes
-from benchmarks.suite.figures import Figure, Run, compare, ratio_of_pairs, spread
+from benchmarks.suite.cases import BRIEF, CASES, add_large, sizes
+from benchmarks.suite.figures import Figure, Row, Run, compare, ratios_of_pairs, spread
+from benchmarks.suite.guard import DriveFailed
 from benchmarks.suite.limits import Limit, Limits
-from benchmarks.suite.stage import Costs, DriveFailed, figures_of
+from benchmarks.suite.stage import Contestant, Costs, figures_of
 
 RATE = Figure("entries_per_s", "entries/s", ratio_min=2, limit=lambda _: Limit(1000, "disk"))
 COST = Figure("cpu_us", "us", more_is_better=False, ratio_min=2.5)
@@ -27,17 +32,17 @@ def test_medians_and_ratios_of_pairs() -> None:
     assert found is not None
     assert (found.median, found.low, found.high) == (2, 1, 3)
     assert spread([]) is None
-    assert ratio_of_pairs({0: 10, 1: 20, 2: 30}, {0: 30, 1: 40, 2: 30}, more_is_better=True) == 2
-    assert ratio_of_pairs({0: 10, 1: 20}, {0: 5, 1: 5}, more_is_better=False) == 3
-    assert ratio_of_pairs({0: 10}, {1: 10}, more_is_better=True) is None
+    assert ratios_of_pairs({0: 10, 1: 20, 2: 30}, {0: 30, 1: 40, 2: 30}, more_is_better=True) == [3, 2, 1]
+    assert ratios_of_pairs({0: 10, 1: 20}, {0: 5, 1: 5}, more_is_better=False) == [2, 4]
+    assert ratios_of_pairs({0: 10}, {1: 10}, more_is_better=True) == []
 
 
 def test_the_best_setting_of_the_reference_counts() -> None:
     both = [
-        *runs("Apache", "default", 100, 100, 100),
-        *runs("ours", "default", 400, 400, 400),
-        *runs("Apache", "RocksDB", 200, 250, 250),
-        *runs("ours", "RocksDB", 500, 500, 500),
+        *runs("Apache", "default", 100, 100, 100, 100, 100),
+        *runs("ours", "default", 400, 400, 400, 400, 400),
+        *runs("Apache", "RocksDB", 200, 250, 250, 250, 200),
+        *runs("ours", "RocksDB", 500, 500, 500, 500, 500),
     ]
     row = compare(both, "add", RATE, "ours", "Apache", limits=LIMITS)
     assert (row.setting, row.ratio, row.asked, row.is_met) == ("RocksDB", 2.0, "2 times", True)
@@ -48,18 +53,51 @@ def test_the_best_setting_of_the_reference_counts() -> None:
 
 def test_failed_runs_enter_no_median() -> None:
     both = [
-        *runs("Apache", "default", 10, 20, key="cpu_us"),
-        Run("add", "default", "Apache", 2, failure="not enough bookies"),
-        *runs("ours", "default", 5, 5, 1, key="cpu_us"),
+        *runs("Apache", "default", 10, 20, 15, 15, 15, key="cpu_us"),
+        Run("add", "default", "Apache", 5, failure="not enough bookies"),
+        *runs("ours", "default", 5, 5, 5, 5, 5, 1, key="cpu_us"),
     ]
     row = compare(both, "add", COST, "ours", "Apache")
-    assert (row.ratio, row.is_met, row.failed, row.runs) == (3.0, True, (1, 0), (3, 3))
-    assert "1 of 3 failed" in table.markdown([row], "Apache", "ours")
+    assert (row.ratio, row.pairs, row.is_met, row.failed, row.runs) == (3.0, 5, True, (1, 0), (6, 6))
+    assert "1 of 6 failed" in table.markdown([row], "Apache", "ours")
 
 
 def test_a_bound_needs_no_reference() -> None:
-    row = compare(runs("ours", "default", 150, 250, 160, key="bookie_mb"), "add", MEMORY, "ours", "Apache")
+    row = compare(runs("ours", "default", 150, 250, 160, 170, 180, key="bookie_mb"), "add", MEMORY, "ours", "Apache")
     assert (row.asked, row.is_met, row.ratio) == ("at most 200 MB", True, None)
+
+
+@pytest.mark.parametrize("figure", [RATE, replace(RATE, ratio_min=None, bound=100)])
+def test_few_pairs_and_quick_runs_decide_nothing(figure: Figure) -> None:
+    def row(count: int, *, is_quick: bool = False) -> Row:
+        both = [*runs("Apache", "default", *[100] * 5), *runs("ours", "default", *[300] * count)]
+        both += [Run("add", "default", "ours", pair, failure="died") for pair in range(count, 5)]
+        return compare(both, "add", figure, "ours", "Apache", is_quick=is_quick)
+
+    assert [row(count).verdict for count in (5, 4, 1, 0)] == ["yes", "too few pairs", "too few pairs", "-"]
+    assert [row(count).is_met for count in (5, 4, 1, 0)] == [True, None, None, None]
+    assert (row(5, is_quick=True).verdict, row(5, is_quick=True).is_met) == ("too short runs", None)
+    assert "| too few pairs |" in table.markdown([row(4)], "Apache", "ours")
+
+
+def test_what_no_device_counts_is_no_figure(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes.os, "major", lambda _: 0)
+    monkeypatch.setattr(processes.os, "minor", lambda _: 999_999)
+    assert processes.device_written(tmp_path) is None
+    assert processes.written_between(None, None) is None
+    assert processes.written_between(5, 12) == 7
+    result = {"entries": 1000, "bytes": 100_000, "elapsed_s": 2.0, "p50_us": 5, "p99_us": 9, "ledger": -1}
+    driven = figures_of(result, Costs(written_bytes=None))
+    assert {"disk_mb_s", "written_per_payload"}.isdisjoint(driven)
+    stage: Any = SimpleNamespace(drive=lambda *_: driven, limits=LIMITS)
+    assert add_large(stage, Contestant("ours", "ours", "ours")) == driven
+    case = next(each for each in CASES if each.run is add_large)
+    both = [Run(case.name, "default", name, pair, driven) for name in ("Apache", "ours") for pair in range(5)]
+    shares = [figure for figure in case.figures if figure.key in ("disk_share", "written_per_payload")]
+    rows = [compare(both, case.name, figure, "ours", "Apache") for figure in shares]
+    assert [(row.reference, row.found, row.verdict) for row in rows] == [(None, None, "-"), (None, None, "")]
+    assert "**no**" not in table.markdown(rows, "Apache", "ours")
+    assert "| - | ours: - | - | at least 80 % | - |" in table.markdown(rows, "Apache", "ours")
 
 
 def test_limits_name_what_sets_them() -> None:
@@ -115,9 +153,10 @@ def test_sizes_are_the_same_every_time() -> None:
 
 
 def test_the_document_holds_everything() -> None:
-    both = [*runs("Apache", "default", 100), *runs("ours", "default", 300)]
+    both = [*runs("Apache", "default", *[100] * 5), *runs("ours", "default", *[300] * 5)]
     row = compare(both, "add", RATE, "ours", "Apache", limits=LIMITS)
     document = json.loads(json.dumps(table.document([row], both, LIMITS)))
     assert document["rows"][0]["ratio"] == 3
     assert document["rows"][0]["is_met"] is True
-    assert len(document["runs"]) == 2
+    assert (document["rows"][0]["pairs"], document["rows"][0]["verdict"]) == (5, "yes")
+    assert len(document["runs"]) == 10

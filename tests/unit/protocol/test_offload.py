@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.offloaded import GIVEN_UP, URI, coming_back, named
 
 from bookies.errors import LedgerClosed, MetadataCorrupt, VersionConflict
 from bookies.kernels import crc32c
 from bookies.model import BookieId, LedgerMetadata, LedgerState
+from bookies.protocol.absence import is_endangered
+from bookies.protocol.fragments import fragments_to_check, is_stored_on
 from bookies.protocol.offload import (
     DELETED,
     LABEL,
@@ -18,13 +22,18 @@ from bookies.protocol.offload import (
     Content,
     Offload,
     given_up,
+    is_coming_back,
     is_given_up,
     joined_crc,
+    kept,
+    may_be_forgotten,
     offload_of,
     offloaded,
+    offloaded_to,
     restored,
     restoring,
 )
+from bookies.protocol.repair_work import fewest_left
 
 ENSEMBLE = (BookieId("a"), BookieId("b"))
 COPY = Offload("one", "/cold/one", "parquet", 3, 30, 7, 9, 1000)
@@ -93,10 +102,14 @@ def test_what_was_given_up_comes_back_in_two_steps() -> None:
     gone = given_up(named, "one", 5)
     assert gone is not None
     assert is_given_up(gone)
+    assert may_be_forgotten(gone)
+    assert not is_coming_back(gone)
     assert given_up(gone, "one", 6) is None
     coming = restoring(gone)
     assert coming is not None
     assert is_given_up(coming)
+    assert is_coming_back(coming)
+    assert not may_be_forgotten(coming)
     assert given_up(coming, "one", 6) is None  # nobody may forget what is being written
     assert set(coming.custom_metadata) == {LABEL, RESTORING}
     fresh = ((0, (BookieId("c"), BookieId("d"))),)
@@ -108,3 +121,57 @@ def test_what_was_given_up_comes_back_in_two_steps() -> None:
     assert set(back.custom_metadata) == {LABEL}
     assert DELETED not in back.custom_metadata
     assert restored(back, "one", fresh) is None
+
+
+@pytest.mark.parametrize("state", GIVEN_UP)
+def test_of_what_was_given_up_nothing_is_on_bookies(state: Callable[[LedgerMetadata], LedgerMetadata]) -> None:
+    gone, a, b = state(record()), *ENSEMBLE
+    for each, is_there in ((record(), True), (named(record()), True), (gone, False)):
+        assert bool(fragments_to_check(each, -1)) is is_there
+        assert is_stored_on(each, a) is is_there
+        assert is_endangered(each, [a, b]) is False, "none is left, or none is needed"
+        assert fewest_left(each, [a, b]) == (0 if is_there else 2)
+    three = (*ENSEMBLE, BookieId("c"))
+    wide = record(ensemble_size=3, write_quorum=3, ensembles=((0, three),))
+    assert is_endangered(wide, [a, b])
+    assert not is_endangered(state(wide), [a, b])
+    back = restored(coming_back(record()), "one", ((0, (b, a)),))
+    assert back is not None
+    assert [each.ensemble for each in fragments_to_check(back, -1)] == [(b, a)]
+
+
+@pytest.mark.parametrize("state", GIVEN_UP)
+def test_labels_without_a_copy_or_of_an_open_ledger_give_nothing_up(
+    state: Callable[[LedgerMetadata], LedgerMetadata],
+) -> None:
+    """Labels are anybody's to write."""
+    gone = state(record())
+    alone = gone.replace(custom_metadata={k: v for k, v in gone.custom_metadata.items() if k != LABEL})
+    still_open = gone.replace(state=LedgerState.OPEN, last_entry_id=-1, length=0)
+    for each in (alone, still_open):
+        assert not is_given_up(each)
+        assert not may_be_forgotten(each)
+        assert not is_coming_back(each)
+        assert fragments_to_check(each, 2)
+        assert is_stored_on(each, ENSEMBLE[0])
+        assert offloaded_to(each) is None
+    assert offloaded_to(gone) == URI
+    spoiled = gone.replace(custom_metadata=dict(gone.custom_metadata) | {LABEL: b"{"})
+    assert (offloaded_to(spoiled), fragments_to_check(spoiled, -1)) == ("files", [])
+
+
+def test_a_copy_that_is_of_no_use_is_not_named_any_more() -> None:
+    assert kept(record(), "one") is None
+    named = offloaded(record(), COPY)
+    assert named is not None
+    gone = given_up(named, "one", 5)
+    assert gone is not None
+    with pytest.raises(VersionConflict, match="offloaded again"):
+        kept(gone, "one")  # bookies may be about to forget it
+    coming = restoring(gone)
+    assert coming is not None
+    with pytest.raises(VersionConflict, match="offloaded again"):
+        kept(coming, "two")
+    back = kept(coming, "one")
+    assert back is not None
+    assert back.custom_metadata == record().custom_metadata

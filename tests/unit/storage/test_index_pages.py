@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, cast
@@ -186,5 +187,26 @@ def test_idle_ledgers_are_forgotten_and_come_back(monkeypatch: pytest.MonkeyPatc
         assert [ledger_id for ledger_id in range(1, 9) if bench.index.get(ledger_id)] == [2, 4, 8]
         assert sorted(bench.index.ledger_ids()) == list(range(1, 9))
         assert (await bench.index.load(1)).header == IndexHeader(b"key")
+
+    run(script)
+
+
+def test_entries_with_gaps_leave_what_is_between_them() -> None:
+    async def script(bench: Bench) -> None:
+        random, model = Random(3), [0] * 80
+        bench.create()
+        for value in range(1, 40):
+            entry_ids = sorted(random.sample(range(80), random.randint(1, 20)))
+            slots = b"".join((100 * value + entry_id).to_bytes(8, "big") for entry_id in entry_ids)
+            await bench.index.install(1, array("q", entry_ids), slots)
+            for entry_id in entry_ids:
+                model[entry_id] = 100 * value + entry_id
+            assert await bench.in_memory(80) == model
+            if value % 7 == 0:
+                await bench.flush()
+                assert bench.in_file() == model
+        ledger = bench.index.get(1)
+        assert ledger is not None
+        assert ledger.last_entry_id == max(entry_id for entry_id, slot in enumerate(model) if slot)
 
     run(script)

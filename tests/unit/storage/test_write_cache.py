@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import tracemalloc
+from array import array
+from collections.abc import Iterator, Sequence
+from random import Random
+
+import pytest
+
 from bookies.kernels import Records
 from bookies.storage.mark_format import LogMark
 from bookies.storage.write_cache import RUN_OVERHEAD, WriteCache
 
-KIB = 1 << 10
+KIB, MIB = 1 << 10, 1 << 20
 
 
 def fill(cache: WriteCache, first: int, size: int) -> None:
@@ -55,3 +63,55 @@ def test_tiny_runs_count_for_the_objects_they_need() -> None:
     cache = WriteCache(2048 * KIB, (LogMark(),))
     fill(cache, 0, 0)
     assert cache.size == 4 + RUN_OVERHEAD
+
+
+def arrivals(order: str, count: int) -> Iterator[Sequence[int]]:
+    """Ids without end, `count` at a time."""
+    random = Random(7)
+    if order == "descending":
+        return (range(top, top - count, -1) for top in range(10_000_000, 0, -count))
+    if order == "ascending":
+        return (range(first, first + count) for first in itertools.count(0, count))
+    return (array("q", [random.randrange(200_000) for _ in range(count)]) for _ in itertools.repeat(None))
+
+
+@pytest.mark.parametrize("count", [1, 3, 500])
+@pytest.mark.parametrize("order", ["ascending", "descending", "random"])
+def test_what_is_counted_is_what_is_in_memory_whatever_the_order(order: str, count: int) -> None:
+    cache, size = WriteCache(2 * MIB, (LogMark(),)), 44 * count
+    batches = arrivals(order, count)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        while not cache.is_due:
+            cache.current.add(1, next(batches), Records(bytes(size), range(0, size + 1, 44)))
+        used = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert used < 1.2 * cache.size
+
+
+@pytest.mark.parametrize("count", [1, 3, 500])
+@pytest.mark.parametrize("order", ["ascending", "descending", "random"])
+def test_a_flush_gets_few_runs_whatever_the_order(order: str, count: int) -> None:
+    cache, size = WriteCache(2 * MIB, (LogMark(),)), 44 * count
+    for entry_ids in itertools.islice(arrivals(order, count), 5_000 // count):
+        cache.current.add(1, entry_ids, Records(bytes(size), range(0, size + 1, 44)))
+    assert len(list(cache.current.runs())) <= 10
+
+
+def test_large_runs_are_not_gathered_again_while_they_arrive() -> None:
+    cache = WriteCache(1024 * MIB, (LogMark(),))
+    data = bytes(10 * 64 * KIB)
+    for _ in range(40):
+        cache.current.add(1, range(10), Records(data, range(0, len(data) + 1, 64 * KIB)))
+    assert all(run.records.data is data for run in cache.runs_of(1))
+
+
+def test_large_runs_that_do_not_overlap_are_flushed_as_they_are() -> None:
+    cache, data = WriteCache(1024 * MIB, (LogMark(),)), bytes(10 * KIB)
+    for first in (0, 30, 10, 20):
+        cache.current.add(1, range(first, first + 10), Records(data, range(0, len(data) + 1, KIB)))
+    runs = [run for _, run in cache.current.runs()]
+    assert [run.first for run in runs] == [0, 10, 20, 30]
+    assert all(run.records.data is data for run in runs)

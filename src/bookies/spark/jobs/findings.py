@@ -24,6 +24,7 @@ from bookies.client.scan import BadRun
 from bookies.errors import BookKeeperError, DigestMismatch
 from bookies.model import LedgerMetadata
 from bookies.protocol.fragments import Fragment
+from bookies.protocol.offload import is_given_up
 from bookies.protocol.quorum import next_stored, write_set
 from bookies.protocol.read import NEGATIVE
 
@@ -118,7 +119,7 @@ def check_record(record: LedgerMetadata, known: Collection[str]) -> list[Finding
         for bookie, count in Counter(ensemble).items():
             if count > 1:
                 wrong(index, bookie, f"the bookie is {count} times in one ensemble")
-            if bookie not in known:
+            if bookie not in known and not is_given_up(record):
                 wrong(index, bookie, "there is no such bookie: not registered, and no cookie")
     return found
 

@@ -36,6 +36,7 @@ from bookies.errors import (
 )
 from bookies.model import BookieId, LedgerMetadata
 from bookies.protocol.fragments import Fragment, stored_in
+from bookies.protocol.offload import offloaded_to
 from bookies.protocol.read import NEGATIVE
 from bookies.spark.jobs import common
 from bookies.spark.jobs.common import JobConfig, Option, Outcome, Tools
@@ -143,6 +144,10 @@ class RepairWork:
         try:
             record, fragments = await tools.administration.fragments(asked["ledger"])
             fragment = next((each for each in fragments if each.first == asked["fragment"]), None)
+            if (place := offloaded_to(record)) is not None:
+                return Outcome(
+                    SATISFIED, {"said": [f"offloaded: its entries are in {place}, and no bookie needs them"]}
+                )
             if fragment is None:
                 return Outcome(SATISFIED, {"said": ["the ledger has no such fragment any more"]})
             if not fragment.is_finished:

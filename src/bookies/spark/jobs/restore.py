@@ -8,18 +8,37 @@ what users have noted) would point to a ledger that is gone, and ledgers without
 2. Everything is written to bookies that were chosen now, and every replica is read back.
 3. The record names these bookies, and readers go to them, all in one compare-and-swap. The copy stays, and stays named.
 
-A run that stops before 3 changed nothing that a reader sees; repeated, it chooses bookies anew. Source: spark 5.3.
+When the copy is damaged or gone, and the bookies still have every entry, the record names no copy any more instead.
+
+A run that stops before 3 changed nothing that a reader sees; repeated, it chooses bookies anew. All is done under the
+ledger's lock of auto-recovery: no bookie that is about to forget the ledger deletes what it is just given. What
+somebody else has locked is tried again for a minute, and then left for a repetition of the run. Source: spark 5.3.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from bookies.client.administration import Administration
+from bookies.client.ledger_lock import AGAIN_S, TRIES
 from bookies.client.offloaded import OffloadedFetch, OffloadedFiles
-from bookies.errors import LedgerNotFound
-from bookies.protocol.offload import is_given_up, offload_of, restored, restoring
+from bookies.errors import (
+    BookieError,
+    BookKeeperError,
+    DigestMismatch,
+    EntryError,
+    LedgerLocked,
+    LedgerNotFound,
+    LedgerUnknownToBookie,
+    QuorumError,
+    ReadFailed,
+)
+from bookies.metadata.recovery_store import LedgerLock
+from bookies.model import LedgerMetadata
+from bookies.protocol.offload import Offload, is_given_up, kept, offload_of, restored, restoring
 from bookies.spark import runtime
 from bookies.spark.jobs import common, selection
 from bookies.spark.jobs.common import JobConfig, Outcome, Tools
@@ -47,7 +66,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
         for each in chosen.records
         if is_given_up(each)
     ]
-    run = common.execute(spark, config, "restore", items, Restore(config.mode == common.DRY_RUN))
+    run = common.execute(spark, config, "restore", items, Restore(config.mode == common.DRY_RUN, config.run_id))
     if config.mode == common.PLAN:
         return Complete.planned("restore", run)
     rows = []
@@ -68,35 +87,92 @@ def complete(spark: Any, config: JobConfig) -> Complete:
 
 @dataclass(frozen=True)
 class Restore:
-    """Writes one ledger to bookies from its files."""
+    """Writes one ledger to bookies from its files. `run_id`: by which the lock says who has it."""
 
     is_dry: bool
+    run_id: str = ""
 
     async def carry_out(self, tools: Tools, item: Item) -> Outcome:
-        try:
-            record = await tools.client.metadata(int(item.name))
-            copy = offload_of(record)
-            if copy is None or not is_given_up(record):
-                return Outcome(SATISFIED, {})
-            counts = {"entries": copy.rows, "bytes": copy.bytes}
-            if self.is_dry:
-                return Outcome(common.DONE, counts)
-            files = OffloadedFiles(record)
-            worker = runtime.worker().files()
-            await worker.run(files.check)
-            record = await tools.administration.change_record(record.ledger_id, restoring)
-            new = await tools.administration.with_new_bookies(record)
-            fetch = OffloadedFetch(worker, files, 0, record.last_entry_id)
+        for _ in range(TRIES):
             try:
-                while (batch := await fetch.next_batch()) is not None:
-                    await tools.administration.write_entries(new, batch)
-                    await tools.spent(new.last_ensemble, batch.size * new.write_quorum)
-            finally:
-                await worker.run(files.close)
-            await tools.administration.check_entries(new)
-            await tools.administration.change_record(
-                record.ledger_id, lambda found: restored(found, copy.attempt, new.ensembles)
-            )
+                return await self._attempt(tools, item)
+            except LedgerLocked as error:
+                locked = Outcome(common.WAITING, {"error": str(error)})
+            await asyncio.sleep(AGAIN_S)
+        return locked
+
+    async def _attempt(self, tools: Tools, item: Item) -> Outcome:
+        """Raises `LedgerLocked` before anything has changed."""
+        ledger_id = int(item.name)
+        try:
+            if self.is_dry:
+                return _done(_copy_of(await tools.client.metadata(ledger_id)))
+            administration = tools.client.administration(owner=f"bk spark restore, run {self.run_id}")
+            async with administration.locked(ledger_id) as lock:
+                return await _restore(tools, administration, ledger_id, lock)
         except LedgerNotFound:
             return Outcome(common.GONE, {"error": "the ledger was deleted"})
-        return Outcome(common.DONE, counts)
+
+
+def _copy_of(record: LedgerMetadata) -> Offload | None:
+    """From which a ledger has to be restored; None: it is on bookies."""
+    return offload_of(record) if is_given_up(record) else None
+
+
+def _done(copy: Offload | None, said: str = "") -> Outcome:
+    if copy is None:
+        return Outcome(SATISFIED, {})
+    return Outcome(common.DONE, {"entries": copy.rows, "bytes": copy.bytes} | ({"error": said} if said else {}))
+
+
+async def _restore(tools: Tools, administration: Administration, ledger_id: int, lock: LedgerLock) -> Outcome:
+    """Under the ledger's lock."""
+    record = await tools.client.metadata(ledger_id)
+    if (copy := _copy_of(record)) is None:
+        return _done(None)
+    files = OffloadedFiles(record)
+    worker = runtime.worker().files()
+    # First of all: what bookies still have may be all there is.
+    record = await administration.change_record(ledger_id, restoring, lock=lock)
+    try:
+        await worker.run(files.check)
+    except (ReadFailed, DigestMismatch) as error:
+        await worker.run(files.close)
+        return await _left_with_bookies(tools, administration, record, copy, error, lock)
+    new = await administration.with_new_bookies(record)
+    fetch = OffloadedFetch(worker, files, 0, record.last_entry_id)
+    try:
+        while (batch := await fetch.next_batch()) is not None:
+            await administration.write_entries(new, batch)
+            await tools.spent(new.last_ensemble, batch.size * new.write_quorum)
+    finally:
+        await worker.run(files.close)
+    await administration.check_entries(new)
+    await administration.change_record(ledger_id, lambda found: restored(found, copy.attempt, new.ensembles), lock=lock)
+    return _done(copy)
+
+
+async def _left_with_bookies(
+    tools: Tools,
+    administration: Administration,
+    record: LedgerMetadata,
+    copy: Offload,
+    error: BookKeeperError,
+    lock: LedgerLock,
+) -> Outcome:
+    """The copy is of no use: an ordinary ledger again, if the bookies have not forgotten it yet."""
+    try:
+        async with tools.client.open(record.ledger_id, password=record.password or b"", tier="bookies") as reader:
+            async for _ in reader.read_batches():
+                pass
+    except (EntryError, LedgerUnknownToBookie, BookieError, QuorumError) as missing:
+        return Outcome(
+            common.FAILED,
+            {
+                "error": f"{error.message}. Its bookies do not have all of it either: {missing.message}. They forget "
+                "no more of it; what they have in quarantine comes back by `bk bookie undelete`"
+            },
+        )
+    await administration.change_record(record.ledger_id, lambda found: kept(found, copy.attempt), lock=lock)
+    said = "its bookies still had all of it; the copy was of no use, and is not named any more"
+    return _done(copy, f"{said}: {error.message}")

@@ -8,7 +8,8 @@
 
 A ledger that is being written is looked at on level 1 only, up to its last add confirmed; there an entry is missing
 when fewer bookies than the ack quorum have it. A bookie that does not answer is one finding. Before a bookie is
-blamed the ledger's record is read again: what was deleted or moved meanwhile is nobody's fault. Source: spark 5.1.
+blamed the ledger's record is read again: what was deleted or moved meanwhile is nobody's fault. Of ledgers that bookies
+were allowed to forget, as they are offloaded, only the record is looked at; they are counted. Source: spark 5.1.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from bookies.client.watcher import DOWN
 from bookies.errors import InvalidArgument, LedgerNotFound
 from bookies.model import BookieId, LedgerMetadata
 from bookies.protocol.fragments import Fragment
+from bookies.protocol.offload import is_given_up
 from bookies.runtime.tasks import all_of
 from bookies.spark.jobs import common
 from bookies.spark.jobs.common import JobConfig, Option, Outcome, Run, Tools
@@ -35,6 +37,7 @@ from bookies.spark.jobs.complete import Complete
 from bookies.spark.jobs.findings import (
     DIFFERS,
     LENGTH_MISMATCH,
+    METADATA,
     MISSING,
     UNAVAILABLE,
     Finding,
@@ -162,6 +165,7 @@ class _Tally:
     findings: list[Finding] = field(default_factory=list)
     covered: dict[str, list[int]] = field(default_factory=dict)
     is_partial: bool = False
+    is_offloaded: bool = False
 
     def count(self, bookie: str, entries: int, size: int) -> None:
         counts = self.covered.setdefault(bookie, [0, 0, 0])
@@ -181,7 +185,7 @@ class ScrubWork:
             record, fragments = await tools.administration.fragments(asked["ledger"])
         except LedgerNotFound:
             return Outcome(common.GONE, {})
-        tally = _Tally()
+        tally = _Tally(is_offloaded=is_given_up(record))
         if asked["first"] == 0:
             tally.findings += check_record(record, tools.known)
         if self.level:
@@ -193,10 +197,11 @@ class ScrubWork:
                     tally.findings[known:] = [each._replace(fragment=fragment.first) for each in tally.findings[known:]]
         if any(each.kind != UNAVAILABLE for each in tally.findings):
             await _recheck(tools, record.ledger_id, tally)
-            if not tally.covered and not tally.findings:
+            if not tally.covered and not tally.findings and not tally.is_offloaded:
                 return Outcome(common.GONE, {})
         outcome = common.PARTLY if tally.is_partial else common.DONE
-        return Outcome(outcome, {"findings": tally.findings, "covered": tally.covered})
+        detail: dict[str, Any] = {"findings": tally.findings, "covered": tally.covered}
+        return Outcome(outcome, detail | ({"offloaded": record.ledger_id} if tally.is_offloaded else {}))
 
     async def _fragment(self, tools: Tools, record: LedgerMetadata, fragment: Fragment, tally: _Tally) -> None:
         positions = []
@@ -296,7 +301,8 @@ async def _missing(
 
 
 async def _recheck(tools: Tools, ledger_id: int, tally: _Tally) -> None:
-    """Drop what cannot be blamed on anybody any more: a deleted ledger, a bookie that another one has replaced."""
+    """Drop what cannot be blamed on anybody any more: a deleted ledger, one that bookies may forget by now, a bookie
+    that another one has replaced."""
     try:
         record = (await tools.administration.record(ledger_id)).metadata
     except LedgerNotFound:
@@ -304,6 +310,9 @@ async def _recheck(tools: Tools, ledger_id: int, tally: _Tally) -> None:
         tally.covered.clear()
         tally.is_partial = False
         return
+    if is_given_up(record):
+        tally.findings = [each for each in tally.findings if each.kind == METADATA]
+        tally.is_partial, tally.is_offloaded = False, True
     tally.findings = [
         each
         for each in tally.findings
@@ -318,10 +327,13 @@ def _concluded(spark: Any, config: JobConfig, run: Run) -> Complete:
     raw: list[Finding] = []
     covered: dict[str, list[int]] = {}
     failed = []
+    offloaded: dict[int, None] = {}
     details = run.details()
     for name, outcome, detail in details:
         if outcome == common.FAILED:
             failed.append((name, detail["error"]))
+        if "offloaded" in detail:
+            offloaded[detail["offloaded"]] = None
         raw += [Finding(*each) for each in detail.get("findings", ())]
         for bookie, counts in detail.get("covered", {}).items():
             total = covered.setdefault(bookie, [0, 0, 0])
@@ -334,7 +346,7 @@ def _concluded(spark: Any, config: JobConfig, run: Run) -> Complete:
     common.save(common.frame_of(spark, _labelled(config, repairs), REPAIRS), config, "plan")
     rows = [(config.run_id, bookie, *counts) for bookie, counts in sorted(covered.items())]
     common.save(common.frame_of(spark, rows, COVERAGE), config, "coverage")
-    return Complete(frame, _report(config, len(details), findings, repairs, covered, failed))
+    return Complete(frame, _report(config, len(details), findings, repairs, covered, failed, len(offloaded)))
 
 
 async def _registered(client: Client) -> list[str]:
@@ -352,12 +364,15 @@ def _report(
     repairs: Sequence[Repair],
     covered: Mapping[str, Sequence[int]],
     failed: Sequence[tuple[str, str]],
+    offloaded: int,
 ) -> Report:
     size = sum(counts[2] for counts in covered.values())
     entries = sum(counts[1] for counts in covered.values())
     kinds = Counter(each.kind for each in findings)
     said = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items())) or "nothing to complain about"
     lead = f"{items:,} items, {entries:,} copies of entries, {size_text(size)} looked at: {said}"
+    if offloaded:
+        lead += f"; {offloaded:,} ledgers are offloaded, so bookies need not have their entries"
     if failed:
         lead += f"; {len(failed):,} items could not be looked at: repeat run {config.run_id}"
     blamed = Counter(each.bookie or "(no bookie)" for each in findings)

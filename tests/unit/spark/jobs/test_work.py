@@ -8,14 +8,16 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.fakes.offloaded import GIVEN_UP, URI, give_up
 from tests.fakes.world import World, play
 from tests.unit.client.test_administration import assert_replicated, remove, written
 
 from bookies.client.client import Client
 from bookies.model import LedgerMetadata
+from bookies.protocol.offload import is_given_up, offload_of
 from bookies.protocol.quorum import stores
 from bookies.spark import tables
-from bookies.spark.jobs import reconcile, repair, scrub, usage
+from bookies.spark.jobs import reconcile, repair, restore, scrub, usage
 from bookies.spark.jobs.common import CarryOut, Outcome, Tools
 from bookies.spark.jobs.findings import Finding, Repair, one_by_bookie, repairs_of
 from bookies.spark.jobs.packing import Item
@@ -99,6 +101,96 @@ def test_a_scrub_finds_exactly_what_is_spoiled_and_a_repair_mends_it(level: int,
         assert await scrubbed(store, level, ledger_id) == ([], ["done"])
         assert_replicated(world, record, 399)
         assert [each.outcome for each in await repaired(store, plan)] == ["satisfied"], "twice does no harm"
+
+    play(act)
+
+
+@pytest.mark.parametrize("state", GIVEN_UP)
+def test_what_bookies_were_allowed_to_forget_is_not_looked_for(state: Any) -> None:
+    """Neither by a scrub, nor by one that was planned before, nor by a repair of what an earlier one has found."""
+
+    async def act(world: World) -> None:
+        store = await world.client()
+        ledger_id = await written(store, 400)
+        record = await store.metadata(ledger_id)
+        tools = await tools_of(store)
+        [item] = scrub.items_of(tables.fragment_rows(record), 3)
+        for bookie in record.bookies:
+            del world.bookies[bookie].ledgers[ledger_id]
+        findings, _ = await scrubbed(store, 3, ledger_id)
+        plan = repairs_of(findings, [])
+        assert [outcome for outcome, _ in await repaired(store, plan)] == ["lost"]
+        await give_up(store.administration(), ledger_id, state)
+        outcome, detail = await scrub.ScrubWork(3).carry_out(tools, item)
+        assert (outcome, detail) == ("done", {"findings": [], "covered": {}, "offloaded": ledger_id})
+        assert await scrubbed(store, 3, ledger_id) == ([], ["done"])
+        [(outcome, detail)] = await repaired(store, plan)
+        assert (outcome, detail["said"]) == (
+            "satisfied",
+            [f"offloaded: its entries are in {URI}, and no bookie needs them"],
+        )
+
+    play(act)
+
+
+def test_what_bookies_forget_while_it_is_scrubbed_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        ledger_id = await written(store, 400)
+        record = await store.metadata(ledger_id)
+        [item] = scrub.items_of(tables.fragment_rows(record), 3)
+        tools, scan = await tools_of(store), store.administration().scan_replica
+
+        async def late(*arguments: Any, **options: Any) -> Any:
+            current = (await store.administration().record(ledger_id)).metadata
+            if not is_given_up(current):
+                await give_up(store.administration(), ledger_id)
+                for bookie in record.bookies:
+                    world.bookies[bookie].ledgers.pop(ledger_id, None)
+            return await scan(*arguments, **options)
+
+        monkeypatch.setattr(tools.administration, "scan_replica", late)
+        outcome, detail = await scrub.ScrubWork(3).carry_out(tools, item)
+        assert (outcome, detail["findings"], detail["offloaded"]) == ("done", [], ledger_id)
+
+    play(act)
+
+
+@pytest.mark.parametrize("is_given_back", [False, True])
+def test_a_restore_waits_for_the_lock_of_the_ledger_and_holds_it(
+    monkeypatch: pytest.MonkeyPatch, is_given_back: bool
+) -> None:
+    """A bookie deletes under this lock what it may forget, by a record that it has read before."""
+
+    async def act(world: World) -> None:
+        store = await world.client()
+        ledger_id = await written(store, 400)
+        record = await give_up(store.administration(), ledger_id)
+        locks, tools = store._driver.recovery, await tools_of(store)
+        lock = await locks.lock(ledger_id, "b1", needs_mark=False)
+        assert lock is not None
+        held: list[str] = []
+
+        async def restored(tools: Tools, administration: Any, ledger_id: int, lock: Any) -> Any:
+            held.append((await locks.locks())[ledger_id])
+            return restore._done(offload_of(await tools.client.metadata(ledger_id)))
+
+        monkeypatch.setattr(restore, "_restore", restored)
+        if is_given_back:
+            asyncio.get_running_loop().call_later(12, lambda: freed.append(asyncio.ensure_future(locks.unlock(lock))))
+        freed: list[Any] = []
+        outcome, detail = await restore.Restore(False, "monday").carry_out(tools, Item(str(ledger_id), 0, (), ""))
+        if is_given_back:
+            assert (outcome, detail, held) == (
+                "done",
+                {"entries": 400, "bytes": record.length},
+                ["bk spark restore, run monday"],
+            )
+            assert await locks.locks() == {}
+        else:
+            assert (outcome, held) == ("waiting", [])
+            assert "b1 has its lock" in detail["error"]
+            assert await store.metadata(ledger_id) == record
 
     play(act)
 

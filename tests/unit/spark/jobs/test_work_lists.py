@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.offloaded import GIVEN_UP, named
 
 from bookies.errors import InvalidArgument
 from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.protocol.quorum import stores
 from bookies.spark import tables
-from bookies.spark.jobs import common, reconcile, repair, scrub, usage, whatif
+from bookies.spark.jobs import common, findings, reconcile, repair, scrub, usage, whatif
 
 
 def fragment(first: int, last: int | None, size: int | None = 1000, names: str = "abc", **more: Any) -> dict[str, Any]:
@@ -206,6 +207,20 @@ def test_the_replicas_of_a_record_share_its_bytes() -> None:
     assert [(row["last_entry"], row["bytes"]) for row in tables.fragment_rows(going_on)] == [(59, None), (None, None)]
     assert tables.ledger_row(closed, 4)["version"] == 4
     assert tables.fragment_rows(closed.replace(last_entry_id=-1, length=0, ensembles=((0, members),))) == []
+
+
+def test_what_bookies_were_allowed_to_forget_is_on_none_of_them() -> None:
+    """So `whatif` loses nothing of it, `scrub` plans no replica of it, `usage` counts no bytes."""
+    members = tuple(BookieId(each) for each in "abc")
+    closed = LedgerMetadata(5, 3, 2, 2, ((0, members), (60, members)), LedgerState.CLOSED, 89, 9000)
+    for state in GIVEN_UP:
+        assert tables.fragment_rows(state(closed)) == []
+        assert tables.replica_rows(state(closed)) == []
+        assert findings.check_record(state(closed), []) == []
+    judge = whatif.Judge(("a", "b", "c"), ())
+    outcomes = [found and found["outcome"] for found in map(judge.fragment, tables.fragment_rows(named(closed)))]
+    assert outcomes == ["lost", "lost"]
+    assert findings.check_record(named(closed), [])
 
 
 @pytest.mark.parametrize(
