@@ -120,6 +120,7 @@ class Promises:
             assert found in self.submitted[ledger_id, entry_id], (
                 f"ledger {ledger_id} entry {entry_id} is not what was sent"
             )
+            assert store.read_resident(ledger_id, entry_id) in (found, None)
         for ledger_id, entry_id in highest.items():
             last = await store.read(ledger_id, -1)
             assert struct.unpack_from(">q", last, 8)[0] >= entry_id
@@ -146,6 +147,7 @@ class Promises:
             assert reason == "end"
             for index, start in enumerate(starts[:-1]):
                 assert struct.unpack_from(">qq", batch, start + 4) == (ledger_id, entry_id + index)
+            assert store.read_batch_resident(ledger_id, entry_id, 100, 4096) in (batch, None)
         try:
             await store.read(ledger_id, max(listed) + 1)
         except EntryNotFound:

@@ -125,6 +125,59 @@ def test_cache_and_disk_are_read_together(machine: Any, body: Body) -> None:
     assert machine().live(script)
 
 
+async def log_opened(store: LedgerStore) -> None:
+    """Wait until the workers have opened what the loop wants to look into."""
+    await asyncio.wait(store._open().readers.resident._opening.values())
+    await asyncio.sleep(0)
+
+
+def test_what_is_in_memory_is_read_at_once(machine: Any, body: Body) -> None:
+    """Every other look finds it in this simulator, once a worker has opened the log."""
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        bodies = {entry: body(1, entry) for entry in range(300)}  # a page has 8 slots
+        await promises.add(store, 1, bodies)
+        records = Records.of(list(bodies.values())).data
+        size = len(records) // 300
+        assert store.read_batch_resident(1, 0, 1000, 1 << 20) == records  # the cache's
+        await store.checkpoint()
+        assert await store.read_batch(1, 0, 1000, 1 << 20) == records
+        assert store.read_batch_resident(1, 0, 1000, 1 << 20) is None  # nobody has opened the log for the loop
+        await log_opened(store)
+        for first, count, size_max in ((0, 1000, 1 << 20), (100, 100, 1 << 20), (3, 1000, 50 * size), (299, 5, 0)):
+            looks = [store.read_batch_resident(1, first, count, size_max) for _ in range(2)]
+            assert await store.read_batch(1, first, count, size_max) in looks
+            assert None in looks
+        assert sorted((store.read_resident(1, 7), store.read_resident(1, 7)), key=bool) == [None, bodies[7]]
+        await promises.add(store, 1, {300: body(1, 300)})
+        looks = [store.read_batch_resident(1, 295, 10, 1 << 20) for _ in range(2)]
+        assert records[295 * size :] in looks  # up to what the cache has
+        for ledger_id, entry_id in ((1, 301), (1, 1 << 50), (1, -1), (2, 0)):
+            assert {store.read_resident(ledger_id, entry_id) for _ in range(2)} == {None}
+
+    assert machine().live(script)
+
+
+def test_a_log_that_is_removed_is_closed_for_the_loop_too(machine: Any, body: Body) -> None:
+    made = machine()
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        await promises.add(store, 1, {0: body(1, 0)})
+        await store.checkpoint()
+        readers, before = store._open().readers, list(made.disk.open_files)
+        assert store.read_resident(1, 0) is None
+        await readers.forget_log(0)  # while a worker opens it
+        await asyncio.sleep(0)
+        assert store.read_resident(1, 0) is None
+        await log_opened(store)
+        assert body(1, 0) in (store.read_resident(1, 0), store.read_resident(1, 0))
+        await readers.forget_log(0)
+        assert list(made.disk.open_files) == before
+        assert store.read_resident(1, 0) is None
+
+    assert made.live(script)
+
+
 def test_a_batch_goes_over_many_pages(machine: Any, body: Body) -> None:
     async def script(store: LedgerStore, promises: Any) -> None:
         bodies = {entry: body(1, entry) for entry in range(300)}  # a page has 8 slots

@@ -288,6 +288,12 @@ class ReadShare:
         self._pool.at_disk -= 1
         self._changed(size - guess)
 
+    def settle(self, guess: int, size: int) -> None:
+        """What `maybe_take` counted as `guess` bytes are `size`, and if there are any, the next are taken for such."""
+        self._changed(size - guess)
+        if size:
+            self.learn(size)
+
     def learn(self, size: int) -> None:
         """An entry had so many bytes; the next ones are taken for as large, and forgotten by and by."""
         self.size_guess = max(size, self.size_guess // 2, SIZE_GUESS_MIN)

@@ -1,6 +1,7 @@
 """Reads at a bookie: single entries, batches, long polls, LACs, lists of entries; and fencing, which comes with them.
 
-Reads wait for the disk, so each is a task of its connection, cancelled when the client leaves. Fencing does not wait:
+What is in memory, the bookie's or the system's, is answered at once. Other reads wait for the disk, so each is a task
+of its connection, cancelled when the client leaves. Fencing does not wait:
 it is decided at the call, before anything that comes later on any connection; only its answer waits for the disk.
 An answer other than OK that is not a definite statement of the storage is an I/O error, never "no such entry"
 (storage R-3).
@@ -64,7 +65,7 @@ class Reads:
             connection.respond(_failed(request, refusal))
         elif durable is None and request.previous_lac is not None:
             self._start(connection, request, self._long_poll, request.previous_lac)
-        elif durable is not None or request.version == 3 or not self._maybe_read_cached(connection, request):
+        elif durable is not None or request.version == 3 or not self._maybe_read_now(connection, request):
             self._start(connection, request, self._read_entry, durable)
 
     def _fence(self, request: ReadRequest | BatchReadRequest) -> asyncio.Future[None] | None:
@@ -105,11 +106,21 @@ class Reads:
             return Status.BAD_REQUEST
         return None if request.entry_id == LAST_ENTRY else Status.NO_ENTRY
 
-    def _maybe_read_cached(self, connection: Connection, request: ReadRequest) -> bool:
-        """Answer at once what the write cache holds (recovery, tailing readers)."""
+    def _maybe_read_now(self, connection: Connection, request: ReadRequest) -> bool:
+        """Answer at once what the write cache holds (recovery, tailing readers), or the system has in memory."""
+        share = connection.share
         body = self._store.read_cached(request.ledger_id, request.entry_id)
-        if body is None or not connection.share.maybe_take(len(body)):
-            return False
+        if body is not None:
+            if not share.maybe_take(len(body)):
+                return False
+        else:
+            guess = share.size_guess
+            if request.entry_id < 0 or not share.maybe_take(guess):
+                return False
+            body = self._store.read_resident(request.ledger_id, request.entry_id)
+            share.settle(guess, 0 if body is None else len(body))
+            if body is None:
+                return False
         response = ReadResponse(request.version, 0, Status.OK, request.ledger_id, request.entry_id, body)
         connection.respond(response, len(body))
         return True
@@ -224,16 +235,33 @@ class Reads:
                 refusal = status_of_error(error)
         if refusal is not None:
             connection.respond(_failed(request, refusal))
-        else:
+        elif durable is not None or not self._maybe_read_entries_now(connection, request):
             self._start(connection, request, self._read_entries, durable)
+
+    def _maybe_read_entries_now(self, connection: Connection, request: BatchReadRequest) -> bool:
+        """Answer at once what neither has to wait for its turn nor for the disk."""
+        share = connection.share
+        count_max, size_max, guess = self._bounds(connection, request)
+        if not share.maybe_take(guess):
+            return False
+        records = self._store.read_batch_resident(request.ledger_id, request.entry_id, count_max, size_max)
+        share.settle(guess, 0 if records is None else len(records))
+        if records is None:
+            return False
+        self._respond_entries(connection, request, records)
+        return True
+
+    def _bounds(self, connection: Connection, request: BatchReadRequest) -> tuple[int, int, int]:
+        """(entries, bytes of records, bytes that the answer counts for until it is there) at most."""
+        count_max = request.count_max if request.count_max > 0 else (1 << 31) - 1
+        size_max = max(0, min(request.size_max, self._batch_read_size_max) - BATCH_RESPONSE_OVERHEAD)
+        return count_max, size_max, max(size_max, connection.share.size_guess)  # The first is read whatever its size.
 
     async def _read_entries(
         self, connection: Connection, request: BatchReadRequest, durable: asyncio.Future[None] | None
     ) -> None:
-        count_max = request.count_max if request.count_max > 0 else (1 << 31) - 1
-        size_max = max(0, min(request.size_max, self._batch_read_size_max) - BATCH_RESPONSE_OVERHEAD)
         share = connection.share
-        guess = max(size_max, share.size_guess)  # The first entry is read whatever its size.
+        count_max, size_max, guess = self._bounds(connection, request)
         if durable is None:
             # The answer's memory is spoken for before the disk is asked, because many may be on their way.
             await share.wait_begin(guess)
@@ -255,6 +283,9 @@ class Reads:
         finally:
             if durable is None:
                 share.end(guess, len(records))
+        self._respond_entries(connection, request, records)
+
+    def _respond_entries(self, connection: Connection, request: BatchReadRequest, records: bytes) -> None:
         response = BatchReadResponse(
             request.version, request.txn_id, Status.OK, request.ledger_id, request.entry_id, records
         )

@@ -23,7 +23,7 @@ from bookies.runtime.threads import ThreadWorkers
 T = TypeVar("T")
 
 BACKLOG = 1024  # connections the system accepts before we do
-NOT_SENT_MAX = 256 * 1024
+NOT_SENT_MAX = 512 * 1024
 # A thread that comes back from the device waits at most so long for a busy loop to yield the interpreter, seconds.
 SWITCH_INTERVAL = 0.00005
 

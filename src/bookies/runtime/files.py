@@ -15,12 +15,14 @@ import re
 from collections.abc import Callable, Sequence
 
 from bookies.errors import DirectoryInUse, DiskFull
+from bookies.kernels import Frame
 from bookies.runtime.ports import Buffer, File
 
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
 _BLOCK = 512  # bytes: what direct writes are multiples of; a device with larger blocks refuses them
 _DIRECT_SIZE = 64 * 1024  # bytes that go to the device directly at most
 _DIRECT = getattr(os, "O_DIRECT", 0)  # not on every system
+_NO_WAIT = getattr(os, "RWF_NOWAIT", 0)  # likewise
 SYNC_MANY_MIN = 24  # files and directories: fewer are synced one by one
 _SYNCFS_SINCE = (5, 8)  # of Linux: before, syncfs does not tell of writes that failed
 _MODES = {
@@ -81,6 +83,22 @@ class OsFile:
             return b"".join(parts)
         except OSError as error:
             raise _mapped(error, self.path) from error
+
+    def pread_resident(self, size: int, offset: int) -> bytes | None:
+        if not _NO_WAIT:
+            return None
+        frame = Frame(size)
+        room = frame.rest()
+        try:
+            count = os.preadv(self._descriptor, (room,), offset, _NO_WAIT)
+            if count < size and offset + count < os.fstat(self._descriptor).st_size:
+                return None  # The rest is not in memory.
+        except OSError:
+            return None  # It would wait, or the file system cannot tell; of what is broken, `pread` tells better.
+        if count < size:
+            return bytes(room[:count])
+        frame.advance(count)
+        return frame.take()
 
     def pwrite(self, data: Buffer, offset: int) -> None:
         try:

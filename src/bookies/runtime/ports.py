@@ -103,6 +103,9 @@ class File(Protocol):
     def pread(self, size: int, offset: int) -> bytes:
         """Up to `size` bytes; fewer only at the end of the file."""
 
+    def pread_resident(self, size: int, offset: int) -> bytes | None:
+        """As `pread`, without waiting for the device; None if that cannot be done. For the loop's thread."""
+
     def pwrite(self, data: Buffer, offset: int) -> None: ...
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:

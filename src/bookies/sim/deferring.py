@@ -18,6 +18,7 @@ from bookies.errors import BookKeeperError
 from bookies.storage.journal import Done
 from bookies.storage.ledger_store import LedgerStore
 
+LOOKS = ("read_cached", "read_resident", "read_batch_resident")
 READS = ("read", "read_batch", "last_add_confirmed", "read_lac", "list_entries")
 
 
@@ -31,8 +32,8 @@ class Deferring:
         self._add, self._force = storage.add, storage.force
         storage.add = self.add  # type: ignore[method-assign]
         storage.force = self.force  # type: ignore[method-assign]
-        storage.fence = self._after(storage.fence)  # type: ignore[method-assign]
-        storage.read_cached = self._after(storage.read_cached)  # type: ignore[method-assign]
+        for name in ("fence", *LOOKS):
+            setattr(storage, name, self._after(getattr(storage, name)))
         for name in READS:
             setattr(storage, name, self._after_async(getattr(storage, name)))
 

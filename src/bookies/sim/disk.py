@@ -197,6 +197,16 @@ class SimFile:
         self._enter("pread", offset, size)
         return bytes(self._inode.data[offset : offset + size])
 
+    def pread_resident(self, size: int, offset: int) -> bytes | None:
+        """Every other call finds what it wants; none does while calls are to fail."""
+        if self._life != self._disk.life or self._disk.is_down:
+            raise Crashed(self.path)
+        assert self._is_open, f"pread_resident on closed {self.path}"
+        self._disk.is_resident = not self._disk.is_resident
+        if self._disk.faults or not self._disk.is_resident:
+            return None
+        return bytes(self._inode.data[offset : offset + size])
+
     def pwrite(self, data: Buffer, offset: int) -> None:
         self._write("pwrite", data, offset)
 
@@ -296,6 +306,7 @@ class SimDisk:
         self.crash_at: int | None = None
         self.on_crash: Callable[[], None] | None = None
         self.is_down = False
+        self.is_resident = False  # what the last look into memory was for
         self.life = 0
         self.locks: dict[str, None] = {}
         self.open_files: dict[SimFile, None] = {}

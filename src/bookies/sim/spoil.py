@@ -26,7 +26,7 @@ class Mood:
 
 def spoil(storage: LedgerStore, mood: Mood) -> None:
     """Put the mood between a bookie's handlers and its storage."""
-    add, read_cached = storage.add, storage.read_cached
+    add = storage.add
 
     def moody_add(ledger_id: int, *rest: Any, **flags: Any) -> None:
         if mood.refusals > 0 and not flags["is_recovery"]:
@@ -42,11 +42,13 @@ def spoil(storage: LedgerStore, mood: Mood) -> None:
 
         return ask
 
-    def moody_read_cached(ledger_id: int, entry_id: int) -> bytes | None:
-        return None if mood.is_in_limbo else read_cached(ledger_id, entry_id)
+    def moody_look(look: Callable[..., bytes | None]) -> Callable[..., bytes | None]:
+        return lambda *arguments: None if mood.is_in_limbo else look(*arguments)
 
     storage.add = moody_add  # type: ignore[method-assign]
-    storage.read_cached = moody_read_cached  # type: ignore[method-assign]
+    storage.read_cached = moody_look(storage.read_cached)  # type: ignore[method-assign]
+    storage.read_resident = moody_look(storage.read_resident)  # type: ignore[method-assign]
+    storage.read_batch_resident = moody_look(storage.read_batch_resident)  # type: ignore[method-assign]
     storage.read = moody(storage.read)  # type: ignore[method-assign]
     storage.read_batch = moody(storage.read_batch)  # type: ignore[method-assign]
     storage.read_lac = moody(storage.read_lac)  # type: ignore[method-assign]

@@ -34,7 +34,7 @@ from bookies.storage import entry_log_format as layout
 from bookies.storage.durable import SyncFailed, remove, replace_copies, sync_all, sync_data, sync_directory
 from bookies.storage.file_cache import FileCache
 from bookies.storage.health import DirectoryHealth
-from bookies.storage.record_scan import IDS, RECORD_SIZE_MAX, RECORD_SIZE_MIN, WORD
+from bookies.storage.record_scan import IDS, RECORD_SIZE_MAX, RECORD_SIZE_MIN, WORD, Pread
 from bookies.storage.write_cache import Run
 
 SYNC_STEP = 8 << 20  # bytes after which the log is synced anyway, so that a checkpoint finds little to do
@@ -370,21 +370,20 @@ class EntryLogReader:
         `slots`: index slots of the entries from `first_entry_id` on, none of them missing. Usually one read of the
         log. Raises ReadFailed if what is there is not exactly the first entry.
         """
-        log_id, body_offset = layout.split_location(int.from_bytes(slots[:8], "big"))
+        log_id = log_of(slots)
         try:
-            start = body_offset - 4
-            if start < layout.HEADER_SIZE:
-                raise CorruptRecord("an index slot names this place", path=layout.file_name(log_id), offset=start)
-            file = self._files.get(self._path(log_id), "r")
-            data, starts = _read_span(file, start, slots, size_max)
-            count = _count_matching(log_id, start, slots, data, starts, size_max)
-            while count and not _is_entry(data, starts[count - 1], ledger_id, first_entry_id + count - 1):
-                count -= 1
-            if count == 0 or not _is_entry(data, 0, ledger_id, first_entry_id):
-                raise CorruptRecord("not the record that the index names", path=file.path, offset=start)
-            return data[: starts[count]]
+            file = self.open_file(log_id)
+            return records_at(file.pread, file.path, ledger_id, first_entry_id, slots, size_max)
         except (OSError, StorageError) as error:
             raise ReadFailed(f"entry log {log_id:x}: {error}", ledger_id=ledger_id, entry_id=first_entry_id) from error
+
+    def open_file(self, log_id: int) -> File:
+        """To read from, until the next call. Raises: OSError."""
+        return self._files.get(self._path(log_id), "r")
+
+    def open_another(self, log_id: int) -> File:
+        """To read from on another thread, which closes it. Raises: OSError."""
+        return self._disk.open(self._path(log_id), "r")
 
     def _path(self, log_id: int) -> str:
         path = self._paths.get(log_id)
@@ -413,7 +412,27 @@ class EntryLogReader:
         self._files.close()
 
 
-def _read_span(file: File, start: int, slots: bytes, size_max: int) -> tuple[bytes, Sequence[int]]:
+def log_of(slots: bytes) -> int:
+    """The log in which the entry of the first slot is."""
+    return layout.split_location(int.from_bytes(slots[:8], "big"))[0]
+
+
+def records_at(pread: Pread, path: str, ledger_id: int, first_entry_id: int, slots: bytes, size_max: int) -> bytes:
+    """See `EntryLogReader.read_records`. `pread`: of the log. Raises what it raises; `CorruptRecord`."""
+    log_id, body_offset = layout.split_location(int.from_bytes(slots[:8], "big"))
+    start = body_offset - 4
+    if start < layout.HEADER_SIZE:
+        raise CorruptRecord("an index slot names this place", path=path, offset=start)
+    data, starts = _read_span(pread, start, slots, size_max)
+    count = _count_matching(log_id, start, slots, data, starts, size_max)
+    while count and not _is_entry(data, starts[count - 1], ledger_id, first_entry_id + count - 1):
+        count -= 1
+    if count == 0 or not _is_entry(data, 0, ledger_id, first_entry_id):
+        raise CorruptRecord("not the record that the index names", path=path, offset=start)
+    return data[: starts[count]]
+
+
+def _read_span(pread: Pread, start: int, slots: bytes, size_max: int) -> tuple[bytes, Sequence[int]]:
     """What lies from `start` to the last slot that can fit, and a guess at the size of its record: (bytes, starts)."""
     locations = array("q")
     locations.frombytes(slots)
@@ -427,10 +446,10 @@ def _read_span(file: File, start: int, slots: bytes, size_max: int) -> tuple[byt
         guess = locations[1] - locations[0]  # Entries of one size: what is read is what is wanted, and not copied.
     else:
         guess = max(READ_SIZE, 2 * span // max(1, last))
-    data = file.pread(span + guess, start)
+    data = pread(span + guess, start)
     starts, reason = kernels.scan_records(data, 0, len(data), RECORD_SIZE_MAX)
     if len(starts) == 1 and reason == "short" and len(data) >= 4:
-        data = file.pread(4 + WORD.unpack_from(data)[0], start)
+        data = pread(4 + WORD.unpack_from(data)[0], start)
         starts, _ = kernels.scan_records(data, 0, len(data), RECORD_SIZE_MAX)
     return data, starts
 

@@ -1,6 +1,7 @@
 """The workers that read: entries from logs, headers and pages from index files. One ledger always uses the same one.
 
-Owned by the loop's thread; what blocks is confined to its worker, so nothing is shared between threads but bytes.
+Owned by the loop's thread; what blocks is confined to its worker, so nothing is shared between threads but bytes, and
+files that a worker opened for the loop.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from bookies.config import BookieConfig
-from bookies.runtime.ports import Runtime
+from bookies.runtime.ports import File, Runtime
 from bookies.storage.durable import run_last
 from bookies.storage.entry_log import EntryLogReader
 from bookies.storage.index_files import IndexFiles, LoadedIndex
+from bookies.storage.resident_logs import ResidentLogs
 
 T = TypeVar("T")
 
@@ -35,6 +37,7 @@ class Readers:
 
     def __init__(self, runtime: Runtime, config: BookieConfig, directories: Sequence[str]) -> None:
         self._readers = [_Reader(runtime, config, directories, number) for number in range(config.read_workers)]
+        self.resident = ResidentLogs(self._open_log)
 
     def _of(self, ledger_id: int) -> _Reader:
         return self._readers[ledger_id % len(self._readers)]
@@ -43,6 +46,10 @@ class Readers:
         """See `EntryLogReader.read_records`."""
         reader = self._of(ledger_id)
         return reader.worker.run(reader.logs.read_records, ledger_id, first_entry_id, slots, size_max)
+
+    def _open_log(self, log_id: int) -> asyncio.Future[File]:
+        reader = self._of(log_id)
+        return reader.worker.run(reader.logs.open_another, log_id)
 
     def load_index(self, ledger_id: int, path: str) -> asyncio.Future[LoadedIndex]:
         reader = self._of(ledger_id)
@@ -73,10 +80,12 @@ class Readers:
 
     async def forget_log(self, log_id: int) -> None:
         """Close an entry log that was removed, wherever it is open."""
+        self.resident.forget(log_id)
         for reader in self._readers:
             await reader.worker.run(reader.logs.forget, log_id)
 
     def close(self) -> None:
         """Finish what was asked, then close the files and end the workers. Blocks."""
+        self.resident.close()
         for reader in self._readers:
             run_last(reader.worker, reader.close)

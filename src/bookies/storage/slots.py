@@ -2,25 +2,52 @@
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
-from bookies.storage.index_format import SLOT_SIZE
+from bookies.storage.index_format import MISSING, SLOT_SIZE
+
+_MISSING = MISSING.to_bytes(SLOT_SIZE, "big")
 
 
 def leading_present(slots: bytes) -> int:
     """How many slots there are before the first missing one."""
-    numbers = array("q", slots)
-    try:
-        return numbers.index(0)
-    except ValueError:
-        return len(numbers)
+    at = slots.find(_MISSING)
+    while at % SLOT_SIZE and at >= 0:  # zeros of two neighbours
+        at = slots.find(_MISSING, at + 1)
+    return (at if at >= 0 else len(slots)) // SLOT_SIZE
 
 
 def span(slots: bytes) -> int:
     """Bytes of log from the first to the last entry; more than any limit if they are in different logs."""
     return abs(int.from_bytes(slots[-SLOT_SIZE:], "big") - int.from_bytes(slots[:SLOT_SIZE], "big"))
+
+
+class LeadingSlots:
+    """Slots of consecutive entries, a page after the other: as many as `size_max` bytes of log can need.
+
+    `first` and `count`: of the entries whose slots are to be added next; a count of 0: that is all.
+    """
+
+    __slots__ = ("_per_page", "_size_max", "count", "first", "slots")
+
+    def __init__(self, first: int, count_max: int, size_max: int, per_page: int) -> None:
+        self.slots = b""
+        self.first = first
+        self.count = count_max
+        self._size_max = size_max
+        self._per_page = per_page
+
+    def add(self, part: bytes) -> None:
+        """What a page has of them, from `first` on."""
+        present = leading_present(part)
+        part = part[: present * SLOT_SIZE]
+        self.slots = self.slots + part if self.slots else part
+        self.first += present
+        self.count -= present
+        # At a page's end the next page goes on; anything else is a missing entry.
+        if not present or self.first % self._per_page or span(self.slots) > self._size_max:
+            self.count = 0
 
 
 def merged(runs: Sequence[Sequence[int]]) -> list[range]:

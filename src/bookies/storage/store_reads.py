@@ -16,7 +16,7 @@ from bookies.storage.index_format import SLOT_SIZE
 from bookies.storage.index_ledger import Ledger
 from bookies.storage.opening import Opened
 from bookies.storage.replay import greatest_lac
-from bookies.storage.slots import leading_present, merged, span
+from bookies.storage.slots import LeadingSlots, merged
 from bookies.storage.store_access import StoreAccess
 
 
@@ -26,6 +26,35 @@ class StoreReads(StoreAccess):
     def read_cached(self, ledger_id: int, entry_id: int) -> bytes | None:
         """The body of an entry if it is in the write cache; no IO."""
         return self._open().cache.read(ledger_id, entry_id)
+
+    def read_resident(self, ledger_id: int, entry_id: int) -> bytes | None:
+        """As `read`, if it is in memory and nothing is wrong; None if that takes longer, or fails."""
+        records = self.read_batch_resident(ledger_id, entry_id, 1, 0)
+        return None if records is None else records[4:]
+
+    def read_batch_resident(self, ledger_id: int, first_entry_id: int, count_max: int, size_max: int) -> bytes | None:
+        """As `read_batch`, if all of it is in memory and nothing is wrong; None if that takes longer, or fails."""
+        parts = self._parts
+        if parts is None or self._failure is not None or self._is_stopping or ledger_id in self._waiting:
+            return None
+        ledger = parts.index.get(ledger_id)
+        if ledger is None or first_entry_id < 0:
+            return None
+        count_max = max(1, count_max)
+        if pieces := parts.cache.read_batch(ledger_id, first_entry_id, count_max, size_max):
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if first_entry_id > ledger.last_entry_id:
+            return None
+        count_max = parts.cache.next_held(ledger_id, first_entry_id, first_entry_id + count_max) - first_entry_id
+        found = LeadingSlots(first_entry_id, count_max, size_max, parts.index.slots_per_page)
+        while found.count:
+            part = parts.index.cached_slots(ledger, found.first, found.count)
+            if part is None:
+                return None
+            found.add(part)
+        if not found.slots:
+            return None
+        return parts.readers.resident.read_records(ledger_id, first_entry_id, found.slots, size_max)
 
     async def read(self, ledger_id: int, entry_id: int) -> bytes:
         """The body of an entry; -1: of the highest. Raises: LedgerUnknownToBookie, EntryNotFound; ReadFailed."""
@@ -77,17 +106,10 @@ class StoreReads(StoreAccess):
 
     async def _slots(self, parts: Opened, ledger: Ledger, first: int, count_max: int, size_max: int) -> bytes:
         """Slots of consecutive entries from `first` on, over as many pages as `size_max` bytes of log can need."""
-        slots = b""
-        while count_max > 0:
-            part = await parts.index.slots(ledger, first, count_max)
-            present = leading_present(part)
-            slots = slots + part[: present * SLOT_SIZE] if slots else part[: present * SLOT_SIZE]
-            first += present
-            count_max -= present
-            # At a page's end the next page goes on; anything else is a missing entry.
-            if not present or first % parts.index.slots_per_page or span(slots) > size_max:
-                break
-        return slots
+        found = LeadingSlots(first, count_max, size_max, parts.index.slots_per_page)
+        while found.count:
+            found.add(await parts.index.slots(ledger, found.first, found.count))
+        return found.slots
 
     async def last_add_confirmed(self, ledger_id: int) -> int:
         """The greatest LAC in entries and explicit LACs, or a smaller one if the ledger is uncertain.

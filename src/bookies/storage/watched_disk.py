@@ -50,6 +50,9 @@ class WatchedFile:
             _read_failed(self._health, self.path, offset, error)
             raise
 
+    def pread_resident(self, size: int, offset: int) -> bytes | None:
+        return self.unwatched.pread_resident(size, offset)
+
     def pwrite(self, data: Buffer, offset: int) -> None:
         self._change(self.unwatched.pwrite, data, offset)
 

@@ -44,6 +44,30 @@ def test_short_reads_are_completed(file: OsFile, monkeypatch: pytest.MonkeyPatch
     assert file.pread(100, 2) == b"23456789"
 
 
+def test_what_is_in_memory_is_read_without_waiting(file: OsFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the file system can tell, and never less than there is."""
+    content = os.urandom(20_000)
+    file.pwrite(content, 0)
+    assert file.pread_resident(10_000, 1) in (content[1:10_001], None)
+    assert file.pread_resident(10_000, 15_000) in (content[15_000:], None)
+    assert file.pread_resident(10, 20_000) in (b"", None)
+
+    def partly(descriptor: int, buffers: Sequence[memoryview], offset: int, flags: int) -> int:
+        buffers[0][:4096] = content[offset : offset + 4096]
+        return 4096
+
+    monkeypatch.setattr(os, "preadv", partly)
+    assert file.pread_resident(10_000, 0) is None
+    assert file.pread_resident(10_000, 20_000 - 4096) == content[-4096:]
+    for number in (errno.EAGAIN, errno.EOPNOTSUPP, errno.EIO):
+
+        def refused(*_: object, number: int = number) -> int:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "preadv", refused)
+        assert file.pread_resident(1, 0) is None
+
+
 def test_errors_name_the_file(file: OsFile) -> None:
     reader = OsDisk().open(file.path, "r")
     for call in (lambda: reader.pwrite(b"x", 0), lambda: reader.pwritev([b"x"], 0), lambda: reader.truncate(9)):
