@@ -67,6 +67,9 @@ class BookieConfig:
         32 * MIB, "entries held before they go to the entry log; two halves, bytes", low=MIB
     )
     entry_log_size_max: int = setting(1 << 30, "roll the entry log at this size, bytes", low=MIB, high=1 << 30)
+    entry_log_cached_size: int = setting(
+        256 * MIB, "newest bytes of entry logs that stay in the page cache; older ones come from the device", low=0
+    )
     index_page_size: int = setting(8192, "index page of a new bookie, bytes; others keep theirs", low=64)
     index_cache_size: int = setting(32 * MIB, "index pages in memory, bytes", low=MIB)
     open_files_max: int = setting(1000, "index files held open", low=8)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bookies.admin.common import run_async
 from bookies.admin.histogram import Histogram
 from bookies.admin.usage import UsageError
+from bookies.errors import BookieBusy, BookKeeperError
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
@@ -129,9 +130,36 @@ async def _drive_single(
     clock = time.perf_counter
     began: dict[asyncio.Future[int], float] = {}
     idle = asyncio.get_running_loop().create_future()
+    held: list[asyncio.Task[None]] = []  # one, while the client takes no more
+    held_count = 0
+
+    async def go_on() -> None:
+        nonlocal held_count
+        try:
+            await ledger.wait_writable()
+        except BookKeeperError:
+            window.errors += 1
+            stop.set()
+        held.clear()
+        count, held_count = held_count, 0
+        for _ in range(0 if stop.is_set() else count):
+            submit()
+        if stop.is_set():
+            maybe_end()
+
+    def maybe_end() -> None:
+        if not began and not held and not idle.done():
+            idle.set_result(None)
 
     def submit() -> None:
-        future = ledger.append_nowait(payload)
+        nonlocal held_count
+        try:
+            future = ledger.append_nowait(payload)
+        except BookieBusy:  # A replica lags behind, and what it has not answered takes the client's memory.
+            held_count += 1
+            if not held:
+                held.append(asyncio.ensure_future(go_on()))
+            return
         began[future] = clock()
         future.add_done_callback(confirmed)
 
@@ -145,8 +173,8 @@ async def _drive_single(
             window.latencies.record(clock() - start)
         if not stop.is_set():
             submit()
-        elif not began and not idle.done():
-            idle.set_result(None)
+        else:
+            maybe_end()
 
     for _ in range(in_flight):
         submit()

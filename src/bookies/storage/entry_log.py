@@ -40,6 +40,7 @@ from bookies.storage.write_cache import Run
 SYNC_STEP = 8 << 20  # bytes after which the log is synced anyway, so that a checkpoint finds little to do
 READ_SIZE = 4096  # bytes of a first read when the size of an entry is not known
 LOG_FILES_MAX = 64  # open logs of one reader
+DROP_STEP = 8 << 20  # bytes after which the page cache is told what it need not keep
 
 
 class LogLost(StorageError):
@@ -54,6 +55,7 @@ class _Sealed:
     log_id: int
     runs: list[tuple[int, Run]]
     synced: int
+    cached: tuple[int, int]  # from where on, and how many bytes, the page cache was not told to forget
 
 
 class NoWritableDirectory(DiskFull):
@@ -89,6 +91,8 @@ class EntryLogWriter:
         self._log_id = -1
         self._position = 0
         self._synced = 0
+        self._dropped = 0  # bytes that the page cache was told to forget
+        self._cached_size = config.entry_log_cached_size
         self._sizes: dict[int, int] = {}  # ledger id -> bytes in the active log
         self._recent: list[tuple[int, Run]] = []  # in the active log, and not synced
         self._unsynced: list[_Sealed] = []
@@ -175,6 +179,7 @@ class EntryLogWriter:
             self._unnamed.append(file.path)
             self._file, self._log_id = file, log_id
             self._position = self._synced = layout.HEADER_SIZE
+            self._dropped = 0
             self._sizes = {}
             return
         raise NoWritableDirectory("no ledger directory takes a new entry log") from failure
@@ -225,7 +230,7 @@ class EntryLogWriter:
         assert self._file is not None
         file = self._file
         self._file = None
-        self._unsynced.append(_Sealed(file, self._log_id, self._recent, self._synced))
+        self._unsynced.append(self._sealed(file))
         self._recent = []
         try:
             if ledgers_map := layout.pack_ledgers_map(self._sizes.items()):
@@ -252,7 +257,7 @@ class EntryLogWriter:
         try:
             self._file.truncate(self._position)
         except (OSError, DiskFull):
-            self._unsynced.append(_Sealed(self._file, self._log_id, self._recent, self._synced))
+            self._unsynced.append(self._sealed(self._file))
             self._file, self._recent = None, []
         else:
             self._seal()
@@ -271,7 +276,10 @@ class EntryLogWriter:
                 sync_all(sealed.file)
             except SyncFailed as error:
                 self._lose(sealed, error)
-            self._unsynced.pop(0).file.close()
+            self._unsynced.pop(0)
+            if sum(sealed.cached) > self._cached_size:
+                sealed.file.drop_cache(*sealed.cached)
+            sealed.file.close()
         if self._lost:
             raise LogLost(f"entry log {self._lost[0][0]:x} is lost: what was new in it is written again elsewhere")
         return (*self.extent(), self._greatest_id())
@@ -289,11 +297,28 @@ class EntryLogWriter:
         try:
             sync_data(self._file)
         except SyncFailed as error:
-            self._lose(_Sealed(self._file, self._log_id, self._recent, self._synced), error)
+            self._lose(self._sealed(self._file), error)
             self._file.close()
             self._file = None
         self._recent = []
         self._synced = self._position
+        self._forget_old()
+
+    def _forget_old(self) -> None:
+        """Let the page cache forget what is synced and not among the newest bytes.
+
+        Pages that it can use again cost a copy; ever new ones cost a virtual machine, whose host has to find them, ten
+        times that.
+        """
+        stale = self._synced - self._cached_size
+        if self._file is not None and stale - self._dropped >= DROP_STEP:
+            self._file.drop_cache(self._dropped, stale - self._dropped)
+            self._dropped = stale
+
+    def _sealed(self, file: File) -> _Sealed:
+        """The active log as one to be synced."""
+        cached = self._dropped, self._position - self._dropped
+        return _Sealed(file, self._log_id, self._recent, self._synced, cached)
 
     def _lose(self, sealed: _Sealed, error: SyncFailed) -> None:
         """Give up a log whose sync has failed. Raises the error unless its directory is given up."""

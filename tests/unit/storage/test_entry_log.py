@@ -10,10 +10,10 @@ import pytest
 from bookies.config import BookieConfig
 from bookies.errors import DiskFull, ReadFailed, StorageError
 from bookies.kernels import Records
-from bookies.sim.disk import NOTHING_SURVIVES, SimDisk
+from bookies.sim.disk import NOTHING_SURVIVES, SECTOR, SimDisk, SimFile
 from bookies.storage import entry_log_format as layout
 from bookies.storage.durable import SyncFailed
-from bookies.storage.entry_log import EntryLogReader, EntryLogWriter, NoWritableDirectory
+from bookies.storage.entry_log import DROP_STEP, SYNC_STEP, EntryLogReader, EntryLogWriter, NoWritableDirectory
 from bookies.storage.write_cache import Run
 
 DIRECTORIES = ["/l0", "/l1"]
@@ -227,3 +227,40 @@ def test_damage_behind_the_first_entry_only_shortens_a_batch(disk: SimDisk) -> N
     batch = reader(disk).read_records(1, 0, slots, 1 << 20)
     assert batch[:60] == Records.of([body(1, 0)]).data
     assert len(batch) < 5 * 60
+
+
+@pytest.mark.parametrize("cached_size", [0, 4 << 20, 1 << 30])
+def test_the_page_cache_keeps_the_newest_bytes(
+    disk: SimDisk, monkeypatch: pytest.MonkeyPatch, cached_size: int
+) -> None:
+    """What is dropped was synced before, and nothing is dropped twice: who has read it keeps it."""
+    dropped: list[tuple[str, int, int]] = []
+
+    def drop_cache(file: SimFile, offset: int, size: int) -> None:
+        assert offset + size <= file._inode.durable_size
+        assert not any(sector * SECTOR < offset + size for sector in file._inode.dirty)
+        dropped.append((file.path, offset, size))
+
+    monkeypatch.setattr(SimFile, "drop_cache", drop_cache)
+    log = EntryLogWriter(
+        disk, DIRECTORIES, BookieConfig(entry_log_size_max=32 << 20, entry_log_cached_size=cached_size)
+    )
+    for entry_id in range(14):
+        log.write([run(1, [entry_id], size=2 << 20)])
+    log.sync()
+    starts = [offset for _, offset, _ in dropped]
+    ends = [offset + size for _, offset, size in dropped]
+    if cached_size >= 32 << 20:
+        log.close()
+        assert not dropped
+        return
+    assert starts[0] == 0
+    assert starts[1:] == ends[:-1]
+    assert all(size >= DROP_STEP for _, _, size in dropped)
+    assert 0 <= (28 << 20) - cached_size - ends[-1] < DROP_STEP + SYNC_STEP
+    log.roll()
+    assert log.sync()[0] == -1
+    path, offset, size = dropped[-1]  # a log that is finished goes as a whole
+    assert (path, offset) == ("/l0/0.log", ends[-1])
+    assert offset + size <= len(disk.files()[path])
+    assert offset + size > 28 << 20
