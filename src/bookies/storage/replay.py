@@ -51,6 +51,8 @@ from bookies.storage.write_cache import WriteCache
 SECTOR = 512  # bytes that a device writes whole or not at all
 JUMP_MAX = 1 << 20  # entries that a client can be ahead of what this bookie has of a ledger
 
+DROP_STEP = 8 << 20  # bytes of a journal after which the page cache is told that nobody needs them
+
 _ENTRY_AND_LAC = struct.Struct(">qq")
 
 
@@ -89,6 +91,7 @@ class JournalReader:
         self._version = journal_format.VERSION  # also of a file whose header is lost
         self.is_newest = False
         self._batches: Iterator[Batch | ScanEnd] = iter(())
+        self._dropped = 0  # bytes of the file that the page cache was told to forget
         self.ids: list[int] = []
 
     def find(self) -> list[int]:
@@ -129,6 +132,7 @@ class JournalReader:
         path = posixpath.join(self._directory, journal_format.file_name(journal_id))
         self._file = file = self._disk.open(path, "r")
         self._size = file.size()
+        self._dropped = 0
         self._journal_id = journal_id
         self.is_newest = journal_id == self.ids[-1]
         try:
@@ -169,7 +173,12 @@ class JournalReader:
 
     def next(self) -> Batch | ScanEnd:
         """The next batch of the file, or how it ended."""
-        return next(self._batches)
+        item = next(self._batches)
+        if self._file is not None and item.offset - self._dropped >= DROP_STEP:
+            # Nobody reads it again, and pages that can be used again are cheaper than new ones.
+            self._file.drop_cache(self._dropped, item.offset - self._dropped)
+            self._dropped = item.offset
+        return item
 
     def is_zero_sector(self, offset: int) -> bool:
         """Whether the sector at this offset of the file holds nothing but zeros."""
@@ -303,6 +312,17 @@ def _gather(records: Records, indexes: list[int]) -> Records:
     return Records(b"".join(parts), offsets)
 
 
+def _run_of(ids: Sequence[tuple[int, int]]) -> tuple[int, range] | None:
+    """The ledger and its consecutive entries, if that is what all the records are."""
+    if not ids:
+        return None
+    (ledger_id, first), (_, last) = ids[0], ids[-1]
+    run = range(first, last + 1)
+    if first < 0 or len(run) != len(ids) or list(zip(itertools.repeat(ledger_id), run, strict=False)) != ids:
+        return None
+    return ledger_id, run
+
+
 class Restorer:
     """Puts replayed records into index and write cache. On the loop; nothing else uses the storage meanwhile."""
 
@@ -325,6 +345,13 @@ class Restorer:
         """Apply a batch; records from file offset `doubtful_from` on may be torn where they cross a sector boundary."""
         if batch.trust is Trust.DAMAGED:
             batch = _proven(batch)
+        if doubtful_from is None and (run := _run_of(batch.ids)) is not None:  # nearly always
+            ledger_id, run_ids = run
+            if self._is_deleted(ledger_id):
+                self.report.deleted_count += len(run_ids)
+            else:
+                await self.entries(ledger_id, run_ids, batch.records, is_doubtful=False)
+            return
         records, starts = batch.records, batch.records.starts
         entries: dict[tuple[int, bool], list[int]] = {}  # ledger, is doubtful -> indexes of its records
         for index, (ledger_id, entry_id) in enumerate(batch.ids):
@@ -411,11 +438,12 @@ class Restorer:
 
     async def _insert(self, ledger: Ledger, entry_ids: Sequence[int], records: Records) -> None:
         await self._checkpointer.wait_room()
-        first = entry_ids[0]
-        if list(entry_ids) == list(range(first, first + len(entry_ids))):
-            entry_ids = range(first, first + len(entry_ids))
+        if not isinstance(entry_ids, range):
+            run = range(entry_ids[0], entry_ids[0] + len(entry_ids))
+            entry_ids = run if list(run) == entry_ids else entry_ids
         self._cache.current.add(ledger.ledger_id, entry_ids, records)
-        ledger.last_entry_id = max(ledger.last_entry_id, *entry_ids)
+        highest = entry_ids[-1] if isinstance(entry_ids, range) else max(entry_ids)
+        ledger.last_entry_id = max(ledger.last_entry_id, highest)
         ledger.last_add_confirmed = max(ledger.last_add_confirmed, greatest_lac(records))
         self._checkpointer.inserted()
         self.report.entry_count += len(entry_ids)
@@ -444,9 +472,9 @@ class Restorer:
 
 def greatest_lac(records: Records) -> int:
     """The greatest LAC in the entries' headers; -1 if none has one. An impossible one does not count."""
-    data, starts = records.data, records.starts
-    pairs = (_ENTRY_AND_LAC.unpack_from(data, at + 12) for at, end in itertools.pairwise(starts) if end - at >= 28)
-    return max((lac for entry_id, lac in pairs if lac < entry_id), default=-1)
+    data, unpack = records.data, _ENTRY_AND_LAC.unpack_from
+    pairs = [unpack(data, at + 12) for at, end in itertools.pairwise(records.starts) if end - at >= 28]
+    return max([lac for entry_id, lac in pairs if lac < entry_id], default=-1)
 
 
 def looks_intact(body: bytes) -> bool:

@@ -1,0 +1,65 @@
+"""Reading a journal for replay: what the page cache is told, and batches that are one run of entries."""
+
+from __future__ import annotations
+
+import pytest
+
+from bookies.config import BookieConfig
+from bookies.kernels import Records
+from bookies.sim.disk import SimDisk, SimFile
+from bookies.storage import replay
+from bookies.storage.journal import JournalWriter
+from bookies.storage.mark_format import LogMark
+from bookies.storage.record_scan import Batch
+from bookies.storage.replay import JournalReader, _run_of
+
+
+def entry(ledger_id: int, entry_id: int, size: int) -> bytes:
+    return ledger_id.to_bytes(8, "big") + entry_id.to_bytes(8, "big") + bytes([entry_id % 251 + 1]) * size
+
+
+def test_what_was_replayed_leaves_the_page_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind what is being read, each byte once."""
+    monkeypatch.setattr(replay, "DROP_STEP", 10_000)
+    disk = SimDisk()
+    disk.make_directories("/j")
+    config = BookieConfig(journal_preallocate_size=1 << 20)
+    writer = JournalWriter(disk, "/j", config)
+    writer.open(1)
+    for number in range(200):
+        records = Records.of([entry(1, number, 1000)])
+        writer.commit([records.data], records.size, None)
+    writer.close()
+    dropped: list[tuple[int, int]] = []
+    monkeypatch.setattr(SimFile, "drop_cache", lambda file, offset, size: dropped.append((offset, offset + size)))
+    reader = JournalReader(disk, "/j", LogMark(1, 0), 1 << 20)
+    (journal_id,) = reader.find()
+    reader.open(journal_id)
+    found = []
+    while isinstance(item := reader.next(), Batch):
+        found += [entry_id for _, entry_id in item.ids]
+        assert not dropped or dropped[-1][1] <= item.offset
+    reader.close()
+    assert found == list(range(200))
+    assert dropped[0][0] == 0
+    assert [start for start, _ in dropped[1:]] == [end for _, end in dropped[:-1]]
+    assert dropped[-1][1] > 180_000
+
+
+@pytest.mark.parametrize(
+    ("ids", "run"),
+    [
+        ([], None),
+        ([(7, 3)], (7, range(3, 4))),
+        ([(7, 3), (7, 4), (7, 5)], (7, range(3, 6))),
+        ([(7, 3), (7, 5), (7, 5)], None),
+        ([(7, 3), (7, 5), (7, 4), (7, 6)], None),
+        ([(7, 3), (8, 4), (7, 5)], None),
+        ([(7, 3), (8, 4)], None),
+        ([(7, -4096)], None),
+        ([(7, -1), (7, 0)], None),
+        ([(7, 5), (7, 4)], None),
+    ],
+)
+def test_a_batch_that_is_one_run(ids: list[tuple[int, int]], run: tuple[int, range] | None) -> None:
+    assert _run_of(ids) == run
