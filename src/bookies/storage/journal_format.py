@@ -157,8 +157,11 @@ def scan(
     journal_id: int | None = None,
     record_size_max: int = RECORD_SIZE_MAX,
     chunk_size: int = CHUNK_SIZE,
+    search: Pread | None = None,
 ) -> Iterator[Batch | ScanEnd]:
     """Batches of credible records from file offset `start` on, then one `ScanEnd`.
+
+    `search`: as `pread`, for what may be behind an early end, which is mostly nothing.
 
     Records with unknown negative entry ids are delivered: the caller skips them with a warning.
 
@@ -175,7 +178,7 @@ def scan(
     Source: storage 2.10.
     """
     window = Window(pread, size, start, chunk_size)
-    group = _Group(pread, size, window.position, is_newest, journal_id)
+    group = _Group(search or pread, size, window.position, is_newest, journal_id)
     end: ScanEnd | None = None
     while end is None:
         starts, reason = kernels.scan_records(window.data, window.at, len(window.data), record_size_max)
@@ -362,7 +365,7 @@ def find_record(pread: Pread, size: int, offset: int, record_size_max: int, *, a
         stop = base + len(data) - 20  # the last place whose first 20 bytes are in `data`
         if stop < position:
             return None  # the file became shorter meanwhile
-        if data.count(0) == len(data):
+        if journal_group.is_zero(data):
             position = stop - stop % ALIGNMENT + ALIGNMENT
         while position <= stop:
             at = position - base

@@ -24,6 +24,7 @@ SIZE_MAX = 64 << 20  # bytes of a group that is held in memory until its trailer
 _FIELDS = struct.Struct(">4sIqqI")
 _DIGEST = struct.Struct(">I")
 TRAILER_SIZE = _FIELDS.size + _DIGEST.size
+_ZEROS = bytes(CHUNK_SIZE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +71,17 @@ def parse_trailer(data: bytes, at: int, offset: int, journal_id: int | None) -> 
     return Trailer(found, start, size, checksum)
 
 
+def is_zero(data: bytes) -> bool:
+    """Whether these are zeros, at most `CHUNK_SIZE`."""
+    return data == (_ZEROS if len(data) == CHUNK_SIZE else _ZEROS[: len(data)])
+
+
 def find_group(pread: Pread, size: int, after: int, journal_id: int | None) -> Trailer | None:
     """The first group that begins behind file offset `after`, as far as trailers tell."""
     base = after - after % SECTOR
     while base < size:
         data = pread(min(CHUNK_SIZE, size - base), base)
-        at = data.find(MAGIC)
+        at = -1 if is_zero(data) else data.find(MAGIC)
         while at >= 0:
             if (at + TRAILER_SIZE) % SECTOR == 0:
                 trailer = parse_trailer(data, at, base + at, journal_id)

@@ -45,10 +45,11 @@ from bookies.storage.index_ledger import Ledger, is_vacant
 from bookies.storage.journal import journal_ids
 from bookies.storage.mark_format import LogMark
 from bookies.storage.readers import Readers
-from bookies.storage.record_scan import Batch, EndKind, ScanEnd, Trust
+from bookies.storage.record_scan import Batch, EndKind, Pread, ScanEnd, Trust
 from bookies.storage.write_cache import WriteCache
 
 SECTOR = 512  # bytes that a device writes whole or not at all
+HOLE_SIZE_MIN = 64 * 1024  # bytes of a read that is worth asking whether there is anything
 JUMP_MAX = 1 << 20  # entries that a client can be ahead of what this bookie has of a ledger
 
 DROP_STEP = 8 << 20  # bytes of a journal after which the page cache is told that nobody needs them
@@ -157,6 +158,7 @@ class JournalReader:
             is_newest=self.is_newest,
             journal_id=self._journal_id,
             record_size_max=self._record_size_max,
+            search=_passing_holes(self._file),
         )
 
     def resume(self, end: ScanEnd) -> int | None:
@@ -165,7 +167,11 @@ class JournalReader:
         start = end.next_record
         if start is None:
             start = journal_format.find_record(
-                self._file.pread, self._size, end.offset, self._record_size_max, after_padding=self.is_newest
+                _passing_holes(self._file),
+                self._size,
+                end.offset,
+                self._record_size_max,
+                after_padding=self.is_newest,
             )
         if start is not None:
             self._scan(start)
@@ -189,6 +195,17 @@ class JournalReader:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _passing_holes(file: File) -> Pread:
+    """As `file.pread`, which does not read what was reserved and never written."""
+
+    def pread(size: int, offset: int) -> bytes:
+        if size >= HOLE_SIZE_MIN and file.next_data(offset) >= offset + size:
+            return bytes(size)
+        return file.pread(size, offset)
+
+    return pread
 
 
 async def replay(

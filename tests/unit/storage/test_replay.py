@@ -63,3 +63,35 @@ def test_what_was_replayed_leaves_the_page_cache(monkeypatch: pytest.MonkeyPatch
 )
 def test_a_batch_that_is_one_run(ids: list[tuple[int, int]], run: tuple[int, range] | None) -> None:
     assert _run_of(ids) == run
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_what_was_never_written_is_not_read(monkeypatch: pytest.MonkeyPatch, goes_on: bool) -> None:
+    """Behind the last group; but a group there is found, and what is before it counts as lost."""
+    disk = SimDisk(is_logging=True)
+    disk.make_directories("/j")
+    writer = JournalWriter(disk, "/j", BookieConfig(journal_preallocate_size=8 << 20))
+    writer.open(1)
+    records = Records.of([entry(1, 0, 1000)])
+    mark, _, _ = writer.commit([records.data], records.size, None)
+    later = 6 << 20
+    if goes_on:
+        writer._position = later
+        writer.commit([Records.of([entry(1, 1, 1000)]).data], records.size, None)
+    writer.close()
+    monkeypatch.setattr(
+        SimFile, "next_data", lambda file, offset: later if goes_on and offset <= later else len(file._inode.data)
+    )
+    reader = JournalReader(disk, "/j", LogMark(1, 0), 1 << 20)
+    reader.open(reader.find()[0])
+    assert isinstance(reader.next(), Batch)
+    assert disk.log is not None
+    disk.log.clear()
+    end = reader.next()
+    reader.close()
+    assert not isinstance(end, Batch)
+    assert end.offset == mark.offset
+    assert end.next_record == (later if goes_on else None)
+    read = [(call.offset, call.size) for call in disk.log if call.operation == "pread" and call.size >= 1 << 16]
+    assert len(read) <= (6 if goes_on else 2)
+    assert all(offset < mark.offset + (1 << 20) or offset >= later - (1 << 20) for offset, _ in read)
