@@ -34,6 +34,7 @@ from bookies.storage import entry_log_format as layout
 from bookies.storage.durable import SyncFailed, remove, replace_copies, sync_all, sync_data, sync_directory
 from bookies.storage.file_cache import FileCache
 from bookies.storage.health import DirectoryHealth
+from bookies.storage.page_cache import ForgottenPart
 from bookies.storage.record_scan import IDS, RECORD_SIZE_MAX, RECORD_SIZE_MIN, WORD, Pread
 from bookies.storage.write_cache import Run
 
@@ -91,7 +92,7 @@ class EntryLogWriter:
         self._log_id = -1
         self._position = 0
         self._synced = 0
-        self._dropped = 0  # bytes that the page cache was told to forget
+        self._forgotten = ForgottenPart(DROP_STEP)
         self._cached_size = config.entry_log_cached_size
         self._sizes: dict[int, int] = {}  # ledger id -> bytes in the active log
         self._recent: list[tuple[int, Run]] = []  # in the active log, and not synced
@@ -179,7 +180,7 @@ class EntryLogWriter:
             self._unnamed.append(file.path)
             self._file, self._log_id = file, log_id
             self._position = self._synced = layout.HEADER_SIZE
-            self._dropped = 0
+            self._forgotten = ForgottenPart(DROP_STEP)
             self._sizes = {}
             return
         raise NoWritableDirectory("no ledger directory takes a new entry log") from failure
@@ -302,22 +303,12 @@ class EntryLogWriter:
             self._file = None
         self._recent = []
         self._synced = self._position
-        self._forget_old()
-
-    def _forget_old(self) -> None:
-        """Let the page cache forget what is synced and not among the newest bytes.
-
-        Pages that it can use again cost a copy; ever new ones cost a virtual machine, whose host has to find them, ten
-        times that.
-        """
-        stale = self._synced - self._cached_size
-        if self._file is not None and stale - self._dropped >= DROP_STEP:
-            self._file.drop_cache(self._dropped, stale - self._dropped)
-            self._dropped = stale
+        if self._file is not None:
+            self._forgotten.grow(self._file, self._synced - self._cached_size)
 
     def _sealed(self, file: File) -> _Sealed:
         """The active log as one to be synced."""
-        cached = self._dropped, self._position - self._dropped
+        cached = self._forgotten.size, self._position - self._forgotten.size
         return _Sealed(file, self._log_id, self._recent, self._synced, cached)
 
     def _lose(self, sealed: _Sealed, error: SyncFailed) -> None:
@@ -397,14 +388,10 @@ class EntryLogReader:
         """
         log_id = log_of(slots)
         try:
-            file = self.open_file(log_id)
+            file = self._files.get(self._path(log_id), "r")
             return records_at(file.pread, file.path, ledger_id, first_entry_id, slots, size_max)
         except (OSError, StorageError) as error:
             raise ReadFailed(f"entry log {log_id:x}: {error}", ledger_id=ledger_id, entry_id=first_entry_id) from error
-
-    def open_file(self, log_id: int) -> File:
-        """To read from, until the next call. Raises: OSError."""
-        return self._files.get(self._path(log_id), "r")
 
     def open_another(self, log_id: int) -> File:
         """To read from on another thread, which closes it. Raises: OSError."""

@@ -28,6 +28,7 @@ from bookies.runtime.ports import Buffer, Disk, File, Runtime
 from bookies.storage import journal_format, journal_spare
 from bookies.storage.durable import run_last, sync_directory
 from bookies.storage.mark_format import LogMark
+from bookies.storage.page_cache import ForgottenPart
 
 Done = Callable[[BaseException | None], None]
 
@@ -63,7 +64,7 @@ class JournalWriter:
         self._allocated = 0
         self._prepared = 0  # bytes whose blocks were written before: a sync of them is quick
         self.is_short = False  # the disk could not reserve what was asked for; the next groups use what is left
-        self._dropped = 0
+        self._forgotten = ForgottenPart(DROP_STEP)
 
     def open(self, journal_id: int) -> LogMark:
         """Begin the first file of this process, durably; its first position. Raises DiskFull: nothing is left."""
@@ -101,7 +102,7 @@ class JournalWriter:
         self._journal_id = journal_id
         self._position = journal_format.HEADER_SIZE
         self._allocated = self._prepared = prepared
-        self._dropped = 0
+        self._forgotten = ForgottenPart(DROP_STEP)
         return LogMark(journal_id, self._position)
 
     def _note(self, journal_id: int) -> None:
@@ -136,10 +137,7 @@ class JournalWriter:
             self._file.pwritev(buffers, self._position)
             self._file.fdatasync()
         self._position = end
-        stale = end - KEPT_IN_CACHE
-        if stale - self._dropped >= DROP_STEP:
-            self._file.drop_cache(self._dropped, stale - self._dropped)
-            self._dropped = stale
+        self._forgotten.grow(self._file, end - KEPT_IN_CACHE)
         return LogMark(self._journal_id, end), takes_spare, self.is_short
 
     def _reserve(self, end: int) -> None:

@@ -44,6 +44,7 @@ from bookies.storage.index_format import EXPLICIT_LAC_SIZE_MIN, STATE_FENCED, In
 from bookies.storage.index_ledger import Ledger, is_vacant
 from bookies.storage.journal import journal_ids
 from bookies.storage.mark_format import LogMark
+from bookies.storage.page_cache import ForgottenPart
 from bookies.storage.readers import Readers
 from bookies.storage.record_scan import Batch, EndKind, Pread, ScanEnd, Trust
 from bookies.storage.write_cache import WriteCache
@@ -92,7 +93,7 @@ class JournalReader:
         self._version = journal_format.VERSION  # also of a file whose header is lost
         self.is_newest = False
         self._batches: Iterator[Batch | ScanEnd] = iter(())
-        self._dropped = 0  # bytes of the file that the page cache was told to forget
+        self._forgotten = ForgottenPart(DROP_STEP)
         self.ids: list[int] = []
 
     def find(self) -> list[int]:
@@ -133,7 +134,7 @@ class JournalReader:
         path = posixpath.join(self._directory, journal_format.file_name(journal_id))
         self._file = file = self._disk.open(path, "r")
         self._size = file.size()
-        self._dropped = 0
+        self._forgotten = ForgottenPart(DROP_STEP)
         self._journal_id = journal_id
         self.is_newest = journal_id == self.ids[-1]
         try:
@@ -180,10 +181,8 @@ class JournalReader:
     def next(self) -> Batch | ScanEnd:
         """The next batch of the file, or how it ended."""
         item = next(self._batches)
-        if self._file is not None and item.offset - self._dropped >= DROP_STEP:
-            # Nobody reads it again, and pages that can be used again are cheaper than new ones.
-            self._file.drop_cache(self._dropped, item.offset - self._dropped)
-            self._dropped = item.offset
+        if self._file is not None:
+            self._forgotten.grow(self._file, item.offset)
         return item
 
     def is_zero_sector(self, offset: int) -> bool:
