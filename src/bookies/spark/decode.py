@@ -24,6 +24,8 @@ from bookies.spark.arrow import Stretch
 CORRUPT = "_corrupt_record"
 SIFTED_MAX = 256  # entries that are looked at one by one rather than halved again
 DIGITS_MAX = 20  # of a whole number that may be one of 64 bits
+# Bytes that an object may begin with: white space and a brace, or the mark or the zero bytes of UTF-8, 16 and 32.
+_MAY_BE_OBJECT = r"\A[\x09-\x0D ]*[{\x00\xEF\xFE\xFF]"
 # What the readers and the conversions raise for a payload that is not what the schema says.
 UNDECODABLE = (ValueError, TypeError, KeyError, ArithmeticError, RecursionError, OSError, pa.ArrowException)
 
@@ -115,12 +117,14 @@ class Decoder:
     def _salvaged(self, stretch: Stretch, values: pa.Array) -> Decoded:
         """What is refused is halved until what is bad stands alone: an entry decodes in company if it does by itself.
 
-        A few that are refused are looked at one by one, which tells at once what never can be decoded.
+        A few that are refused are looked at one by one, which tells at once what never can be decoded. What does not
+        even begin like an object is sorted out of the whole batch before.
         """
         pieces: list[pa.Table] = []
         found: list[int] = []  # the rows of `values` that are in `pieces`
-        bad: dict[int, str] = {}
-        waiting = [pc.indices_nonzero(values.is_valid()).to_pylist()]
+        may_be = pc.match_substring_regex(values, _MAY_BE_OBJECT)
+        bad = dict.fromkeys(pc.indices_nonzero(pc.invert(may_be)).to_pylist(), "not a JSON object")
+        waiting = [pc.indices_nonzero(may_be).to_pylist()]
         while waiting:
             rows = waiting.pop()
             texts: dict[int, str] | None = None

@@ -49,6 +49,31 @@ def test_json_that_is_none(bad: bytes) -> None:
         decode("json", payloads, mode="FAILFAST")
 
 
+def test_what_does_not_begin_like_an_object_is_never_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of it, such as text read as JSON by mistake, costs one look at all of it."""
+    parsed = []
+    read = Decoder._read
+
+    def counted(self: Decoder, texts: pa.Array) -> pa.Table:
+        parsed.append(len(texts))
+        return read(self, texts)
+
+    monkeypatch.setattr(Decoder, "_read", counted)
+    payloads = [b"%d: no object" % each for each in range(5000)]
+    found, _ = decode("json", payloads)
+    assert found == {"id": [None] * 5000, CORRUPT: [each.decode() for each in payloads]}
+    assert len(parsed) == 1
+    payloads[::10] = [b'\n {"id": 7}'] * 500
+    assert decode("json", payloads)[0]["id"] == [7, *[None] * 9] * 500
+    assert parsed[1:] == [5000, 500]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_an_object_in_another_encoding(encoding: str) -> None:
+    payloads = [b'{"id": 1}', '{"id": 2}'.encode(encoding), b"oops"]
+    assert decode("json", payloads)[0]["id"] == [1, 2, None]
+
+
 def test_json_types() -> None:
     fields = (
         pa.field("t", pa.timestamp("us", tz="UTC")),

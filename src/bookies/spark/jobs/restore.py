@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bookies.client.administration import Administration
 from bookies.client.ledger_lock import AGAIN_S, TRIES
@@ -47,6 +48,9 @@ from bookies.spark.jobs.packing import Item
 from bookies.spark.jobs.progress import size_text
 from bookies.spark.jobs.report import Report, Section, Table
 
+if TYPE_CHECKING:
+    from bookies.client.client import Client
+
 OPTIONS = selection.OPTIONS
 RESTORED = "run_id STRING, ledger_id BIGINT, outcome STRING, entries BIGINT, bytes BIGINT, detail STRING"
 SATISFIED = "satisfied"
@@ -60,12 +64,7 @@ def job(spark: Any, config: JobConfig) -> Any:
 def complete(spark: Any, config: JobConfig) -> Complete:
     config = common.checked(config, OPTIONS)
     common.refuse_speculation(spark)
-    chosen = common.ask(config.uri, lambda client: selection.select(client, config.options))
-    items = [
-        Item(str(each.ledger_id), each.length * each.write_quorum, (), "")
-        for each in chosen.records
-        if is_given_up(each)
-    ]
+    items = common.ask(config.uri, lambda client: _planned(client, config))
     run = common.execute(spark, config, "restore", items, Restore(config.mode == common.DRY_RUN, config.run_id))
     if config.mode == common.PLAN:
         return Complete.planned("restore", run)
@@ -83,6 +82,23 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     table = Table(("ledger", "outcome", "entries", "bytes", "detail"), [row[1:] for row in rows], (0, 2, 3))
     parameters = {"run": config.run_id, "mode": config.mode, **config.options}
     return Complete(frame, Report("Restore", lead, is_good, parameters, [Section("Ledgers", table=table)]))
+
+
+async def _planned(client: Client, config: JobConfig) -> list[Item]:
+    chosen = await selection.select(client, config.options)
+    writable = [str(each.id) for each in await client.bookies() if each.mode == "writable"]
+    return items_of(chosen.records, writable)
+
+
+def items_of(records: Iterable[LedgerMetadata], writable: Sequence[str]) -> list[Item]:
+    """The ledgers that bookies were allowed to forget. Which bookies a ledger goes to is chosen when its turn comes; for
+    the plan all that are writable share it.
+    """
+    return [
+        Item(str(each.ledger_id), each.length * each.write_quorum, tuple(writable))
+        for each in records
+        if is_given_up(each)
+    ]
 
 
 @dataclass(frozen=True)
