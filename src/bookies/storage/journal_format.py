@@ -10,7 +10,6 @@ Source: storage 2.1 to 2.5, 2.10.
 
 from __future__ import annotations
 
-import operator
 import re
 import struct
 from collections.abc import Iterator, Sequence
@@ -32,6 +31,7 @@ from bookies.storage.record_scan import (
     ScanEnd,
     Trust,
     Window,
+    run_ids,
 )
 
 MAGIC = b"BKLG"
@@ -278,11 +278,8 @@ def _check(window: Window, starts: Sequence[int], version: int) -> tuple[Batch |
     data, problem = window.data, None
     unpack = IDS.unpack_from
     ids: list[tuple[int, int]] = []
-    if len(starts) > 1 and min(map(operator.sub, starts[1:], starts)) >= 4 + RECORD_SIZE_MIN:
-        ids = [unpack(data, at + 4) for at in starts[:-1]]
-        if min(min(ids)[0], min(map(operator.itemgetter(1), ids))) >= 0:  # entries, and nothing else
-            return Batch(window.base, Records(data, starts), ids), None
-        ids = []
+    if len(starts) > 1 and (entries := run_ids(data, starts)) is not None:
+        return Batch(window.base, Records(data, starts), entries), None
     for index in range(len(starts) - 1):
         at = starts[index]
         length = starts[index + 1] - at - 4

@@ -11,7 +11,7 @@ from bookies.storage import replay
 from bookies.storage.journal import JournalWriter
 from bookies.storage.mark_format import LogMark
 from bookies.storage.record_scan import Batch
-from bookies.storage.replay import JournalReader, _run_of
+from bookies.storage.replay import JournalReader
 
 
 def entry(ledger_id: int, entry_id: int, size: int) -> bytes:
@@ -44,25 +44,6 @@ def test_what_was_replayed_leaves_the_page_cache(monkeypatch: pytest.MonkeyPatch
     assert dropped[0][0] == 0
     assert [start for start, _ in dropped[1:]] == [end for _, end in dropped[:-1]]
     assert dropped[-1][1] > 180_000
-
-
-@pytest.mark.parametrize(
-    ("ids", "run"),
-    [
-        ([], None),
-        ([(7, 3)], (7, range(3, 4))),
-        ([(7, 3), (7, 4), (7, 5)], (7, range(3, 6))),
-        ([(7, 3), (7, 5), (7, 5)], None),
-        ([(7, 3), (7, 5), (7, 4), (7, 6)], None),
-        ([(7, 3), (8, 4), (7, 5)], None),
-        ([(7, 3), (8, 4)], None),
-        ([(7, -4096)], None),
-        ([(7, -1), (7, 0)], None),
-        ([(7, 5), (7, 4)], None),
-    ],
-)
-def test_a_batch_that_is_one_run(ids: list[tuple[int, int]], run: tuple[int, range] | None) -> None:
-    assert _run_of(ids) == run
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
