@@ -247,12 +247,24 @@ class _Group:
             return Trust.UNPROVEN, None  # the scan began within the group
         elif trailer.start > self.start:
             problem = "a record reaches into the next group"
-        elif trailer.matches(window.read):
+        elif trailer.matches(self._contents(window, place)):
             self._has_trailers = True
             return Trust.VERIFIED, None
         else:
             problem = "the records of a group do not match its checksum"
         return self._damaged(problem, may_be_torn=self._is_newest)
+
+    def _contents(self, window: Window, end: int) -> Iterator[Buffer]:
+        """The group's bytes up to file offset `end`: mostly they are in memory, as records."""
+        at = self.start
+        for batch in self.batches:
+            records = batch.records
+            first = batch.offset + records.starts[0]
+            if first > at:
+                yield window.read(first - at, at)
+            yield memoryview(records.data)[records.starts[0] : records.starts[-1]]
+            at = batch.end
+        yield window.read(end - at, at)
 
     def _damaged(self, problem: str, *, may_be_torn: bool) -> tuple[Trust, ScanEnd | None]:
         """The group is not what was written. No end: it is the last one, and a crash may have torn it."""

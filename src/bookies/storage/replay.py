@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import posixpath
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ from bookies.errors import CorruptRecord, ReadFailed, StorageError
 from bookies.kernels import Records
 from bookies.model import ENTRY_HEADER_SIZE, DigestType
 from bookies.runtime.ports import Disk, File, Runtime, Worker
-from bookies.storage import journal_format
+from bookies.storage import journal_format, journal_group
 from bookies.storage.checkpoint import Checkpointer
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index_format import EXPLICIT_LAC_SIZE_MIN, STATE_FENCED, IndexHeader
@@ -45,7 +45,7 @@ from bookies.storage.log_pieces import pieces_of
 from bookies.storage.mark_format import LogMark
 from bookies.storage.page_cache import ForgottenPart
 from bookies.storage.readers import Readers
-from bookies.storage.record_scan import Batch, EndKind, Pread, RunIds, ScanEnd, Trust
+from bookies.storage.record_scan import CHUNK_SIZE, Batch, EndKind, Pread, RunIds, ScanEnd, Trust
 from bookies.storage.write_cache import WriteCache
 
 SECTOR = 512  # bytes that a device writes whole or not at all
@@ -86,6 +86,7 @@ class JournalReader:
         self._mark = mark
         self._record_size_max = record_size_max
         self._file: File | None = None
+        self._search: Pread
         self._size = 0
         self._journal_id = 0
         self._version = journal_format.VERSION  # also of a file whose header is lost
@@ -131,6 +132,7 @@ class JournalReader:
         self.close()
         path = posixpath.join(self._directory, journal_format.file_name(journal_id))
         self._file = file = self._disk.open(path, "r")
+        self._search = _PassingHoles(file)
         self._size = file.size()
         self._forgotten = ForgottenPart(DROP_STEP)
         self._journal_id = journal_id
@@ -157,7 +159,7 @@ class JournalReader:
             is_newest=self.is_newest,
             journal_id=self._journal_id,
             record_size_max=self._record_size_max,
-            search=_passing_holes(self._file),
+            search=self._search,
         )
 
     def resume(self, end: ScanEnd) -> int | None:
@@ -166,7 +168,7 @@ class JournalReader:
         start = end.next_record
         if start is None:
             start = journal_format.find_record(
-                _passing_holes(self._file),
+                self._search,
                 self._size,
                 end.offset,
                 self._record_size_max,
@@ -194,15 +196,33 @@ class JournalReader:
             self._file = None
 
 
-def _passing_holes(file: File) -> Pread:
-    """As `file.pread`, which does not read what was reserved and never written."""
+class _PassingHoles:
+    """As `file.pread`, which does not read what was reserved and never written.
 
-    def pread(size: int, offset: int) -> bytes:
-        if size >= HOLE_SIZE_MIN and file.next_data(offset) >= offset + size:
-            return bytes(size)
-        return file.pread(size, offset)
+    Where there is something is found out before any of it is read: the system reads ahead, and what it has read in vain
+    is data to it from then on.
+    """
 
-    return pread
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self._since = -1  # what is before it was not looked at
+        self._data: list[int] = []  # where pieces of `CHUNK_SIZE` begin that may hold something
+
+    def __call__(self, size: int, offset: int) -> bytes:
+        if size < HOLE_SIZE_MIN:
+            return self._file.pread(size, offset)
+        if self._since < 0:
+            self._look(offset)
+        at = bisect_right(self._data, offset - CHUNK_SIZE)
+        if offset < self._since or (at < len(self._data) and self._data[at] < offset + size):
+            return self._file.pread(size, offset)
+        return journal_group.zeros(size)
+
+    def _look(self, offset: int) -> None:
+        self._since, end = offset, self._file.size()
+        while offset < end and (offset := self._file.next_data(offset)) < end:
+            self._data.append(offset)
+            offset += CHUNK_SIZE
 
 
 async def replay(
