@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import posixpath
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ from bookies.errors import CorruptRecord, ReadFailed, StorageError
 from bookies.kernels import Records
 from bookies.model import ENTRY_HEADER_SIZE, DigestType
 from bookies.runtime.ports import Disk, File, Runtime, Worker
-from bookies.storage import journal_format, journal_group
+from bookies.storage import journal_format
 from bookies.storage.checkpoint import Checkpointer
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index_format import EXPLICIT_LAC_SIZE_MIN, STATE_FENCED, IndexHeader
@@ -43,17 +43,14 @@ from bookies.storage.index_ledger import Ledger, is_vacant
 from bookies.storage.journal import journal_ids
 from bookies.storage.log_pieces import pieces_of
 from bookies.storage.mark_format import LogMark
-from bookies.storage.page_cache import ForgottenPart
+from bookies.storage.page_cache import READ_STEP, ForgottenPart, PassingHoles
 from bookies.storage.readers import Readers
-from bookies.storage.record_scan import CHUNK_SIZE, Batch, EndKind, Pread, RunIds, ScanEnd, Trust
+from bookies.storage.record_scan import Batch, EndKind, Pread, RunIds, ScanEnd, Trust
 from bookies.storage.write_cache import WriteCache
 
 SECTOR = 512  # bytes that a device writes whole or not at all
-HOLE_SIZE_MIN = 64 * 1024  # bytes of a read that is worth asking whether there is anything
 JUMP_MAX = 1 << 20  # entries that a client can be ahead of what this bookie has of a ledger
 RUN_LENGTH_MIN = 4  # entries, on average, of the runs in a batch that is applied run by run
-
-DROP_STEP = 8 << 20  # bytes of a journal after which the page cache is told that nobody needs them
 
 
 @dataclass
@@ -92,7 +89,7 @@ class JournalReader:
         self._version = journal_format.VERSION  # also of a file whose header is lost
         self.is_newest = False
         self._batches: Iterator[Batch | ScanEnd] = iter(())
-        self._forgotten = ForgottenPart(DROP_STEP)
+        self._forgotten = ForgottenPart(READ_STEP)
         self.ids: list[int] = []
 
     def find(self) -> list[int]:
@@ -132,9 +129,9 @@ class JournalReader:
         self.close()
         path = posixpath.join(self._directory, journal_format.file_name(journal_id))
         self._file = file = self._disk.open(path, "r")
-        self._search = _PassingHoles(file)
+        self._search = PassingHoles(file)
         self._size = file.size()
-        self._forgotten = ForgottenPart(DROP_STEP)
+        self._forgotten = ForgottenPart(READ_STEP)
         self._journal_id = journal_id
         self.is_newest = journal_id == self.ids[-1]
         try:
@@ -194,35 +191,6 @@ class JournalReader:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-class _PassingHoles:
-    """As `file.pread`, which does not read what was reserved and never written.
-
-    Where there is something is found out before any of it is read: the system reads ahead, and what it has read in vain
-    is data to it from then on.
-    """
-
-    def __init__(self, file: File) -> None:
-        self._file = file
-        self._since = -1  # what is before it was not looked at
-        self._data: list[int] = []  # where pieces of `CHUNK_SIZE` begin that may hold something
-
-    def __call__(self, size: int, offset: int) -> bytes:
-        if size < HOLE_SIZE_MIN:
-            return self._file.pread(size, offset)
-        if self._since < 0:
-            self._look(offset)
-        at = bisect_right(self._data, offset - CHUNK_SIZE)
-        if offset < self._since or (at < len(self._data) and self._data[at] < offset + size):
-            return self._file.pread(size, offset)
-        return journal_group.zeros(size)
-
-    def _look(self, offset: int) -> None:
-        self._since, end = offset, self._file.size()
-        while offset < end and (offset := self._file.next_data(offset)) < end:
-            self._data.append(offset)
-            offset += CHUNK_SIZE
 
 
 async def replay(
