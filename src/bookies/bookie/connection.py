@@ -1,7 +1,8 @@
 """One client of a bookie: bytes to requests, responses to bytes, and when to stop reading.
 
 Requests go to the service in the order of their arrival. Responses gather in a list that is written once per turn of
-the event loop, so a group commit that answers twenty batches costs one system call per connection.
+the event loop, so a group commit that answers twenty batches costs one system call per connection. While the peer
+leaves what was written, the rest stays here, where it is known how much that is.
 
 Pressure: a connection reads nothing while the bookie as a whole has too much in hand (`pressure.Intake`), nor while
 its peer does not take the answers it asked for or has too many requests that wait. TCP then makes the peer wait;
@@ -13,17 +14,19 @@ Source: wire-protocol 1.1, 1.2, 5.11.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Coroutine
 from typing import Any, Protocol, cast
 
 from bookies.bookie.pressure import PARTIAL_SIZE_MIN, Intake, ReadShare
 from bookies.errors import RemoteProtocolError, Status
 from bookies.runtime.events import Events
+from bookies.runtime.sockets import unacknowledged
 from bookies.wire.messages import Buffer, Request, Response, StartTlsRequest, StartTlsResponse
 from bookies.wire.server import RequestDecoder, encode_response
 
 JOIN_SIZE_MAX = 64 * 1024  # responses of up to so many bytes are joined into one buffer; larger ones go as they are
-UNSENT_SIZE_MIN = 64 * 1024  # bytes for the socket in our memory from which on answers count as not taken
+UNSENT_SIZE_MIN = 64 * 1024  # bytes that wait in the transport from which on answers count as not taken
 UNSENT_SIZE_MAX = 1024 * 1024  # from which on we stop reading from the socket, too
 TASKS_MAX = 10_000  # requests of one connection that wait before we stop reading from it, until half are answered
 LINGER_S = 2.0  # how long a closed connection may take to fetch its last answers
@@ -63,6 +66,9 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._output: list[Buffer] = []
+        self._kept: deque[Buffer] = deque()  # of earlier turns, before `_output`, while the peer is slow
+        self._kept_size = 0
+        self._part_size: int | None = None  # bytes that a transport gets at once; None: whatever there is
         self._is_flush_scheduled = False
         self._is_slow = False  # the peer leaves answers here
         self._is_writing_paused = False
@@ -115,6 +121,7 @@ class Connection(asyncio.Protocol):
         self._set_closed()
         if self._transport.is_closing():
             return
+        self._hand_over(is_all=True)
         if self._is_reading_paused:
             self._is_reading_paused = False
             self._transport.resume_reading()
@@ -186,13 +193,16 @@ class Connection(asyncio.Protocol):
         self._is_slow = self._is_writing_paused = False
         if self._stall is not None:
             self._stall.cancel()
-        self._answers_went()
+        self._flush()
+        if self._is_slow:
+            return  # What was kept is more than it takes.
         self.share.stuck(False)
         self.update_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._set_closed()
         self._transport = None
+        self._drop_output()
         self._intake.left(self)
         for timer in (self._linger, self._stall):
             if timer is not None:
@@ -202,26 +212,50 @@ class Connection(asyncio.Protocol):
     def _flush(self) -> None:
         self._is_flush_scheduled = False
         output, self._output = self._output, []
-        if not output or self._transport is None or self._transport.is_closing():
-            self._answers_went()
+        if self._transport is None or self._transport.is_closing():
+            if not self._is_slow:  # Otherwise what it has left counts until the connection is gone.
+                self._drop_output()
             return
-        if len(output) == 1:
-            self._transport.write(output[0])
-        elif sum(map(len, output)) <= JOIN_SIZE_MAX:
-            self._transport.write(b"".join(output))
-        else:
-            self._transport.writelines(output)
+        size = sum(map(len, output))
+        if len(output) > 1 and size <= JOIN_SIZE_MAX:
+            output = [b"".join(output)]
+        self._kept += output
+        self._kept_size += size
+        self._hand_over()
+
+    def _hand_over(self, *, is_all: bool = False) -> None:
+        """Give the transport what was kept, as long as the peer takes it, or all the same."""
+        assert self._transport is not None
+        while self._kept and (is_all or not self._is_slow):
+            buffer = self._kept.popleft()
+            if self._part_size is not None and len(buffer) > self._part_size:
+                self._kept.appendleft(memoryview(buffer)[self._part_size :])
+                buffer = memoryview(buffer)[: self._part_size]
+            self._kept_size -= len(buffer)
+            self._transport.write(buffer)  # May find that the peer is slow.
         if not self._is_slow:
             self._answers_went()
-        elif not self._is_writing_paused and self._transport.get_write_buffer_size() > UNSENT_SIZE_MAX:
+        elif not self._is_writing_paused and self._unsent() > UNSENT_SIZE_MAX:
             self._is_writing_paused = True
             self.update_reading()
+
+    def _unsent(self) -> int:
+        """Bytes for the socket in our memory."""
+        return self._kept_size + (0 if self._transport is None else self._transport.get_write_buffer_size())
+
+    def _drop_output(self) -> None:
+        """Nobody will get it any more."""
+        self._output.clear()
+        self._kept.clear()
+        size, self._answer_size, self._kept_size = self._answer_size, 0, 0
+        if size:
+            self.share.release(size)
 
     def _watch_stall(self) -> None:
         """Give the peer up when it takes nothing for too long."""
         if self._transport is None:
             return
-        now, unsent_size = self._loop.time(), self._transport.get_write_buffer_size()
+        now, unsent_size = self._loop.time(), self._unsent() + unacknowledged(self._transport)
         if unsent_size < self._unsent_size:
             self._taken_at = now
         self._unsent_size = unsent_size
@@ -243,8 +277,6 @@ class Connection(asyncio.Protocol):
         if self.is_closed:
             return
         self.is_closed = True
-        self._output.clear()
-        self._answers_went()
         for task in list(self._tasks):
             task.cancel()
 

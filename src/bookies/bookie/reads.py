@@ -109,7 +109,10 @@ class Reads:
     def _maybe_read_now(self, connection: Connection, request: ReadRequest) -> bool:
         """Answer at once what the write cache holds (recovery, tailing readers), or the system has in memory."""
         share = connection.share
-        body = self._store.read_cached(request.ledger_id, request.entry_id)
+        try:
+            body = self._store.read_cached(request.ledger_id, request.entry_id)
+        except BookKeeperError:
+            return False  # Reading it in the ordinary way tells why not.
         if body is not None:
             if not share.maybe_take(len(body)):
                 return False
@@ -117,8 +120,11 @@ class Reads:
             guess = share.size_guess
             if request.entry_id < 0 or not share.maybe_take(guess):
                 return False
-            body = self._store.read_resident(request.ledger_id, request.entry_id)
-            share.settle(guess, 0 if body is None else len(body))
+            body = None
+            try:
+                body = self._store.read_resident(request.ledger_id, request.entry_id)
+            finally:
+                share.settle(guess, 0 if body is None else len(body))
             if body is None:
                 return False
         response = ReadResponse(request.version, 0, Status.OK, request.ledger_id, request.entry_id, body)
@@ -244,8 +250,11 @@ class Reads:
         count_max, size_max, guess = self._bounds(connection, request)
         if not share.maybe_take(guess):
             return False
-        records = self._store.read_batch_resident(request.ledger_id, request.entry_id, count_max, size_max)
-        share.settle(guess, 0 if records is None else len(records))
+        records = None
+        try:
+            records = self._store.read_batch_resident(request.ledger_id, request.entry_id, count_max, size_max)
+        finally:
+            share.settle(guess, 0 if records is None else len(records))
         if records is None:
             return False
         self._respond_entries(connection, request, records)

@@ -85,6 +85,7 @@ class SecureConnection(Connection):
             return
         self.respond(StartTlsResponse(request.version, request.txn_id, Status.OK))
         self._flush()
+        self._hand_over(is_all=True)  # What is kept from here on is encrypted.
         self._expect_handshake()
         self._hear_early(self._decoder.take_rest())
 
@@ -221,6 +222,8 @@ class SecureConnection(Connection):
         self._transport = transport
         self._decoder = RequestDecoder(self._frame_size_max)
         transport.set_write_buffer_limits(high=UNSENT_SIZE_MIN)
+        # It passes on whatever it gets, and tells only of what the other transport refuses then.
+        self._part_size = UNSENT_SIZE_MIN
         self._is_held = self._is_reading_paused = False
         if self._is_slow:
             self.resume_writing()

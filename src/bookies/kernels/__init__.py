@@ -45,6 +45,8 @@ pack_add_responses = _implementation.pack_add_responses
 scan_add_responses = _implementation.scan_add_responses
 verify_records = _implementation.verify_records
 pack_locations = _implementation.pack_locations
+cut_runs = _implementation.cut_runs
+greatest_lac = _implementation.greatest_lac
 gather_payloads = _implementation.gather_payloads
 digest = _implementation.digest
 
@@ -54,10 +56,12 @@ __all__ = [
     "Records",
     "Steps",
     "crc32c",
+    "cut_runs",
     "digest",
     "entries",
     "gather_adds",
     "gather_payloads",
+    "greatest_lac",
     "pack_add_frames",
     "pack_add_responses",
     "pack_locations",

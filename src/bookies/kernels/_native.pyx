@@ -551,3 +551,42 @@ def pack_locations(int64_t log_id, int64_t position, starts):
     for index in range(count):
         bookies_put64(target + 8 * index, base + offsets.data.as_longlongs[index])
     return slots
+
+
+def cut_runs(const uint8_t[::1] buffer, starts):
+    """See `_python.cut_runs`."""
+    cdef c_array.array checked = _offsets(starts, buffer.shape[0])
+    cdef int64_t *start = <int64_t *>checked.data.as_longlongs
+    cdef Py_ssize_t index
+    cdef int64_t ledger_id, entry_id, ledger_of_run = -1, first = 0, count = 0
+    cdef list runs = []
+    for index in range(len(checked) - 1):
+        if start[index + 1] - start[index] < 20:
+            return None
+        ledger_id = bookies_get64(&buffer[start[index] + 4])
+        entry_id = bookies_get64(&buffer[start[index] + 12])
+        if ledger_id < 0 or entry_id < 0:
+            return None
+        if ledger_id == ledger_of_run and entry_id - first == count:
+            count += 1
+            continue
+        if count:
+            runs.append((ledger_of_run, first, count))
+        ledger_of_run, first, count = ledger_id, entry_id, 1
+    if count:
+        runs.append((ledger_of_run, first, count))
+    return runs
+
+
+def greatest_lac(const uint8_t[::1] buffer, starts):
+    """See `_python.greatest_lac`."""
+    cdef c_array.array checked = _offsets(starts, buffer.shape[0])
+    cdef int64_t *start = <int64_t *>checked.data.as_longlongs
+    cdef Py_ssize_t index
+    cdef int64_t lac, greatest = -1
+    for index in range(len(checked) - 1):
+        if start[index + 1] - start[index] >= 28:
+            lac = bookies_get64(&buffer[start[index] + 20])
+            if greatest < lac < bookies_get64(&buffer[start[index] + 12]):
+                greatest = lac
+    return greatest

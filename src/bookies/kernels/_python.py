@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import itertools
+import operator
 import struct
 import sys
 import zlib
@@ -442,6 +443,35 @@ class Steps(Generic[T]):
     async def _more(self) -> T:
         """Get more, keep the others in `_items`, return the first. Raises StopAsyncIteration at the end."""
         raise NotImplementedError
+
+
+def cut_runs(buffer: bytes, starts: Sequence[int]) -> list[tuple[int, int, int]] | None:
+    """Consecutive entries of one ledger each: (ledger id, first entry id, count), in the order of the records.
+
+    None if a record is too short for its ids or one of them is negative. `starts` as in `Records`.
+    """
+    if len(starts) > 1 and min(map(operator.sub, starts[1:], starts)) < 20:
+        return None
+    unpack = _two_i64_at
+    pairs = [unpack(buffer, start + 4) for start in starts[:-1]]
+    if pairs and min(min(pairs)[0], min(map(operator.itemgetter(1), pairs))) < 0:
+        return None
+    runs: list[tuple[int, int, int]] = []
+    at = 0
+    for index in range(1, len(pairs) + 1):
+        ledger_id, entry_id = pairs[index - 1]
+        if index == len(pairs) or pairs[index] != (ledger_id, entry_id + 1):
+            runs.append((ledger_id, pairs[at][1], index - at))
+            at = index
+    return runs
+
+
+def greatest_lac(buffer: bytes, starts: Sequence[int]) -> int:
+    """The greatest LAC in the headers of entries; -1 if none has one. An impossible one does not count."""
+    unpack = _two_i64_at
+    pairs = [unpack(buffer, at + 12) for at, end in itertools.pairwise(starts) if end - at >= 28]
+    lacs: list[int] = [lac for entry_id, lac in pairs if lac < entry_id]
+    return max([-1, *lacs])
 
 
 def pack_locations(log_id: int, position: int, starts: Sequence[int]) -> bytes:

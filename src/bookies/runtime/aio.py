@@ -6,6 +6,7 @@ uvloop is used when it is installed, because it halves the cost of a socket read
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import socket
@@ -85,7 +86,7 @@ class AsyncioNetwork:
             # Accepted sockets inherit all that follows.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            with contextlib.suppress(AttributeError, OSError):  # Not every system knows it.
                 listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOT_SENT_MAX)
             listening.setblocking(False)
             listening.bind(address)

@@ -277,9 +277,10 @@ class EntryLogWriter:
                 sync_all(sealed.file)
             except SyncFailed as error:
                 self._lose(sealed, error)
+            else:
+                if sum(sealed.cached) > self._cached_size:
+                    sealed.file.drop_cache(*sealed.cached)
             self._unsynced.pop(0)
-            if sum(sealed.cached) > self._cached_size:
-                sealed.file.drop_cache(*sealed.cached)
             sealed.file.close()
         if self._lost:
             raise LogLost(f"entry log {self._lost[0][0]:x} is lost: what was new in it is written again elsewhere")

@@ -29,6 +29,7 @@ from bookies.storage.record_scan import (
     Pread,
     ScanEnd,
     Window,
+    run_ids,
 )
 
 MAGIC = b"BKLO"
@@ -212,6 +213,8 @@ def _split(window: Window, starts: Sequence[int]) -> tuple[list[Batch], int, str
     batches: list[Batch] = []
     ids: list[tuple[int, int]] = []
     first = index = 0
+    if len(starts) > 1 and (entries := run_ids(data, starts)) is not None:
+        return [Batch(window.base, Records(data, starts), entries)], starts[-1], ""
     for index in range(len(starts) - 1):
         at = starts[index]
         pair = unpack(data, at + 4) if starts[index + 1] - at >= 4 + RECORD_SIZE_MIN else (-1, -3)

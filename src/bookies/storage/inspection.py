@@ -32,6 +32,7 @@ from bookies.storage import (
     status_format,
 )
 from bookies.storage.directories import HELD
+from bookies.storage.page_cache import PassingHoles
 from bookies.storage.record_scan import RECORD_SIZE_MAX, RECORD_SIZE_MIN, Batch, EndKind, ScanEnd
 
 Row = dict[str, Any]
@@ -117,6 +118,7 @@ def journal_rows(
             is_newest=is_newest,
             journal_id=journal_id,
             record_size_max=record_size_max,
+            search=PassingHoles(file),
         ):
             if isinstance(item, Batch):
                 yield from _record_rows(item, _journal_record)

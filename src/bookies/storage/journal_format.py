@@ -10,7 +10,6 @@ Source: storage 2.1 to 2.5, 2.10.
 
 from __future__ import annotations
 
-import operator
 import re
 import struct
 from collections.abc import Iterator, Sequence
@@ -32,6 +31,7 @@ from bookies.storage.record_scan import (
     ScanEnd,
     Trust,
     Window,
+    run_ids,
 )
 
 MAGIC = b"BKLG"
@@ -247,12 +247,24 @@ class _Group:
             return Trust.UNPROVEN, None  # the scan began within the group
         elif trailer.start > self.start:
             problem = "a record reaches into the next group"
-        elif trailer.matches(window.read):
+        elif trailer.matches(self._contents(window, place)):
             self._has_trailers = True
             return Trust.VERIFIED, None
         else:
             problem = "the records of a group do not match its checksum"
         return self._damaged(problem, may_be_torn=self._is_newest)
+
+    def _contents(self, window: Window, end: int) -> Iterator[Buffer]:
+        """The group's bytes up to file offset `end`: mostly they are in memory, as records."""
+        at = self.start
+        for batch in self.batches:
+            records = batch.records
+            first = batch.offset + records.starts[0]
+            if first > at:
+                yield window.read(first - at, at)
+            yield memoryview(records.data)[records.starts[0] : records.starts[-1]]
+            at = batch.end
+        yield window.read(end - at, at)
 
     def _damaged(self, problem: str, *, may_be_torn: bool) -> tuple[Trust, ScanEnd | None]:
         """The group is not what was written. No end: it is the last one, and a crash may have torn it."""
@@ -278,11 +290,8 @@ def _check(window: Window, starts: Sequence[int], version: int) -> tuple[Batch |
     data, problem = window.data, None
     unpack = IDS.unpack_from
     ids: list[tuple[int, int]] = []
-    if len(starts) > 1 and min(map(operator.sub, starts[1:], starts)) >= 4 + RECORD_SIZE_MIN:
-        ids = [unpack(data, at + 4) for at in starts[:-1]]
-        if min(min(ids)[0], min(map(operator.itemgetter(1), ids))) >= 0:  # entries, and nothing else
-            return Batch(window.base, Records(data, starts), ids), None
-        ids = []
+    if len(starts) > 1 and (entries := run_ids(data, starts)) is not None:
+        return Batch(window.base, Records(data, starts), entries), None
     for index in range(len(starts) - 1):
         at = starts[index]
         length = starts[index + 1] - at - 4

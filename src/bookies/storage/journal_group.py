@@ -10,7 +10,7 @@ Source: storage 2.4, 2.10, F-4.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bookies.kernels import crc32c
@@ -40,9 +40,12 @@ class Trailer:
         data = _FIELDS.pack(MAGIC, self.size, self.journal_id, self.start, self.checksum)
         return data + _DIGEST.pack(crc32c(data))
 
-    def matches(self, pread: Pread) -> bool:
-        """Whether the group is what was written."""
-        return self.checksum == int(crc32c(pread(self.size, self.start)))
+    def matches(self, buffers: Iterable[Buffer]) -> bool:
+        """Whether the group, in buffers that follow each other, is what was written."""
+        checksum = 0
+        for buffer in buffers:
+            checksum = crc32c(buffer, checksum)
+        return self.checksum == checksum
 
 
 def seal(journal_id: int, start: int, buffers: Sequence[Buffer], padding: bytes) -> bytes:
@@ -69,6 +72,11 @@ def parse_trailer(data: bytes, at: int, offset: int, journal_id: int | None) -> 
     if journal_id not in (None, found) or start < 0 or start + size != offset:
         return None  # a block of another file, or of another place
     return Trailer(found, start, size, checksum)
+
+
+def zeros(size: int) -> bytes:
+    """So many, at no cost for `CHUNK_SIZE`."""
+    return _ZEROS if size == CHUNK_SIZE else bytes(size)
 
 
 def is_zero(data: bytes) -> bool:

@@ -12,7 +12,7 @@ from bookies import kernels
 from bookies.errors import LedgerUnknownToBookie, ReadFailed
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index_format import SLOT_SIZE
-from bookies.storage.record_scan import Batch
+from bookies.storage.record_scan import Batch, RunIds
 
 
 class Piece(NamedTuple):
@@ -31,6 +31,11 @@ class Piece(NamedTuple):
 def pieces_of(batch: Batch) -> Iterator[Piece]:
     """The batch as runs of consecutive entries."""
     ids, start = batch.ids, 0
+    if isinstance(ids, RunIds):
+        for ledger_id, first, count in ids.runs:
+            yield Piece(ledger_id, first, start, start + count)
+            start += count
+        return
     for index in range(1, len(ids) + 1):
         ledger_id, entry_id = ids[index - 1]
         if index == len(ids) or ids[index] != (ledger_id, entry_id + 1):

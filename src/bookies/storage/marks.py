@@ -13,6 +13,7 @@ from bookies.runtime.ports import Disk
 from bookies.storage import journal_format
 from bookies.storage.journal import journal_ids
 from bookies.storage.mark_format import LogMark
+from bookies.storage.page_cache import PassingHoles
 from bookies.storage.record_scan import EndKind, ScanEnd
 
 
@@ -69,6 +70,7 @@ def _is_between_records(disk: Disk, directory: str, mark: LogMark, record_size_m
             is_newest=True,
             journal_id=mark.journal_id,
             record_size_max=record_size_max,
+            search=PassingHoles(file),
         )
         found = next(batches)
         return not isinstance(found, ScanEnd) or found.kind is EndKind.CLEAN

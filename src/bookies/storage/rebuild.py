@@ -27,6 +27,7 @@ from bookies.storage.entry_log_format import LOG_ID_MAX
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index_files import IndexFiles
 from bookies.storage.index_format import iterate_slots, slots_per_page
+from bookies.storage.log_pieces import pieces_of
 from bookies.storage.log_usage import find_logs
 from bookies.storage.record_scan import Batch, EndKind
 
@@ -46,7 +47,7 @@ def ledgers_in_logs(disk: Disk, directories: Sequence[str]) -> list[int]:
                 continue
             for item in layout.scan(file.pread, file.size()):
                 if isinstance(item, Batch):
-                    found.update(ledger_id for ledger_id, _ in item.ids)
+                    found.update(piece.ledger_id for piece in pieces_of(item))
         finally:
             file.close()
     return sorted(found)

@@ -9,10 +9,13 @@ Source: storage 2.3, 2.10, 3.5, F-14.
 from __future__ import annotations
 
 import enum
+import itertools
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import overload
 
+from bookies import kernels
 from bookies.errors import CorruptRecord
 from bookies.kernels import Records
 from bookies.model import FRAME_SIZE_MAX
@@ -33,6 +36,42 @@ class Trust(enum.Enum):
     DAMAGED = "damaged"  # of a part of the file that was changed: only what proves itself is to be believed
 
 
+class RunIds(Sequence[tuple[int, int]]):
+    """(ledger id, entry id) of records that are entries and nothing else, as runs of consecutive ones.
+
+    `runs`: (ledger id, first entry id, count) of each. What is taken run by run costs nothing for each entry.
+    """
+
+    def __init__(self, runs: Sequence[tuple[int, int, int]], count: int) -> None:
+        self.runs = runs
+        self._count = count
+        self._pairs: list[tuple[int, int]] | None = None  # made when they are asked for one by one
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        for ledger_id, first, count in self.runs:
+            yield from zip(itertools.repeat(ledger_id), range(first, first + count), strict=False)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[int, int]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[int, int]]: ...
+
+    def __getitem__(self, index: int | slice) -> tuple[int, int] | list[tuple[int, int]]:
+        if self._pairs is None:
+            self._pairs = list(self)
+        return self._pairs[index]
+
+
+def run_ids(data: bytes, starts: Sequence[int]) -> RunIds | None:
+    """Of the records in `data`; None if they are not entries only. `starts` as in `Records`."""
+    runs = kernels.cut_runs(data, starts)
+    return None if runs is None else RunIds(runs, len(starts) - 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Credible records that lie back to back in a file, and how far they can be trusted.
@@ -43,7 +82,7 @@ class Batch:
 
     offset: int
     records: Records
-    ids: list[tuple[int, int]]
+    ids: Sequence[tuple[int, int]]
     trust: Trust = Trust.UNPROVEN
 
     @property

@@ -23,9 +23,7 @@ Source: storage 2.10.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import posixpath
-import struct
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -43,19 +41,16 @@ from bookies.storage.index import LedgerIndex
 from bookies.storage.index_format import EXPLICIT_LAC_SIZE_MIN, STATE_FENCED, IndexHeader
 from bookies.storage.index_ledger import Ledger, is_vacant
 from bookies.storage.journal import journal_ids
+from bookies.storage.log_pieces import pieces_of
 from bookies.storage.mark_format import LogMark
-from bookies.storage.page_cache import ForgottenPart
+from bookies.storage.page_cache import READ_STEP, ForgottenPart, PassingHoles
 from bookies.storage.readers import Readers
-from bookies.storage.record_scan import Batch, EndKind, Pread, ScanEnd, Trust
+from bookies.storage.record_scan import Batch, EndKind, Pread, RunIds, ScanEnd, Trust
 from bookies.storage.write_cache import WriteCache
 
 SECTOR = 512  # bytes that a device writes whole or not at all
-HOLE_SIZE_MIN = 64 * 1024  # bytes of a read that is worth asking whether there is anything
 JUMP_MAX = 1 << 20  # entries that a client can be ahead of what this bookie has of a ledger
-
-DROP_STEP = 8 << 20  # bytes of a journal after which the page cache is told that nobody needs them
-
-_ENTRY_AND_LAC = struct.Struct(">qq")
+RUN_LENGTH_MIN = 4  # entries, on average, of the runs in a batch that is applied run by run
 
 
 @dataclass
@@ -88,12 +83,13 @@ class JournalReader:
         self._mark = mark
         self._record_size_max = record_size_max
         self._file: File | None = None
+        self._search: Pread
         self._size = 0
         self._journal_id = 0
         self._version = journal_format.VERSION  # also of a file whose header is lost
         self.is_newest = False
         self._batches: Iterator[Batch | ScanEnd] = iter(())
-        self._forgotten = ForgottenPart(DROP_STEP)
+        self._forgotten = ForgottenPart(READ_STEP)
         self.ids: list[int] = []
 
     def find(self) -> list[int]:
@@ -133,8 +129,9 @@ class JournalReader:
         self.close()
         path = posixpath.join(self._directory, journal_format.file_name(journal_id))
         self._file = file = self._disk.open(path, "r")
+        self._search = PassingHoles(file)
         self._size = file.size()
-        self._forgotten = ForgottenPart(DROP_STEP)
+        self._forgotten = ForgottenPart(READ_STEP)
         self._journal_id = journal_id
         self.is_newest = journal_id == self.ids[-1]
         try:
@@ -159,7 +156,7 @@ class JournalReader:
             is_newest=self.is_newest,
             journal_id=self._journal_id,
             record_size_max=self._record_size_max,
-            search=_passing_holes(self._file),
+            search=self._search,
         )
 
     def resume(self, end: ScanEnd) -> int | None:
@@ -168,7 +165,7 @@ class JournalReader:
         start = end.next_record
         if start is None:
             start = journal_format.find_record(
-                _passing_holes(self._file),
+                self._search,
                 self._size,
                 end.offset,
                 self._record_size_max,
@@ -194,17 +191,6 @@ class JournalReader:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-def _passing_holes(file: File) -> Pread:
-    """As `file.pread`, which does not read what was reserved and never written."""
-
-    def pread(size: int, offset: int) -> bytes:
-        if size >= HOLE_SIZE_MIN and file.next_data(offset) >= offset + size:
-            return bytes(size)
-        return file.pread(size, offset)
-
-    return pread
 
 
 async def replay(
@@ -328,15 +314,14 @@ def _gather(records: Records, indexes: list[int]) -> Records:
     return Records(b"".join(parts), offsets)
 
 
-def _run_of(ids: Sequence[tuple[int, int]]) -> tuple[int, range] | None:
-    """The ledger and its consecutive entries, if that is what all the records are."""
-    if not ids:
-        return None
-    (ledger_id, first), (_, last) = ids[0], ids[-1]
-    run = range(first, last + 1)
-    if first < 0 or len(run) != len(ids) or list(zip(itertools.repeat(ledger_id), run, strict=False)) != ids:
-        return None
-    return ledger_id, run
+def _part(records: Records, first: int, last: int) -> Records:
+    """Records first..last-1, with nothing else in their data, which would stay in memory with them."""
+    if last - first == len(records):
+        return records
+    start = records.starts[first]
+    return Records(
+        records.data[start : records.starts[last]], [each - start for each in records.starts[first : last + 1]]
+    )
 
 
 class Restorer:
@@ -361,12 +346,9 @@ class Restorer:
         """Apply a batch; records from file offset `doubtful_from` on may be torn where they cross a sector boundary."""
         if batch.trust is Trust.DAMAGED:
             batch = _proven(batch)
-        if doubtful_from is None and (run := _run_of(batch.ids)) is not None:  # nearly always
-            ledger_id, run_ids = run
-            if self._is_deleted(ledger_id):
-                self.report.deleted_count += len(run_ids)
-            else:
-                await self.entries(ledger_id, run_ids, batch.records, is_doubtful=False)
+        ids = batch.ids
+        if doubtful_from is None and isinstance(ids, RunIds) and len(ids.runs) * RUN_LENGTH_MIN <= len(ids):
+            await self._apply_runs(batch)
             return
         records, starts = batch.records, batch.records.starts
         entries: dict[tuple[int, bool], list[int]] = {}  # ledger, is doubtful -> indexes of its records
@@ -394,6 +376,15 @@ class Restorer:
         for (ledger_id, is_doubtful), indexes in entries.items():
             entry_ids = [batch.ids[index][1] for index in indexes]
             await self.entries(ledger_id, entry_ids, _gather(records, indexes), is_doubtful=is_doubtful)
+
+    async def _apply_runs(self, batch: Batch) -> None:
+        """What there is nearly always: entries, many of one ledger behind each other."""
+        for piece in pieces_of(batch):
+            if self._is_deleted(piece.ledger_id):
+                self.report.deleted_count += len(piece.entry_ids)
+            else:
+                records = _part(batch.records, piece.start, piece.stop)
+                await self.entries(piece.ledger_id, piece.entry_ids, records, is_doubtful=False)
 
     async def _is_plausible(self, batch: Batch, index: int) -> bool:
         """Whether a record whose ids may be half garbage is one that a client sent."""
@@ -460,7 +451,8 @@ class Restorer:
         self._cache.current.add(ledger.ledger_id, entry_ids, records)
         highest = entry_ids[-1] if isinstance(entry_ids, range) else max(entry_ids)
         ledger.last_entry_id = max(ledger.last_entry_id, highest)
-        ledger.last_add_confirmed = max(ledger.last_add_confirmed, greatest_lac(records))
+        lac = kernels.greatest_lac(records.data, records.starts)
+        ledger.last_add_confirmed = max(ledger.last_add_confirmed, lac)
         self._checkpointer.inserted()
         self.report.entry_count += len(entry_ids)
         self.report.size += records.size
@@ -484,13 +476,6 @@ class Restorer:
             return await self._index.load(ledger_id)
         self.report.keyless.append(ledger_id)
         return self._index.create(ledger_id, IndexHeader(b"", STATE_FENCED))
-
-
-def greatest_lac(records: Records) -> int:
-    """The greatest LAC in the entries' headers; -1 if none has one. An impossible one does not count."""
-    data, unpack = records.data, _ENTRY_AND_LAC.unpack_from
-    pairs = [unpack(data, at + 12) for at, end in itertools.pairwise(records.starts) if end - at >= 28]
-    return max([lac for entry_id, lac in pairs if lac < entry_id], default=-1)
 
 
 def looks_intact(body: bytes) -> bool:

@@ -20,6 +20,7 @@ from bookies.storage.index_ledger import Ledger
 from bookies.storage.journal import journal_ids
 from bookies.storage.mark_format import LogMark
 from bookies.storage.opening import Opened
+from bookies.storage.page_cache import READ_STEP, ForgottenPart, PassingHoles
 from bookies.storage.record_scan import Batch, EndKind
 from bookies.storage.scrub_format import Counts
 
@@ -187,6 +188,7 @@ def _read(
 ) -> Generator[int, None, str]:
     """Bytes of batch after batch up to `stop`, None for all; returns what is wrong, empty if nothing is."""
     file = disk.open(path, "r")
+    forgotten = ForgottenPart(READ_STEP)
     try:
         size = file.size() if stop is None else stop
         if size > file.size():
@@ -204,8 +206,10 @@ def _read(
             is_newest=False,
             journal_id=journal_id,
             record_size_max=record_size_max,
+            search=PassingHoles(file),
         ):
             if isinstance(item, Batch):
+                forgotten.grow(file, item.offset)
                 yield item.records.size
             else:
                 end = item

@@ -9,13 +9,13 @@ Source: storage 5.7, 8.3.
 
 from __future__ import annotations
 
+from bookies import kernels
 from bookies.errors import DataUnknown, EntryNotFound, ReadFailed
 from bookies.kernels import Records
 from bookies.model import LAST_ENTRY
 from bookies.storage.index_format import SLOT_SIZE
 from bookies.storage.index_ledger import Ledger
 from bookies.storage.opening import Opened
-from bookies.storage.replay import greatest_lac
 from bookies.storage.slots import LeadingSlots, merged
 from bookies.storage.store_access import StoreAccess
 
@@ -119,7 +119,7 @@ class StoreReads(StoreAccess):
         _, ledger = await self._ledger(ledger_id)
         if not ledger.is_lac_known and not ledger.header.is_uncertain:
             last = Records.of([await self.read(ledger_id, LAST_ENTRY)])
-            ledger.last_add_confirmed = max(ledger.last_add_confirmed, greatest_lac(last))
+            ledger.last_add_confirmed = max(ledger.last_add_confirmed, kernels.greatest_lac(last.data, last.starts))
             ledger.is_lac_known = True
         return ledger.last_add_confirmed
 

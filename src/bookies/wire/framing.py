@@ -3,7 +3,7 @@
     frame := uint32 N, big-endian | N bytes
 
 One scan per piece finds all frames. A declared length is checked when its four bytes are there, and alone it allocates
-nothing: memory grows with what arrived. Room for the whole of a frame of up to `DIRECT_SIZE_MAX` is set aside when
+nothing. Room for the whole of a frame of up to `DIRECT_SIZE_MAX` is set aside when
 `DIRECT_HELD` of it are there, so that the rest is received in its place. Source: wire-protocol 1.2.
 """
 
@@ -18,6 +18,7 @@ from bookies.wire.messages import Buffer
 PREFIX_SIZE = 4
 DIRECT_HELD = 16 << 10  # bytes of a frame that have to be there before room is made for the rest
 DIRECT_SIZE_MAX = 8 << 20  # bytes of a frame
+ROOM_SHARE = 8  # of the room for a frame, what counts as held before it is filled
 
 
 class FrameReader:
@@ -100,8 +101,9 @@ class FrameReader:
 
     @property
     def held_size(self) -> int:
-        """Bytes of the incomplete frame that are here."""
-        return self._held if self._direct is None else self._direct.filled
+        """Bytes of the incomplete frame that are here; at least an eighth of the room that was made for it."""
+        direct = self._direct
+        return self._held if direct is None else max(direct.filled, (direct.filled + direct.missing) // ROOM_SHARE)
 
     def forget_rest(self) -> None:
         """Drop the bytes behind the complete frames: they are in the buffer, and not framed (START_TLS)."""

@@ -19,6 +19,7 @@ from bookies.bookie import connection, reads
 from bookies.bookie.server import BookieServer
 from bookies.errors import Status
 from bookies.wire.client import encode_request
+from bookies.wire.framing import DIRECT_HELD, ROOM_SHARE
 from bookies.wire.messages import (
     AddResponses,
     AuthRequest,
@@ -221,6 +222,15 @@ def test_clients_that_never_end_what_they_begin_are_given_up(world: World) -> No
             await asyncio.sleep(0.1)
             assert partial_frames.size <= partial_frames.size_max == 4 * (5 << 20)
         assert len(server._intake.connections()) == 1 + 4
+        # Room is made for a frame when little of it is there, and that is memory, too.
+        beginning = _LENGTH.pack((4 << 20) + 1000) + bytes(head[4:]) + bytes(DIRECT_HELD)
+        for _ in range(100):
+            client = await world.connect(server)
+            client.transport.write(beginning)
+            waiting.append(client)
+            await asyncio.sleep(0.1)
+            assert partial_frames.size <= partial_frames.size_max
+        assert len(server._intake.connections()) <= 1 + ROOM_SHARE * 6
         large = adds(HONEST_LEDGER, [1000], size=1 << 20)
         for _ in range(5):
             (added,) = await honest.add(large)

@@ -40,7 +40,22 @@ class Numbered(NamedTuple):
     ledger_id: int
 
 
+ODD_IDS = st.one_of(st.integers(0, 3), st.sampled_from([-1, -4096, (1 << 63) - 1, 1 << 40]))
+
 # Naive twins: one item at a time, as the specification reads.
+
+
+def naive_cut_runs(heads: list[bytes]) -> list[tuple[int, int, int]] | None:
+    runs: list[tuple[int, int, int]] = []
+    for head in heads:
+        if len(head) < 16 or min(struct.unpack(">qq", head)) < 0:
+            return None
+        ledger_id, entry_id = struct.unpack(">qq", head)
+        if runs and runs[-1][0] == ledger_id and runs[-1][1] + runs[-1][2] == entry_id:
+            runs[-1] = (*runs[-1][:2], runs[-1][2] + 1)
+        else:
+            runs.append((ledger_id, entry_id, 1))
+    return runs
 
 
 def naive_crc32c(data: bytes, value: int = 0) -> int:
@@ -462,6 +477,46 @@ class TestPythonKernels:
         records = Records.of(payloads)
         expected = [struct.pack(">q", log_id << 32 | position + start + 4) for start in records.starts[:-1]]
         assert self.module.pack_locations(log_id, position, records.starts) == b"".join(expected)
+
+    @examples(st.lists(st.tuples(ODD_IDS, ODD_IDS, st.integers(0, 30)), max_size=12), st.integers(0, 5))
+    def test_cut_runs(self, records: list[tuple[int, int, int]], skip: int) -> None:
+        bodies = [struct.pack(">qq", *ids)[: 16 - (size == 30)] + bytes(size % 30) for *ids, size in records]
+        data = bytes(skip) + Records.of(bodies).data
+        starts = [skip + start for start in Records.of(bodies).starts]
+        runs = naive_cut_runs([body[:16] for body in bodies])
+        assert self.module.cut_runs(data, starts) == runs
+        assert self.module.cut_runs(data, array("q", starts)) == runs
+
+    @pytest.mark.parametrize(
+        ("ids", "runs"),
+        [
+            ([], []),
+            ([(7, 3)], [(7, 3, 1)]),
+            ([(7, 3), (7, 4), (7, 5)], [(7, 3, 3)]),
+            ([(7, 3), (7, 5), (7, 5)], [(7, 3, 1), (7, 5, 1), (7, 5, 1)]),
+            ([(7, 3), (7, 5), (7, 4), (7, 6)], [(7, 3, 1), (7, 5, 1), (7, 4, 1), (7, 6, 1)]),
+            ([(7, 3), (8, 4), (8, 5), (7, 4)], [(7, 3, 1), (8, 4, 2), (7, 4, 1)]),
+            ([(7, 3), (7, -4096)], None),
+            ([(-1, 3)], None),
+            ([(7, -1), (7, 0)], None),
+            ([(7, 0), (7, (1 << 63) - 1)], [(7, 0, 1), (7, (1 << 63) - 1, 1)]),
+        ],
+    )
+    def test_runs(self, ids: list[tuple[int, int]], runs: list[tuple[int, int, int]] | None) -> None:
+        records = Records.of([struct.pack(">qq", *pair) + bytes(16) for pair in ids])
+        assert self.module.cut_runs(records.data, records.starts) == runs
+        if ids:
+            assert self.module.cut_runs(records.data, range(0, len(records.data) + 1, 36)) == runs
+
+    @examples(st.lists(st.tuples(ODD_IDS, ODD_IDS, st.integers(-9, 9)), max_size=8))
+    def test_greatest_lac(self, records: list[tuple[int, int, int]]) -> None:
+        bodies = [(struct.pack(">qqq", 7, entry, lac) + bytes(9))[: 24 + size] for entry, lac, size in records]
+        expected = -1
+        for entry, lac, size in records:
+            if size >= 0 and lac < entry:
+                expected = max(expected, lac)
+        found = Records.of(bodies)
+        assert self.module.greatest_lac(found.data, found.starts) == expected
 
 
 @pytest.mark.skipif(not HAS_NATIVE, reason="the compiled kernels are not built")

@@ -13,7 +13,7 @@ from bookies.kernels import Records
 from bookies.sim.disk import NOTHING_SURVIVES, SECTOR, SimDisk, SimFile
 from bookies.storage import entry_log_format as layout
 from bookies.storage.durable import SyncFailed
-from bookies.storage.entry_log import DROP_STEP, SYNC_STEP, EntryLogReader, EntryLogWriter, NoWritableDirectory
+from bookies.storage.entry_log import DROP_STEP, SYNC_STEP, EntryLogReader, EntryLogWriter, LogLost, NoWritableDirectory
 from bookies.storage.write_cache import Run
 
 DIRECTORIES = ["/l0", "/l1"]
@@ -264,3 +264,18 @@ def test_the_page_cache_keeps_the_newest_bytes(
     assert (path, offset) == ("/l0/0.log", ends[-1])
     assert offset + size <= len(disk.files()[path])
     assert offset + size > 28 << 20
+
+
+def test_a_log_that_could_not_be_synced_stays_in_the_page_cache(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until what was new in it is written elsewhere, readers have it from there."""
+    dropped: list[str] = []
+    monkeypatch.setattr(SimFile, "drop_cache", lambda file, offset, size: dropped.append(file.path))
+    log = EntryLogWriter(disk, DIRECTORIES, BookieConfig(entry_log_size_max=1 << 20, entry_log_cached_size=0))
+    for number in range(3):
+        log.write([run(1, [number], size=600_000)])
+    log._health.failed["/l0"] = "it broke"
+    disk.fail("fsync", "/l0/0.log", fault)
+    with pytest.raises(LogLost):
+        log.sync()
+    assert "/l1/1.log" in dropped
+    assert "/l0/0.log" not in dropped

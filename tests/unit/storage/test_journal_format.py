@@ -10,7 +10,7 @@ import pytest
 from bookies.errors import CorruptRecord
 from bookies.kernels import Records
 from bookies.storage import journal_format as layout
-from bookies.storage.record_scan import Batch, EndKind, ScanEnd
+from bookies.storage.record_scan import Batch, EndKind, ScanEnd, run_ids
 
 LEDGER = 7
 KEY = bytes.fromhex("850bf1071c5e3d8c24235676f8816ae0cbe2f14f")
@@ -282,3 +282,15 @@ def test_a_file_that_shrinks_while_it_is_read() -> None:
     *_, end = layout.scan(pread(shorter), len(data), 512, 6, is_newest=True)
     assert isinstance(end, ScanEnd)
     assert end.kind is EndKind.TORN
+
+
+def test_ids_that_are_kept_as_runs() -> None:
+    ids = [(7, 3), (7, 4), (8, 0), (7, 5)]
+    records = Records.of([struct.pack(">qq", *pair) for pair in ids])
+    found = run_ids(records.data, records.starts)
+    assert found is not None
+    assert found.runs == [(7, 3, 2), (8, 0, 1), (7, 5, 1)]
+    assert list(found) == ids
+    assert (len(found), found[0], found[-1], found[1:3]) == (4, ids[0], ids[-1], ids[1:3])
+    note = Records.of([struct.pack(">qq", 7, layout.FENCE)])
+    assert run_ids(note.data, note.starts) is None

@@ -1,6 +1,8 @@
-"""Reading a journal for replay: what the page cache is told, and batches that are one run of entries."""
+"""Reading a journal for replay: what the page cache is told, and what is not read at all."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
@@ -10,8 +12,9 @@ from bookies.sim.disk import SimDisk, SimFile
 from bookies.storage import replay
 from bookies.storage.journal import JournalWriter
 from bookies.storage.mark_format import LogMark
+from bookies.storage.page_cache import PassingHoles
 from bookies.storage.record_scan import Batch
-from bookies.storage.replay import JournalReader, _run_of
+from bookies.storage.replay import JournalReader
 
 
 def entry(ledger_id: int, entry_id: int, size: int) -> bytes:
@@ -20,7 +23,7 @@ def entry(ledger_id: int, entry_id: int, size: int) -> bytes:
 
 def test_what_was_replayed_leaves_the_page_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind what is being read, each byte once."""
-    monkeypatch.setattr(replay, "DROP_STEP", 10_000)
+    monkeypatch.setattr(replay, "READ_STEP", 10_000)
     disk = SimDisk()
     disk.make_directories("/j")
     config = BookieConfig(journal_preallocate_size=1 << 20)
@@ -44,25 +47,6 @@ def test_what_was_replayed_leaves_the_page_cache(monkeypatch: pytest.MonkeyPatch
     assert dropped[0][0] == 0
     assert [start for start, _ in dropped[1:]] == [end for _, end in dropped[:-1]]
     assert dropped[-1][1] > 180_000
-
-
-@pytest.mark.parametrize(
-    ("ids", "run"),
-    [
-        ([], None),
-        ([(7, 3)], (7, range(3, 4))),
-        ([(7, 3), (7, 4), (7, 5)], (7, range(3, 6))),
-        ([(7, 3), (7, 5), (7, 5)], None),
-        ([(7, 3), (7, 5), (7, 4), (7, 6)], None),
-        ([(7, 3), (8, 4), (7, 5)], None),
-        ([(7, 3), (8, 4)], None),
-        ([(7, -4096)], None),
-        ([(7, -1), (7, 0)], None),
-        ([(7, 5), (7, 4)], None),
-    ],
-)
-def test_a_batch_that_is_one_run(ids: list[tuple[int, int]], run: tuple[int, range] | None) -> None:
-    assert _run_of(ids) == run
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
@@ -95,3 +79,31 @@ def test_what_was_never_written_is_not_read(monkeypatch: pytest.MonkeyPatch, goe
     read = [(call.offset, call.size) for call in disk.log if call.operation == "pread" and call.size >= 1 << 16]
     assert len(read) <= (6 if goes_on else 2)
     assert all(offset < mark.offset + (1 << 20) or offset >= later - (1 << 20) for offset, _ in read)
+
+
+def test_what_the_system_read_ahead_is_no_reason_to_read_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a part of what was reserved has been read, the system calls the part behind it data, too."""
+    disk = SimDisk(is_logging=True)
+    disk.make_directories("/j")
+    file = disk.open("/j/file", "w")
+    file.pwrite(b"x" * 1000, 0)
+    file.truncate(20 << 20)
+    known = 1 << 20
+
+    def next_data(file: SimFile, offset: int) -> int:
+        return offset if offset < known else 20 << 20
+
+    def pread(file: SimFile, size: int, offset: int, real: Any = SimFile.pread) -> bytes:
+        nonlocal known
+        known = max(known, offset + 2 * size)
+        found: bytes = real(file, size, offset)
+        return found
+
+    monkeypatch.setattr(SimFile, "next_data", next_data)
+    monkeypatch.setattr(SimFile, "pread", pread)
+    reading = PassingHoles(file)
+    found = [reading(1 << 20, offset) for offset in range(512, 19 << 20, 1 << 20)]
+    assert b"".join(found) == b"x" * 488 + bytes((19 << 20) - 488)
+    assert known <= 5 << 20
+    assert reading(1000, 0) == b"x" * 1000
+    file.close()
