@@ -1,7 +1,8 @@
-# Every verb does its own set-up: a virtual environment in .venv, made again when pyproject.toml changes.
+# Every verb does its own set-up: a virtual environment in .venv, made again when pyproject.toml or the kernels change.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+KERNELS := src/bookies/kernels/_native.pyx src/bookies/kernels/_crc32c.h
 SEED ?=
 MINUTES ?= 1
 JOBS ?= 2
@@ -109,14 +110,14 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "needs Python's venv and ensurepip (Debian: apt-get install python3-venv)"; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.dev: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 	@echo "installing bookies and its development tools ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]' && touch $@
 
-$(VENV)/.connect: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.connect: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 	@echo "installing what Spark Connect needs ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[connect]' && touch $@
 
-$(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.demo: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 	@echo "installing bookies, PySpark and the demo's data ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[demo]' && touch $@

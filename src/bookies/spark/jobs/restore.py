@@ -91,8 +91,9 @@ async def _planned(client: Client, config: JobConfig) -> list[Item]:
 
 
 def items_of(records: Iterable[LedgerMetadata], writable: Sequence[str]) -> list[Item]:
-    """The ledgers that bookies were allowed to forget. Which bookies a ledger goes to is chosen when its turn comes; for
-    the plan all that are writable share it.
+    """The ledgers that bookies were allowed to forget.
+
+    Which bookies a ledger goes to is chosen when its turn comes; for the plan all that are writable share it.
     """
     return [
         Item(str(each.ledger_id), each.length * each.write_quorum, tuple(writable))
