@@ -18,7 +18,7 @@ from bookies.bookie.pressure import ReadShare
 from bookies.bookie.server import BookieServer
 from bookies.errors import Status
 from bookies.wire.client import ResponseDecoder
-from bookies.wire.messages import BatchReadRequest, ReadLacRequest, ReadResponse, StartTlsRequest
+from bookies.wire.messages import BatchReadRequest, ReadLacRequest, ReadRequest, ReadResponse, StartTlsRequest
 
 pytestmark = pytest.mark.live
 
@@ -106,7 +106,7 @@ def test_who_takes_steadily_gets_everything(
 ) -> None:
     """However slowly, beside the time after which a silent one is given up; and while others wait for the memory."""
     monkeypatch.setattr(connection, "STALL_CHECK_S", 0.05)
-    monkeypatch.setattr(connection, "STALL_PRESSED_S", 0.3)
+    monkeypatch.setattr(connection, "STALL_PRESSED_S", 0.7)
     monkeypatch.setattr(ReadShare, "is_pressed", property(lambda share: True))
     place = Place(tmp_path)
 
@@ -125,6 +125,29 @@ def test_who_takes_steadily_gets_everything(
                 (found,) = ResponseDecoder("v2", SIZE_MAX).feed(head + bytes(rest))
                 assert found.status is Status.OK
                 assert not isinstance(found, ReadResponse)
+            await left(peer)
+
+    run(body(), loop)
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "fastest"])
+def test_who_asks_and_says_no_more_gets_its_answers(
+    tmp_path: pathlib.Path, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    place = Place(tmp_path)
+
+    async def body() -> None:
+        async with place.bookie() as server:
+            ledger_id = await fill(place)
+            peer = await reader_of(server, place, is_encrypted=False)
+            peer.send(*[ReadRequest(2, 0, ledger_id, entry_id) for entry_id in range(8)])
+            await until(lambda: server._budget.size > 0)
+            peer.writer.write_eof()
+            for entry_id in range(8):
+                found = await peer.response("v2")
+                assert isinstance(found, ReadResponse)
+                assert (found.status, found.entry_id) == (Status.OK, entry_id)
+            assert await peer.is_closed()
             await left(peer)
 
     run(body(), loop)

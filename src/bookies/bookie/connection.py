@@ -80,7 +80,8 @@ class Connection(asyncio.Protocol):
         self._linger: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._taken_at = 0.0  # when the peer was last seen to take something, while it is slow
-        self._unsent_size = 0  # what it had not taken then
+        self._accepted_size = 0  # bytes that were to be written so far, and of those the most that it was seen to have
+        self._taken_size = 0
 
     # -- what handlers use ---------------------------------------------------------------------------------------
     @property
@@ -199,6 +200,12 @@ class Connection(asyncio.Protocol):
         self.share.stuck(False)
         self.update_reading()
 
+    def eof_received(self) -> None:
+        """The peer asks for nothing more, and gets what it has been answered: the transport closes behind it."""
+        self._flush()
+        if self._transport is not None and not self._transport.is_closing():
+            self._hand_over(is_all=True)
+
     def connection_lost(self, error: Exception | None) -> None:
         self._set_closed()
         self._transport = None
@@ -221,6 +228,7 @@ class Connection(asyncio.Protocol):
             output = [b"".join(output)]
         self._kept += output
         self._kept_size += size
+        self._accepted_size += size
         self._hand_over()
 
     def _hand_over(self, *, is_all: bool = False) -> None:
@@ -234,7 +242,7 @@ class Connection(asyncio.Protocol):
             self._kept_size -= len(buffer)
             self._transport.write(buffer)  # May find that the peer is slow.
         if not self._is_slow:
-            self._answers_went()
+            self._answers_went(self._answer_size)
         elif not self._is_writing_paused and self._unsent() > UNSENT_SIZE_MAX:
             self._is_writing_paused = True
             self.update_reading()
@@ -256,9 +264,9 @@ class Connection(asyncio.Protocol):
         if self._transport is None:
             return
         now, unsent_size = self._loop.time(), self._unsent() + unacknowledged(self._transport)
-        if unsent_size < self._unsent_size:
+        if unsent_size == 0 or self._accepted_size - unsent_size > self._taken_size:
             self._taken_at = now
-        self._unsent_size = unsent_size
+        self._taken_size = max(self._taken_size, self._accepted_size - unsent_size)
         seconds = now - self._taken_at
         if seconds >= (STALL_PRESSED_S if self._answer_size and self.share.is_pressed else STALL_S):
             self._events.warning(
@@ -268,9 +276,10 @@ class Connection(asyncio.Protocol):
         else:
             self._stall = self._loop.call_later(STALL_CHECK_S, self._watch_stall)
 
-    def _answers_went(self) -> None:
-        if self._answer_size:
-            size, self._answer_size = self._answer_size, 0
+    def _answers_went(self, size: int) -> None:
+        """So many bytes of answers are out of our hands."""
+        if size:
+            self._answer_size -= size
             (self.share.release if self.is_closed else self.share.sent)(size)
 
     def _set_closed(self) -> None:

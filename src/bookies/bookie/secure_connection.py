@@ -62,6 +62,7 @@ class SecureConnection(Connection):
         self._stage = _Stage.PLAIN
         self._is_held = False  # answers wait until they can be encrypted
         self._early = b""  # bytes that came while the stage could not use them
+        self._plain_size = 0  # of answers that went before the handshake, and are not taken yet
         self._is_lost = False
         self._is_shaking = False  # the handshake runs, and will tell how it ended
         self._deadline: asyncio.TimerHandle | None = None  # of the peer's part of the handshake to come
@@ -86,6 +87,7 @@ class SecureConnection(Connection):
         self.respond(StartTlsResponse(request.version, request.txn_id, Status.OK))
         self._flush()
         self._hand_over(is_all=True)  # What is kept from here on is encrypted.
+        self._plain_size = self._answer_size
         self._expect_handshake()
         self._hear_early(self._decoder.take_rest())
 
@@ -109,6 +111,12 @@ class SecureConnection(Connection):
                 self._early += data  # The handshake is over, and we are about to be told.
             case _:
                 super().data_received(data)
+
+    def resume_writing(self) -> None:
+        if self._is_held:
+            size, self._plain_size = self._plain_size, 0
+            self._answers_went(size)
+        super().resume_writing()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._is_lost = True

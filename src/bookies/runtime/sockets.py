@@ -21,6 +21,6 @@ def unacknowledged(transport: asyncio.BaseTransport) -> int:
     count = array.array("i", [0])
     try:
         fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, count)
-    except OSError:
+    except (OSError, ValueError):  # The latter says that it is closed.
         return 0
     return count[0]

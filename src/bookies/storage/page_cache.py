@@ -54,6 +54,6 @@ class PassingHoles:
 
     def _look(self, offset: int) -> None:
         self._since, end = offset, self._file.size()
-        while offset < end and (offset := self._file.next_data(offset)) < end:
-            self._data.append(offset)
-            offset += CHUNK_SIZE
+        while offset <= (found := self._file.next_data(offset)) < end:  # Less: the file became shorter meanwhile.
+            self._data.append(found)
+            offset = found + CHUNK_SIZE

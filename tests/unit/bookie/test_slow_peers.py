@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bookies.bookie.connection import UNSENT_SIZE_MAX, UNSENT_SIZE_MIN, Connection
+from bookies.bookie.connection import STALL_S, UNSENT_SIZE_MAX, UNSENT_SIZE_MIN, Connection
 from bookies.bookie.pressure import Intake, ReadBudget
+from bookies.bookie.secure_connection import SecureConnection
 from bookies.errors import Status
 from bookies.runtime.aio import SystemClock
 from bookies.runtime.events import Events
-from bookies.wire.messages import BatchReadRequest, ReadRequest, ReadResponse
+from bookies.wire.messages import BatchReadRequest, ReadRequest, ReadResponse, StartTlsRequest
 
 from .conftest import World, adds
 
@@ -72,14 +74,15 @@ def answer(size: int) -> ReadResponse:
 
 
 class Meeting:
-    """A connection that has no service, with a peer that takes what it is told to."""
+    """A connection that has no service, with a peer that takes what it is told to. `security`: of one with TLS."""
 
-    def __init__(self) -> None:
+    def __init__(self, security: Any = None) -> None:
         self.budget = ReadBudget(BUDGET)
         self.share = self.budget.new_share()
         intake = Intake(1 << 20, lambda: False, lambda resume: None)
         service: Any = None
-        self.connection = Connection(service, intake, Events("bookies.test", SystemClock()), 5 << 20, self.share)
+        rest = service, intake, Events("bookies.test", SystemClock()), 5 << 20, self.share
+        self.connection = Connection(*rest) if security is None else SecureConnection(security, False, *rest)
         self.transport = HeldTransport(self.connection)
 
     def respond(self, size: int) -> None:
@@ -168,6 +171,86 @@ def test_a_transport_that_takes_all_gets_it_in_parts() -> None:
             meeting.transport.take()
         assert max(written) == UNSENT_SIZE_MIN
         assert sum(written) > UNSENT_SIZE_MAX
+
+    asyncio.run(main())
+
+
+def test_who_asks_for_nothing_more_gets_what_was_answered() -> None:
+    """A transport closes at the peer's end of file, behind what it has been given."""
+
+    async def main() -> None:
+        meeting = Meeting()
+        for size in (100_000, 300_000, 90_000):
+            meeting.respond(size)
+        meeting.connection.eof_received()
+        assert meeting.transport.held > 490_000
+        assert meeting.budget.size == 490_000
+        meeting.connection.connection_lost(None)
+        assert meeting.budget.size == 0
+
+    asyncio.run(main())
+
+
+class StillClock:
+    """The loop of a connection, whose time passes when the test says so; what is to be done later is not."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.call_soon = asyncio.get_running_loop().call_soon
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, seconds: float, function: Any) -> Any:
+        return asyncio.get_running_loop().create_future()  # It can be cancelled.
+
+
+def test_who_takes_less_than_comes_is_not_given_up() -> None:
+    async def main() -> None:
+        meeting = Meeting()
+        clock: Any = StillClock()
+        meeting.connection._loop = clock
+        meeting.respond(1_000_000)
+        await turn()
+        for _ in range(15):
+            clock.now += STALL_S / 2
+            meeting.transport.held -= 50_000  # too little to be told of
+            meeting.respond(60_000)
+            await turn()
+            meeting.connection._watch_stall()
+            assert not meeting.transport.is_aborted
+        clock.now += STALL_S
+        meeting.connection._watch_stall()
+        assert meeting.transport.is_aborted
+
+    asyncio.run(main())
+
+
+class Encrypting:
+    """`Security` that offers TLS and demands nothing."""
+
+    encryption = object()
+
+    def gate(self) -> Any:
+        return SimpleNamespace(is_open=True)
+
+
+def test_what_was_answered_in_plain_text_counts_until_it_is_taken() -> None:
+    async def main() -> None:
+        meeting = Meeting(Encrypting())
+        meeting.respond(100_000)
+        meeting.respond(200_000)
+        await turn()
+        meeting.connection.start_tls(StartTlsRequest(3, 1))
+        assert meeting.transport.held > 300_000
+        meeting.respond(70_000)
+        await turn()
+        assert meeting.budget.size == 370_000
+        meeting.transport.take()
+        assert meeting.budget.size == 70_000, "it is encrypted when the peer has shaken hands"
+        assert not meeting.transport.held
+        meeting.connection.connection_lost(None)
+        assert meeting.budget.size == 0
 
     asyncio.run(main())
 

@@ -107,3 +107,20 @@ def test_what_the_system_read_ahead_is_no_reason_to_read_on(monkeypatch: pytest.
     assert known <= 5 << 20
     assert reading(1000, 0) == b"x" * 1000
     file.close()
+
+
+def test_a_file_that_becomes_shorter_under_a_look_at_its_holes() -> None:
+    class Shrinking:
+        sizes = iter([20 << 20])
+
+        def size(self) -> int:
+            return next(self.sizes, 1 << 20)
+
+        def next_data(self, offset: int) -> int:
+            return offset if offset < 6 << 20 else self.size()
+
+        def pread(self, size: int, offset: int) -> bytes:
+            return b""
+
+    file: Any = Shrinking()
+    assert PassingHoles(file)(1 << 20, 4 << 20) == b""
