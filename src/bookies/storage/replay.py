@@ -237,7 +237,10 @@ async def _replay_part(
     """Apply a file from where the reader stands to its end, or to damage; how it ended."""
     # Batches wait here until it is certain that they are not the end of the file.
     waiting: deque[Batch] = deque()
-    while isinstance(item := await worker.run(reader.next), Batch):
+    ahead = worker.run(reader.next)
+    while isinstance(item := await ahead, Batch):
+        ahead = worker.run(reader.next)  # It is read while this one is applied.
+        ahead.add_done_callback(lambda read: read.cancelled() or read.exception())  # if applying fails before
         if item.trust is not Trust.UNPROVEN:
             while waiting:
                 await target.apply(waiting.popleft(), None)
