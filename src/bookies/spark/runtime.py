@@ -33,9 +33,10 @@ class Worker:
 
     def __init__(self) -> None:
         from bookies.runtime import aio
-        from bookies.runtime.memory import keep_freed_memory
+        from bookies.runtime.memory import collect_rarely, keep_freed_memory
 
         keep_freed_memory()
+        collect_rarely()
         self.pid = os.getpid()
         self.runtime = aio.runtime()
         self.loop = aio.new_event_loop()

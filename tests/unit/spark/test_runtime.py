@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import AsyncGenerator, Iterator
 from types import SimpleNamespace
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from bookies.spark.runtime import _Ahead
+from bookies.runtime.memory import TRACKED_MIN
+from bookies.spark.runtime import Worker, _Ahead
 
 PATIENCE_S = 20.0
 
@@ -80,3 +82,15 @@ def test_who_stops_taking_stops_the_fetching(worker: Any) -> None:
     assert next(items) == 1
     items.close()  # type: ignore[attr-defined]
     assert has_ended.wait(PATIENCE_S)
+
+
+def test_a_worker_s_process_looks_for_cycles_rarely() -> None:
+    """There are many objects in it, Spark's and Arrow's modules, and hardly ever a cycle."""
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    try:
+        worker = Worker()
+        worker.loop.call_soon_threadsafe(worker.loop.stop)
+        assert gc.get_threshold()[0] >= TRACKED_MIN
+    finally:
+        gc.set_threshold(*before)
