@@ -118,11 +118,10 @@ class Connection(asyncio.Protocol):
         """
         if self.is_closed or self._transport is None:
             return
-        self._flush()
+        self._flush(is_all=True)
         self._set_closed()
         if self._transport.is_closing():
             return
-        self._hand_over(is_all=True)
         if self._is_reading_paused:
             self._is_reading_paused = False
             self._transport.resume_reading()
@@ -202,9 +201,7 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """The peer asks for nothing more, and gets what it has been answered: the transport closes behind it."""
-        self._flush()
-        if self._transport is not None and not self._transport.is_closing():
-            self._hand_over(is_all=True)
+        self._flush(is_all=True)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._set_closed()
@@ -216,7 +213,8 @@ class Connection(asyncio.Protocol):
                 timer.cancel()
 
     # -- inside --------------------------------------------------------------------------------------------------
-    def _flush(self) -> None:
+    def _flush(self, *, is_all: bool = False) -> None:
+        """Give the transport what there is, as long as the peer takes it, or all the same."""
         self._is_flush_scheduled = False
         output, self._output = self._output, []
         if self._transport is None or self._transport.is_closing():
@@ -229,11 +227,6 @@ class Connection(asyncio.Protocol):
         self._kept += output
         self._kept_size += size
         self._accepted_size += size
-        self._hand_over()
-
-    def _hand_over(self, *, is_all: bool = False) -> None:
-        """Give the transport what was kept, as long as the peer takes it, or all the same."""
-        assert self._transport is not None
         while self._kept and (is_all or not self._is_slow):
             buffer = self._kept.popleft()
             if self._part_size is not None and len(buffer) > self._part_size:
@@ -249,7 +242,8 @@ class Connection(asyncio.Protocol):
 
     def _unsent(self) -> int:
         """Bytes for the socket in our memory."""
-        return self._kept_size + (0 if self._transport is None else self._transport.get_write_buffer_size())
+        assert self._transport is not None
+        return self._kept_size + self._transport.get_write_buffer_size()
 
     def _drop_output(self) -> None:
         """Nobody will get it any more."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from bookies.bookie.connection import Connection
+from bookies.bookie.pressure import ReadShare
 from bookies.config import BookieConfig
 from bookies.errors import BookieBusy, BookKeeperError, EntryNotFound, LedgerUnknownToBookie, Status, status_of_error
 from bookies.model import LAST_ENTRY
@@ -117,14 +118,8 @@ class Reads:
             if not share.maybe_take(len(body)):
                 return False
         else:
-            guess = share.size_guess
-            if request.entry_id < 0 or not share.maybe_take(guess):
-                return False
-            body = None
-            try:
-                body = self._store.read_resident(request.ledger_id, request.entry_id)
-            finally:
-                share.settle(guess, 0 if body is None else len(body))
+            if request.entry_id >= 0:
+                body = _taken(share, share.size_guess, self._store.read_resident, request.ledger_id, request.entry_id)
             if body is None:
                 return False
         response = ReadResponse(request.version, 0, Status.OK, request.ledger_id, request.entry_id, body)
@@ -248,13 +243,8 @@ class Reads:
         """Answer at once what neither has to wait for its turn nor for the disk."""
         share = connection.share
         count_max, size_max, guess = self._bounds(connection, request)
-        if not share.maybe_take(guess):
-            return False
-        records = None
-        try:
-            records = self._store.read_batch_resident(request.ledger_id, request.entry_id, count_max, size_max)
-        finally:
-            share.settle(guess, 0 if records is None else len(records))
+        read = self._store.read_batch_resident
+        records = _taken(share, guess, read, request.ledger_id, request.entry_id, count_max, size_max)
         if records is None:
             return False
         self._respond_entries(connection, request, records)
@@ -350,6 +340,18 @@ class Reads:
             if status is Status.IO_ERROR:
                 self._events.error("read.failed", ledger=request.ledger_id, peer=connection.peer, error=error)
             connection.respond(_failed(request, status))
+
+
+def _taken(share: ReadShare, guess: int, read: Callable[..., bytes | None], *arguments: int) -> bytes | None:
+    """What `read` finds in memory, counted in the read budget, as `guess` bytes before; None: nothing, or no room."""
+    if not share.maybe_take(guess):
+        return None
+    found = None
+    try:
+        found = read(*arguments)
+    finally:
+        share.settle(guess, 0 if found is None else len(found))
+    return found
 
 
 def _failed(request: _Waiting, status: Status) -> Response:

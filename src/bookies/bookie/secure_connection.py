@@ -85,8 +85,7 @@ class SecureConnection(Connection):
             super().start_tls(request)
             return
         self.respond(StartTlsResponse(request.version, request.txn_id, Status.OK))
-        self._flush()
-        self._hand_over(is_all=True)  # What is kept from here on is encrypted.
+        self._flush(is_all=True)  # What is kept from here on is encrypted.
         self._plain_size = self._answer_size
         self._expect_handshake()
         self._hear_early(self._decoder.take_rest())
@@ -135,11 +134,11 @@ class SecureConnection(Connection):
                 self._gate_deadline.cancel()
         return self._gate.is_open
 
-    def _flush(self) -> None:
+    def _flush(self, *, is_all: bool = False) -> None:
         if self._is_held:
             self._is_flush_scheduled = False
         else:
-            super()._flush()
+            super()._flush(is_all=is_all)
 
     def _carry_out(self, effects: Sequence[Effect]) -> None:
         for effect in effects:

@@ -37,6 +37,7 @@ from bookies.model import ENTRY_HEADER_SIZE, DigestType
 from bookies.runtime.ports import Disk, File, Runtime, Worker
 from bookies.storage import journal_format
 from bookies.storage.checkpoint import Checkpointer
+from bookies.storage.gathering import joined
 from bookies.storage.index import LedgerIndex
 from bookies.storage.index_format import EXPLICIT_LAC_SIZE_MIN, STATE_FENCED, IndexHeader
 from bookies.storage.index_ledger import Ledger, is_vacant
@@ -317,16 +318,6 @@ def _gather(records: Records, indexes: list[int]) -> Records:
     return Records(b"".join(parts), offsets)
 
 
-def _part(records: Records, first: int, last: int) -> Records:
-    """Records first..last-1, with nothing else in their data, which would stay in memory with them."""
-    if last - first == len(records):
-        return records
-    start = records.starts[first]
-    return Records(
-        records.data[start : records.starts[last]], [each - start for each in records.starts[first : last + 1]]
-    )
-
-
 class Restorer:
     """Puts replayed records into index and write cache. On the loop; nothing else uses the storage meanwhile."""
 
@@ -386,7 +377,9 @@ class Restorer:
             if self._is_deleted(piece.ledger_id):
                 self.report.deleted_count += len(piece.entry_ids)
             else:
-                records = _part(batch.records, piece.start, piece.stop)
+                records = batch.records
+                if len(piece.entry_ids) < len(records):  # What else is in their data would stay in memory with them.
+                    _, records = joined([(piece.entry_ids, records.slice(piece.start, piece.stop))])
                 await self.entries(piece.ledger_id, piece.entry_ids, records, is_doubtful=False)
 
     async def _is_plausible(self, batch: Batch, index: int) -> bool:
