@@ -164,7 +164,7 @@ class Bench:
     def options(self, **more: object) -> dict[str, object]:
         return {"bookkeeper.metadataServiceUri": self.cluster.metadata_uri} | more
 
-    def run(self, spark: Any, case: Case) -> dict[str, float]:
+    def run(self, spark: Any, case: Case) -> dict[str, float | None]:
         """One run. Raises `RuntimeError` when not every row came."""
         body = {"write": self._write, "stream": self._stream}.get(case.what, self._read)
         if case.what != "write":
@@ -382,6 +382,10 @@ def row_of(case: Case, runs: Sequence[dict[str, Any]]) -> tuple[object, ...]:
     def median(figure: str) -> float:
         return statistics.median(run[figure] for run in found)
 
+    def cost(figure: str) -> str:
+        known = [run[figure] for run in found if run[figure] is not None]
+        return f"{statistics.median(known):.2f}" if known else "?"
+
     speeds = [run["rows_per_s"] for run in found]
     reference, factor = REFERENCE.get((case.what, case.size), (None, None)) if case.shape[:2] == "E1" else (None, None)
     return (
@@ -393,7 +397,7 @@ def row_of(case: Case, runs: Sequence[dict[str, Any]]) -> tuple[object, ...]:
         "" if reference is None else f"{reference:,}",
         "" if factor is None else f"{factor:.1f}",
         "" if reference is None else f"{median('rows_per_s') / reference:.2f}",
-        *(f"{median(figure):.2f}" for figure in ("jvm_us", "python_us", "bookies_us")),
+        *(cost(figure) for figure in ("jvm_us", "python_us", "bookies_us")),
         f"{len(tries) - len(found)} of {len(tries)}",
     )
 
@@ -413,6 +417,8 @@ def main() -> int:
     arguments = parser.parse_args()
     arguments.runs = arguments.runs or (1 if arguments.quick else 3)
     runs: list[dict[str, Any]] = []
+    if arguments.directory is not None:
+        os.makedirs(arguments.directory, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="bk-spark-", dir=arguments.directory) as directory,
         LocalCluster(os.path.join(directory, "bookies"), 3, settings=SPACE) as cluster,

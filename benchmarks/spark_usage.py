@@ -19,11 +19,11 @@ class Usage:
     def begin(self) -> None:
         self._before = self._times()
 
-    def end(self, rows: int) -> dict[str, float]:
-        """Microseconds of processor time a row."""
+    def end(self, rows: int) -> dict[str, float | None]:
+        """Microseconds of processor time a row; None: a process has ended whose time is in nobody's account."""
         names = ("jvm_us", "python_us", "bookies_us")
         return {
-            name: 1e6 * (now - before) / rows
+            name: 1e6 * (now - before) / rows if now >= before else None
             for name, now, before in zip(names, self._times(), self._before, strict=True)
         }
 

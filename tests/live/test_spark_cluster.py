@@ -272,7 +272,7 @@ def test_an_executor_that_is_killed_while_it_reads_and_writes(
     words = (cluster.metadata_uri, source, target.name, str(tmp_path), "2")
     with submitted(tmp_path, LOCAL_CLUSTER, archive, *words) as program:
         executor = meeting.executor(program)
-        wait_for_ledger(store, target, program)
+        wait_for_ledgers(store, target, program, partitions=2)
         os.kill(executor, signal.SIGKILL)
         meeting.release()
         assert program.result()["partitions"] == 4
@@ -293,7 +293,7 @@ def test_the_loser_of_a_speculation_leaves_nothing(
     }
     with submitted(tmp_path, standalone, archive, *words, **settings) as program:
         meeting.executor(program)  # It is never told to go on: the other attempt has to win.
-        wait_for_ledger(store, target, program)
+        wait_for_ledgers(store, target, program, partitions=1)
         assert program.result()["partitions"] == 4
     assert entries(target) == expected()
     assert_reaped(target, at_least=1)
@@ -309,10 +309,11 @@ def test_a_job_runs_on_executors(store: Any, cluster: Any, source: str, archive:
     assert "nothing to complain about" in out
 
 
-def wait_for_ledger(store: Any, log: Any, program: Submitted) -> None:
-    """Until a task has begun to write."""
+def wait_for_ledgers(store: Any, log: Any, program: Submitted, *, partitions: int) -> None:
+    """Until the tasks of so many partitions, which are those that wait in the middle, have begun to write."""
+    wanted = {str(number).encode() for number in range(partitions)}
     deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
-    while not list(store.ledgers(("sink.log", log.name))):
+    while not wanted <= {each.custom_metadata["sink.partition"] for each in store.ledgers(("sink.log", log.name))}:
         program.assert_runs()
         assert time.monotonic() < deadline, "no task has begun to write"
         pause.wait(0.05)

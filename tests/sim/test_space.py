@@ -47,6 +47,7 @@ def test_an_entry_of_a_ledger_that_was_deleted_is_noticed() -> None:
     checkpointer = SimpleNamespace(drop_ledgers=drop_ledgers)
     storage: Any = SimpleNamespace(
         add=add,
+        add_many=nothing,
         fence=nothing,
         force=nothing,
         write_lac=nothing,

@@ -116,7 +116,7 @@ class _Growth:
         frames, starts, _ = pack_add_frames(
             _HEAD, ledger_id, first, first - 1, first * PAYLOAD_SIZE, self._payloads, int(DigestType.CRC32C), b""
         )
-        _, _, entry_ids, records, last_add_confirmed = gather_adds(frames, starts, 0)
+        _, [(_, entry_ids, records, last_add_confirmed)] = gather_adds(frames, starts, 0)
         while self._pending >= WINDOW or self._store.is_congested:
             if self._failure is not None:
                 raise self._failure

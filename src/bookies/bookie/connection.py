@@ -39,7 +39,7 @@ class Service(Protocol):
     """What answers the requests of all connections."""
 
     def handle(self, connection: Connection, requests: list[Request]) -> None:
-        """Start serving the requests, in order. Must not raise; answers come through `Connection.respond`."""
+        """Start serving the requests, in order. Must not raise; answers come through `respond` and `send`."""
 
 
 class Connection(asyncio.Protocol):
@@ -97,6 +97,15 @@ class Connection(asyncio.Protocol):
             return
         self._output += encode_response(response)
         self._answer_size += answer_size
+        self._schedule_flush()
+
+    def send(self, frames: bytes) -> None:
+        """Send responses that are encoded already, with this turn's others."""
+        if not self.is_closed:
+            self._output.append(frames)
+            self._schedule_flush()
+
+    def _schedule_flush(self) -> None:
         if not self._is_flush_scheduled:
             self._is_flush_scheduled = True
             self._loop.call_soon(self._flush)

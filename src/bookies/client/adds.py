@@ -279,12 +279,19 @@ class AddChannel:
         """
         if length is not None:
             self.length = length
-        self._package(self.pipeline.last_add_pushed + 1, payloads)
-        self.carry_out(self.pipeline.add(len(payloads)))
+        pipeline = self.pipeline
+        frames = self._package(pipeline.last_add_pushed + 1, payloads)
+        entry_ids = pipeline.add_to_all(len(payloads))
+        if entry_ids is None:
+            self.carry_out(pipeline.add(len(payloads)))
+            return
+        for position, bookie in enumerate(pipeline.ensemble):
+            self._send_frames(position, bookie, entry_ids, frames)
 
-    def _package(self, first: int, payloads: Sequence[bytes]) -> None:
+    def _package(self, first: int, payloads: Sequence[bytes]) -> bytes:
         """Make the frames of entries from `first` on, and keep them."""
         self.piggybacked = self.pipeline.header_last_add_confirmed
+        frames: bytes
         frames, starts, self.length = pack_add_frames(
             self._head,
             self._ledger_id,
@@ -296,6 +303,7 @@ class AddChannel:
             self._mac_key,
         )
         self._window.push(first, frames, starts)
+        return frames
 
     def length_at(self, entry_id: int) -> int:
         """Payload bytes of the ledger up to and with this entry, not older than the confirmed end."""
@@ -366,24 +374,26 @@ class AddChannel:
                 self._owner.on_close(effect)
 
     def _send(self, send: Send) -> None:
-        replica = self._replicas[send.position]
-        if replica.bookie != send.bookie:
-            replica = self._replicas[send.position] = AddReplica(self, send.position, send.bookie)
-        frames = self._window.frames(send.entry_ids)
+        self._send_frames(send.position, send.bookie, send.entry_ids, self._window.frames(send.entry_ids))
+
+    def _send_frames(self, position: int, bookie: BookieId, entry_ids: Sequence[int], frames: bytes) -> None:
+        replica = self._replicas[position]
+        if replica.bookie != bookie:
+            replica = self._replicas[position] = AddReplica(self, position, bookie)
         if self._is_deferred_sync:
-            self.unforced.sent(send.bookie)
+            self.unforced.sent(bookie)
         try:
             self._pool.send_adds(
-                send.bookie,
+                bookie,
                 self._ledger_id,
-                send.entry_ids,
+                entry_ids,
                 frames,
                 replica,
                 timeout_ms=self._timeout_ms,
                 is_deferred_sync=self._is_deferred_sync,
             )
         except ClientClosed as error:
-            self.loop.call_soon(replica.on_failed, send.bookie, send.entry_ids, error)
+            self.loop.call_soon(replica.on_failed, bookie, entry_ids, error)
 
     def _retry(self, retry: RetryLater) -> None:
         self.carry_out(self.pipeline.retry(retry.position, retry.bookie))

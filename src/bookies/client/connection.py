@@ -83,28 +83,46 @@ class _Adds:
 
 
 class AddQueue:
-    """Unanswered adds in the order in which they were sent."""
+    """Unanswered adds in the order in which they were sent. One run is held as it is, without the room for more."""
 
-    __slots__ = ("_runs",)
+    __slots__ = ("_more", "_only")
 
     def __init__(self) -> None:
-        self._runs: deque[_Adds] = deque()
+        self._only: _Adds | None = None
+        self._more: deque[_Adds] | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._runs)
+        return self._only is not None or bool(self._more)
 
     def append(self, adds: _Adds) -> None:
-        self._runs.append(adds)
+        if self._only is None and not self._more:
+            self._only = adds
+        else:
+            self._as_deque().append(adds)
+
+    def _as_deque(self) -> deque[_Adds]:
+        """All of them in `_more`, which is what everything unusual works on."""
+        if self._more is None:
+            self._more = deque()
+        if self._only is not None:
+            self._more.append(self._only)
+            self._only = None
+        return self._more
 
     def take_run(self, keys: Sequence[int]) -> _Adds | None:
         """The oldest run if these keys answer exactly that: the cheap and usual case of `take`."""
-        runs = self._runs
-        return runs.popleft() if runs and runs[0].keys == keys else None
+        if (only := self._only) is not None:
+            if only.keys != keys:
+                return None
+            self._only = None
+            return only
+        more = self._more
+        return more.popleft() if more and more[0].keys == keys else None
 
     def take(self, keys: Sequence[int]) -> tuple[list[_Adds], Sequence[int]]:
         """Take out what these keys answer: (parts in order, keys that nobody waits for)."""
         taken: list[_Adds] = []
-        runs = self._runs
+        runs = self._as_deque()
         while keys and runs:
             head = runs[0]
             count = min(len(keys), len(head.keys))
@@ -121,7 +139,8 @@ class AddQueue:
         return taken, unknown
 
     def _take_from_middle(self, keys: Sequence[int], taken: list[_Adds]) -> int:
-        for position, run in enumerate(self._runs):
+        runs = self._as_deque()
+        for position, run in enumerate(runs):
             if keys[0] not in run.keys:
                 continue
             at = run.keys.index(keys[0])
@@ -129,24 +148,31 @@ class AddQueue:
             while count < len(keys) and at + count < len(run.keys) and run.keys[at + count] == keys[count]:
                 count += 1
             if at:
-                self._runs.insert(position, run.cut(at))
+                runs.insert(position, run.cut(at))
                 position += 1
             if count == len(run.keys):
-                del self._runs[position]
+                del runs[position]
                 taken.append(run)
             else:
                 taken.append(run.cut(count))
             return count
         return 0
 
+    def is_waiting(self, now: float) -> bool:
+        """Whether there is something, and none of it has expired."""
+        oldest = self._only or (self._more[0] if self._more else None)
+        return oldest is not None and oldest.deadline > now
+
     def take_expired(self, now: float) -> Iterator[_Adds]:
         """Runs whose deadline has passed. All adds of a queue use one timeout, so the first are the oldest."""
-        while self._runs and self._runs[0].deadline <= now:
-            yield self._runs.popleft()
+        runs = self._as_deque()
+        while runs and runs[0].deadline <= now:
+            yield runs.popleft()
 
     def take_all(self) -> Iterator[_Adds]:
-        while self._runs:
-            yield self._runs.popleft()
+        runs = self._as_deque()
+        while runs:
+            yield runs.popleft()
 
 
 class _Request:
@@ -476,6 +502,8 @@ class Connection(asyncio.BufferedProtocol):
     def _expire_adds(self, queues: dict[int, AddQueue], now: float) -> bool:
         has_timed_out = False
         for ledger_id, queue in list(queues.items()):
+            if queue.is_waiting(now):
+                continue
             for adds in queue.take_expired(now):
                 has_timed_out = True
                 self.adds_size -= adds.size

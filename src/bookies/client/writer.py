@@ -391,6 +391,8 @@ class LedgerWriter:
     def _pieces(self, batch: list[bytes]) -> list[tuple[int, int]]:
         """Cut a batch into buffers: (index behind the last entry, bytes) of each."""
         overhead = self._overhead
+        if len(batch) == 1:
+            return [(1, len(batch[0]) + overhead)]
         ends = list(accumulate([len(data) + overhead for data in batch]))
         if ends[-1] <= self._batch_size_max:
             return [(len(batch), ends[-1])]

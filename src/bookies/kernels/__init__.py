@@ -42,6 +42,7 @@ scan_records = _implementation.scan_records
 gather_adds = _implementation.gather_adds
 pack_add_frames = _implementation.pack_add_frames
 pack_add_responses = _implementation.pack_add_responses
+pack_answers = _implementation.pack_answers
 scan_add_responses = _implementation.scan_add_responses
 verify_records = _implementation.verify_records
 pack_locations = _implementation.pack_locations
@@ -64,6 +65,7 @@ __all__ = [
     "greatest_lac",
     "pack_add_frames",
     "pack_add_responses",
+    "pack_answers",
     "pack_locations",
     "scan_add_responses",
     "scan_frames",

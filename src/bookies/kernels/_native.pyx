@@ -65,24 +65,42 @@ def crc32c(data, uint32_t value=0):
     return bookies_crc32c(value, &view[0], view.shape[0])
 
 
-cdef object _numbers(c_array.array numbers):
-    """A range when the numbers are equally spaced with a step other than 0, else the array."""
-    cdef Py_ssize_t count = len(numbers)
+cdef object _range_of(const int64_t *value, Py_ssize_t count):
+    """These numbers as a range when they are equally spaced with a step other than 0, else None."""
     cdef Py_ssize_t index
     cdef int64_t step
-    cdef int64_t *value = <int64_t *>numbers.data.as_longlongs
     if count < 2:
-        return range(value[0], <object>value[0] + 1) if count else numbers
+        return range(value[0], <object>value[0] + 1) if count else None
     step = value[1] - value[0]
     if step == 0:
-        return numbers
+        return None
     for index in range(2, count):
         if value[index] - value[index - 1] != step:
-            return numbers
+            return None
     # In Python's integers, and checked: near the ends of int64 the step may have wrapped around.
     last = <object>value[count - 1]
-    numbers_as_range = range(value[0], last + (1 if step > 0 else -1), step)
-    return numbers_as_range if len(numbers_as_range) == count and numbers_as_range[-1] == last else numbers
+    found = range(value[0], last + (1 if step > 0 else -1), step)
+    return found if len(found) == count and found[count - 1] == last else None
+
+
+cdef object _numbers(c_array.array numbers):
+    """A range when the numbers are equally spaced with a step other than 0, else the array."""
+    found = _range_of(<int64_t *>numbers.data.as_longlongs, len(numbers))
+    return numbers if found is None else found
+
+
+cdef object _part(c_array.array numbers, Py_ssize_t first, Py_ssize_t stop):
+    """As `_numbers`, of some of them: the array itself only when they are all."""
+    cdef c_array.array part
+    cdef int64_t *value = <int64_t *>numbers.data.as_longlongs
+    found = _range_of(value + first, stop - first)
+    if found is not None:
+        return found
+    if first == 0 and stop == len(numbers):
+        return numbers
+    part = c_array.clone(_INT64, stop - first, zero=False)
+    memcpy(part.data.as_longlongs, value + first, (stop - first) * sizeof(int64_t))
+    return part
 
 
 def scan_frames(const uint8_t[::1] buffer, Py_ssize_t start, int64_t frame_size_max):
@@ -203,8 +221,8 @@ cdef class _Starts:
 def gather_adds(const uint8_t[::1] buffer, starts, Py_ssize_t index):
     """See `_python.gather_adds`."""
     cdef _Starts frames = _Starts(starts, buffer.shape[0])
-    cdef Py_ssize_t count = frames.count - 1, last = index, item
-    cdef int64_t total = 0, size, at, end, lac = -9223372036854775807 - 1, entry_lac
+    cdef Py_ssize_t count = frames.count - 1, last = index, item, first = 0
+    cdef int64_t total = 0, size, at, end, lac, entry_lac, ledger_id, entry_ledger
     cdef const uint8_t *head
     cdef uint8_t *target
     if not 0 <= index < count or frames.at(index + 1) - frames.at(index) < 52:
@@ -214,30 +232,39 @@ def gather_adds(const uint8_t[::1] buffer, starts, Py_ssize_t index):
     while last < count:
         at = end
         end = frames.at(last + 1)
-        if end - at < 52 or memcmp(&buffer[at + 4], head, 32) != 0:
+        if end - at < 52 or memcmp(&buffer[at + 4], head, 24) != 0:
             break
         total += end - at - 24
         last += 1
     cdef bytes data = PyBytes_FromStringAndSize(NULL, total)
     cdef c_array.array entry_ids = c_array.clone(_INT64, last - index, zero=False)
     cdef c_array.array records = c_array.clone(_INT64, last - index + 1, zero=False)
+    cdef list runs = []
     target = <uint8_t *>PyBytes_AS_STRING(data)
     total = 0
     end = frames.at(index)
-    for item in range(index, last):
+    ledger_id = bookies_get64(head + 24)
+    lac = -9223372036854775807 - 1
+    for item in range(last - index):
         at = end
-        end = frames.at(item + 1)
+        end = frames.at(index + item + 1)
         size = end - at - 28
-        entry_ids.data.as_longlongs[item - index] = bookies_get64(&buffer[at + 36])
+        entry_ledger = bookies_get64(&buffer[at + 28])
+        records.data.as_longlongs[item] = total
+        if entry_ledger != ledger_id:
+            runs.append((ledger_id, _part(entry_ids, first, item), Records(data, _part(records, first, item + 1)), lac))
+            ledger_id, first, lac = entry_ledger, item, -9223372036854775807 - 1
+        entry_ids.data.as_longlongs[item] = bookies_get64(&buffer[at + 36])
         entry_lac = bookies_get64(&buffer[at + 44])
         if entry_lac > lac:
             lac = entry_lac
-        records.data.as_longlongs[item - index] = total
         bookies_put32(target + total, <uint32_t>size)
         memcpy(target + total + 4, &buffer[at + 28], size)
         total += 4 + size
-    records.data.as_longlongs[last - index] = total
-    return last, bookies_get64(head + 24), _numbers(entry_ids), Records(data, _numbers(records)), lac
+    item = last - index
+    records.data.as_longlongs[item] = total
+    runs.append((ledger_id, _part(entry_ids, first, item), Records(data, _part(records, first, item + 1)), lac))
+    return last, runs
 
 
 def pack_add_frames(
@@ -287,13 +314,12 @@ def pack_add_frames(
     return frames, _numbers(starts), length
 
 
-def pack_add_responses(int version, int status, int64_t ledger_id, entry_ids):
-    """See `_python.pack_add_responses`."""
-    cdef Py_ssize_t count = len(entry_ids), index
-    cdef bytes frames = PyBytes_FromStringAndSize(NULL, 28 * count)
-    cdef uint8_t *target = <uint8_t *>PyBytes_AS_STRING(frames)
-    cdef uint32_t header = 1 if version == 0 else <uint32_t>version << 24 | 1 << 16
-    cdef int64_t entry_id, step = 0
+cdef uint8_t *_put_responses(
+    uint8_t *target, uint32_t header, int status, int64_t ledger_id, object entry_ids, Py_ssize_t count
+) except NULL:
+    """Write the responses to `count` adds of one ledger; where the next one belongs."""
+    cdef Py_ssize_t index
+    cdef int64_t entry_id = 0, step = 0
     cdef bint is_range = isinstance(entry_ids, range)
     if is_range and count:
         entry_id, step = entry_ids.start, entry_ids.step
@@ -307,29 +333,72 @@ def pack_add_responses(int version, int status, int64_t ledger_id, entry_ids):
         bookies_put64(target + 20, entry_id)
         entry_id += step
         target += 28
+    return target
+
+
+def pack_add_responses(int version, int status, int64_t ledger_id, entry_ids):
+    """See `_python.pack_add_responses`."""
+    cdef Py_ssize_t count = len(entry_ids)
+    cdef bytes frames = PyBytes_FromStringAndSize(NULL, 28 * count)
+    cdef uint32_t header = 1 if version == 0 else <uint32_t>version << 24 | 1 << 16
+    _put_responses(<uint8_t *>PyBytes_AS_STRING(frames), header, status, ledger_id, entry_ids, count)
+    return frames
+
+
+def pack_answers(int version, int status, runs):
+    """See `_python.pack_answers`."""
+    cdef uint32_t header = 1 if version == 0 else <uint32_t>version << 24 | 1 << 16
+    cdef Py_ssize_t count = 0, left, some
+    cdef uint8_t *target
+    cdef list parts = list(runs)
+    for _, entry_ids in parts:
+        count += len(entry_ids)
+    cdef bytes frames = PyBytes_FromStringAndSize(NULL, 28 * count)
+    target = <uint8_t *>PyBytes_AS_STRING(frames)
+    left = count
+    for ledger_id, entry_ids in parts:
+        some = len(entry_ids)
+        if some > left:
+            raise IndexError("entry ids that change")
+        left -= some
+        target = _put_responses(target, header, status, ledger_id, entry_ids, some)
+    if left:
+        raise IndexError("entry ids that change")
     return frames
 
 
 def scan_add_responses(const uint8_t[::1] buffer, starts, Py_ssize_t index):
     """See `_python.scan_add_responses`."""
     cdef _Starts frames = _Starts(starts, buffer.shape[0])
-    cdef Py_ssize_t count = frames.count - 1, last = index, item
+    cdef Py_ssize_t count = frames.count - 1, last = index, item, first = 0
     cdef int64_t at, end
     cdef const uint8_t *same
     if not 0 <= index < count or frames.at(index + 1) - frames.at(index) < 28:
         raise IndexError("no add response at that frame")
-    end = frames.at(index)
-    same = &buffer[end]
+    at = frames.at(index)
+    end = at
+    same = &buffer[at]
     while last < count:
         at = end
         end = frames.at(last + 1)
-        if end - at < 28 or memcmp(&buffer[at], same, 20) != 0:
+        if end - at < 28 or memcmp(&buffer[at], same, 8) != 0:
             break
         last += 1
     cdef c_array.array entry_ids = c_array.clone(_INT64, last - index, zero=False)
-    for item in range(index, last):
-        entry_ids.data.as_longlongs[item - index] = bookies_get64(&buffer[frames.at(item) + 20])
-    return last, <int32_t>bookies_get32(same + 8), bookies_get64(same + 12), _numbers(entry_ids)
+    cdef list runs = []
+    for item in range(last - index):
+        at = frames.at(index + item)
+        if memcmp(&buffer[at + 8], same + 8, 12) != 0:
+            runs.append(
+                (<int32_t>bookies_get32(same + 8), bookies_get64(same + 12), _part(entry_ids, first, item))
+            )
+            same = &buffer[at]
+            first = item
+        entry_ids.data.as_longlongs[item] = bookies_get64(&buffer[at + 20])
+    runs.append(
+        (<int32_t>bookies_get32(same + 8), bookies_get64(same + 12), _part(entry_ids, first, last - index))
+    )
+    return last, runs
 
 
 def verify_records(

@@ -14,7 +14,7 @@ import struct
 import sys
 import zlib
 from array import array
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Generic, TypeVar
@@ -40,9 +40,10 @@ T = TypeVar("T")
 
 # Bound once: looked up per entry otherwise.
 _u32, _u32_at, _i64_at, _two_i64_at = _U32.pack, _U32.unpack_from, _I64.unpack_from, _TWO_I64.unpack_from
+_ids_at = _IDS.unpack_from
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # never changed; "frozen" would make each of very many cost three times as much
 class Records:
     """Entry bodies one after the other, each behind its uint32 length.
 
@@ -68,6 +69,13 @@ class Records:
     def slice(self, first: int, last: int) -> Records:
         """Records first..last-1, sharing the data."""
         return Records(self.data, self.starts[first : last + 1])
+
+    def alone(self) -> Records:
+        """The same records in a buffer of their own."""
+        first, starts = self.starts[0], self.starts
+        if isinstance(starts, range):
+            return Records(self.tobytes(), range(0, starts.stop - first, starts.step))
+        return Records(self.tobytes(), array("q", [at - first for at in starts]))
 
     def tobytes(self) -> bytes:
         """Exactly the records' bytes; `data` itself when nothing else is in it."""
@@ -143,50 +151,52 @@ def scan_records(buffer: bytes, start: int, end: int, size_max: int) -> tuple[Se
     return _shortest(uniform, starts), "end" if at == end else "short"
 
 
-def gather_adds(buffer: bytes, starts: Sequence[int], index: int) -> tuple[int, int, Sequence[int], Records, int]:
-    """Gather the v2 ADD frames from frame `index` on that share header, key and ledger.
+def gather_adds(
+    buffer: bytes, starts: Sequence[int], index: int
+) -> tuple[int, list[tuple[int, Sequence[int], Records, int]]]:
+    """Gather the v2 ADD frames from frame `index` on that share header and key.
 
     `starts`: as from `scan_frames`. The caller has checked that frame `index` is an ADD with a body of at least 24
-    bytes. Returns (index of the first frame not taken, ledger id, entry ids, records, greatest LAC).
+    bytes. Returns (index of the first frame not taken, (ledger id, entry ids, records, greatest LAC) for each stretch
+    of one ledger). The records of all stretches are one buffer.
     """
-    at = starts[index]
-    head = buffer[at + 4 : at + 36]  # header, key, ledger id
-    ledger_id = _i64_at(buffer, at + 28)[0]
+    first = starts[index]
+    head = buffer[first + 4 : first + 28]
     starts_with = buffer.startswith
     if isinstance(starts, range):
-        run = starts[index:]
-        taken = len(run) - 1
-        for count, at in enumerate(run[:-1]):
+        taken = len(starts) - 1 - index
+        for count, at in enumerate(starts[index:-1]):
             if not starts_with(head, at + 4):
                 taken = count
                 break
-        index += taken
-        run = run[: taken + 1]
-        bodies = [buffer[at + 28 : at + run.step] for at in run[:-1]]
-        word = _U32.pack(run.step - 28)
-        data = word.join([b"", *bodies])
-        offsets: Sequence[int] = range(0, len(data) + 1, run.step - 24)
-        entry_ids = _column(data, 12, run.step - 24, taken)
-        lac = max(_column(data, 20, run.step - 24, taken))
-        return index, ledger_id, _as_range(entry_ids), Records(data, offsets), lac
-    ids: list[int] = []
-    parts: list[bytes] = []
-    ends = [0]
-    total = 0
-    lac = -(1 << 63)
-    for position in range(index, len(starts) - 1):
-        at, end = starts[position], starts[position + 1]
-        if end - at < 52 or not starts_with(head, at + 4):
-            break
-        entry_id, entry_lac = _two_i64_at(buffer, at + 36)
-        ids.append(entry_id)
-        if entry_lac > lac:
-            lac = entry_lac
-        size = end - at - 28
-        parts += _u32(size), buffer[at + 28 : end]
-        total += 4 + size
-        ends.append(total)
-    return index + len(ids), ledger_id, _as_range(ids), Records(b"".join(parts), _as_range(ends)), lac
+        size = starts.step - 24
+        frames = starts[index : index + taken]
+        data = _U32.pack(size - 4).join([b"", *[buffer[at + 28 : at + starts.step] for at in frames]])
+        ends = list(range(0, len(data) + 1, size))
+        ledger_ids, entry_ids, lacs = (_column(data, offset, size, taken) for offset in (4, 12, 20))
+    else:
+        parts: list[bytes] = []
+        ids: list[tuple[int, int, int]] = []
+        for at, end in pairwise(starts[index:]):
+            if end - at < 52 or not starts_with(head, at + 4):
+                break
+            ids.append(_ids_at(buffer, at + 28))
+            parts += _u32(end - at - 28), buffer[at + 28 : end]
+        data = b"".join(parts)
+        taken = len(ids)
+        ends = list(accumulate([4 + len(body) for body in parts[1::2]], initial=0))
+        ledger_ids, entry_ids, lacs = map(list, zip(*ids, strict=True))
+    runs: list[tuple[int, Sequence[int], Records, int]] = []
+    start = 0
+    while start < taken:
+        ledger_id = ledger_ids[start]
+        stop = start + 1
+        while stop < taken and ledger_ids[stop] == ledger_id:
+            stop += 1
+        records = Records(data, _as_range(ends[start : stop + 1]))
+        runs.append((ledger_id, _as_range(entry_ids[start:stop]), records, max(lacs[start:stop])))
+        start = stop
+    return index + taken, runs
 
 
 def pack_add_frames(
@@ -264,25 +274,46 @@ def pack_add_responses(version: int, status: int, ledger_id: int, entry_ids: Seq
     return bytes(responses)
 
 
-def scan_add_responses(buffer: bytes, starts: Sequence[int], index: int) -> tuple[int, int, int, Sequence[int]]:
-    """Take the v2 ADD responses from frame `index` on that share ledger and status.
+def pack_answers(version: int, status: int, runs: Iterable[tuple[int, Sequence[int]]]) -> bytes:
+    """As `pack_add_responses`, of (ledger id, entry ids)s, one after the other."""
+    return b"".join([pack_add_responses(version, status, ledger_id, entry_ids) for ledger_id, entry_ids in runs])
 
-    The caller has checked that frame `index` is an ADD response. Returns (index of the first frame not taken, error
-    code, ledger id, entry ids).
+
+def scan_add_responses(
+    buffer: bytes, starts: Sequence[int], index: int
+) -> tuple[int, list[tuple[int, int, Sequence[int]]]]:
+    """Take the v2 ADD responses from frame `index` on that share the packet header.
+
+    The caller has checked that frame `index` is an ADD response. Returns (index of the first frame not taken, (error
+    code, ledger id, entry ids) for each stretch with one code of one ledger).
     """
-    first = starts[index]
-    same = buffer[first : first + 20]
-    _, _, code, ledger_id, _ = _ADD_RESPONSE.unpack_from(buffer, first)
-    count = len(starts) - 1 - index
-    if not _are_responses(buffer, first, count, same):
-        starts_with = buffer.startswith
-        for taken in range(count):
-            if not starts_with(same, starts[index + taken]):
-                count = taken
-                break
-    # They follow each other and are of one size, the length word being part of what is the same.
-    entry_ids = _column(buffer[first : first + 28 * count], 20, 28, count)
-    return index + count, code, ledger_id, _as_range(entry_ids)
+    last = _end_of_responses(buffer, starts, index)
+    runs: list[tuple[int, int, Sequence[int]]] = []
+    while index < last:
+        at = starts[index]
+        same = buffer[at : at + 20]
+        _, _, code, ledger_id, _ = _ADD_RESPONSE.unpack_from(buffer, at)
+        count = last - index
+        if not _are_responses(buffer, at, count, same):
+            starts_with = buffer.startswith
+            for taken in range(1, count):
+                if not starts_with(same, at + 28 * taken):
+                    count = taken
+                    break
+        # They follow each other and are of one size, the length word being part of what is the same.
+        runs.append((code, ledger_id, _as_range(_column(buffer[at : at + 28 * count], 20, 28, count))))
+        index += count
+    return last, runs
+
+
+def _end_of_responses(buffer: bytes, starts: Sequence[int], index: int) -> int:
+    """The first frame from `index` on that does not begin as that one does, with its length and packet header."""
+    same, starts_with = buffer[starts[index] : starts[index] + 8], buffer.startswith
+    for at in starts[index:-1]:
+        if not starts_with(same, at):
+            break
+        index += 1
+    return index
 
 
 def _are_responses(buffer: bytes, first: int, count: int, same: bytes) -> bool:

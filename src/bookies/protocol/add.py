@@ -243,6 +243,17 @@ class AddPipeline:
         self._sent_bound = first + count
         return self._begin(first, first + count - 1)
 
+    def add_to_all(self, count: int) -> range | None:
+        """As `add`, if all that follows is a `Send` of the new ids to every position: the ids. None: use `add`."""
+        if self._is_striped or self._late:
+            return None
+        assert self.is_open
+        assert count > 0
+        first = self._sent_bound
+        self._sent_bound = first + count
+        self.last_add_pushed += count
+        return range(first, first + count)
+
     def _begin(self, first: int, last: int) -> Effects:
         """Send entries that are new, after handling what failed late."""
         effects: list[Effect] = []

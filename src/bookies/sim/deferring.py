@@ -29,8 +29,9 @@ class Deferring:
         self._storage = storage
         self._waiting: dict[int, list[Callable[[], None]]] = {}  # ledger -> adds, in order
         self._failures: dict[int, BaseException] = {}  # ledger -> why some of it could not be stored after all
-        self._add, self._force = storage.add, storage.force
+        self._add, self._add_many, self._force = storage.add, storage.add_many, storage.force
         storage.add = self.add  # type: ignore[method-assign]
+        storage.add_many = self.add_many  # type: ignore[method-assign]
         storage.force = self.force  # type: ignore[method-assign]
         for name in ("fence", *LOOKS):
             setattr(storage, name, self._after(getattr(storage, name)))
@@ -58,6 +59,12 @@ class Deferring:
 
         self._waiting.setdefault(ledger_id, []).append(store)
         asyncio.get_running_loop().call_soon(done, None)
+
+    def add_many(self, master_key: bytes, batches: Sequence[Any], **rest: Any) -> list[Any]:
+        """As that of the storage; all of these have to be durable."""
+        for batch in batches:
+            self._store(batch.ledger_id)
+        return self._add_many(master_key, batches, **rest)
 
     def force(self, ledger_id: int, done: Done) -> None:
         """As that of the storage, of what waits too."""

@@ -8,7 +8,7 @@ Source: storage 10.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +26,16 @@ class Mood:
 
 def spoil(storage: LedgerStore, mood: Mood) -> None:
     """Put the mood between a bookie's handlers and its storage."""
-    add = storage.add
+    add, add_many = storage.add, storage.add_many
 
     def moody_add(ledger_id: int, *rest: Any, **flags: Any) -> None:
         if mood.refusals > 0 and not flags["is_recovery"]:
             mood.refusals -= 1
             raise StorageError("the disk refuses this entry", ledger_id=ledger_id)
         add(ledger_id, *rest, **flags)
+
+    def moody_add_many(master_key: bytes, batches: Sequence[Any], **rest: Any) -> list[Any]:
+        return list(batches) if mood.refusals > 0 else add_many(master_key, batches, **rest)
 
     def moody(read: Callable[..., Any]) -> Callable[..., Any]:
         async def ask(ledger_id: int, *rest: Any) -> Any:
@@ -46,6 +49,7 @@ def spoil(storage: LedgerStore, mood: Mood) -> None:
         return lambda *arguments: None if mood.is_in_limbo else look(*arguments)
 
     storage.add = moody_add  # type: ignore[method-assign]
+    storage.add_many = moody_add_many  # type: ignore[method-assign]
     storage.read_cached = moody_look(storage.read_cached)  # type: ignore[method-assign]
     storage.read_resident = moody_look(storage.read_resident)  # type: ignore[method-assign]
     storage.read_batch_resident = moody_look(storage.read_batch_resident)  # type: ignore[method-assign]

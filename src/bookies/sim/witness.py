@@ -49,27 +49,8 @@ class Witness:
         """Look at what this life of a bookie is asked and answers. What it had not synced before may be lost."""
         for each in [each for each in self._unsynced if each[0] == bookie]:
             del self._unsynced[each]
-        add, fence, force, write_lac = storage.add, storage.fence, storage.force, storage.write_lac
-
-        def watched_add(
-            ledger_id: int, master_key: bytes, entry_ids: Sequence[int], *rest: Any, done: Done, **flags: Any
-        ) -> None:
-            was_fenced = (bookie, ledger_id) in self._fenced
-            was_deleted = (bookie, ledger_id) in self._deleted
-
-            def watched_done(error: BaseException | None) -> None:
-                if error is None:
-                    known = self._unsynced if flags["is_deferred_sync"] else self._held
-                    known.setdefault((bookie, ledger_id), set()).update(entry_ids)
-                    if not flags["is_recovery"] and not flags["is_deferred_sync"]:
-                        self._promised.setdefault((bookie, ledger_id), set()).update(entry_ids)
-                    if was_fenced and not flags["is_recovery"]:
-                        self.report("I-28", f"{bookie} fenced ledger {ledger_id}, then acknowledged {entry_ids}")
-                    if was_deleted:
-                        self.report("I-29", f"{bookie} deleted ledger {ledger_id}, then acknowledged {entry_ids}")
-                done(error)
-
-            add(ledger_id, master_key, entry_ids, *rest, done=watched_done, **flags)
+        fence, force, write_lac = storage.fence, storage.force, storage.write_lac
+        self._watch_adds(bookie, storage)
 
         def watched_fence(ledger_id: int, master_key: bytes, done: Done) -> None:
             def watched_done(error: BaseException | None) -> None:
@@ -118,10 +99,60 @@ class Witness:
             collect(*arguments)
 
         storage.collect = watched_collect  # type: ignore[assignment,method-assign]
-        storage.add = watched_add  # type: ignore[method-assign]
         storage.write_lac = watched_write_lac  # type: ignore[method-assign]
         storage.force = watched_force  # type: ignore[method-assign]
         storage.fence = watched_fence  # type: ignore[method-assign]
+
+    def _watch_adds(self, bookie: str, storage: LedgerStore) -> None:
+        add, add_many = storage.add, storage.add_many
+
+        def watched_add(
+            ledger_id: int, master_key: bytes, entry_ids: Sequence[int], *rest: Any, done: Done, **flags: Any
+        ) -> None:
+            watched = self._watch_add(bookie, ledger_id, **flags)
+
+            def watched_done(error: BaseException | None) -> None:
+                if error is None:
+                    watched(entry_ids)
+                done(error)
+
+            add(ledger_id, master_key, entry_ids, *rest, done=watched_done, **flags)
+
+        def watched_add_many(
+            master_key: bytes, batches: Sequence[Any], *, is_recovery: bool, done: Callable[..., None], **rest: Any
+        ) -> list[Any]:
+            watched = {
+                each.ledger_id: self._watch_add(bookie, each.ledger_id, is_recovery=is_recovery) for each in batches
+            }
+
+            def watched_done(stored: Sequence[Any], size: int, error: BaseException | None) -> None:
+                for each in stored if error is None else ():
+                    watched[each.ledger_id](each.entry_ids)
+                done(stored, size, error)
+
+            return add_many(master_key, batches, is_recovery=is_recovery, done=watched_done, **rest)
+
+        storage.add = watched_add  # type: ignore[method-assign]
+        storage.add_many = watched_add_many  # type: ignore[method-assign]
+
+    def _watch_add(
+        self, bookie: str, ledger_id: int, *, is_recovery: bool, is_deferred_sync: bool = False
+    ) -> Callable[[Sequence[int]], None]:
+        """An add of a ledger comes in: to be called with the entries that the bookie acknowledges of it."""
+        was_fenced = (bookie, ledger_id) in self._fenced
+        was_deleted = (bookie, ledger_id) in self._deleted
+
+        def acknowledged(entry_ids: Sequence[int]) -> None:
+            known = self._unsynced if is_deferred_sync else self._held
+            known.setdefault((bookie, ledger_id), set()).update(entry_ids)
+            if not is_recovery and not is_deferred_sync:
+                self._promised.setdefault((bookie, ledger_id), set()).update(entry_ids)
+            if was_fenced and not is_recovery:
+                self.report("I-28", f"{bookie} fenced ledger {ledger_id}, then acknowledged {entry_ids}")
+            if was_deleted:
+                self.report("I-29", f"{bookie} deleted ledger {ledger_id}, then acknowledged {entry_ids}")
+
+        return acknowledged
 
     async def check_memory(self, bookie: str, storage: LedgerStore) -> None:
         """B-1: a bookie that has just started has everything that it promised in its earlier lives."""

@@ -210,7 +210,8 @@ class Checkpointer:
             async with self._log_lock:
                 slots = await self._log_worker.run(self._log.write, some)
                 for (ledger_id, run), data in zip(some, slots, strict=True):
-                    await self._index.install(ledger_id, run.entry_ids, data)
+                    if not self._index.try_install(ledger_id, run.entry_ids, data):
+                        await self._index.install(ledger_id, run.entry_ids, data)
             self._installed_log_id = int.from_bytes(slots[-1][-8:], "big") >> 32
             self._flushed_runs += len(some)
             if self._index.is_pressed:

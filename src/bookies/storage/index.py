@@ -445,24 +445,33 @@ class LedgerIndex:
         """
         ledger = self._ledgers.get(ledger_id)
         for number, start, stop in by_page(entry_ids, self._per_page):
-            while True:
+            part = slots[start * layout.SLOT_SIZE : stop * layout.SLOT_SIZE]
+            while ledger is None or ledger.is_deleted or not self._set(ledger, number, entry_ids[start:stop], part):
                 if ledger is None or ledger.is_deleted:
                     raise LedgerUnknownToBookie("the ledger was deleted meanwhile", ledger_id=ledger_id)
-                if (page := ledger.pages.get(number)) is not None:
-                    break
-                if self._is_in_file(ledger, number):
-                    await self._load_page(ledger, number)
-                else:
-                    self.cache.add(ledger, number, b"")
-            self._change(ledger, number)
-            ids, page_first = entry_ids[start:stop], number * self._per_page
-            part = slots[start * layout.SLOT_SIZE : stop * layout.SLOT_SIZE]
-            if ids[-1] - ids[0] == stop - start - 1:
-                self.cache.set_slots(page, ids[0] - page_first, part)
-            else:
-                self.cache.scatter_slots(page, ids, page_first, part)
-        assert ledger is not None
-        ledger.last_entry_id = max(ledger.last_entry_id, entry_ids[-1])
+                await self._load_page(ledger, number)
+
+    def try_install(self, ledger_id: int, entry_ids: Sequence[int], slots: bytes) -> bool:
+        """As `install`, if they are on one page that need not be read; otherwise nothing was done."""
+        ledger, number = self._ledgers.get(ledger_id), entry_ids[0] // self._per_page
+        is_alone = ledger is not None and entry_ids[-1] // self._per_page == number
+        return is_alone and self._set(ledger, number, entry_ids, slots)  # type: ignore[arg-type]
+
+    def _set(self, ledger: Ledger, number: int, entry_ids: Sequence[int], slots: bytes) -> bool:
+        """Set slots of one page, unless it has to be read first."""
+        page, first, last = ledger.pages.get(number), entry_ids[0], entry_ids[-1]
+        if page is None:
+            if self._is_in_file(ledger, number):
+                return False
+            self.cache.add(ledger, number, b"")
+            page = ledger.pages[number]
+        self._change(ledger, number)
+        if last - first == len(entry_ids) - 1:
+            self.cache.set_slots(page, first - number * self._per_page, slots)
+        else:
+            self.cache.scatter_slots(page, entry_ids, number * self._per_page, slots)
+        ledger.last_entry_id = max(ledger.last_entry_id, last)
+        return True
 
     async def entry_runs(self, ledger: Ledger) -> list[range]:
         """Maximal runs of entries with a slot. Raises: ReadFailed; DataUnknown when others may be missing."""

@@ -18,7 +18,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
 
 from bookies.errors import (
     BookieBusy,
@@ -41,6 +43,25 @@ from bookies.storage.store_access import StoreAccess
 ENTRY_ID_MAX = (1 << 40) - 1  # the index file of a ledger has 8 bytes for each entry id up to its highest
 MASTER_KEY_SIZE_MAX = 512  # bytes; key and explicit LAC share a header of 1024
 EXPLICIT_LAC_SIZE_MAX = 256
+
+
+class Batch(Protocol):
+    """Adds of one ledger. `last_add_confirmed`: the greatest in their bodies."""
+
+    @property
+    def ledger_id(self) -> int: ...
+
+    @property
+    def entry_ids(self) -> Sequence[int]: ...
+
+    @property
+    def records(self) -> Records: ...
+
+    @property
+    def last_add_confirmed(self) -> int: ...
+
+
+B = TypeVar("B", bound=Batch)
 
 
 class StoreWrites(StoreAccess):
@@ -88,6 +109,8 @@ class StoreWrites(StoreAccess):
         parts = self._open()
         if not self.is_writable and not (is_recovery and self.takes_priority):
             raise BookieReadOnly(self.read_only_reason, ledger_id=ledger_id)
+        if records.size * 2 < len(records.data):
+            records = records.alone()  # or a few bytes would hold what others sent, and nobody would count it
         low, high = _extent(entry_ids)
         if ledger_id < 0 or low < 0 or high > ENTRY_ID_MAX:
             raise InvalidArgument("ids out of range", ledger_id=ledger_id, entry_id=low)
@@ -163,6 +186,88 @@ class StoreWrites(StoreAccess):
             if self._watchers:
                 self._watchers.wake(ledger.ledger_id, last_add_confirmed)
         parts.checkpointer.inserted()
+
+    def add_many(
+        self,
+        master_key: bytes,
+        batches: Sequence[B],
+        *,
+        is_recovery: bool,
+        accepted: Callable[[int], None],
+        done: Callable[[Sequence[B], int, BaseException | None], None],
+    ) -> list[B]:
+        """Store batches of several ledgers whose records are in one buffer, as far as nothing is special about them.
+
+        For each journal `accepted(bytes)` is called at once, and `done(batches, bytes, None)` when they are durable.
+        Returns the others, which are for `add`, one by one; behind such a one come all later ones of its ledger, so
+        that of one ledger the order stays. Never raises what a batch is to blame for.
+        """
+        plain, others = self._told_apart(master_key, batches, is_recovery=is_recovery)
+        if not plain:
+            return others
+        parts = self._open()
+        held, is_failing = sum([batch.records.size for _, batch in plain]), parts.checkpointer.is_failing
+        is_shared = held * 2 >= len(plain[0][1].records.data)  # otherwise they would hold what nobody counts
+        stored: list[list[B]] = [[] for _ in parts.journals]
+        add, journal_count, watchers = parts.cache.current.add, len(parts.journals), self._watchers
+        try:
+            for number, (ledger, batch) in enumerate(plain):
+                if is_failing and parts.cache.is_exhausted:
+                    others += [each for _, each in plain[number:]]
+                    break
+                entry_ids, last_add_confirmed = batch.entry_ids, batch.last_add_confirmed
+                add(ledger.ledger_id, entry_ids, batch.records if is_shared else batch.records.alone())
+                if entry_ids[-1] > ledger.last_entry_id:
+                    ledger.last_entry_id = entry_ids[-1]
+                stored[ledger.ledger_id % journal_count].append(batch)
+                self._entry_count += len(entry_ids)
+                if last_add_confirmed > ledger.last_add_confirmed:
+                    ledger.last_add_confirmed = last_add_confirmed
+                    if watchers:
+                        watchers.wake(ledger.ledger_id, last_add_confirmed)
+        finally:  # What is in the cache has to be in the journal, whatever happens.
+            for journal, some in zip(parts.journals, stored, strict=True):
+                if some:
+                    buffers, size = _stretches(some)
+                    journal.append(buffers, size, partial(done, some, size))
+                    accepted(size)
+        parts.checkpointer.inserted()
+        return others
+
+    def _told_apart(
+        self, master_key: bytes, batches: Sequence[B], *, is_recovery: bool
+    ) -> tuple[list[tuple[Ledger, B]], list[B]]:
+        """Batches that only have to be inserted and journaled, and the others; see `add_many`."""
+        try:
+            parts = self._open()
+        except StorageError:
+            return [], list(batches)
+        if not self.is_writable and not (is_recovery and self.takes_priority):
+            return [], list(batches)
+        plain: list[tuple[Ledger, B]] = []
+        others: list[B] = []
+        behind: set[int] = set()  # ledgers with one among the others
+        get, waiting, removals = parts.index.get, self._waiting, parts.removals
+        for batch in batches:
+            ledger_id, entry_ids = batch.ledger_id, batch.entry_ids
+            ledger = get(ledger_id)
+            if (
+                ledger is None
+                or not ledger.is_key_logged
+                or ledger.header.state
+                or ledger.header.master_key != master_key
+                or ledger_id in waiting
+                or removals.get(ledger_id) is not None
+                or not isinstance(entry_ids, range)
+                or entry_ids.step < 0
+                or not 0 <= entry_ids[0] <= entry_ids[-1] <= ENTRY_ID_MAX
+                or ledger_id in behind
+            ):
+                others.append(batch)
+                behind.add(ledger_id)
+            else:
+                plain.append((ledger, batch))
+        return plain, others
 
     def fence(self, ledger_id: int, master_key: bytes, done: Done) -> None:
         """Refuse ordinary adds from now on; `done(None)` when that is durable. Creates an unknown ledger.
@@ -275,3 +380,20 @@ def _buffer_of(records: Records) -> Buffer:
     if records.size == len(records.data):
         return records.data
     return memoryview(records.data)[records.starts[0] : records.starts[-1]]
+
+
+def _stretches(batches: Sequence[Batch]) -> tuple[list[Buffer], int]:
+    """The records of batches that lie in one buffer, in its order: (pieces of it, bytes)."""
+    data = batches[0].records.data
+    pieces: list[Buffer] = []
+    start = stop = batches[0].records.starts[0]
+    size = 0
+    for batch in batches:
+        starts = batch.records.starts
+        if starts[0] != stop:
+            pieces.append(memoryview(data)[start:stop])
+            size += stop - start
+            start = starts[0]
+        stop = starts[-1]
+    pieces.append(data if stop - start == len(data) else memoryview(data)[start:stop])
+    return pieces, size + stop - start

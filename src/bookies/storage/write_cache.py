@@ -12,7 +12,7 @@ Invariants
   the choice free, as copies differ at most in their LAC).
 - Whatever the order in which entries come, their objects are counted, and few: a batch is one run.
 
-Owned by the loop's thread. `Run`s are immutable, so workers may be given them.
+Owned by the loop's thread. Nobody changes a `Run`, so workers may be given them.
 
 Source: storage 5.6, 5.7.
 """
@@ -40,7 +40,7 @@ GATHERED_SIZE = 256 << 10  # bytes of a run from which on it is not gathered aga
 FAN = 8  # runs of about one size that are gathered at once
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # never changed; "frozen" would make each of very many cost three times as much
 class Run:
     """Entries of one ledger in ascending order, as they arrived together or were gathered. One id per record."""
 
@@ -172,6 +172,11 @@ class LedgerRuns:
             stop = run.next_held(first, stop)
         return stop
 
+    @property
+    def only(self) -> Run | None:
+        """The run, if there is just one."""
+        return self._runs[0] if len(self._runs) == 1 and not self._later else None
+
     def ordered(self) -> Iterator[Run]:
         """All runs, ascending as far as the precedence of later copies allows."""
         yield from self._runs
@@ -219,7 +224,11 @@ class Generation:
     def runs(self) -> Iterator[tuple[int, Run]]:
         """(ledger id, run) in the order in which they go to the entry log and into the index."""
         for ledger_id in sorted(self.ledgers):
-            for run in self.ledgers[ledger_id].flushed():
+            runs = self.ledgers[ledger_id]
+            if (only := runs.only) is not None:
+                yield ledger_id, only
+                continue
+            for run in runs.flushed():
                 yield ledger_id, run
 
 

@@ -54,8 +54,11 @@ class ResponseDecoder:
                 index = v3.parse_responses(buffer, starts, index, responses)
             elif end - at == v2.ADD_RESPONSE_SIZE and v2.parse_header(buffer, at, end)[1] == v2.OPCODE_ADD:
                 version = v2.parse_header(buffer, at, end)[0]
-                index, code, ledger_id, entry_ids = kernels.scan_add_responses(buffer, starts, index)
-                responses.append(AddResponses(version, v2.status_of(code), ledger_id, entry_ids))
+                index, runs = kernels.scan_add_responses(buffer, starts, index)
+                responses += [
+                    AddResponses(version, v2.status_of(code), ledger_id, entry_ids)
+                    for code, ledger_id, entry_ids in runs
+                ]
             else:
                 try:
                     responses.append(v2.parse_response(buffer, at, end))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bookies import kernels
 from bookies.errors import Status
 from bookies.wire import v2, v3
 from bookies.wire.framing import FrameReader
@@ -15,7 +16,9 @@ from bookies.wire.messages import AddBatch, Buffer, InvalidRequest, Operation, R
 
 
 class RequestDecoder:
-    """Decode the requests of one connection, adds that follow each other merged.
+    """Decode the requests of one connection, adds of one ledger that follow each other merged.
+
+    Batches with one key and the same flags that follow each other share the buffer of their records.
 
     `stops_at_start_tls`: decode nothing behind a START_TLS request until it is decided; the bytes behind it may be
     TLS records. They wait in `take_rest`, to be fed here again when they turn out to be plain.
@@ -69,11 +72,12 @@ class RequestDecoder:
         if opcode != v2.OPCODE_ADD or end - at < v2.ADD_SIZE_MIN or version >= v2.UNSUPPORTED:
             requests.append(v2.parse_request(buffer, at, end))
             return index + 1
-        index, batch = v2.parse_adds(buffer, starts, index)
-        if batch.ledger_id < 0 or _least(batch.entry_ids) < 0:
-            requests.extend(_refuse_negative_ids(batch))
-        else:
-            requests.append(batch)
+        index, batches = v2.parse_adds(buffer, starts, index)
+        for batch in batches:
+            if batch.ledger_id < 0 or _least(batch.entry_ids) < 0:
+                requests.extend(_refuse_negative_ids(batch))
+            else:
+                requests.append(batch)
         return index
 
 
@@ -103,6 +107,13 @@ def _refuse_negative_ids(batch: AddBatch) -> list[Request]:
                 )
             )
     return requests
+
+
+def encode_answers(batches: Sequence[AddBatch], status: Status) -> bytes:
+    """The answers to batches of one version of v2, one after the other, as `encode_response` has them."""
+    answers = [(batch.ledger_id, batch.entry_ids) for batch in batches]
+    frames: bytes = kernels.pack_answers(batches[0].version & 0xFF, v2.CODE_OF_STATUS[status], answers)
+    return frames
 
 
 def encode_response(response: Response) -> list[Buffer]:

@@ -108,24 +108,20 @@ def add_head(master_key: bytes, *, is_recovery: bool = False, is_high_priority: 
     return pack_header(VERSION, OPCODE_ADD, flags) + master_key
 
 
-def parse_adds(buffer: bytes, starts: Sequence[int], index: int) -> tuple[int, AddBatch]:
-    """Gather the run of adds that starts with frame `index`, an ADD of at least `ADD_SIZE_MIN` bytes.
+def parse_adds(buffer: bytes, starts: Sequence[int], index: int) -> tuple[int, list[AddBatch]]:
+    """Gather the adds with one key and the same flags from frame `index` on, an ADD of at least `ADD_SIZE_MIN` bytes.
 
-    Returns (index of the first frame that is not of the run, batch).
+    Returns (index of the first frame that is not one of them, batches whose records are one buffer).
     """
     at = starts[index]
     version, _, flags = parse_header(buffer, at, starts[index + 1])
-    index, ledger_id, entry_ids, records, last_add_confirmed = kernels.gather_adds(buffer, starts, index)
-    return index, AddBatch(
-        version,
-        ledger_id,
-        buffer[at + ADD_KEY : at + ADD_BODY],
-        entry_ids,
-        records,
-        last_add_confirmed,
-        is_recovery=flags & FLAG_RECOVERY != 0,
-        is_high_priority=flags & FLAG_HIGH_PRIORITY != 0,
-    )
+    key, is_recovery = buffer[at + ADD_KEY : at + ADD_BODY], flags & FLAG_RECOVERY != 0
+    is_high_priority = flags & FLAG_HIGH_PRIORITY != 0
+    index, runs = kernels.gather_adds(buffer, starts, index)
+    return index, [
+        AddBatch(version, ledger_id, key, entry_ids, records, last_add_confirmed, is_recovery, is_high_priority)
+        for ledger_id, entry_ids, records, last_add_confirmed in runs
+    ]
 
 
 def parse_request(buffer: bytes, at: int, end: int) -> Request:

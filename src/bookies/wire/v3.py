@@ -235,7 +235,7 @@ def adds_as_v3(frames: bytes, first_txn_id: int, *, is_deferred_sync: bool = Fal
     Transaction ids are consecutive from `first_txn_id` on, in the order of the frames.
     """
     starts, _ = kernels.scan_frames(frames, 0, len(frames))
-    index, batch = v2.parse_adds(frames, starts, 0)
+    index, (batch,) = v2.parse_adds(frames, starts, 0)
     assert index == len(starts) - 1
     assert starts[-1] == len(frames)
     txn_id = first_txn_id + len(batch.records)

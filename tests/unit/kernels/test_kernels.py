@@ -105,12 +105,17 @@ def naive_scan_records(buffer: bytes, start: int, end: int, size_max: int) -> tu
     return starts, "end" if starts[-1] == end else "short"
 
 
-def naive_gather_adds(buffer: bytes, starts: Starts, index: int) -> tuple[int, int, Starts, list[bytes], int]:
+def naive_gather_adds(
+    buffer: bytes, starts: Starts, index: int
+) -> tuple[int, list[tuple[int, Starts, list[bytes], int]]]:
     frames = [buffer[at:end] for at, end in itertools.pairwise(starts)][index:]
-    same = list(itertools.takewhile(lambda frame: len(frame) >= 52 and frame[4:36] == frames[0][4:36], frames))
-    heads = [struct.unpack(">qqq", frame[28:52]) for frame in same]
-    bodies = [frame[28:] for frame in same]
-    return index + len(same), heads[0][0], [head[1] for head in heads], bodies, max(head[2] for head in heads)
+    same = list(itertools.takewhile(lambda frame: len(frame) >= 52 and frame[4:28] == frames[0][4:28], frames))
+    runs = []
+    for ledger_id, group in itertools.groupby(same, lambda frame: struct.unpack(">q", frame[28:36])[0]):
+        bodies = [frame[28:] for frame in group]
+        heads = [struct.unpack(">qqq", body[:24]) for body in bodies]
+        runs.append((ledger_id, [head[1] for head in heads], bodies, max(head[2] for head in heads)))
+    return index + len(same), runs
 
 
 def naive_pack_add_frames(
@@ -242,33 +247,51 @@ class TestPythonKernels:
     @examples(payload_lists, st.integers(0, 100), i64, st.lists(st.integers(0, 200), max_size=3))
     def test_gather_adds(self, payloads: list[bytes], first: int, ledger_id: int, others: list[int]) -> None:
         frames = naive_pack_add_frames(ledger_id, first, first + 3, 0, payloads, DUMMY)
-        for position in others:  # another ledger in between
+        for position in others:  # another ledger in between, or another key
             if position < len(frames):
                 other = bytearray(frames[position])
-                other[35] ^= 1
+                other[35 if position % 3 else 20] ^= 1
                 frames[position] = bytes(other)
         buffer = b"".join(frames)
         starts, _ = self.module.scan_frames(buffer, 0, SIZE_MAX)
         index = 0
         while index < len(frames):
             expected = naive_gather_adds(buffer, list(starts), index)
-            index, found_id, entry_ids, records, lac = self.module.gather_adds(buffer, starts, index)
-            assert isinstance(records, Records)
-            bodies = [records.body(i) for i in range(len(records))]
-            assert (index, found_id, list(entry_ids), bodies, lac) == expected
-            assert records.tobytes() == Records.of(bodies).data
+            index, runs = self.module.gather_adds(buffer, starts, index)
+            found = []
+            for found_id, entry_ids, records, lac in runs:
+                assert isinstance(records, Records)
+                bodies = [records.body(i) for i in range(len(records))]
+                assert records.tobytes() == Records.of(bodies).data
+                assert records.data is runs[0][2].data
+                found.append((found_id, list(entry_ids), bodies, lac))
+            assert (index, found) == expected
+            assert b"".join([records.tobytes() for _, _, records, _ in runs]) == runs[0][2].data
+
+    @examples(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=70))
+    def test_gather_adds_of_ledgers_in_turn(self, adds: list[tuple[int, int, int]]) -> None:
+        given = [(HEAD, ledger_id, entry_id, -1, 0, [bytes(size)], DUMMY, b"") for ledger_id, entry_id, size in adds]
+        buffer = b"".join([self.module.pack_add_frames(*each)[0] for each in given])
+        starts, _ = self.module.scan_frames(buffer, 0, SIZE_MAX)
+        index, runs = self.module.gather_adds(buffer, starts, 0)
+        assert index == len(adds)
+        assert [(each, i) for each, ids, _, _ in runs for i in ids] == [(each, i) for each, i, _ in adds]
+        assert [len(records.body(i)) - 32 for *_, records, _ in runs for i in range(len(records))] == [
+            size for *_, size in adds
+        ]
+        assert len(runs) == len(list(itertools.groupby(ledger_id for ledger_id, *_ in adds)))
 
     def test_gather_adds_in_any_order_of_ids(self) -> None:
         ids, lacs = [*range(60), 99, *range(3, 63)], [*range(50, -71, -1)]
         heads = [struct.pack(">qqqq", 1, entry, lac, 0) for entry, lac in zip(ids, lacs, strict=True)]
         buffer = b"".join([struct.pack(">I", 24 + 32) + HEAD + head for head in heads])
         starts, _ = self.module.scan_frames(buffer, 0, SIZE_MAX)
-        index, _, entry_ids, _, lac = self.module.gather_adds(buffer, starts, 0)
+        index, [(_, entry_ids, _, lac)] = self.module.gather_adds(buffer, starts, 0)
         assert (index, list(entry_ids), lac) == (121, ids, 50)
 
     def test_gather_adds_makes_ranges_of_what_is_uniform(self) -> None:
         frames, starts, _ = self.module.pack_add_frames(HEAD, 7, 40, -1, 0, [bytes(100)] * 64, CRC32C, b"")
-        _, _, entry_ids, records, _ = self.module.gather_adds(frames, starts, 0)
+        _, [(_, entry_ids, records, _)] = self.module.gather_adds(frames, starts, 0)
         assert entry_ids == range(40, 104)
         assert isinstance(records.starts, range)
 
@@ -281,21 +304,24 @@ class TestPythonKernels:
         assert packed == b"".join(frames)
         if ids:
             starts, _ = self.module.scan_frames(packed, 0, SIZE_MAX)
-            index, code, found_id, entry_ids = self.module.scan_add_responses(packed, starts, 0)
+            index, [(code, found_id, entry_ids)] = self.module.scan_add_responses(packed, starts, 0)
             assert (index, code, found_id, list(entry_ids)) == (len(ids), status, ledger_id, ids)
 
     @examples(st.lists(st.tuples(st.integers(1, 2), st.sampled_from([0, 104]), st.integers(1, 70)), max_size=6))
     def test_scan_add_responses_in_runs(self, runs: list[tuple[int, int, int]]) -> None:
+        if not runs:
+            return
         buffer = b"".join([self.module.pack_add_responses(2, code, ledger, range(n)) for ledger, code, n in runs])
         starts, _ = self.module.scan_frames(buffer, 0, SIZE_MAX)
-        found = []
-        index = 0
-        while index < len(starts) - 1:
-            last = index
-            index, code, ledger_id, entry_ids = self.module.scan_add_responses(buffer, starts, index)
-            assert index - last == len(entry_ids)
-            found += [(ledger_id, code, entry_id) for entry_id in entry_ids]
+        index, taken = self.module.scan_add_responses(buffer, starts, 0)
+        assert index == sum(n for *_, n in runs)
+        found = [(ledger_id, code, entry_id) for code, ledger_id, ids in taken for entry_id in ids]
         assert found == [(ledger, code, i) for ledger, code, n in runs for i in range(n)]
+        assert len(taken) == len(list(itertools.groupby((ledger, code) for ledger, code, _ in runs)))
+        for code in {code for _, code, _ in runs}:
+            some = [(ledger, range(n)) for ledger, each, n in runs if each == code]
+            expected = b"".join([self.module.pack_add_responses(2, code, ledger, ids) for ledger, ids in some])
+            assert self.module.pack_answers(2, code, some) == expected
 
     def test_scan_add_responses_stops_at_other_frames(self) -> None:
         responses = self.module.pack_add_responses(2, 0, 1, range(60))
