@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import pathlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +19,7 @@ from tests.live.job_faults import Crash, crash_once, in_this_process
 
 import bookies as bk
 from bookies.admin.local_cluster import LocalCluster
-from bookies.errors import BookKeeperError, InvalidArgument
+from bookies.errors import BookKeeperError, InvalidArgument, LogNotFound
 from bookies.spark import envelope
 from bookies.spark.jobs import common, exporting, failures, importing, repair, usage
 from bookies.spark.jobs.common import JobConfig
@@ -199,6 +201,57 @@ def test_a_run_id_is_of_one_import(
     with pytest.raises(InvalidArgument, match="or these when they had other sizes"):
         run("one")
     assert entries(store, log) == [b"one"]
+
+
+def test_files_that_change_while_they_are_imported_are_not_mixed(
+    spark: Any, cluster: LocalCluster, store: bk.blocking.Client, tmp_path: pathlib.Path, monkeypatch: Any
+) -> None:
+    """Replaced by another of the same size, shortened, or gone: just after the import has looked at them."""
+    names = [tmp_path / f"{name}.txt" for name in "abc"]
+    whole = "".join(f"{number:07d}\n" for number in range(2000))
+    frame_of = importing.frame_of
+
+    def run(change: Callable[[], object]) -> Any:
+        for name in names:
+            name.write_text(whole)
+
+        def changed(*arguments: Any) -> Any:
+            frame = frame_of(*arguments)
+            change()
+            return frame
+
+        monkeypatch.setattr(importing, "frame_of", changed)
+        asked = config(cluster, "changing", files=[str(tmp_path)], log="changing", create_log=True)
+        return only(importing.job(spark, asked))
+
+    def replace_one() -> None:
+        (tmp_path / "_new").write_text(whole[::-1])
+        os.replace(tmp_path / "_new", names[1])
+
+    changes = {
+        "b.txt was written again": replace_one,
+        "c.txt has 8 bytes, no longer 16,000": lambda: names[2].write_text(whole[:8]),
+        "a.txt has 16,008 bytes, no longer 16,000": lambda: names[0].write_text(whole + "another\n"),
+        "a.txt is gone": lambda: names[0].unlink(),
+    }
+    for text, change in changes.items():
+        with pytest.raises(InvalidArgument, match=f"{text} since the import began, so nothing was imported"):
+            run(change)
+        with contextlib.suppress(LogNotFound):
+            assert not store.log("changing").manifest().extents
+    assert run(lambda: None)["outcome"] == "imported"
+    assert len(entries(store, "changing")) == 6000
+    # Tasks that were stopped in the middle may have left something, and that goes.
+    assert {each.outcome for each in store.log("changing").reap(orphan_grace=0, replay_grace=0)} <= {"deleted"}
+    assert list(store.log("changing").reap(orphan_grace=0, replay_grace=0)) == []
+    assert len(entries(store, "changing")) == 6000
+
+
+def test_import_keeps_to_no_rate(spark: Any, cluster: LocalCluster, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "one.txt").write_text("one\n")
+    asked = config(cluster, "rate", files=[str(tmp_path)], log="rate", create_log=True)
+    with pytest.raises(InvalidArgument, match="import keeps to no rate"):
+        importing.job(spark, replace(asked, bytes_per_s=1e6))
 
 
 def test_text_of_all_kinds_survives_csv(

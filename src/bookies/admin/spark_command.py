@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import logging
 import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
@@ -85,6 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     module = importlib.import_module(JOBS[arguments.job][0])
     config = _config(arguments, module.OPTIONS)
+    if not arguments.debug:
+        _quieten_py4j()
     with interruptible(), session(arguments.job, arguments.cores) as spark, told():
         found = module.complete(spark, config)
         if arguments.report:
@@ -96,6 +99,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.report:
         print(f"report: {arguments.report}", file=sys.stderr)
     return 0 if found.report.is_good else 1
+
+
+def _quieten_py4j() -> None:
+    """An interruption is one sentence; py4j's account of it would be a traceback for each of its connections."""
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(lambda record: not record.getMessage().startswith("KeyboardInterrupt while sending"))
 
 
 def _package(arguments: argparse.Namespace) -> int:

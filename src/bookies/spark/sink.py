@@ -30,7 +30,7 @@ from pyspark.sql.datasource import (
 
 from bookies.errors import BookKeeperError, ConfigError, InvalidArgument, LogNotFound
 from bookies.protocol.log import ENVELOPE, RAW, RECORD_FORMATS, Written, check_log_name
-from bookies.spark import runtime
+from bookies.spark import runtime, unchanged
 from bookies.spark.options import flag, metadata_uri, number, proper_names, read_password
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ logger.setLevel(logging.INFO)  # for Spark's collector: see bookies.spark.counte
 OPTIONS = (
     "log", "topic", "path", "ensembleSize", "writeQuorum", "ackQuorum", "digestType", "maxLedgerBytes",
     "maxInFlightBytes", "txnAppId", "txnVersion", "commitTimeoutMs", "commitRetries", "onOpenTail", "orphanGrace",
-    "createLog", "recordFormat",
+    "createLog", "recordFormat", "unchangedFiles",
 )  # fmt: skip
 OWN_OPTIONS_OF_STREAMS = ("checkpointLocation",)  # which Spark hands over with the others
 TARGETS = ("log", "topic", "path")
@@ -84,6 +84,7 @@ class Settings:
     orphan_grace_ms: int
     creates_log: bool
     record_format: str | None
+    files: Sequence[unchanged.Stamp] = ()  # that the rows are of: see `unchanged`
 
     @property
     def needs_envelope(self) -> bool:
@@ -123,6 +124,7 @@ def settings_of(options: Mapping[str, str], schema: Any, *, is_stream: bool) -> 
         orphan_grace_ms=_duration_ms(found, "orphanGrace", 24 * 3600 * 1000),
         creates_log=flag(found, "createLog", False),
         record_format=record_format,
+        files=unchanged.parsed(found.get("unchangedFiles") or "[]"),
     )
 
 
@@ -342,6 +344,7 @@ class BatchWriter(DataSourceArrowWriter):
         return _write(self._settings, self._identity, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        unchanged.check(self._settings.files)
         _commit(self._settings, self._transaction(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:

@@ -1,8 +1,9 @@
 """`import`: files of Parquet, JSON lines, CSV or text into a log, in one transaction.
 
-All rows become visible at once, or none. The transaction is named by the run id, so a run that is repeated under its
-id, after whatever happened to it, imports nothing twice; its version is a number made of the files' names and sizes,
-so that other files under the same run id are refused. What it wrote in vain is the reaper's (`bk log reap`).
+All rows become visible at once, or none; none if a file has changed since the run began. The transaction is named by
+the run id, so a run that is repeated under its id, after whatever happened to it, imports nothing twice; its version is
+a number made of the files' names and sizes, so that other files under the same run id are refused. What it wrote in
+vain is the reaper's (`bk log reap`).
 
 Rows are in the order of the files as they are named (those of a directory by name), and of the lines in them. Of
 Parquet and CSV the column `value` becomes the entry, with key, headers and timestamp for logs that keep them; files
@@ -26,7 +27,7 @@ import pyarrow.parquet as pq
 
 from bookies.errors import InvalidArgument, LogNotFound
 from bookies.protocol.log import check_log_name
-from bookies.spark import tier
+from bookies.spark import tier, unchanged
 from bookies.spark.jobs import common
 from bookies.spark.jobs.common import JobConfig, Option
 from bookies.spark.jobs.complete import Complete
@@ -70,11 +71,14 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     config = common.checked(config, OPTIONS)
     if not config.options["log"] or not config.options["files"]:
         raise InvalidArgument("say which files and which log: bk spark import FILE... --log NAME")
+    if config.bytes_per_s is not None:
+        raise InvalidArgument("--rate: import keeps to no rate; leave it out, or import fewer files at a time")
     log = check_log_name(config.options["log"])
     bookies.spark.register(spark)
     files = files_of(config.options["files"])
     kind = config.options["format"] or format_of([path for path, _ in files])
     size = sum(size for _, size in files)
+    stamps = unchanged.stamps_of(files)
     app, version = f"import-{config.run_id}", version_of(files, kind)
     if config.mode == common.RUN:
         if config.directory is not None:
@@ -89,7 +93,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
         return _complete(spark, config, log, WOULD, files, (0, size, 0))
     if kind == "csv":
         check_utf8(spark, [path for path, _ in files])
-    with Progress(spark, "import", config.run_id, plan, 0, is_kept=False, is_quiet=config.is_quiet) as progress:
+    with Progress(spark, "import", config.run_id, plan, 0, is_kept=True, is_quiet=config.is_quiet) as progress:
         progress.begin()
         if config.mode == common.DRY_RUN:
             counted = frame.selectExpr(
@@ -103,8 +107,15 @@ def complete(spark: Any, config: JobConfig) -> Complete:
             "txnVersion": str(version),
             "onOpenTail": "fence" if config.options["fence"] else "fail",
             "createLog": str(bool(config.options["create_log"])).lower(),
+            "unchangedFiles": unchanged.packed(stamps),
         }
-        frame.write.format("bookkeeper").mode("append").options(**options).save()
+        try:
+            frame.write.format("bookkeeper").mode("append").options(**options).save()
+        except Exception:
+            # Spark tells neither that a file has become shorter, nor in one sentence that the commit was refused.
+            if common.ask(config.uri, lambda client: imported(client, log, app)) is None:
+                unchanged.check(stamps)
+            raise
         _check_same(config, log, common.ask(config.uri, lambda client: imported(client, log, app)), version)
     return _complete(spark, config, log, IMPORTED_NOW, files, common.ask(config.uri, _outcome(log, app)))
 
@@ -253,8 +264,9 @@ def _check_same(config: JobConfig, log: str, found: Mapping[str, Any] | None, ve
     """Raises `InvalidArgument`: what the log has under this run id is of other files. Older packages said version 0."""
     if found is not None and int(found.get("version", 0)) not in (0, version):
         raise InvalidArgument(
-            f"run {config.run_id} has imported other files into log {log}, or these when they had other sizes: choose "
-            "another run id for these"
+            f"run {config.run_id} has imported other files into log {log}, or these when they had other sizes, so "
+            "nothing is imported now. Under another run id all files that are named come in, also what the log has "
+            "already: choose another run id, and name only what is new"
         )
 
 
