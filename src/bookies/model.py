@@ -86,6 +86,8 @@ class LedgerMetadata:
 
     def fragment_index(self, entry_id: int) -> int:
         """Index in `ensembles` of the fragment that holds, or would hold, the entry."""
+        if len(self.ensembles) == 1:
+            return 0
         return max(0, bisect_right(self.ensembles, entry_id, key=lambda fragment: fragment[0]) - 1)
 
     def ensemble_at(self, entry_id: int) -> Ensemble:

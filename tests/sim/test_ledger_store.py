@@ -90,7 +90,7 @@ def test_entries_come_back_whatever_their_order(machine: Any, body: Body, where:
     async def read(store: LedgerStore, promises: Any) -> None:
         assert await store.list_entries(1) == [range(7), range(9, 10), range(20, 23), range(30, 31)]
         assert await store.read(1, -1) == body(1, 30)
-        assert (await store.read(1, 21), store.read_cached(1, 99)) == (body(1, 21), None)
+        assert (await store.read(1, 21), store.read_resident(1, 99)) == (body(1, 21), None)
         batch = await store.read_batch(1, 0, 100, 1 << 20)
         assert Records.of([body(1, entry) for entry in range(7)]).data.startswith(batch)
         assert await store.read_batch(1, 21, 1, 1 << 20) == Records.of([body(1, 21)]).data
@@ -608,7 +608,7 @@ def test_congestion_pauses_then_refuses_and_ends(machine: Any, body: Body) -> No
         assert modes == [False]
         with pytest.raises(BookieReadOnly):
             await add(store, 1, body(1, entry_id))
-        assert store.read_cached(1, 0) == body(1, 0, size=100_000)
+        assert store.read_resident(1, 0) == body(1, 0, size=100_000)
         made.disk.faults.clear()
         await asyncio.sleep(3)
         assert resumed

@@ -131,7 +131,7 @@ def delete_before_the_list_says_so(patch: pytest.MonkeyPatch) -> None:  # I-20
 )
 def test_mutants_are_found(mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)
-    for seed in range(1, 13):
+    for seed in range(1, 41):
         if simulate(seed, "logs", stops_at_first=True).violations:
             return
     raise AssertionError("not found")

@@ -110,18 +110,9 @@ class Reads:
     def _maybe_read_now(self, connection: Connection, request: ReadRequest) -> bool:
         """Answer at once what the write cache holds (recovery, tailing readers), or the system has in memory."""
         share = connection.share
-        try:
-            body = self._store.read_cached(request.ledger_id, request.entry_id)
-        except BookKeeperError:
-            return False  # Reading it in the ordinary way tells why not.
-        if body is not None:
-            if not share.maybe_take(len(body)):
-                return False
-        else:
-            if request.entry_id >= 0:
-                body = _taken(share, share.size_guess, self._store.read_resident, request.ledger_id, request.entry_id)
-            if body is None:
-                return False
+        body = _taken(share, share.size_guess, self._store.read_resident, request.ledger_id, request.entry_id)
+        if body is None:
+            return False
         response = ReadResponse(request.version, 0, Status.OK, request.ledger_id, request.entry_id, body)
         connection.respond(response, len(body))
         return True

@@ -25,6 +25,7 @@ from bookies.client.connection import Outcome
 from bookies.client.entries import EntryBatch
 from bookies.client.health import READ, READ_BATCH
 from bookies.client.keys import Keys
+from bookies.client.lookup import Asked
 from bookies.client.offloaded import OffloadedFetch
 from bookies.client.pool import BookiePool
 from bookies.config import KIB, ClientConfig
@@ -146,9 +147,22 @@ class RangeFetch:
         self._ranges = read_ranges(metadata, first, last, self._planned_count)
         self._ahead: deque[_Ask] = deque()
         self._in_flight = 0  # parts in `_ahead`
-        self._turn = 0
+        self._turn = first  # Many short ranges are spread over the replicas, too.
         self._late_until: dict[BookieId, float] = {}
         self._loop = asyncio.get_running_loop()
+
+    def begin_with(self, asked: Asked) -> None:
+        """The first entry, which is the last too, has been asked for. Before anything else."""
+        first, last, ensemble = next(self._ranges)
+        assert first == last == self._last
+        others = write_set(asked.position, len(ensemble), self._metadata.write_quorum)[1:]
+        order = [asked.position, *(replica_order(others, ensemble, self._ranking(None)) if others else ())]
+        part = _Part(first, last, ensemble, order, ReplicaReads(order), is_batch=False)
+        part.reads.due()
+        part.asked[asked.position], part.asked_at = (asked.answer, False), asked.at
+        self.counts.requests += 1
+        self._ahead.append(_Ask(deque((part,))))
+        self._in_flight += 1
 
     async def next_batch(self) -> EntryBatch | None:
         """The next entries, None at the end of the range. Safe to call again after it was cancelled or has failed.

@@ -45,6 +45,8 @@ class BookieHealth:
 
     def rank(self, bookie: BookieId) -> Rank:
         """0: healthy; 1: failed a while ago, being probed; 2: failed within the last seconds."""
+        if not self._breakers.knows(bookie):
+            return Rank.HEALTHY
         now = self._loop.time()
         if self._breakers.take_probe(bookie, now):
             self._probe(bookie)

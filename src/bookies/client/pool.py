@@ -41,6 +41,7 @@ from bookies.wire.client import adds_as_v3, encode_request
 from bookies.wire.messages import (
     BatchReadRequest,
     BatchReadResponse,
+    Buffer,
     ForceLedgerRequest,
     ForceLedgerResponse,
     GetBookieInfoRequest,
@@ -178,9 +179,15 @@ class BookiePool:
             version, read_key = v2.VERSION, (ledger_id, entry_id)
         else:
             version, txn_id = v3.VERSION, connection.next_txn_ids()[0]
-        request = ReadRequest(version, txn_id or 0, ledger_id, entry_id, key, is_fencing, is_high_priority)
+        frames: Sequence[Buffer]
+        if version == v2.VERSION and not is_fencing and not is_high_priority:
+            frames = (v2.pack_read(ledger_id, entry_id),)
+        else:
+            frames = encode_request(
+                ReadRequest(version, txn_id or 0, ledger_id, entry_id, key, is_fencing, is_high_priority)
+            )
         answer = connection.request(
-            encode_request(request),
+            frames,
             self._config.read_timeout_ms if timeout_ms is None else timeout_ms,
             txn_id=txn_id,
             key=read_key,

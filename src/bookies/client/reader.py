@@ -129,10 +129,16 @@ class LedgerReader:
     async def read_entry(self, entry_id: int, *, parallel: bool = False, timeout: float | None = None) -> Entry:
         """One entry. `parallel`: ask all its replicas at once, for the sake of time. `timeout`: seconds."""
         entry_id = whole_number("entry_id", entry_id)
+        if timeout is None:
+            return await self._read_entry(entry_id, parallel)
         async with TimeLimit(timeout, f"{self._reading()}, entry {entry_id}"):
-            await self._view.check_confirmed(entry_id)
-            batch = await self._view.range_fetch(entry_id, entry_id, is_parallel=parallel).next_batch()
-        assert batch is not None
+            return await self._read_entry(entry_id, parallel)
+
+    async def _read_entry(self, entry_id: int, is_parallel: bool) -> Entry:
+        view = self._view
+        if entry_id > view.last_add_confirmed or view.is_closed:
+            await view.check_confirmed(entry_id)
+        batch = await view.read_one(entry_id, is_parallel=is_parallel)
         return next(batch.entries())
 
     async def read_batch(

@@ -16,6 +16,7 @@ from bookies.client.fetch import RangeFetch
 from bookies.client.keys import Keys
 from bookies.client.lac import read_last_add_confirmed, try_last_add_confirmed
 from bookies.client.longpoll import wait_for_entry
+from bookies.client.lookup import Asked, look_up
 from bookies.client.offloaded import OffloadedFetch, OffloadedFiles
 from bookies.client.pool import BookiePool
 from bookies.config import ClientConfig
@@ -184,6 +185,28 @@ class LedgerView:
             is_parallel=is_parallel,
             files=None if self._open_files is None else self._rest_from_files,
         )
+
+    async def read_one(self, entry_id: int, *, is_parallel: bool = False) -> EntryBatch:
+        """The entry, which may be read. `is_parallel`: ask all replicas at once. Raises what `RangeFetch` does."""
+        found: EntryBatch | Asked | None = None
+        if self._files is None and not is_parallel:
+            found = await look_up(
+                self.pool,
+                self.keys,
+                self.metadata,
+                entry_id,
+                sticky=self._sticky,
+                is_hedging=self.config.hedged_reads,
+                learn=self.learn,
+            )
+        if isinstance(found, EntryBatch):
+            return found
+        fetch = self.range_fetch(entry_id, entry_id, is_parallel=is_parallel)
+        if found is not None and isinstance(fetch, RangeFetch):
+            fetch.begin_with(found)
+        batch = await fetch.next_batch()
+        assert batch is not None
+        return batch
 
     def check_open(self) -> None:
         """Raises `LedgerClosed`."""

@@ -92,6 +92,10 @@ class CircuitBreakers:
             breaker.is_tripped = False
             breaker.healthy_since = now
 
+    def knows(self, bookie: BookieId) -> bool:
+        """Whether it has ever failed."""
+        return bookie in self._breakers
+
     def rank(self, bookie: BookieId, now: float) -> Rank:
         breaker = self._breakers.get(bookie)
         if breaker is None or not breaker.is_tripped:
@@ -132,14 +136,17 @@ class _Histogram:
         self._fresh = 0
         self.percentile_s: float | None = None
 
-    def add(self, seconds: float) -> None:
+    def add(self, seconds: float) -> bool:
+        """Whether there is a new estimate."""
         steps = math.ceil(2 * math.log2(max(seconds, TIME_MIN_S) / TIME_MIN_S))
         self._counts[min(steps, BUCKET_COUNT - 1)] += 1
         self._total += 1
         self._fresh += 1
-        if self._fresh >= OBSERVED_MIN:
-            self._fresh = 0
-            self._estimate()
+        if self._fresh < OBSERVED_MIN:
+            return False
+        self._fresh = 0
+        self._estimate()
+        return True
 
     def _estimate(self) -> None:
         if self._total > OBSERVED_MAX:
@@ -157,13 +164,16 @@ class ResponseTimes:
 
     def __init__(self) -> None:
         self._histograms: dict[str, dict[BookieId, _Histogram]] = {}
+        self._longest: dict[str, float] = {}  # what the quickest one allows, by kind; asked for with every request
 
     def observe(self, bookie: BookieId, kind: str, seconds: float) -> None:
         of_kind = self._histograms.setdefault(kind, {})
         histogram = of_kind.get(bookie)
         if histogram is None:
             histogram = of_kind[bookie] = _Histogram()
-        histogram.add(seconds)
+        if histogram.add(seconds):
+            known = [each.percentile_s for each in of_kind.values() if each.percentile_s]
+            self._longest[kind] = SLOWER_MAX * min(known)
 
     def percentile_s(self, bookie: BookieId, kind: str) -> float | None:
         """The 95th percentile in seconds, rounded up by at most 42 %; None while too little is known."""
@@ -172,8 +182,8 @@ class ResponseTimes:
 
     def late_after_s(self, bookie: BookieId, kind: str) -> float | None:
         """After so many seconds an answer is late; None while too little is known of everybody."""
-        known = [each.percentile_s for each in self._histograms.get(kind, {}).values() if each.percentile_s]
-        if not known:
+        longest = self._longest.get(kind)
+        if longest is None:
             return None
-        longest = SLOWER_MAX * min(known)
-        return min(self.percentile_s(bookie, kind) or longest, longest)
+        histogram = self._histograms[kind].get(bookie)
+        return min(histogram.percentile_s or longest, longest) if histogram else longest

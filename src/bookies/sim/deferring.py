@@ -18,7 +18,7 @@ from bookies.errors import BookKeeperError
 from bookies.storage.journal import Done
 from bookies.storage.ledger_store import LedgerStore
 
-LOOKS = ("read_cached", "read_resident", "read_batch_resident")
+LOOKS = ("read_resident", "read_batch_resident")
 READS = ("read", "read_batch", "last_add_confirmed", "read_lac", "list_entries")
 
 

@@ -50,7 +50,6 @@ def spoil(storage: LedgerStore, mood: Mood) -> None:
 
     storage.add = moody_add  # type: ignore[method-assign]
     storage.add_many = moody_add_many  # type: ignore[method-assign]
-    storage.read_cached = moody_look(storage.read_cached)  # type: ignore[method-assign]
     storage.read_resident = moody_look(storage.read_resident)  # type: ignore[method-assign]
     storage.read_batch_resident = moody_look(storage.read_batch_resident)  # type: ignore[method-assign]
     storage.read = moody(storage.read)  # type: ignore[method-assign]

@@ -40,6 +40,7 @@ from bookies.storage.write_cache import Run
 
 SYNC_STEP = 8 << 20  # bytes after which the log is synced anyway, so that a checkpoint finds little to do
 READ_SIZE = 4096  # bytes of a first read when the size of an entry is not known
+GAP_MAX = 64 << 10  # bytes to the next entry of a ledger, up to which they are taken for the size of this one
 LOG_FILES_MAX = 64  # open logs of one reader
 DROP_STEP = 8 << 20  # bytes after which the page cache is told what it need not keep
 
@@ -436,6 +437,11 @@ def records_at(pread: Pread, path: str, ledger_id: int, first_entry_id: int, slo
     start = body_offset - 4
     if start < layout.HEADER_SIZE:
         raise CorruptRecord("an index slot names this place", path=path, offset=start)
+    if size_max <= 0:
+        data = _read_record(pread, start, slots)
+        if not _is_entry(data, 0, ledger_id, first_entry_id):
+            raise CorruptRecord("not the record that the index names", path=path, offset=start)
+        return data
     data, starts = _read_span(pread, start, slots, size_max)
     count = _count_matching(log_id, start, slots, data, starts, size_max)
     while count and not _is_entry(data, starts[count - 1], ledger_id, first_entry_id + count - 1):
@@ -443,6 +449,23 @@ def records_at(pread: Pread, path: str, ledger_id: int, first_entry_id: int, slo
     if count == 0 or not _is_entry(data, 0, ledger_id, first_entry_id):
         raise CorruptRecord("not the record that the index names", path=path, offset=start)
     return data[: starts[count]]
+
+
+def _read_record(pread: Pread, start: int, slots: bytes) -> bytes:
+    """The record there, empty when there is none. `slots`: its own, and perhaps the next one, a hint at its size."""
+    size = READ_SIZE
+    if len(slots) > 8:
+        gap = int.from_bytes(slots[8:16], "big") - int.from_bytes(slots[:8], "big")
+        if 4 < gap <= GAP_MAX:
+            size = gap
+    data = pread(size, start)
+    end = 4 + WORD.unpack_from(data)[0] if len(data) >= 4 else 0
+    if end <= len(data):
+        return data[:end]
+    if end - 4 > RECORD_SIZE_MAX:
+        return b""
+    data = pread(end, start)
+    return data if len(data) == end else b""
 
 
 def _read_span(pread: Pread, start: int, slots: bytes, size_max: int) -> tuple[bytes, Sequence[int]]:
@@ -486,5 +509,7 @@ def _count_matching(log_id: int, start: int, slots: bytes, data: bytes, starts: 
 
 def _is_entry(data: bytes, at: int, ledger_id: int, entry_id: int) -> bool:
     """Whether the record at `data[at]` is that entry, as far as its ids and size tell."""
+    if len(data) < at + 4 + RECORD_SIZE_MIN:
+        return False
     size = WORD.unpack_from(data, at)[0]
     return size >= RECORD_SIZE_MIN and IDS.unpack_from(data, at + 4) == (ledger_id, entry_id)

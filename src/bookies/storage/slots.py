@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 
 from bookies.storage.index_format import MISSING, SLOT_SIZE
 
-_MISSING = MISSING.to_bytes(SLOT_SIZE, "big")
+MISSING_SLOT = MISSING.to_bytes(SLOT_SIZE, "big")
 
 
 def leading_present(slots: bytes) -> int:
     """How many slots there are before the first missing one."""
-    at = slots.find(_MISSING)
+    at = slots.find(MISSING_SLOT)
     while at % SLOT_SIZE and at >= 0:  # zeros of two neighbours
-        at = slots.find(_MISSING, at + 1)
+        at = slots.find(MISSING_SLOT, at + 1)
     return (at if at >= 0 else len(slots)) // SLOT_SIZE
 
 

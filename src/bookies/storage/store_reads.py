@@ -16,29 +16,34 @@ from bookies.model import LAST_ENTRY
 from bookies.storage.index_format import SLOT_SIZE
 from bookies.storage.index_ledger import Ledger
 from bookies.storage.opening import Opened
-from bookies.storage.slots import LeadingSlots, merged
+from bookies.storage.slots import MISSING_SLOT, LeadingSlots, merged
 from bookies.storage.store_access import StoreAccess
 
 
 class StoreReads(StoreAccess):
     """From the write cache, or from index and entry logs. All calls on the loop's thread."""
 
-    def read_cached(self, ledger_id: int, entry_id: int) -> bytes | None:
-        """The body of an entry if it is in the write cache; no IO."""
-        return self._open().cache.read(ledger_id, entry_id)
-
     def read_resident(self, ledger_id: int, entry_id: int) -> bytes | None:
-        """As `read`, if it is in memory and nothing is wrong; None if that takes longer, or fails."""
-        records = self.read_batch_resident(ledger_id, entry_id, 1, 0)
-        return None if records is None else records[4:]
+        """As `read`, if it is in memory and nothing is wrong; None if that takes longer, or fails, and for -1."""
+        parts = self._parts
+        ledger = None if parts is None else self._at_hand(parts, ledger_id)
+        if parts is None or ledger is None or entry_id < 0:
+            return None
+        if (body := parts.cache.read(ledger_id, entry_id)) is not None:
+            return body
+        if entry_id > ledger.last_entry_id:
+            return None
+        slots = parts.index.cached_slots(ledger, entry_id, 2)  # The second tells how long the first may be.
+        if not slots or slots.startswith(MISSING_SLOT):
+            return None
+        record = parts.readers.resident.read_records(ledger_id, entry_id, slots, 0)
+        return None if record is None else record[4:]
 
     def read_batch_resident(self, ledger_id: int, first_entry_id: int, count_max: int, size_max: int) -> bytes | None:
         """As `read_batch`, if all of it is in memory and nothing is wrong; None if that takes longer, or fails."""
         parts = self._parts
-        if parts is None or self._failure is not None or self._is_stopping or ledger_id in self._waiting:
-            return None
-        ledger = parts.index.get(ledger_id)
-        if ledger is None or first_entry_id < 0:
+        ledger = None if parts is None else self._at_hand(parts, ledger_id)
+        if parts is None or ledger is None or first_entry_id < 0:
             return None
         count_max = max(1, count_max)
         if pieces := parts.cache.read_batch(ledger_id, first_entry_id, count_max, size_max):
@@ -55,6 +60,12 @@ class StoreReads(StoreAccess):
         if not found.slots:
             return None
         return parts.readers.resident.read_records(ledger_id, first_entry_id, found.slots, size_max)
+
+    def _at_hand(self, parts: Opened, ledger_id: int) -> Ledger | None:
+        """The ledger, if it is in memory and nothing is wrong."""
+        if self._failure is not None or self._is_stopping or ledger_id in self._waiting:
+            return None
+        return parts.index.get(ledger_id)
 
     async def read(self, ledger_id: int, entry_id: int) -> bytes:
         """The body of an entry; -1: of the highest. Raises: LedgerUnknownToBookie, EntryNotFound; ReadFailed."""

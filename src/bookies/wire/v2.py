@@ -77,6 +77,7 @@ _BATCH_READ = struct.Struct(">qqqiq")  # ledger, first entry, request id, count 
 _PLAIN_READ = struct.Struct(">IIqq")  # length, header, ids: the frame of a read without a key
 _PLAIN_BATCH_READ = struct.Struct(">IIqqqiq")  # length, header, and as `_BATCH_READ`
 _RESPONSE = struct.Struct(">iqq")  # error code, ledger, entry
+_PLAIN_RESPONSE = struct.Struct(">IIiqq")  # length, header, and as `_RESPONSE`
 _I64 = struct.Struct(">q")
 
 
@@ -187,7 +188,9 @@ def pack_request(request: Request) -> list[Buffer]:
         raise LocalProtocolError("long polls have no v2 encoding")
     flags = FLAG_FENCE * request.is_fencing | FLAG_HIGH_PRIORITY * request.is_high_priority
     if not flags and request.version == VERSION:
-        return [_pack_plain_read(request)]
+        if isinstance(request, ReadRequest):
+            return [pack_read(request.ledger_id, request.entry_id)]
+        return [_pack_plain_batch_read(request)]
     key = b""
     if request.is_fencing and request.version == VERSION:
         key = request.master_key or b""
@@ -201,11 +204,13 @@ def pack_request(request: Request) -> list[Buffer]:
     return protobuf.frame([pack_header(request.version, OPCODE_BATCH_READ, flags), fields, key])
 
 
-def _pack_plain_read(request: ReadRequest | BatchReadRequest) -> bytes:
+def pack_read(ledger_id: int, entry_id: int) -> bytes:
+    """The frame of a plain `ReadRequest`, without one: entries at random are read one by one."""
+    return _PLAIN_READ.pack(_PLAIN_READ.size - 4, VERSION << 24 | OPCODE_READ << 16, ledger_id, entry_id)
+
+
+def _pack_plain_batch_read(request: BatchReadRequest) -> bytes:
     """As the general way, in one go: striped ledgers are read in very many small requests."""
-    if isinstance(request, ReadRequest):
-        header = VERSION << 24 | OPCODE_READ << 16
-        return _PLAIN_READ.pack(_PLAIN_READ.size - 4, header, request.ledger_id, request.entry_id)
     header = VERSION << 24 | OPCODE_BATCH_READ << 16
     limits = request.txn_id, request.count_max, request.size_max
     return _PLAIN_BATCH_READ.pack(_PLAIN_BATCH_READ.size - 4, header, request.ledger_id, request.entry_id, *limits)
@@ -261,6 +266,12 @@ def status_of(code: int) -> Status:
 
 def pack_response(response: Response) -> list[Buffer]:
     """The frame or frames of a response; bodies and records are passed through when they are long."""
+    if isinstance(response, ReadResponse) and response.version == VERSION:
+        body: Buffer = response.body if response.status is Status.OK and response.body is not None else b""
+        size, header = _PLAIN_RESPONSE.size - 4 + len(body), VERSION << 24 | OPCODE_READ << 16
+        code = CODE_OF_STATUS[response.status]
+        head = _PLAIN_RESPONSE.pack(size, header, code, response.ledger_id, response.entry_id)
+        return [head, body] if body else [head]
     if isinstance(response, AddResponses):
         code = CODE_OF_STATUS[response.status]
         return [kernels.pack_add_responses(response.version & 0xFF, code, response.ledger_id, response.entry_ids)]
@@ -269,7 +280,7 @@ def pack_response(response: Response) -> list[Buffer]:
         return protobuf.frame([pack_header(response.version, OPCODE_AUTH), *auth])
     if isinstance(response, ReadResponse):
         opcode, request_id = OPCODE_READ, b""
-        body: Buffer = response.body if response.status is Status.OK and response.body is not None else b""
+        body = response.body if response.status is Status.OK and response.body is not None else b""
     elif isinstance(response, BatchReadResponse):
         opcode, request_id = OPCODE_BATCH_READ, _I64.pack(response.txn_id)
         body = response.records if response.status is Status.OK else b""

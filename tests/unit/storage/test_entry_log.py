@@ -279,3 +279,12 @@ def test_a_log_that_could_not_be_synced_stays_in_the_page_cache(disk: SimDisk, m
         log.sync()
     assert "/l1/1.log" in dropped
     assert "/l0/0.log" not in dropped
+
+
+@pytest.mark.parametrize("gap", [-100, 0, 1, 4, 5, 19, 40, 5_000, 200_000, 1 << 33])
+@pytest.mark.parametrize("size", [0, 1, 2000, 100_000])
+def test_the_next_slot_is_only_a_hint_at_the_size_of_an_entry(disk: SimDisk, size: int, gap: int) -> None:
+    (slots,) = writer(disk).write([run(1, range(3), size)])
+    following = (int.from_bytes(slots[8:16], "big") + gap).to_bytes(8, "big")
+    assert reader(disk).read_records(1, 1, slots[8:16] + following, 0)[4:] == body(1, 1, size)
+    assert reader(disk).read_records(1, 2, slots[16:24] + following, 0)[4:] == body(1, 2, size)
