@@ -91,6 +91,13 @@ class Network(Protocol):
     async def listen(self, host: str, port: int, protocol_factory: Callable[[], asyncio.BaseProtocol]) -> Listener: ...
 
 
+Submit = Callable[[int, int, int, int, Callable[[int], None]], bool]
+"""Begins to write, of a descriptor, so many bytes of memory at an address to an offset: see `direct.DirectWrites`."""
+
+Written = Callable[[bool | Exception], None]
+"""True: it is durable. False: it has to be written another way; nothing is promised of the range. Or what failed."""
+
+
 class File(Protocol):
     """An open file. All offsets are explicit; there is no position.
 
@@ -113,6 +120,12 @@ class File(Protocol):
 
     def write_durably(self, buffers: Sequence[Buffer], offset: int) -> None:
         """As `pwritev` and `fdatasync`, by the shortest way to the device for a small write into blocks that exist."""
+
+    def begin_durable(self, submit: Submit, buffers: Sequence[Buffer], offset: int, done: Written) -> bool:
+        """Begin what `write_durably` does, by `submit`; on the loop's thread, and nothing else until it is done.
+
+        False: it cannot be done so, and nothing was begun; that is the answer of files that know no such way.
+        """
 
     def fdatasync(self) -> None:
         """Data, and the file's length if it is needed to read them."""
@@ -203,6 +216,12 @@ class Worker(Protocol):
         """Queue a call. The future is resolved on the loop, in order, many at a time where possible.
 
         An exception of the call becomes the future's exception. Cancelling the future does not stop the call.
+        """
+
+    def write_durably(self, file: File, buffers: Sequence[Buffer], offset: int) -> asyncio.Future[None]:
+        """As `run(file.write_durably, ...)`, without the thread where the system can do without.
+
+        So not in order with what `run` was given; no other call may use the file until the future is done.
         """
 
     def close(self) -> None:

@@ -11,9 +11,14 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from bookies.runtime.ports import Buffer, File
+
+if TYPE_CHECKING:
+    from bookies.runtime.direct import DirectWrites
 
 T = TypeVar("T")
 _Call = tuple["asyncio.Future[Any]", Callable[..., Any], tuple[object, ...]]
@@ -44,12 +49,15 @@ class _Outcomes:
         finished = self._finished
         while finished:
             future, result, error = finished.popleft()
-            if future.done():  # cancelled
-                continue
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
+            if not future.done():  # not cancelled
+                _resolve(future, result, error)
+
+
+def _resolve(future: asyncio.Future[T], result: T, error: BaseException | None) -> None:
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
 
 
 class ThreadWorker:
@@ -61,6 +69,8 @@ class ThreadWorker:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._is_closed = False
         self._thread: threading.Thread | None = None
+        self._direct: DirectWrites | None = None
+        self._has_direct: bool | None = None  # whether the system has such a thing; None: nobody has asked yet
 
     def run(self, call: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self._outcomes.loop.create_future()
@@ -74,12 +84,44 @@ class ThreadWorker:
             self._thread.start()
         return future
 
+    def write_durably(self, file: File, buffers: Sequence[Buffer], offset: int) -> asyncio.Future[None]:
+        """See `ports.Worker`: `direct.DirectWrites`, where there is such a thing and the file can make use of it."""
+        if self._has_direct is None and not self._is_closed:
+            from bookies.runtime.direct import DirectWrites
+
+            self._direct = DirectWrites.begin(self._outcomes.loop)
+            self._has_direct = self._direct is not None
+        if self._direct is None:
+            return self.run(file.write_durably, buffers, offset)
+        future: asyncio.Future[None] = self._outcomes.loop.create_future()
+
+        def done(outcome: bool | Exception) -> None:
+            if outcome is False:
+                self.run(file.write_durably, buffers, offset).add_done_callback(by_thread)
+            elif not future.done():
+                _resolve(future, None, None if outcome is True else outcome)
+
+        def by_thread(other: asyncio.Future[None]) -> None:
+            if not future.done():
+                _resolve(future, None, other.exception())
+
+        try:
+            if file.begin_durable(self._direct.submit, buffers, offset, done):
+                return future
+        except Exception as error:  # noqa: BLE001  (as with `run`, it is the future's)
+            future.set_exception(error)
+            return future
+        return self.run(file.write_durably, buffers, offset)
+
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
             self._calls.put(None)
         if self._thread is not None:
             self._thread.join()
+        if self._direct is not None:
+            self._direct.close()
+            self._direct = None
 
     def _run(self) -> None:
         take, post = self._calls.get, self._outcomes.post

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from bookies.errors import DirectoryInUse, DiskFull
-from bookies.runtime.ports import Buffer, File
+from bookies.runtime.ports import Buffer, File, Submit, Written
 from bookies.sim.loop import Crashed
 
 SECTOR = 512  # bytes that become durable together
@@ -216,6 +216,9 @@ class SimFile:
     def write_durably(self, buffers: Sequence[Buffer], offset: int) -> None:
         self.pwritev(buffers, offset)
         self.fdatasync()
+
+    def begin_durable(self, submit: Submit, buffers: Sequence[Buffer], offset: int, done: Written) -> bool:
+        return False
 
     def _write(self, operation: str, data: Buffer, offset: int) -> None:
         def partly(share: float) -> None:

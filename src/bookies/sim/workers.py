@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, TypeVar
 
-from bookies.runtime.ports import Worker
+from bookies.runtime.ports import Buffer, File, Worker
 
 T = TypeVar("T")
 
@@ -38,6 +38,9 @@ class SimWorker:
             self._is_busy = True
             loop.call_later(self._workers.delay_s(), self._perform)
         return future
+
+    def write_durably(self, file: File, buffers: Sequence[Buffer], offset: int) -> asyncio.Future[None]:
+        return self.run(file.write_durably, buffers, offset)
 
     def close(self) -> None:
         """Run what is queued, at once: closing blocks, so no virtual time can pass."""

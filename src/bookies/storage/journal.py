@@ -20,6 +20,7 @@ import asyncio
 import posixpath
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from bookies.config import BookieConfig
 from bookies.errors import DiskFull
@@ -49,7 +50,10 @@ def journal_ids(disk: Disk, directory: str) -> list[int]:
 
 
 class JournalWriter:
-    """The files of one journal. Blocks; confined to the journal's worker."""
+    """The files of one journal. Blocks; confined to the journal's worker.
+
+    But for `begin` and `ended`, which do not block: they are the loop's, while the worker has no group.
+    """
 
     def __init__(self, disk: Disk, directory: str, config: BookieConfig) -> None:
         self._disk = disk
@@ -114,6 +118,26 @@ class JournalWriter:
         for name in older:
             self._disk.unlink(posixpath.join(self._directory, name))
         sync_directory(self._disk, self._directory)
+
+    def begin(self, buffers: list[Buffer], size: int) -> tuple[File, int, int] | None:
+        """Make a small group of `size` bytes ready, of which nothing is left to do but to write it durably.
+
+        Returns the file, where the group begins and where it ends; when it is written, tell `ended`. None: it takes
+        more than that, and is for `commit`.
+        """
+        start, file = self._position, self._file
+        if size > SMALL_GROUP or start >= self._size_max or file is None:
+            return None
+        if start + size + 2 * self._alignment > self._prepared or self._forgotten.is_due(start - KEPT_IN_CACHE):
+            return None
+        padding = journal_format.pack_group_end(self._journal_id, start, buffers, size, self._alignment)
+        buffers.append(padding)
+        return file, start, start + size + len(padding)
+
+    def ended(self, end: int) -> LogMark:
+        """The group that `begin` made ready is durable: the position behind it."""
+        self._position = end
+        return LogMark(self._journal_id, end)
 
     def commit(self, buffers: list[Buffer], size: int, spare: str | None) -> tuple[LogMark, bool, bool]:
         """Write and sync one group of `size` bytes. Any exception is final.
@@ -303,22 +327,41 @@ class Journal:
             asyncio.get_running_loop().call_soon(self._commit)
             return
         start_s = self._clock.monotonic()
-        future = self._worker.run(self._writer.commit, buffers, size, self._spares.ready)
-        future.add_done_callback(lambda done_future: self._committed(done_future, size, waiters, start_s))
+        begun = self._writer.begin(buffers, size)
+        if begun is not None:
+            file, start, end = begun
+            written = self._worker.write_durably(file, buffers, start)
+            written.add_done_callback(lambda future: self._written(future, end, size, waiters, start_s))
+            return
+        committed = self._worker.run(self._writer.commit, buffers, size, self._spares.ready)
+        committed.add_done_callback(lambda future: self._committed(future, size, waiters, start_s))
+
+    def _written(self, future: asyncio.Future[None], end: int, size: int, waiters: list[Done], start_s: float) -> None:
+        if not self._has_succeeded(future):
+            return
+        self.mark = self._writer.ended(end)
+        self._is_durable(size, waiters, start_s)
 
     def _committed(
         self, future: asyncio.Future[tuple[LogMark, bool, bool]], size: int, waiters: list[Done], start_s: float
     ) -> None:
-        error = None if future.cancelled() else future.exception()
-        if error is not None or future.cancelled():
-            self._fail(error or asyncio.CancelledError())
+        if not self._has_succeeded(future):
             return
         self.mark, took_spare, is_short = future.result()
-        self.slowness.took(start_s)
         if is_short:
             self.on_short()
         if took_spare:
             self._spares.take()
+        self._is_durable(size, waiters, start_s)
+
+    def _has_succeeded(self, future: asyncio.Future[Any]) -> bool:
+        error = asyncio.CancelledError() if future.cancelled() else future.exception()
+        if error is not None:
+            self._fail(error)
+        return error is None
+
+    def _is_durable(self, size: int, waiters: list[Done], start_s: float) -> None:
+        self.slowness.took(start_s)
         self.size += size
         self.group_count += 1
         self.queued_size -= size

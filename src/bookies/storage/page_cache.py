@@ -23,9 +23,13 @@ class ForgottenPart:
         self.size = 0
         self._step = step
 
+    def is_due(self, end: int) -> bool:
+        """Whether `grow` would tell it."""
+        return end - self.size >= self._step
+
     def grow(self, file: File, end: int) -> None:
         """Nothing before `end` need be kept."""
-        if end - self.size >= self._step:
+        if self.is_due(end):
             file.drop_cache(self.size, end - self.size)
             self.size = end
 

@@ -10,7 +10,7 @@ import errno
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from bookies.runtime.ports import Buffer, Disk, File, Lock
+from bookies.runtime.ports import Buffer, Disk, File, Lock, Submit, Written
 from bookies.storage.health import DirectoryHealth
 
 T = TypeVar("T")
@@ -61,6 +61,17 @@ class WatchedFile:
 
     def write_durably(self, buffers: Sequence[Buffer], offset: int) -> None:
         self._change(self.unwatched.write_durably, buffers, offset)
+
+    def begin_durable(self, submit: Submit, buffers: Sequence[Buffer], offset: int, done: Written) -> bool:
+        if self.root in self._health.failed:
+            return False  # `write_durably` says why
+
+        def written(outcome: bool | Exception) -> None:
+            if isinstance(outcome, OSError):
+                _write_failed(self._health, self.path, outcome)
+            done(outcome)
+
+        return self.unwatched.begin_durable(submit, buffers, offset, written)
 
     def fdatasync(self) -> None:
         self._change(self.unwatched.fdatasync)
