@@ -110,9 +110,13 @@ class Reads:
     def _maybe_read_now(self, connection: Connection, request: ReadRequest) -> bool:
         """Answer at once what the write cache holds (recovery, tailing readers), or the system has in memory."""
         share = connection.share
-        body = _taken(share, share.size_guess, self._store.read_resident, request.ledger_id, request.entry_id)
-        if body is None:
+        if share.is_waiting or share.is_pressed:
             return False
+        # It is there in no time, so it is counted when its size is known.
+        body = self._store.read_resident(request.ledger_id, request.entry_id)
+        if body is None or not share.maybe_take(len(body)):
+            return False
+        share.learn(len(body))
         response = ReadResponse(request.version, 0, Status.OK, request.ledger_id, request.entry_id, body)
         connection.respond(response, len(body))
         return True

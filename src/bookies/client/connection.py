@@ -275,7 +275,7 @@ class Connection(asyncio.BufferedProtocol):
         if is_fencing and key in self._abandoned:
             return False
         waiting = self._reads.get(key)
-        return waiting is None or all(request.is_fencing == is_fencing for request in waiting)
+        return not waiting or waiting[0].is_fencing == is_fencing  # They are all alike.
 
     def request(
         self,

@@ -84,6 +84,7 @@ class _Part:
     order: Sequence[int]
     reads: ReplicaReads
     is_batch: bool
+    may_repeat: bool = True  # once, on other connections
     asked: dict[int, tuple[asyncio.Future[Outcome], bool]] = field(default_factory=dict)  # (answer, is a batch read)
     asked_at: float = 0.0  # when the last of them was sent
     position: int = -1  # where `data` came from
@@ -359,10 +360,14 @@ class RangeFetch:
                 self._start(part, position)
 
     def _give_up(self, part: _Part) -> None:
-        """No replica could deliver: ask again for a single entry if it may have been the batch read, else fail."""
+        """No replica could deliver: ask once more if it may have been the connections, else fail.
+
+        They may have been dead for long, or have broken under a batch read: old bookies drop the connection when they
+        meet one, with all that is under way on it. So the second time single entries are asked for. Source: 3.8 (X-63).
+        """
         error = part.reads.error
-        if part.is_batch and is_connection_failure(error):
-            part.is_batch = False  # Old bookies drop the connection when they meet a batch read. Source: 3.8 (X-63).
+        if part.may_repeat and is_connection_failure(error):
+            part.may_repeat = part.is_batch = False
             part.reads = ReplicaReads(part.order, is_parallel=self._is_parallel)
         else:
             part.error = error

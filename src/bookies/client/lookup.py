@@ -56,7 +56,12 @@ async def look_up(
         return None
     loop = asyncio.get_running_loop()
     asked = Asked(position, pool.start_read_entry(bookie, metadata.ledger_id, entry_id), loop.time())
-    await _in_time(loop, asked.answer, pool.health.hedge_delay_s(bookie, READ) if is_hedging else None)
+    try:
+        await _in_time(loop, asked.answer, pool.health.hedge_delay_s(bookie, READ) if is_hedging else None)
+    except asyncio.CancelledError:
+        if metadata.write_quorum == 1:
+            asked.answer.cancel()  # Who asks again has no other replica, and had better not wait for this answer.
+        raise
     outcome = asked.answer.result() if asked.answer.done() else None
     if not isinstance(outcome, ReadResponse) or outcome.status is not Status.OK or outcome.body is None:
         return asked
@@ -71,7 +76,7 @@ async def look_up(
 
 
 async def _in_time(loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Outcome], patience_s: float | None) -> None:
-    """Until the answer is there, or for so long; None: however long that takes. Being cancelled leaves it alone."""
+    """Until the answer is there, or for so long; None: however long that takes. Being cancelled does not cancel it."""
     waiter: asyncio.Future[None] = loop.create_future()
     wake = functools.partial(_wake, waiter)
     answer.add_done_callback(wake)

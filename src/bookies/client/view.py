@@ -189,11 +189,12 @@ class LedgerView:
     async def read_one(self, entry_id: int, *, is_parallel: bool = False) -> EntryBatch:
         """The entry, which may be read. `is_parallel`: ask all replicas at once. Raises what `RangeFetch` does."""
         found: EntryBatch | Asked | None = None
+        record = self.metadata
         if self._files is None and not is_parallel:
             found = await look_up(
                 self.pool,
                 self.keys,
-                self.metadata,
+                record,
                 entry_id,
                 sticky=self._sticky,
                 is_hedging=self.config.hedged_reads,
@@ -202,7 +203,8 @@ class LedgerView:
         if isinstance(found, EntryBatch):
             return found
         fetch = self.range_fetch(entry_id, entry_id, is_parallel=is_parallel)
-        if found is not None and isinstance(fetch, RangeFetch):
+        is_where_it_was = self.metadata.ensemble_at(entry_id) == record.ensemble_at(entry_id)
+        if found is not None and is_where_it_was and isinstance(fetch, RangeFetch):
             fetch.begin_with(found)
         batch = await fetch.next_batch()
         assert batch is not None

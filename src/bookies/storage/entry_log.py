@@ -40,7 +40,6 @@ from bookies.storage.write_cache import Run
 
 SYNC_STEP = 8 << 20  # bytes after which the log is synced anyway, so that a checkpoint finds little to do
 READ_SIZE = 4096  # bytes of a first read when the size of an entry is not known
-GAP_MAX = 64 << 10  # bytes to the next entry of a ledger, up to which they are taken for the size of this one
 LOG_FILES_MAX = 64  # open logs of one reader
 DROP_STEP = 8 << 20  # bytes after which the page cache is told what it need not keep
 
@@ -452,11 +451,11 @@ def records_at(pread: Pread, path: str, ledger_id: int, first_entry_id: int, slo
 
 
 def _read_record(pread: Pread, start: int, slots: bytes) -> bytes:
-    """The record there, empty when there is none. `slots`: its own, and perhaps the next one, a hint at its size."""
+    """The record there, empty when there is none. `slots`: its own, and perhaps the next one's, a hint at its size."""
     size = READ_SIZE
     if len(slots) > 8:
         gap = int.from_bytes(slots[8:16], "big") - int.from_bytes(slots[:8], "big")
-        if 4 < gap <= GAP_MAX:
+        if 4 < gap < READ_SIZE:
             size = gap
     data = pread(size, start)
     end = 4 + WORD.unpack_from(data)[0] if len(data) >= 4 else 0

@@ -287,3 +287,30 @@ def test_a_store_that_has_failed_says_so_to_those_who_read(world: World) -> None
         server.store._failure = None
 
     world.run(body)
+
+
+def test_a_small_entry_in_memory_does_not_wait_for_room_for_a_large_one(world: World) -> None:
+    """What a newcomer reads first is taken for a megabyte until it is known; it is, if it is in memory."""
+
+    async def body(world: World) -> None:
+        server = await world.start(write_cache_size=32 << 20)
+        writer = await world.connect(server)
+        for entry_id in range(8):
+            await writer.add(adds(1, [entry_id], size=4_000_000))
+        await writer.add(adds(2, [0], size=100))
+        stuck = [await world.connect(server) for _ in range(8)]
+        for entry_id, client in enumerate(stuck):
+            client.transport.pause_reading()
+            client.send(ReadRequest(2, 0, 1, entry_id))
+            await asyncio.sleep(0.05)
+        size = server._budget.size
+        assert 16_000_000 < size < 16_100_000
+        newcomer = await world.connect(server)
+        begun = world.loop.time()
+        assert (await newcomer.ask(ReadRequest(2, 0, 2, 0))).status is Status.OK
+        assert world.loop.time() - begun < 0.1
+        assert server._budget.size == size
+        for client in stuck:
+            client.transport.abort()
+
+    world.run(body)

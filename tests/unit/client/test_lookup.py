@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable, Sequence
 
 import pytest
 from tests.fakes.world import World, play
-from tests.unit.client.test_fetch import check, forget_requests, payload, reads_of, slow_reads, write
+from tests.unit.client.test_fetch import check, forget_requests, old, payload, reads_of, slow_reads, write
 
+from bookies.client.client import Client
+from bookies.client.entries import Entry
 from bookies.client.fetch import RangeFetch
-from bookies.errors import DigestMismatch
+from bookies.errors import BookieUnreachable, DigestMismatch
 from bookies.model import BookieId
-from bookies.wire.messages import ReadRequest
+from bookies.wire.messages import ReadRequest, Request, Response
 
 
 def asked(world: World) -> dict[BookieId, list[int]]:
@@ -173,5 +176,106 @@ def test_a_read_that_is_given_up_leaves_nothing_behind() -> None:
         check([await ledger.read_entry(4)], 4, 4)
         await asyncio.sleep(1)
         assert (await ledger.read_entry(4)).payload == payload(4)
+
+    play(act)
+
+
+# -- what happens meanwhile ----------------------------------------------------------------------------------------
+
+
+async def move(world: World, store: Client, ledger_id: int, source: BookieId, target: BookieId) -> None:
+    """What a repair does to a ledger of one bookie: its entries and its record are elsewhere."""
+    world.bookies[target].ledgers[ledger_id] = world.bookies[source].ledgers.pop(ledger_id)
+    found = await store._driver.read_ledger(ledger_id)
+    await store._driver.write_ledger(found.metadata.replace(ensembles=((0, (target,)),)), found.version)
+
+
+def late_for(entry_id: int) -> Callable[[Request], float]:
+    return lambda request: 0.1 if isinstance(request, ReadRequest) and request.entry_id == entry_id else 0.0
+
+
+@pytest.mark.parametrize("wire", ["v2", "v3"])
+def test_an_answer_of_a_former_replica_does_not_count_for_its_successor(wire: str) -> None:
+    """Another read of the handle has had the record read anew while this one waited."""
+
+    async def act(world: World) -> None:
+        store = await world.client(wire=wire)
+        writer = await write(store, 30, ensemble=1)
+        (source,) = writer.metadata.last_ensemble
+        target = next(name for name in world.bookies if name != source)
+        ledger = await store.open(writer.ledger_id)
+        await move(world, store, writer.ledger_id, source, target)
+        world.bookies[source].delay_s = late_for(4)
+        check(await asyncio.gather(ledger.read_entry(3), ledger.read_entry(4)), 3, 4)
+
+    play(act)
+
+
+@pytest.mark.parametrize("wire", ["v2", "v3"])
+@pytest.mark.parametrize("ensemble", [1, 3])
+def test_connections_that_turn_out_to_be_dead_are_opened_again(wire: str, ensemble: int) -> None:
+    async def act(world: World) -> None:
+        store = await world.client(wire=wire)
+        writer = await write(store, 30, ensemble=ensemble)
+        ledger = await store.open(writer.ledger_id)
+        dead = {*world.bookies}
+
+        def interceptor(name: BookieId) -> Callable[[Request], Sequence[Response] | None]:
+            def drop(request: Request) -> Sequence[Response] | None:
+                if not isinstance(request, ReadRequest) or name not in dead:
+                    return None
+                dead.discard(name)
+                world.bookies[name].drop_connections()
+                return []
+
+            return drop
+
+        for name, bookie in world.bookies.items():
+            bookie.intercept = interceptor(name)
+        check([await ledger.read_entry(4)], 4, 4)
+        for name in writer.metadata.last_ensemble:
+            await world.take_down(name)
+        with pytest.raises(BookieUnreachable):
+            await ledger.read_entry(4)
+
+    play(act)
+
+
+@pytest.mark.parametrize("ensemble", [1, 3])
+def test_single_reads_survive_a_batch_read_that_old_bookies_do_not_know(ensemble: int) -> None:
+    async def act(world: World) -> None:
+        store = await world.client()
+        writer = await write(store, 30, ensemble=ensemble)
+        for bookie in world.bookies.values():
+            old(bookie)
+            bookie.delay_s = slow_reads(0.01)
+        ledger = await store.open(writer.ledger_id)
+
+        async def scan() -> list[Entry]:
+            return [entry async for entry in ledger.read()]
+
+        single = asyncio.gather(*(ledger.read_entry(entry_id) for entry_id in range(30)))
+        found, scanned = await asyncio.gather(single, scan())
+        check(found, 0, 29)
+        check(scanned, 0, 29)
+
+    play(act)
+
+
+def test_who_gives_up_on_the_only_replica_may_ask_again_at_once() -> None:
+    """The answer that nobody waits for is not held against the bookie, nor in the way of the next."""
+
+    async def act(world: World) -> None:
+        store = await world.client()
+        writer = await write(store, 30, ensemble=1)
+        (name,) = writer.metadata.last_ensemble
+        ledger = await store.open(writer.ledger_id)
+        silence = iter([True])
+        world.bookies[name].intercept = lambda request: [] if next(silence, False) else None
+        with pytest.raises(TimeoutError):
+            await ledger.read_entry(4, timeout=0.01)
+        check([await ledger.read_entry(4)], 4, 4)
+        await asyncio.sleep(60)
+        assert not store._pool.is_suspect(name)
 
     play(act)
