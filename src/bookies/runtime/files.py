@@ -251,8 +251,8 @@ class _DirectWriter:
 
         def ended(result: int) -> None:
             if result == -errno.EINVAL:
-                self.close()
-            if result >= 0 or result == -errno.EINVAL:
+                self.close()  # larger blocks than ours
+            if result >= 0 or result in (-errno.EINVAL, -errno.EINTR, -errno.EAGAIN):
                 done(result == size)
             else:
                 done(OSError(-result, os.strerror(-result)))

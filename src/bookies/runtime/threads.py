@@ -70,7 +70,7 @@ class ThreadWorker:
         self._is_closed = False
         self._thread: threading.Thread | None = None
         self._direct: DirectWrites | None = None
-        self._has_direct: bool | None = None  # whether the system has such a thing; None: nobody has asked yet
+        self._has_looked = False  # for `_direct`
 
     def run(self, call: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self._outcomes.loop.create_future()
@@ -86,11 +86,9 @@ class ThreadWorker:
 
     def write_durably(self, file: File, buffers: Sequence[Buffer], offset: int) -> asyncio.Future[None]:
         """See `ports.Worker`: `direct.DirectWrites`, where there is such a thing and the file can make use of it."""
-        if self._has_direct is None and not self._is_closed:
-            from bookies.runtime.direct import DirectWrites
-
-            self._direct = DirectWrites.begin(self._outcomes.loop)
-            self._has_direct = self._direct is not None
+        if not self._has_looked and not self._is_closed:
+            self._has_looked = True
+            self._direct = _direct_writes(self._outcomes.loop)
         if self._direct is None:
             return self.run(file.write_durably, buffers, offset)
         future: asyncio.Future[None] = self._outcomes.loop.create_future()
@@ -135,6 +133,16 @@ class ThreadWorker:
                 post(future, result, None)
             # Keep nothing of the last call alive while waiting for the next.
             item = future = call = arguments = result = None  # type: ignore[assignment]
+
+
+def _direct_writes(loop: asyncio.AbstractEventLoop) -> DirectWrites | None:
+    """None: the system or the interpreter has no such thing, or none is left."""
+    try:
+        from bookies.runtime.direct import DirectWrites
+
+        return DirectWrites.begin(loop)
+    except (ImportError, AttributeError, OSError, RuntimeError, NotImplementedError):
+        return None
 
 
 class ThreadWorkers:

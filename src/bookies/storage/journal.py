@@ -327,10 +327,15 @@ class Journal:
             asyncio.get_running_loop().call_soon(self._commit)
             return
         start_s = self._clock.monotonic()
-        begun = self._writer.begin(buffers, size)
+        try:
+            begun = self._writer.begin(buffers, size)
+            if begun is not None:
+                file, start, end = begun
+                written = self._worker.write_durably(file, buffers, start)
+        except Exception as error:  # noqa: BLE001  (a mistake of ours: nobody must wait for this group)
+            self._fail(error)
+            return
         if begun is not None:
-            file, start, end = begun
-            written = self._worker.write_durably(file, buffers, start)
             written.add_done_callback(lambda future: self._written(future, end, size, waiters, start_s))
             return
         committed = self._worker.run(self._writer.commit, buffers, size, self._spares.ready)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import errno
+import itertools
 import mmap
 import os
 import pathlib
@@ -103,12 +104,86 @@ def test_closing_waits_for_what_is_under_way(path: str) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("reason", ["machine", "refused", "descriptors"])
+@is_here
+@pytest.mark.parametrize("is_closing", [False, True])
+def test_a_system_that_gives_no_news(path: str, is_closing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is under way ends with its error, and nothing more is taken."""
+    real = direct._system_call
+
+    async def main() -> None:
+        writes = DirectWrites.begin(asyncio.get_running_loop())
+        assert writes is not None
+        events = writes._calls[direct._IO_GETEVENTS]
+        answers = iter([-errno.EINTR])
+
+        def refusing(number: int, *arguments: object) -> int:
+            return next(answers, -errno.EPERM) if number == events else real(number, *arguments)
+
+        monkeypatch.setattr(direct, "_system_call", refusing)
+        descriptor = os.open(path, os.O_WRONLY | os.O_DSYNC)
+        pages, address = memory(b"x" * SIZE)
+        results: list[int] = []
+        for number in range(2):
+            assert writes.submit(descriptor, address, SIZE, number * SIZE, results.append)
+        if is_closing:
+            writes.close()
+        else:
+            os.eventfd_write(writes._eventfd, 1)
+            while not results:
+                writes._take()
+                await asyncio.sleep(0)
+            assert not writes.submit(descriptor, address, SIZE, 0, results.append)
+        assert results == [-errno.EPERM] * 2
+        assert pages[:1] == b"x"
+        os.close(descriptor)
+        writes.close()
+
+    asyncio.run(main())
+
+
+@is_here
+@pytest.mark.parametrize("submission_s", [0.001, 0.01])
+def test_a_file_system_that_does_it_all_at_the_submission(
+    path: str, submission_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop must not wait for the device: after some of these, threads do. `submission_s`: of 11 ms in all."""
+    moments = itertools.accumulate(itertools.cycle([1.0, submission_s, 0.011 - submission_s]))
+    monkeypatch.setattr(direct, "perf_counter", lambda: next(moments))
+
+    async def main() -> None:
+        writes = DirectWrites.begin(asyncio.get_running_loop())
+        assert writes is not None
+        descriptor = os.open(path, os.O_WRONLY | os.O_DSYNC)
+        pages, address = memory(b"x" * SIZE)
+        count = 0
+        while count < 50:
+            ended = asyncio.get_running_loop().create_future()
+            if not writes.submit(descriptor, address, SIZE, 0, ended.set_result):
+                break
+            assert await asyncio.wait_for(ended, 60) == SIZE
+            count += 1
+        assert count == (50 if submission_s < 0.005 else direct.BLOCKING_MAX + 1)
+        assert pages[:1] == b"x"
+        os.close(descriptor)
+        writes.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("reason", ["machine", "refused", "descriptors", "loop", "library"])
 def test_where_there_is_no_such_thing_a_thread_writes(reason: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if reason == "machine":
         monkeypatch.setattr(direct.platform, "machine", lambda: "pdp11")
     elif reason == "refused":
         monkeypatch.setattr(direct, "_system_call", lambda *arguments: -errno.EPERM)
+    elif reason == "loop":
+
+        def cannot_watch(*arguments: object) -> None:
+            raise NotImplementedError
+
+        monkeypatch.setattr(asyncio.SelectorEventLoop, "add_reader", cannot_watch)
+    elif reason == "library":
+        monkeypatch.setitem(sys.modules, "bookies.runtime.direct", None)
     else:
 
         def none_left(*arguments: int) -> int:
@@ -224,7 +299,7 @@ def ending_with(result: int) -> Submit:
 
 
 @pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="no direct writes here")
-@pytest.mark.parametrize("result", [0, 100, -errno.EINVAL, -errno.EIO, -errno.ENOSPC])
+@pytest.mark.parametrize("result", [0, 100, -errno.EINVAL, -errno.EINTR, -errno.EAGAIN, -errno.EIO, -errno.ENOSPC])
 def test_what_the_device_says_of_a_file_and_its_directory(result: int, tmp_path: pathlib.Path) -> None:
     """Everything written; a part; blocks that are too small for it; a device that fails; no room left."""
 
