@@ -96,14 +96,17 @@ def add_to_many(stage: Stage, contestant: Contestant) -> Values:
     return {**many, "share": 100 * many["entries_per_s"] / few["entries_per_s"]}
 
 
-def reading(mode: str, size: int, *words: str, is_cold: bool = False) -> Callable[[Stage, Contestant], Values]:
-    """Of a ledger that was written before. Cold: its first half, after the second and with no page of it in memory."""
+def reading(
+    mode: str, size: int, *words: str, is_cold: bool = False, is_warm: bool = False
+) -> Callable[[Stage, Contestant], Values]:
+    """Of a ledger that was written before. Cold: its first half, after the second and with no page of it in memory.
+    Warm: after as long a time of the same, whoever reads."""
 
     def run(stage: Stage, contestant: Contestant) -> Values:
         entries = stage.pace.count(500_000)
         ledger = stage.ledger(contestant, size, entries)
         cold = ("--cold", "yes", "--last", str(entries // 2)) if is_cold else ()
-        return stage.drive(contestant, mode, "--ledger", str(ledger), *cold, *words)
+        return stage.drive(contestant, mode, "--ledger", str(ledger), *cold, *words, is_warm=is_warm)
 
     return run
 
@@ -294,7 +297,7 @@ CASES: tuple[Case, ...] = (
     Case(
         "read 1 KiB at random, warm, 16 in flight",
         (rate(None, limits.reads(1024)), latency("p50_us", None), latency("p99_us", None)),
-        reading("random", 1024, "--window", "16"),
+        reading("random", 1024, "--window", "16", is_warm=True),
         (DEFAULT, ROCKSDB),
     ),
     Case(
