@@ -10,7 +10,7 @@ import pytest
 
 from bookies.errors import DiskFull
 from bookies.sim.disk import LOSSES, Loss
-from bookies.storage import journal_spare
+from bookies.storage import journal, journal_spare
 from bookies.storage.ledger_store import LedgerStore
 
 STEP = 4096  # size of a prepared file in these tests
@@ -64,6 +64,27 @@ def test_the_journal_goes_on_in_prepared_files_and_recycles_retired_ones(machine
     assert subject.live(lambda store, promises: promises.check(store))
     left = [path for path in subject.disk.files("/journal0") if path.endswith(journal_spare.SUFFIX)]
     assert not left, "what an earlier process prepared stays behind"
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_nothing_is_prepared_for_a_small_group_now_and_then(
+    machine: Any, body: Callable[..., bytes], every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`every`: so many groups with a small one among them; 1: all are small."""
+    monkeypatch.setattr(journal, "SMALL_GROUP", 2000)
+    monkeypatch.setattr(journal, "SHARE_SIZE", 10_000)
+    subject = machine(is_logging=True)
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        for entry_id in range(60):
+            size = 200 if entry_id % every == every - 1 else 4000
+            await promises.add(store, 1, {entry_id: body(1, entry_id, size=size)})
+            await asyncio.sleep(0.02)
+
+    assert subject.live(script)
+    is_prepared = any(call.path.endswith("/1.spare") for call in subject.disk.log)
+    assert is_prepared == (every == 1)
+    assert subject.live(lambda store, promises: promises.check(store))
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=["nothing survives", "half", "everything", "garbage"])

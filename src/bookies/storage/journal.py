@@ -36,8 +36,10 @@ Done = Callable[[BaseException | None], None]
 KEPT_IN_CACHE = 8 << 20  # bytes behind the writing position that the page cache may keep
 DROP_STEP = 1 << 20  # bytes after which the page cache is told again
 # Preparing costs as much bandwidth as the journal itself. It pays where a group is small and its sync is what somebody
-# waits for; large groups spread the price of an unprepared sync over many entries.
+# waits for; large groups spread the price of an unprepared sync over many entries, and a small one now and then between
+# them is not worth a file.
 SMALL_GROUP = 64 << 10  # bytes
+SHARE_SIZE = 16 << 20  # bytes of groups that count as lately
 SLOW_S = 1.0  # a group that takes longer is worth a word
 SLOW_OVER_S = 60.0  # without another such group, and the device counts as quick again
 FIRST_PREPARED = 4 << 20  # bytes of zeros in the first file of a process, which has to be there at once
@@ -275,6 +277,7 @@ class Journal:
         self._backups_max = config.journal_backups_max
         # An idle bookie prepares nothing: only a journal that is about to use up its first file does.
         self._prepare_from = min(config.journal_preallocate_size, FIRST_PREPARED) // 2
+        self._small_share = 1.0  # of the bytes that were written lately were in small groups
         self._on_fatal = on_fatal
         self._worker = runtime.workers.start(name)
         self._writer = JournalWriter(runtime.disk, directory, config)
@@ -370,11 +373,17 @@ class Journal:
         self.size += size
         self.group_count += 1
         self.queued_size -= size
-        if size < SMALL_GROUP and self.size > self._prepare_from:
-            self._spares.prepare()
+        self._prepare_for(size)
         # The device first: those who are answered add the group after the next.
         self._commit()
         self._answer(waiters)
+
+    def _prepare_for(self, size: int) -> None:
+        """A group of `size` bytes was written: prepare a file if small ones are most of what is written."""
+        is_small = size < SMALL_GROUP
+        self._small_share += (is_small - self._small_share) * min(1.0, size / SHARE_SIZE)
+        if is_small and self._small_share > 0.5 and self.size > self._prepare_from:
+            self._spares.prepare()
 
     def _answer(self, waiters: list[Done]) -> None:
         for done in waiters:

@@ -3,8 +3,8 @@
 Why. `fdatasync` of a file whose blocks were never written makes the file system commit its own journal first, and that
 waits for whatever other files have under way; a sync into blocks that were written before waits for nothing but the
 device. Measured, 64 KiB groups on ext4 beside other writers: 8 ms against 0.3 ms. So the journal's next file is
-filled with zeros and synced in the background, and the journal moves on to it when its own prepared part is used up.
-Files behind the durable mark are taken for that instead of being deleted, because their blocks exist.
+filled with zeros and synced in the background, slice by slice, and the journal moves on to it when its own prepared
+part is used up. Files behind the durable mark are taken for that instead of being deleted, because their blocks exist.
 
 Why it is safe. A spare has a name that no journal has, so replay never sees it. It becomes a journal only after every
 byte of it was overwritten with zeros and synced: nothing of an earlier life can be read beyond the new tail (storage
@@ -31,6 +31,7 @@ SLICE = 1 << 20  # bytes of zeros written in one call
 RETIRED_MAX = 2  # files that may wait for being prepared again
 ROOM_FACTOR = 4  # so many times a file's size has to be usable, or no file is prepared
 ROOM_CHECK_S = 10.0  # between two looks at a disk that has less
+FORGOTTEN_BEHIND = 3 * SLICE  # what was written that long ago is on the device, and its pages can be used again
 PAUSE_S = 0.005  # between two slices: at most 200 MB/s go into preparation
 
 
@@ -117,6 +118,10 @@ class Spares:
         if self._is_closed:
             return
         file.pwrite(bytes(size), position)
+        # The system begins to write what it is told to forget. Left to the sync at the end, the zeros would go to the
+        # device all at once, and every group of the journal would wait behind them.
+        start = max(0, position - FORGOTTEN_BEHIND)
+        file.drop_cache(start, position + size - start)
         if position + size >= self._size:
             file.truncate(self._size)
             file.fsync()
