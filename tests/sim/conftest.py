@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from array import array
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from random import Random
 from typing import cast
 
@@ -20,6 +22,7 @@ from bookies.sim.disk import Loss, SimDisk
 from bookies.sim.loop import Participant, SimLoop
 from bookies.sim.workers import SimWorkers
 from bookies.storage.ledger_store import LedgerStore
+from bookies.storage.write_cache import MixedRun
 
 KEY = b"k" * 20
 SETTINGS: dict[str, object] = {
@@ -84,6 +87,38 @@ class Promises:
             done=done,
         )
         return future
+
+    async def add_mixed(self, store: LedgerStore, bodies: dict[tuple[int, int], bytes]) -> None:
+        """Send entries of many ledgers as one run, and those that it leaves one by one."""
+        waits: list[asyncio.Future[None]] = []
+        for each, body in bodies.items():
+            self.submitted.setdefault(each, []).append(body)
+        sizes: list[int] = []
+
+        def done(future: asyncio.Future[None], some: MixedRun, error: BaseException | None) -> None:
+            if error is not None:
+                future.set_exception(error)
+                return
+            for each in zip(some.ledger_ids, some.entry_ids, strict=True):
+                self.acknowledged[each] = bodies[each]
+            sizes.append(some.records.size)
+            if sum(sizes) == sum(accepted):
+                future.set_result(None)
+
+        accepted: list[int] = []
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        records = Records.of(list(bodies.values()))
+        numbers = [array("q", column) for column in zip(*bodies, strict=True)]
+        mixed = MixedRun(*numbers, Records(records.data, array("q", records.starts)))
+        lacs = [entry_id - 1 for _, entry_id in bodies]
+        others = store.add_mixed(
+            KEY, mixed, lacs, is_recovery=False, accepted=accepted.append, done=partial(done, future)
+        )
+        waits += [future] if accepted else []
+        ids = list(bodies)
+        for ledger_id, entry_id in [ids[index] for index in others]:
+            waits.append(self.add(store, ledger_id, {entry_id: bodies[ledger_id, entry_id]}))
+        await asyncio.gather(*waits)
 
     def fence(self, store: LedgerStore, ledger_id: int) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

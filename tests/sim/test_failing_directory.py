@@ -17,6 +17,7 @@ from tests.fakes.records import BOOKIE, FakeRecords
 
 from bookies.errors import BookieReadOnly, DataUnknown, DiskFull, LedgerFenced, ReadFailed
 from bookies.sim.disk import NOTHING_SURVIVES, PROCESS_DIES, Loss
+from bookies.storage import entry_log
 from bookies.storage.collection import Compaction
 from bookies.storage.failover import Note, pack_note, parse_note
 from bookies.storage.ledger_store import LedgerStore
@@ -182,6 +183,30 @@ def test_adds_flushes_and_checkpoints(three: Callable[..., Any], body: Body, kin
     assert sweep(three, before, script, kind) > 5
 
 
+@pytest.mark.parametrize("kind", ["all", "writes", "syncs"])
+def test_entries_of_many_ledgers_in_one_run(
+    three: Callable[..., Any], body: Body, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entry_log, "MIXED_SIZE", 3000)  # a few entries
+
+    async def before(store: LedgerStore, promises: Any) -> None:
+        for ledger_id in range(1, 9):
+            await add(store, promises, body, ledger_id, range(6))
+        await store.checkpoint()
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        for number in range(3):
+            for entry in range(6 + 4 * number, 10 + 4 * number):
+                ids = [(ledger_id, entry) for ledger_id in (*range(1, 9), 20 + number)]
+                await promises.add_mixed(store, {each: body(*each, size=500) for each in ids})
+            await add(store, promises, body, 3, range(8 + 4 * number, 12 + 4 * number))
+            for ledger_id in range(1, 9):
+                await store.read(ledger_id, 5)
+            await store.checkpoint()
+
+    assert sweep(three, before, script, kind) > 5
+
+
 @pytest.mark.parametrize("compaction", ["transactional", "plain"])
 @pytest.mark.parametrize("kind", ["all", "syncs"])
 def test_collection_and_compaction(three: Callable[..., Any], body: Body, kind: str, compaction: str) -> None:
@@ -204,13 +229,18 @@ def test_collection_and_compaction(three: Callable[..., Any], body: Body, kind: 
     assert sweep(three, before, script, kind, compaction=compaction) > 5
 
 
-def test_what_a_failed_sync_has_lost_is_written_again(three: Callable[..., Any], body: Body) -> None:
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_what_a_failed_sync_has_lost_is_written_again(three: Callable[..., Any], body: Body, is_mixed: bool) -> None:
     """[R-17] Entries that had left the write cache, in a log whose sync fails."""
     made = three(write_cache_size=1 << 20, entry_log_size_max=1 << 20)
 
     async def script(store: LedgerStore, promises: Any) -> None:
         for entry in range(0, 1600, 20):
-            await add(store, promises, body, 1 + entry % 3, range(entry, entry + 20))
+            if is_mixed:
+                ids = [(1 + each % 20, (entry + each) // 20) for each in range(20)]
+                await promises.add_mixed(store, {each: body(*each, size=500) for each in ids})
+            else:
+                await add(store, promises, body, 1 + entry % 3, range(entry, entry + 20))
         assert store.stats()["flushes"] > 0
         for directory in ("/ledgers0", "/ledgers1"):
             made.disk.fail("fdatasync|fsync", f"{directory}/current", error, count=1 << 40)

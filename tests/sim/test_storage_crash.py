@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from bookies.errors import LedgerFenced
 from bookies.sim.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES, Loss
+from bookies.storage import entry_log
 from bookies.storage.ledger_store import LedgerStore
 
 Body = Callable[..., bytes]
@@ -97,6 +99,34 @@ def test_a_checkpoint(machine: Any, load: Script, body: Body) -> None:
         await store.checkpoint()
 
     assert sweep(machine, script) > 60
+
+
+@pytest.mark.parametrize("journals", [1, 2])
+def test_entries_of_many_ledgers_in_one_run(
+    machine: Any, body: Body, journals: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[R-1, R-2, R-9] Mixed runs, copies of what is in runs of its own, and the other way round; several flushes."""
+    monkeypatch.setattr(entry_log, "MIXED_SIZE", 600)  # a few entries
+
+    async def script(store: LedgerStore, promises: Any) -> None:
+        for first in (0, 3):
+            waits = []
+            for entry in range(first, first + 3):
+                ids = [(ledger, entry) for ledger in range(12)] + [(3, 100 + entry)]
+                waits.append(promises.add_mixed(store, {each: body(*each) for each in ids}))
+            await asyncio.gather(*waits, promises.add(store, 5, {entry: body(5, entry) for entry in range(40, 44)}))
+            waits = [promises.add(store, 7, {first + at: body(7, first + at, version=1) for at in range(2)})]
+            waits.append(promises.add_mixed(store, {(ledger, first): body(ledger, first, 2) for ledger in range(10)}))
+            await asyncio.gather(*waits)
+            await promises.check(store)
+            if not first:
+                await store.checkpoint()
+        await promises.fence(store, 3)
+        promises.fences[3] = False  # Its keeping is what other tests are about: here it only meets mixed runs.
+        with pytest.raises(LedgerFenced):
+            await promises.add_mixed(store, {(ledger, 9): body(ledger, 9) for ledger in range(12)})
+
+    assert sweep(machine, script, step=3, write_cache_size=8 << 10, journals=journals) > 60
 
 
 def test_a_checkpoint_while_adds_go_on(machine: Any, load: Script, body: Body) -> None:

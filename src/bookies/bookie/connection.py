@@ -62,7 +62,7 @@ class Connection(asyncio.Protocol):
         self._service = service
         self._intake = intake
         self._events = events
-        self._decoder = RequestDecoder(frame_size_max)
+        self._decoder = RequestDecoder(frame_size_max, mixes=True)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._output: list[Buffer] = []

@@ -130,6 +130,7 @@ class SecureConnection(Connection):
         """Take the gate out of the way if it is open."""
         if self._gate.is_open:
             self._service = self._served_by
+            self._decoder.mixes = True
             if self._gate_deadline is not None:
                 self._gate_deadline.cancel()
         return self._gate.is_open
@@ -227,7 +228,7 @@ class SecureConnection(Connection):
 
     def _encrypted(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._decoder = RequestDecoder(self._frame_size_max)
+        self._decoder = RequestDecoder(self._frame_size_max, mixes=self._gate.is_open)
         transport.set_write_buffer_limits(high=UNSENT_SIZE_MIN)
         # It passes on whatever it gets, and tells only of what the other transport refuses then.
         self._part_size = UNSENT_SIZE_MIN

@@ -31,15 +31,19 @@ if not NATIVE:
     from bookies.kernels import _python as _implementation
 
 if TYPE_CHECKING:
-    from bookies.kernels._python import Frame, Steps, entries
+    from bookies.kernels._python import Frame, Mixture, Steps, entries
 else:
     Frame = _implementation.Frame
+    Mixture = _implementation.Mixture
     Steps = _implementation.Steps
     entries = _implementation.entries
 crc32c = _implementation.crc32c
 scan_frames = _implementation.scan_frames
 scan_records = _implementation.scan_records
 gather_adds = _implementation.gather_adds
+gather_mixed_adds = _implementation.gather_mixed_adds
+find_mixed = _implementation.find_mixed
+pack_mixed_answers = _implementation.pack_mixed_answers
 pack_add_frames = _implementation.pack_add_frames
 pack_add_responses = _implementation.pack_add_responses
 pack_answers = _implementation.pack_answers
@@ -54,19 +58,23 @@ digest = _implementation.digest
 __all__ = [
     "NATIVE",
     "Frame",
+    "Mixture",
     "Records",
     "Steps",
     "crc32c",
     "cut_runs",
     "digest",
     "entries",
+    "find_mixed",
     "gather_adds",
+    "gather_mixed_adds",
     "gather_payloads",
     "greatest_lac",
     "pack_add_frames",
     "pack_add_responses",
     "pack_answers",
     "pack_locations",
+    "pack_mixed_answers",
     "scan_add_responses",
     "scan_frames",
     "scan_records",

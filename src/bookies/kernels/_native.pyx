@@ -12,6 +12,7 @@ from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
+from libc.stdlib cimport free, malloc, qsort
 from libc.string cimport memcmp, memcpy
 
 from array import array
@@ -53,6 +54,9 @@ bookies_crc_init()
 
 cdef int CRC32C = 3
 cdef int DUMMY = 4
+cdef int MIXED_LOOK = 16
+cdef int MIXED_MIN = 8
+cdef int GIL_RUNS = 1000
 cdef c_array.array _INT64 = array("q")
 cdef c_array.array _INT32 = array("i")
 
@@ -267,6 +271,212 @@ def gather_adds(const uint8_t[::1] buffer, starts, Py_ssize_t index):
     return last, runs
 
 
+def gather_mixed_adds(const uint8_t[::1] buffer, starts, Py_ssize_t index):
+    """See `_python.gather_mixed_adds`."""
+    cdef _Starts frames = _Starts(starts, buffer.shape[0])
+    cdef Py_ssize_t count = frames.count - 1, last = index, item
+    cdef int64_t total = 0, size, at, end, ledger_id = -1, before, changes = 0
+    cdef const uint8_t *head
+    cdef uint8_t *target
+    if not 0 <= index < count or frames.at(index + 1) - frames.at(index) < 52:
+        raise IndexError("no add at that frame")
+    end = frames.at(index)
+    head = &buffer[end + 4]
+    while last < count:
+        at = end
+        end = frames.at(last + 1)
+        if end - at < 52 or memcmp(&buffer[at + 4], head, 24) != 0:
+            break
+        if last - index < MIXED_LOOK:
+            before = ledger_id
+            ledger_id = bookies_get64(&buffer[at + 28])
+            changes += ledger_id != before
+        elif changes < MIXED_MIN:
+            return None
+        total += end - at - 24
+        last += 1
+    if changes < MIXED_MIN:
+        return None
+    cdef bytes data = PyBytes_FromStringAndSize(NULL, total)
+    cdef c_array.array ledger_ids = c_array.clone(_INT64, last - index, zero=False)
+    cdef c_array.array entry_ids = c_array.clone(_INT64, last - index, zero=False)
+    cdef c_array.array lacs = c_array.clone(_INT64, last - index, zero=False)
+    cdef c_array.array records = c_array.clone(_INT64, last - index + 1, zero=False)
+    target = <uint8_t *>PyBytes_AS_STRING(data)
+    total = 0
+    end = frames.at(index)
+    for item in range(last - index):
+        at = end
+        end = frames.at(index + item + 1)
+        size = end - at - 28
+        records.data.as_longlongs[item] = total
+        ledger_ids.data.as_longlongs[item] = bookies_get64(&buffer[at + 28])
+        entry_ids.data.as_longlongs[item] = bookies_get64(&buffer[at + 36])
+        lacs.data.as_longlongs[item] = bookies_get64(&buffer[at + 44])
+        if ledger_ids.data.as_longlongs[item] < 0 or entry_ids.data.as_longlongs[item] < 0:
+            return None
+        bookies_put32(target + total, <uint32_t>size)
+        memcpy(target + total + 4, &buffer[at + 28], size)
+        total += 4 + size
+    records.data.as_longlongs[last - index] = total
+    return last, Records(data, records), ledger_ids, entry_ids, lacs
+
+
+def find_mixed(list runs, Py_ssize_t first, int64_t ledger_id):
+    """See `_python.find_mixed`."""
+    cdef list found = []
+    cdef c_array.array ledger_ids
+    cdef const int64_t *ids
+    cdef int64_t number
+    cdef Py_ssize_t index, count
+    if first < 0:
+        raise IndexError("no such run")
+    for number in range(first, len(runs)):
+        ledger_ids = runs[number]
+        ids, count = <const int64_t *>ledger_ids.data.as_longlongs, len(ledger_ids)
+        for index in range(count):
+            if ids[index] == ledger_id:
+                found.append(number << 32 | index)
+    return found
+
+
+cdef struct _Entry:
+    int64_t ledger_id
+    int64_t entry_id
+    int64_t place  # run << 32 | index
+
+
+cdef struct _Run:
+    const uint8_t *data
+    const int64_t *starts
+    int64_t size
+
+
+cdef int _compare(const void *one, const void *other) noexcept nogil:
+    """By ledger, entry and place; no two are alike."""
+    cdef const _Entry *a = <const _Entry *>one
+    cdef const _Entry *b = <const _Entry *>other
+    if a.ledger_id != b.ledger_id:
+        return -1 if a.ledger_id < b.ledger_id else 1
+    if a.entry_id != b.entry_id:
+        return -1 if a.entry_id < b.entry_id else 1
+    return -1 if a.place < b.place else 1
+
+
+cdef class Mixture:
+    """See `_python.Mixture`."""
+
+    cdef list _held  # what `_runs` points into
+    cdef _Run *_runs
+    cdef _Entry *_entries
+    cdef Py_ssize_t _count
+
+    def __cinit__(self, runs):
+        cdef c_array.array ledger_ids, entry_ids, starts
+        cdef bytes data
+        cdef Py_ssize_t count = 0, size, item
+        cdef int64_t run = 0
+        cdef _Entry *entry
+        self._held = []
+        for ledger_ids, entry_ids, records in runs:
+            data, starts = records.data, records.starts
+            size = len(ledger_ids)
+            if len(entry_ids) != size or len(starts) != size + 1:
+                raise ValueError("a ledger id and an entry id for each record")
+            self._held.append((ledger_ids, entry_ids, data, starts))
+            count += size
+            if not len(self._held) % GIL_RUNS:
+                with nogil:
+                    pass  # others have their turn: there may be very many small runs
+        self._runs = <_Run *>malloc((len(self._held) or 1) * sizeof(_Run))
+        self._entries = <_Entry *>malloc((count or 1) * sizeof(_Entry))
+        if self._runs == NULL or self._entries == NULL:
+            raise MemoryError
+        entry = self._entries
+        for ledger_ids, entry_ids, data, starts in self._held:
+            self._runs[run].data = <const uint8_t *>PyBytes_AS_STRING(data)
+            self._runs[run].starts = <const int64_t *>starts.data.as_longlongs
+            self._runs[run].size = len(data)
+            for item in range(len(ledger_ids)):
+                entry.ledger_id = ledger_ids.data.as_longlongs[item]
+                entry.entry_id = entry_ids.data.as_longlongs[item]
+                entry.place = run << 32 | item
+                entry += 1
+            run += 1
+            if not run % GIL_RUNS:
+                with nogil:
+                    pass
+        self._count = self._sorted(count)
+
+    cdef Py_ssize_t _sorted(self, Py_ssize_t count):
+        """Sort the entries and keep the last copies; how many they are."""
+        cdef _Entry *entries = self._entries
+        cdef Py_ssize_t item, kept = 0
+        with nogil:
+            qsort(entries, count, sizeof(_Entry), _compare)
+            for item in range(count):
+                if (
+                    item + 1 == count
+                    or entries[item].entry_id != entries[item + 1].entry_id
+                    or entries[item].ledger_id != entries[item + 1].ledger_id
+                ):
+                    entries[kept] = entries[item]
+                    kept += 1
+        return kept
+
+    def __dealloc__(self):
+        free(self._runs)
+        free(self._entries)
+
+    def __len__(self):
+        return self._count
+
+    def take(self, Py_ssize_t first, int64_t size_max):
+        """See `_python.Mixture.take`."""
+        cdef Py_ssize_t left = self._count - first, taken = 0, item
+        cdef int64_t total = 0, size, at, index
+        cdef const _Entry *entry
+        cdef const _Run *run
+        cdef uint8_t *target
+        if first < 0 or left <= 0:
+            raise IndexError("nothing is left")
+        while taken < left:
+            entry = &self._entries[first + taken]
+            run = &self._runs[entry.place >> 32]
+            index = entry.place & 0xffffffff
+            at, size = run.starts[index], run.starts[index + 1] - run.starts[index]
+            if taken and total + size > size_max:
+                break
+            if (
+                at < 0
+                or size < 20
+                or at > run.size - size
+                or bookies_get64(run.data + at + 4) != entry.ledger_id
+                or bookies_get64(run.data + at + 12) != entry.entry_id
+            ):
+                raise ValueError("a record that is another entry")
+            total += size
+            taken += 1
+        cdef bytes data = PyBytes_FromStringAndSize(NULL, total)
+        cdef c_array.array ledger_ids = c_array.clone(_INT64, taken, zero=False)
+        cdef c_array.array entry_ids = c_array.clone(_INT64, taken, zero=False)
+        cdef c_array.array starts = c_array.clone(_INT64, taken + 1, zero=False)
+        target = <uint8_t *>PyBytes_AS_STRING(data)
+        total = 0
+        for item in range(taken):
+            entry = &self._entries[first + item]
+            run = &self._runs[entry.place >> 32]
+            index = entry.place & 0xffffffff
+            size = run.starts[index + 1] - run.starts[index]
+            memcpy(target + total, run.data + run.starts[index], size)
+            ledger_ids.data.as_longlongs[item] = entry.ledger_id
+            entry_ids.data.as_longlongs[item] = entry.entry_id
+            starts.data.as_longlongs[item] = total
+            total += size
+        starts.data.as_longlongs[taken] = total
+        return Records(data, starts), ledger_ids, entry_ids
+
+
 def pack_add_frames(
     bytes head, int64_t ledger_id, int64_t first_entry_id, int64_t last_add_confirmed, int64_t length, payloads,
     int digest_type, bytes mac_key,
@@ -364,6 +574,24 @@ def pack_answers(int version, int status, runs):
         target = _put_responses(target, header, status, ledger_id, entry_ids, some)
     if left:
         raise IndexError("entry ids that change")
+    return frames
+
+
+def pack_mixed_answers(int version, int status, c_array.array ledger_ids, c_array.array entry_ids):
+    """See `_python.pack_mixed_answers`."""
+    cdef Py_ssize_t count = len(ledger_ids), item
+    if len(entry_ids) != count:
+        raise ValueError("an entry id for each ledger id")
+    cdef uint32_t header = 1 if version == 0 else <uint32_t>version << 24 | 1 << 16
+    cdef bytes frames = PyBytes_FromStringAndSize(NULL, 28 * count)
+    cdef uint8_t *target = <uint8_t *>PyBytes_AS_STRING(frames)
+    for item in range(count):
+        bookies_put32(target, 24)
+        bookies_put32(target + 4, header)
+        bookies_put32(target + 8, <uint32_t>status)
+        bookies_put64(target + 12, ledger_ids.data.as_longlongs[item])
+        bookies_put64(target + 20, entry_ids.data.as_longlongs[item])
+        target += 28
     return frames
 
 

@@ -33,6 +33,7 @@ _ADD_RESPONSE = struct.Struct(">IIiqq")
 _TWO_I64 = struct.Struct(">qq")
 _UNIFORM_MIN = 8  # frames of one size, below which a loop is as fast as looking at them by columns
 _COLUMNS_MIN = 48  # the same where many columns are read or written
+_MIXED_LOOK, _MIXED_MIN = 16, 8  # adds looked at, and stretches of one ledger among them that make them mixed
 
 _LENGTH_OFFSET = 4 + 24  # of the accumulated length, behind the record's length word
 
@@ -199,6 +200,93 @@ def gather_adds(
     return index + taken, runs
 
 
+def gather_mixed_adds(
+    buffer: bytes, starts: Sequence[int], index: int
+) -> tuple[int, Records, array[int], array[int], array[int]] | None:
+    """As `gather_adds` where nearly every add is of another ledger than the one before it; None where it is not so.
+
+    Returns (index of the first frame not taken, records, ledger ids, entry ids, LACs), one of each for every record,
+    ids not negative; the starts of the records are an array too. None also when an id is negative.
+    """
+    first = starts[index]
+    head = buffer[first + 4 : first + 28]
+    ledger_id, changes = -1, 0
+    for at, end in pairwise(starts[index : index + _MIXED_LOOK + 1]):
+        if end - at < 52 or buffer[at + 4 : at + 28] != head:
+            break
+        ledger_id, before = _ids_at(buffer, at + 28)[0], ledger_id
+        changes += ledger_id != before
+    if changes < _MIXED_MIN:
+        return None
+    last, runs = gather_adds(buffer, starts, index)
+    data = runs[0][2].data
+    ends = array("q", [0])
+    for _, _, records, _ in runs:
+        ends.extend(records.starts[1:])
+    ids = [_ids_at(data, at + 4) for at in ends[:-1]]
+    ledger_ids, entry_ids, lacs = (array("q", column) for column in zip(*ids, strict=True))
+    if min(ledger_ids) < 0 or min(entry_ids) < 0:
+        return None
+    return last, Records(data, ends), ledger_ids, entry_ids, lacs
+
+
+def find_mixed(runs: Sequence[array[int]], first: int, ledger_id: int) -> list[int]:
+    """Where a ledger is in some mixed runs, from run number `first` on: `run << 32 | index`, in their order.
+
+    `runs`: the ledger ids of each.
+    """
+    found: list[int] = []
+    for number in range(first, len(runs)):
+        ledger_ids, index = runs[number], -1
+        for _ in range(ledger_ids.count(ledger_id)):
+            index = ledger_ids.index(ledger_id, index + 1)
+            found.append(number << 32 | index)
+    return found
+
+
+class Mixture:
+    """All entries of some mixed runs, ascending by ledger and entry; of several copies of an entry the last.
+
+    `runs`: (ledger ids, entry ids, records) of each, arrays "q", with an array of starts. Nobody may change them
+    meanwhile. Raises ValueError where the numbers of them differ.
+    """
+
+    def __init__(self, runs: Sequence[tuple[array[int], array[int], Records]]) -> None:
+        found: dict[tuple[int, int], tuple[Records, int]] = {}
+        for ledger_ids, entry_ids, records in runs:
+            if not len(ledger_ids) == len(entry_ids) == len(records.starts) - 1:
+                raise ValueError("a ledger id and an entry id for each record")
+            for index, ids in enumerate(zip(ledger_ids, entry_ids, strict=True)):
+                found[ids] = records, index
+        self._entries = sorted(found.items(), key=operator.itemgetter(0))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def take(self, first: int, size_max: int) -> tuple[Records, array[int], array[int]]:
+        """Copies from entry number `first` on: (records, ledger ids, entry ids), arrays again.
+
+        As many as fit into `size_max` bytes, at least one. Raises IndexError when there is none; ValueError for a
+        record that does not say that it is this entry.
+        """
+        if not 0 <= first < len(self._entries):
+            raise IndexError("nothing is left")
+        pieces: list[bytes] = []
+        starts, size = array("q", [0]), 0
+        for ids, (records, index) in itertools.islice(self._entries, first, None):
+            at, end = records.starts[index], records.starts[index + 1]
+            if pieces and size + end - at > size_max:
+                break
+            if not 0 <= at <= end - 20 <= len(records.data) - 20 or _two_i64_at(records.data, at + 4) != ids:
+                raise ValueError("a record that is another entry")
+            pieces.append(records.data[at:end])
+            size += end - at
+            starts.append(size)
+        taken = self._entries[first : first + len(pieces)]
+        ledger_ids, entry_ids = (array("q", [ids[column] for ids, _ in taken]) for column in (0, 1))
+        return Records(b"".join(pieces), starts), ledger_ids, entry_ids
+
+
 def pack_add_frames(
     head: bytes,
     ledger_id: int,
@@ -277,6 +365,13 @@ def pack_add_responses(version: int, status: int, ledger_id: int, entry_ids: Seq
 def pack_answers(version: int, status: int, runs: Iterable[tuple[int, Sequence[int]]]) -> bytes:
     """As `pack_add_responses`, of (ledger id, entry ids)s, one after the other."""
     return b"".join([pack_add_responses(version, status, ledger_id, entry_ids) for ledger_id, entry_ids in runs])
+
+
+def pack_mixed_answers(version: int, status: int, ledger_ids: array[int], entry_ids: array[int]) -> bytes:
+    """As `pack_add_responses`, of an entry of each of these ledgers."""
+    header = 1 if version == 0 else version << 24 | 1 << 16
+    pairs = zip(ledger_ids, entry_ids, strict=True)
+    return b"".join([_ADD_RESPONSE.pack(24, header, status, *ids) for ids in pairs])
 
 
 def scan_add_responses(

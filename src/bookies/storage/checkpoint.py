@@ -32,6 +32,7 @@ from itertools import islice
 
 from bookies.config import BookieConfig
 from bookies.errors import DiskFull, StorageError
+from bookies.kernels import Mixture
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Disk, Runtime, Worker
 from bookies.runtime.tasks import Tasks
@@ -47,9 +48,10 @@ from bookies.storage.journal import Journal
 from bookies.storage.mark_format import LogMark
 from bookies.storage.readers import Readers
 from bookies.storage.slots import pieces
-from bookies.storage.write_cache import Generation, Run, WriteCache
+from bookies.storage.write_cache import Generation, MixedRun, Run, WriteCache
 
 SLICE_SIZE = 1 << 20  # bytes of entries written to the entry log by one call of the worker
+INSTALLED_AT_ONCE = 100  # ledgers whose slots are set before others have their turn on the loop
 RETRY_S = 1.0  # between attempts to flush when the disks take nothing
 
 Marks = tuple[LogMark, ...]
@@ -136,6 +138,7 @@ class Checkpointer:
         self._cut_log_id = -1  # the same, for what the checkpoint under way covers
         self.uncounted_log_id: int | None = None  # from this log on there may be copies that no slot names
         self._flushed_runs = 0  # of the snapshot, by an attempt that failed later
+        self._flushed_mixed = 0  # entries of its mixed runs, likewise
         self._waiters: list[asyncio.Future[None]] = []
         self._flush_wanted = asyncio.Event()
         self._checkpoint_wanted = asyncio.Event()
@@ -170,7 +173,7 @@ class Checkpointer:
         if sum(journal.size for journal in self._journals) - self._checkpointed_size >= self._journal_size_max:
             self._checkpoint_wanted.set()
         self._flush_wanted.set()
-        self._flushed_runs = 0
+        self._flushed_runs = self._flushed_mixed = 0
         return self._cache.rotate(self._marks())
 
     async def wait_room(self) -> None:
@@ -214,6 +217,26 @@ class Checkpointer:
                         await self._index.install(ledger_id, run.entry_ids, data)
             self._installed_log_id = int.from_bytes(slots[-1][-8:], "big") >> 32
             self._flushed_runs += len(some)
+            if self._index.is_pressed:
+                await self.write_index()
+        if snapshot.mixed:
+            await self._flush_mixed(snapshot.mixed)
+
+    async def _flush_mixed(self, mixed: list[MixedRun]) -> None:
+        """The same of what came as mixed runs, by ledger and entry; after the others, which are older copies."""
+        mixture = await self._log_worker.run(_mixture, mixed)
+        while self._flushed_mixed < len(mixture):
+            async with self._log_lock:
+                some, slots = await self._log_worker.run(self._log.write_mixed, mixture, self._flushed_mixed)
+                for number, (ledger_id, start, stop) in enumerate(some.stretches(), 1):
+                    entry_ids = range(some.entry_ids[start], some.entry_ids[stop - 1] + 1)
+                    data = slots[start * SLOT_SIZE : stop * SLOT_SIZE]
+                    if not self._index.try_install(ledger_id, entry_ids, data):
+                        await self._index.install(ledger_id, entry_ids, data)
+                    if not number % INSTALLED_AT_ONCE:
+                        await asyncio.sleep(0)
+            self._installed_log_id = int.from_bytes(slots[-SLOT_SIZE:], "big") >> 32
+            self._flushed_mixed += len(some)
             if self._index.is_pressed:
                 await self.write_index()
 
@@ -261,7 +284,7 @@ class Checkpointer:
         than the last one is flushed there is always another, and a checkpoint that waited for the last would starve.
         """
         marks, last = self._marks(), self._cache.current
-        if last.ledgers:
+        if not last.is_empty:
             while self._cache.current is last:
                 if self._cache.snapshot is None:
                     self._rotate()
@@ -424,6 +447,10 @@ class Checkpointer:
         """Close files as they are and end the workers. Blocks until what they do is done."""
         run_last(self._log_worker, self._log.abort)
         run_last(self.worker, self._index.close_files)
+
+
+def _mixture(mixed: Sequence[MixedRun]) -> Mixture:
+    return Mixture([(each.ledger_ids, each.entry_ids, each.records) for each in mixed])
 
 
 def _slice(runs: Iterator[tuple[int, Run]]) -> Iterator[tuple[int, Run]]:

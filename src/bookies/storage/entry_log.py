@@ -36,11 +36,12 @@ from bookies.storage.file_cache import FileCache
 from bookies.storage.health import DirectoryHealth
 from bookies.storage.page_cache import ForgottenPart
 from bookies.storage.record_scan import IDS, RECORD_SIZE_MAX, RECORD_SIZE_MIN, WORD, Pread
-from bookies.storage.write_cache import Run
+from bookies.storage.write_cache import MixedRun, Run
 
 SYNC_STEP = 8 << 20  # bytes after which the log is synced anyway, so that a checkpoint finds little to do
 READ_SIZE = 4096  # bytes of a first read when the size of an entry is not known
 LOG_FILES_MAX = 64  # open logs of one reader
+MIXED_SIZE = 1 << 20  # bytes of mixed entries written at once
 DROP_STEP = 8 << 20  # bytes after which the page cache is told what it need not keep
 
 
@@ -54,7 +55,7 @@ class _Sealed:
 
     file: File
     log_id: int
-    runs: list[tuple[int, Run]]
+    runs: list[tuple[int, Run] | MixedRun]
     synced: int
     cached: tuple[int, int]  # from where on, and how many bytes, the page cache was not told to forget
 
@@ -95,7 +96,7 @@ class EntryLogWriter:
         self._forgotten = ForgottenPart(DROP_STEP)
         self._cached_size = config.entry_log_cached_size
         self._sizes: dict[int, int] = {}  # ledger id -> bytes in the active log
-        self._recent: list[tuple[int, Run]] = []  # in the active log, and not synced
+        self._recent: list[tuple[int, Run] | MixedRun] = []  # in the active log, and not synced
         self._unsynced: list[_Sealed] = []
         self.lost_ends: dict[int, int] = {}  # lost log -> where its synced part ends
         self._lost: list[tuple[int, int, Run]] = []  # (lost log, ledger id, run) that have to be written again
@@ -127,6 +128,31 @@ class EntryLogWriter:
         if self._position - self._synced >= SYNC_STEP:
             self._sync_active()
         return slots
+
+    def write_mixed(self, mixture: kernels.Mixture, first: int) -> tuple[MixedRun, bytes]:
+        """Append entries from number `first` on, `MIXED_SIZE` bytes of them: (the entries, their index slots).
+
+        Raises as `write` does.
+        """
+        try:
+            records, ledger_ids, entry_ids = mixture.take(first, MIXED_SIZE)
+        except ValueError:
+            raise StorageError("the write cache holds another entry in its place") from None  # (R-24)
+        some = MixedRun(ledger_ids, entry_ids, records)
+        if self._file is not None and self._sizes and self._should_roll(records.size):
+            self._seal()
+        try:
+            position = self._append([records.data], records.size)
+        except (OSError, DiskFull):
+            position = self._append([records.data], records.size)  # into another log, perhaps on another disk
+        slots = kernels.pack_locations(self._log_id, position, records.starts)
+        for ledger_id, start, stop in some.stretches():
+            size = records.starts[stop] - records.starts[start]
+            self._sizes[ledger_id] = self._sizes.get(ledger_id, 0) + size
+        self._recent.append(some)
+        if self._position - self._synced >= SYNC_STEP:
+            self._sync_active()
+        return some, slots
 
     def _should_roll(self, size: int) -> bool:
         """Before `size` more bytes are written: the log is long enough, or there is more room elsewhere."""
@@ -317,7 +343,9 @@ class EntryLogWriter:
         if not self._health.is_failed(sealed.file.path):
             raise error
         self.lost_ends = {**self.lost_ends, sealed.log_id: sealed.synced}  # whole, as another thread looks at it
-        self._lost += [(sealed.log_id, ledger_id, run) for ledger_id, run in sealed.runs]
+        for each in sealed.runs:
+            runs = each.runs() if isinstance(each, MixedRun) else (each,)
+            self._lost += [(sealed.log_id, ledger_id, run) for ledger_id, run in runs]
 
     def rescue(self) -> list[tuple[int, int, Run, bytes]]:
         """Write some of what was lost again: (lost log, ledger id, run, new slots); nothing: there is nothing left.

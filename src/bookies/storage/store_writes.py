@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -39,6 +39,7 @@ from bookies.storage.index_ledger import Ledger, is_vacant
 from bookies.storage.journal import Done, Journal
 from bookies.storage.opening import Opened
 from bookies.storage.store_access import StoreAccess
+from bookies.storage.write_cache import MixedRun
 
 ENTRY_ID_MAX = (1 << 40) - 1  # the index file of a ledger has 8 bytes for each entry id up to its highest
 MASTER_KEY_SIZE_MAX = 512  # bytes; key and explicit LAC share a header of 1024
@@ -234,6 +235,77 @@ class StoreWrites(StoreAccess):
         parts.checkpointer.inserted()
         return others
 
+    def add_mixed(
+        self,
+        master_key: bytes,
+        mixed: MixedRun,
+        lacs: Sequence[int],
+        *,
+        is_recovery: bool,
+        accepted: Callable[[int], None],
+        done: Callable[[MixedRun, BaseException | None], None],
+    ) -> list[int]:
+        """As `add_many`, of entries that came as a mixed run: the indices of the others.
+
+        Ids are not negative; `lacs`: the last add confirmed in each body. `done` for what each journal takes.
+        """
+        ledgers, others = self._plain_ledgers(master_key, mixed, is_recovery=is_recovery)
+        if not ledgers:
+            return others
+        parts = self._open()
+        if parts.checkpointer.is_failing:
+            return list(range(len(mixed)))  # They are taken as long as there is room.
+        if others:
+            left = set(others)
+            chosen = [index for index in range(len(mixed)) if index not in left]
+            mixed, lacs = mixed.picked(chosen), [lacs[index] for index in chosen]
+        parts.cache.current.add_mixed(mixed)
+        try:
+            watchers = self._watchers
+            for ledger, entry_id, lac in zip(ledgers, mixed.entry_ids, lacs, strict=True):
+                if entry_id > ledger.last_entry_id:
+                    ledger.last_entry_id = entry_id
+                if lac > ledger.last_add_confirmed:
+                    ledger.last_add_confirmed = lac
+                    if watchers:
+                        watchers.wake(ledger.ledger_id, lac)
+            self._entry_count += len(mixed)
+        finally:  # What is in the cache has to be in the journal, whatever happens.
+            for journal, some in _by_journal(parts.journals, mixed):
+                journal.append((some.records.data,), some.records.size, partial(done, some))
+                accepted(some.records.size)
+        parts.checkpointer.inserted()
+        return others
+
+    def _plain_ledgers(
+        self, master_key: bytes, mixed: MixedRun, *, is_recovery: bool
+    ) -> tuple[list[Ledger], list[int]]:
+        """The ledgers of entries that only have to be inserted and journaled, and the indices of the other entries."""
+        try:
+            parts = self._open()
+        except StorageError:
+            return [], list(range(len(mixed)))
+        if not self.is_writable and not (is_recovery and self.takes_priority):
+            return [], list(range(len(mixed)))
+        plain: list[Ledger] = []
+        others: list[int] = []
+        get, waiting, removals = parts.index.get, self._waiting, parts.removals
+        for index, ledger_id in enumerate(mixed.ledger_ids):
+            ledger = get(ledger_id)
+            if (
+                ledger is None
+                or not ledger.is_key_logged
+                or ledger.header.state
+                or ledger.header.master_key != master_key
+                or mixed.entry_ids[index] > ENTRY_ID_MAX
+                or ledger_id in waiting
+                or removals.get(ledger_id) is not None
+            ):
+                others.append(index)
+            else:
+                plain.append(ledger)
+        return plain, others
+
     def _told_apart(
         self, master_key: bytes, batches: Sequence[B], *, is_recovery: bool
     ) -> tuple[list[tuple[Ledger, B]], list[B]]:
@@ -367,6 +439,19 @@ class StoreWrites(StoreAccess):
             buffers = (key, record)
             size += len(key)
         self._journal_of(ledger.ledger_id).append(buffers, size, done)
+
+
+def _by_journal(journals: Sequence[Journal], mixed: MixedRun) -> Iterator[tuple[Journal, MixedRun]]:
+    """What of the run is for each journal; the run itself where there is one."""
+    if len(journals) == 1:
+        yield journals[0], mixed
+        return
+    chosen: list[list[int]] = [[] for _ in journals]
+    for index, ledger_id in enumerate(mixed.ledger_ids):
+        chosen[ledger_id % len(journals)].append(index)
+    for journal, indices in zip(journals, chosen, strict=True):
+        if indices:
+            yield journal, mixed.picked(indices)
 
 
 def _extent(entry_ids: Sequence[int]) -> tuple[int, int]:

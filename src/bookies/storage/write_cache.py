@@ -10,7 +10,8 @@ Invariants
   generations, so they may be persisted once all older generations are durable, and not earlier (R-9).
 - Of several copies of an entry the one that came last wins, here and in the index, wherever the flush is (Q-9 leaves
   the choice free, as copies differ at most in their LAC).
-- Whatever the order in which entries come, their objects are counted, and few: a batch is one run.
+- Whatever the order in which entries come, their objects are counted, and few: a batch is one run, of many ledgers
+  too. Within a generation what a ledger has in mixed runs is younger than what it has in runs of its own.
 
 Owned by the loop's thread. Nobody changes a `Run`, so workers may be given them.
 
@@ -19,18 +20,21 @@ Source: storage 5.6, 5.7.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from operator import attrgetter, lt
 
-from bookies.kernels import Records
+from bookies.kernels import Records, find_mixed
 from bookies.storage.gathering import gathered, gathered_in_windows, joined
 from bookies.storage.mark_format import LogMark
 
 RUN_OVERHEAD = 300  # bytes of Python objects for each run, counted so that tiny adds cannot outgrow the budget
 NUMBER_SIZE, OBJECT_SIZE = 8, 40  # bytes of a number in an array; in a list, where it is an object of its own
+MIXED_OVERHEAD = 600  # bytes of Python objects for each mixed run
+MIXED_ENTRY_SIZE = 100  # bytes for an entry of one: its numbers, a ledger's place in a set, a place when sorted
 NUMBERS_SIZE = 100  # bytes of them that `RUN_OVERHEAD` has room for, in ids and in starts: what a range takes
 
 SMALL_SIZE = 4 << 10  # bytes of a run, below which a flush joins it with its neighbours
@@ -85,6 +89,51 @@ class Run:
         while stop < end and ids[stop] == ids[stop - 1] + 1:
             stop += 1
         return stop - index
+
+
+@dataclass(slots=True)
+class MixedRun:
+    """Entries of many ledgers as they arrived together: one ledger id, entry id and record each, starts in an array.
+
+    A writer to ten thousand ledgers sends an entry of each; an object for every one of them costs more than all the
+    rest that is done for it.
+    """
+
+    ledger_ids: array[int]
+    entry_ids: array[int]
+    records: Records
+
+    def __len__(self) -> int:
+        return len(self.ledger_ids)
+
+    def picked(self, indices: Sequence[int]) -> MixedRun:
+        """Some of the entries, in a buffer of their own."""
+        starts, data = self.records.starts, self.records.data
+        pieces = [data[starts[index] : starts[index + 1]] for index in indices]
+        return MixedRun(
+            array("q", [self.ledger_ids[index] for index in indices]),
+            array("q", [self.entry_ids[index] for index in indices]),
+            Records(b"".join(pieces), array("q", accumulate(map(len, pieces), initial=0))),
+        )
+
+    def stretches(self) -> Iterator[tuple[int, int, int]]:
+        """(ledger id, first index, index behind the last) of consecutive entries of one ledger."""
+        ledger_ids, entry_ids = self.ledger_ids, self.entry_ids
+        start, ledger_id, following = 0, -1, -1
+        for index, entry_id in enumerate(entry_ids):
+            if entry_id != following or ledger_ids[index] != ledger_id:
+                if index:
+                    yield ledger_id, start, index
+                start, ledger_id = index, ledger_ids[index]
+            following = entry_id + 1
+        if entry_ids:
+            yield ledger_id, start, len(entry_ids)
+
+    def runs(self) -> Iterator[tuple[int, Run]]:
+        """(ledger id, run) of each of the stretches."""
+        entry_ids, records = self.entry_ids, self.records
+        for ledger_id, start, stop in self.stretches():
+            yield ledger_id, Run(range(entry_ids[start], entry_ids[stop - 1] + 1), records.slice(start, stop))
 
 
 _FIRST = attrgetter("first")
@@ -201,35 +250,96 @@ class LedgerRuns:
 
 
 class Generation:
-    """A half of the cache. `marks`: see the invariants; one for each journal. `end`: those of the next generation."""
+    """A half of the cache. `marks`: see the invariants; one for each journal. `end`: those of the next generation.
 
-    __slots__ = ("end", "ledgers", "marks", "size")
+    `mixed`: mixed runs, the oldest first; copies of an entry in them count before those in runs of its ledger.
+    """
+
+    __slots__ = ("_found", "_ledgers", "_mixed_ids", "_mixed_ledgers", "end", "marks", "mixed", "size")
 
     def __init__(self, marks: tuple[LogMark, ...]) -> None:
         self.marks = marks
         self.end: tuple[LogMark, ...] = ()
         self.size = 0
-        self.ledgers: dict[int, LedgerRuns] = {}
+        self.mixed: list[MixedRun] = []
+        self._ledgers: dict[int, LedgerRuns] = {}
+        self._mixed_ids: list[array[int]] = []  # the ledgers of each
+        self._mixed_ledgers: set[int] = set()  # and of all
+        self._found: dict[int, tuple[int, LedgerRuns]] = {}  # of ledgers that somebody has looked for: see `_look_for`
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._ledgers or self.mixed)
+
+    def holds(self, ledger_id: int) -> bool:
+        return ledger_id in self._ledgers or ledger_id in self._mixed_ledgers
 
     def add(self, ledger_id: int, entry_ids: Sequence[int], records: Records) -> None:
-        runs = self.ledgers.get(ledger_id)
+        if ledger_id in self._mixed_ledgers:
+            starts = array("q", [at - records.starts[0] for at in records.starts])
+            ledger_ids = array("q", [ledger_id]) * len(entry_ids)
+            self.add_mixed(MixedRun(ledger_ids, array("q", entry_ids), Records(records.tobytes(), starts)))
+            return
+        runs = self._ledgers.get(ledger_id)
         if runs is None:
-            runs = self.ledgers[ledger_id] = LedgerRuns()
+            runs = self._ledgers[ledger_id] = LedgerRuns()
         # Copies that later ones replace go on counting: a flush that came late would hold up the journal.
         if _is_ascending(entry_ids):
             self.size += records.size + runs.add(Run(entry_ids, records))
         else:
             self.size += records.size + runs.add(Run(*gathered([(entry_ids, records)])))
 
+    def add_mixed(self, mixed: MixedRun) -> None:
+        self.mixed.append(mixed)
+        self._mixed_ids.append(mixed.ledger_ids)
+        self._mixed_ledgers.update(mixed.ledger_ids)
+        self.size += mixed.records.size + MIXED_OVERHEAD + MIXED_ENTRY_SIZE * len(mixed)
+
     def runs(self) -> Iterator[tuple[int, Run]]:
-        """(ledger id, run) in the order in which they go to the entry log and into the index."""
-        for ledger_id in sorted(self.ledgers):
-            runs = self.ledgers[ledger_id]
+        """(ledger id, run) in the order in which they go to the entry log and into the index, before `mixed`."""
+        for ledger_id in sorted(self._ledgers):
+            runs = self._ledgers[ledger_id]
             if (only := runs.only) is not None:
                 yield ledger_id, only
                 continue
             for run in runs.flushed():
                 yield ledger_id, run
+
+    def of_ledger(self, ledger_id: int) -> tuple[LedgerRuns, ...]:
+        """What is here of a ledger, the newest first: what they have in common counts in the first."""
+        runs = self._ledgers.get(ledger_id)
+        older = () if runs is None else (runs,)
+        if ledger_id not in self._mixed_ledgers:
+            return older
+        return (self._look_for(ledger_id), *older)
+
+    def _look_for(self, ledger_id: int) -> LedgerRuns:
+        """What the mixed runs have of a ledger: those that have come since the last look are looked through.
+
+        Whoever only writes never pays for it, and whoever reads pays for the ledger in question.
+        """
+        looked, runs = self._found.get(ledger_id) or (0, LedgerRuns())
+        if looked < len(self.mixed):
+            for number, start, stop in self._stretches_of(ledger_id, looked):
+                mixed = self.mixed[number]
+                entry_ids = range(mixed.entry_ids[start], mixed.entry_ids[stop - 1] + 1)
+                self.size += runs.add(Run(entry_ids, mixed.records.slice(start, stop)))
+            self._found[ledger_id] = len(self.mixed), runs
+        return runs
+
+    def _stretches_of(self, ledger_id: int, first: int) -> Iterator[tuple[int, int, int]]:
+        """(number of the mixed run, first index, index behind the last) of consecutive entries, from run `first` on."""
+        start = stop = -1  # places: see `find_mixed`
+        following = -1
+        for place in find_mixed(self._mixed_ids, first, ledger_id):
+            entry_id = self.mixed[place >> 32].entry_ids[place & 0xFFFFFFFF]
+            if place != stop or entry_id != following:
+                if start >= 0:
+                    yield start >> 32, start & 0xFFFFFFFF, stop & 0xFFFFFFFF
+                start = place
+            stop, following = place + 1, entry_id + 1
+        if start >= 0:
+            yield start >> 32, start & 0xFFFFFFFF, stop & 0xFFFFFFFF
 
 
 class WriteCache:
@@ -276,7 +386,7 @@ class WriteCache:
         self.snapshot = None
 
     def holds(self, ledger_id: int) -> bool:
-        return ledger_id in self.current.ledgers or (self.snapshot is not None and ledger_id in self.snapshot.ledgers)
+        return self.current.holds(ledger_id) or (self.snapshot is not None and self.snapshot.holds(ledger_id))
 
     def find(self, ledger_id: int, entry_id: int) -> tuple[Run, int] | None:
         """(run, index in it) of an entry."""
@@ -332,8 +442,9 @@ class WriteCache:
 
     def _runs_of_generations(self, ledger_id: int) -> list[LedgerRuns]:
         """What the generations hold of a ledger, the newest first: what they have in common counts in the first."""
-        generations = (self.current,) if self.snapshot is None else (self.current, self.snapshot)
-        return [runs for each in generations if (runs := each.ledgers.get(ledger_id)) is not None]
+        if self.snapshot is None:
+            return list(self.current.of_ledger(ledger_id))
+        return [*self.current.of_ledger(ledger_id), *self.snapshot.of_ledger(ledger_id)]
 
 
 def _joined_neighbours(runs: Sequence[Run]) -> Iterator[Run]:

@@ -32,6 +32,7 @@ from bookies.wire.messages import (
     GetBookieInfoRequest,
     InvalidRequest,
     ListEntriesRequest,
+    MixedAdds,
     Operation,
     ReadLacRequest,
     ReadRequest,
@@ -271,7 +272,7 @@ def auth_disabled(request: AuthRequest) -> AuthResponse:
 
 
 def _bare(request: Request, operation: Operation) -> BareResponse:
-    assert not isinstance(request, AddBatch)
+    assert not isinstance(request, AddBatch | MixedAdds)
     return BareResponse(V3, request.txn_id, operation, Status.UNAUTHORIZED)
 
 

@@ -12,6 +12,7 @@ the byte. `txn_id` is the transaction id of v3, and for v2 batch reads the reque
 from __future__ import annotations
 
 import enum
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,6 +56,39 @@ class AddBatch:
     is_high_priority: bool = False
     is_deferred_sync: bool = False
     txn_ids: Sequence[int] | None = None
+
+
+@dataclass(slots=True)
+class MixedAdds:
+    """Adds of v2 with one key and the same flags that arrived one after the other, nearly each of another ledger.
+
+    `ledger_ids`, `entry_ids` (none of them negative) and `lacs`: one for each of `records`, whose starts are an array.
+    """
+
+    version: int
+    master_key: bytes
+    ledger_ids: array[int]
+    entry_ids: array[int]
+    lacs: array[int]
+    records: Records
+    is_recovery: bool = False
+    is_high_priority: bool = False
+
+    def batches(self, indices: Sequence[int]) -> list[AddBatch]:
+        """These of the adds, each as a batch."""
+        return [
+            AddBatch(
+                self.version,
+                self.ledger_ids[index],
+                self.master_key,
+                range(self.entry_ids[index], self.entry_ids[index] + 1),
+                self.records.slice(index, index + 1),
+                self.lacs[index],
+                self.is_recovery,
+                self.is_high_priority,
+            )
+            for index in indices
+        ]
 
 
 @dataclass(slots=True)
@@ -162,6 +196,7 @@ class InvalidRequest:
 
 Request = (
     AddBatch
+    | MixedAdds
     | ReadRequest
     | BatchReadRequest
     | AuthRequest

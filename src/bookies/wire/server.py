@@ -6,6 +6,7 @@ Source: wire-protocol 1.3.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 from bookies import kernels
@@ -22,10 +23,13 @@ class RequestDecoder:
 
     `stops_at_start_tls`: decode nothing behind a START_TLS request until it is decided; the bytes behind it may be
     TLS records. They wait in `take_rest`, to be fed here again when they turn out to be plain.
+
+    `mixes`: adds of many ledgers in turn may come as `MixedAdds`.
     """
 
-    def __init__(self, frame_size_max: int, *, stops_at_start_tls: bool = False) -> None:
+    def __init__(self, frame_size_max: int, *, stops_at_start_tls: bool = False, mixes: bool = False) -> None:
         self.is_v2 = False
+        self.mixes = mixes
         self._frames = FrameReader(frame_size_max)
         self._stops_at_start_tls = stops_at_start_tls
         self._rest = b""
@@ -65,13 +69,15 @@ class RequestDecoder:
         rest, self._rest = self._rest, b""
         return rest
 
-    @staticmethod
-    def _decode_v2(buffer: bytes, starts: Sequence[int], index: int, requests: list[Request]) -> int:
+    def _decode_v2(self, buffer: bytes, starts: Sequence[int], index: int, requests: list[Request]) -> int:
         at, end = starts[index], starts[index + 1]
         version, opcode, _ = v2.parse_header(buffer, at, end)
         if opcode != v2.OPCODE_ADD or end - at < v2.ADD_SIZE_MIN or version >= v2.UNSUPPORTED:
             requests.append(v2.parse_request(buffer, at, end))
             return index + 1
+        if self.mixes and (found := v2.parse_mixed_adds(buffer, starts, index)) is not None:
+            requests.append(found[1])
+            return found[0]
         index, batches = v2.parse_adds(buffer, starts, index)
         for batch in batches:
             if batch.ledger_id < 0 or _least(batch.entry_ids) < 0:
@@ -113,6 +119,12 @@ def encode_answers(batches: Sequence[AddBatch], status: Status) -> bytes:
     """The answers to batches of one version of v2, one after the other, as `encode_response` has them."""
     answers = [(batch.ledger_id, batch.entry_ids) for batch in batches]
     frames: bytes = kernels.pack_answers(batches[0].version & 0xFF, v2.CODE_OF_STATUS[status], answers)
+    return frames
+
+
+def encode_mixed_answers(version: int, ledger_ids: array[int], entry_ids: array[int], status: Status) -> bytes:
+    """The answers to some of `MixedAdds`."""
+    frames: bytes = kernels.pack_mixed_answers(version & 0xFF, v2.CODE_OF_STATUS[status], ledger_ids, entry_ids)
     return frames
 
 

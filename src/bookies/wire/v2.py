@@ -26,6 +26,7 @@ from bookies.wire.messages import (
     BatchReadResponse,
     Buffer,
     InvalidRequest,
+    MixedAdds,
     Operation,
     ReadRequest,
     ReadResponse,
@@ -123,6 +124,19 @@ def parse_adds(buffer: bytes, starts: Sequence[int], index: int) -> tuple[int, l
         AddBatch(version, ledger_id, key, entry_ids, records, last_add_confirmed, is_recovery, is_high_priority)
         for ledger_id, entry_ids, records, last_add_confirmed in runs
     ]
+
+
+def parse_mixed_adds(buffer: bytes, starts: Sequence[int], index: int) -> tuple[int, MixedAdds] | None:
+    """As `parse_adds`, where nearly every add is of another ledger than the one before; None where it is not so."""
+    found = kernels.gather_mixed_adds(buffer, starts, index)
+    if found is None:
+        return None
+    at = starts[index]
+    version, _, flags = parse_header(buffer, at, starts[index + 1])
+    index, records, ledger_ids, entry_ids, lacs = found
+    key, is_recovery = buffer[at + ADD_KEY : at + ADD_BODY], flags & FLAG_RECOVERY != 0
+    is_high_priority = flags & FLAG_HIGH_PRIORITY != 0
+    return index, MixedAdds(version, key, ledger_ids, entry_ids, lacs, records, is_recovery, is_high_priority)
 
 
 def parse_request(buffer: bytes, at: int, end: int) -> Request:

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from bookies import kernels
 from bookies.errors import Status
 from bookies.wire import digest
 from bookies.wire.messages import AddBatch, AddResponses, BareResponse, ReadRequest, ReadResponse, Request
@@ -15,6 +16,13 @@ from .conftest import KEY, RawClient, World, adds
 OTHER_KEY = digest.master_key(b"other")
 
 Found = dict[tuple[int, int], list[Status]]
+
+
+@pytest.fixture(autouse=True, params=["mixed", "batches"])
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both as one run of entries of many ledgers and, as where there are fewer, as a batch of each."""
+    if request.param == "batches":
+        monkeypatch.setattr(kernels, "gather_mixed_adds", lambda *_: None)
 
 
 async def answers(client: RawClient, count: int) -> Found:

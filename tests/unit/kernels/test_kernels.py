@@ -281,6 +281,110 @@ class TestPythonKernels:
         ]
         assert len(runs) == len(list(itertools.groupby(ledger_id for ledger_id, *_ in adds)))
 
+    @examples(
+        st.lists(st.tuples(st.integers(1, 3), st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=70),
+        st.integers(0, 20),
+        st.booleans(),
+    )
+    def test_gather_mixed_adds(self, adds: list[tuple[int, int, int]], index: int, is_cut: bool) -> None:
+        given = [(HEAD, ledger_id, entry_id, -1, 0, [bytes(size)], DUMMY, b"") for ledger_id, entry_id, size in adds]
+        other = b"\x02\x01\x00\x01" + HEAD[4:]
+        given[len(adds) // 2] = (other, *given[len(adds) // 2][1:]) if is_cut else given[len(adds) // 2]
+        buffer = b"".join([self.module.pack_add_frames(*each)[0] for each in given])
+        starts, _ = self.module.scan_frames(buffer, 0, SIZE_MAX)
+        index = min(index, len(adds) - 1)
+        last, runs = self.module.gather_adds(buffer, starts, index)
+        taken = adds[index:last]
+        found = self.module.gather_mixed_adds(buffer, starts, index)
+        if len(list(itertools.groupby(ledger_id for ledger_id, *_ in taken[:16]))) < 8:
+            assert found is None
+            return
+        end, records, ledger_ids, entry_ids, lacs = found
+        assert (end, records.data) == (last, runs[0][2].data)
+        assert (ledger_ids.typecode, entry_ids.typecode, lacs.typecode, records.starts.typecode) == ("q",) * 4
+        assert list(zip(ledger_ids, entry_ids, lacs, strict=True)) == [(*each[:2], -1) for each in taken]
+        assert [len(records.body(at)) - 32 for at in range(len(records))] == [size for *_, size in taken]
+
+    @pytest.mark.parametrize("ids", [(-1, 5), (5, -1)])
+    def test_gather_mixed_adds_leaves_negative_ids_to_others(self, ids: tuple[int, int]) -> None:
+        heads = [struct.pack(">qqqq", ledger_id, 0, -1, 0) for ledger_id in range(20)]
+        heads[17] = struct.pack(">qqqq", *ids, -1, 0)
+        buffer = b"".join([struct.pack(">I", 24 + 32) + HEAD + head for head in heads])
+        starts, _ = self.module.scan_frames(buffer, 0, SIZE_MAX)
+        assert self.module.gather_mixed_adds(buffer, starts, 0) is None
+        assert self.module.gather_mixed_adds(buffer[: starts[17]], starts[:18], 0)[0] == 17
+
+    @examples(
+        st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 40)), max_size=9), max_size=5),
+        st.integers(0, 200),
+    )
+    def test_mixed_runs_are_sorted(self, parts: list[list[tuple[int, int, int]]], size_max: int) -> None:
+        model, runs, numbers = {}, [], []
+        for part, entries in enumerate(parts):
+            bodies = [struct.pack(">qqb", *ids, part) + bytes(size) for *ids, size in entries]
+            model |= {ids: body for (*ids_, _), body in zip(entries, bodies, strict=True) for ids in [tuple(ids_)]}
+            records = Records.of(bodies)
+            runs.append(Records(records.data, array("q", records.starts)))
+            numbers.append(tuple(array("q", [each[column] for each in entries]) for column in (0, 1)))
+        mixture = self.module.Mixture([(*ids, records) for ids, records in zip(numbers, runs, strict=True)])
+        assert len(mixture) == len(model)
+        found: list[tuple[tuple[int, int], bytes]] = []
+        while len(found) < len(mixture):
+            records, ledger_ids, entry_ids = mixture.take(len(found), size_max)
+            assert len(records) == 1 or len(records.data) <= size_max
+            assert list(records.starts)[-1] == len(records.data)
+            bodies = [records.body(index) for index in range(len(records))]
+            found += zip(zip(ledger_ids, entry_ids, strict=True), bodies, strict=True)
+        assert found == sorted(model.items())
+        for first in (-1, len(mixture)):
+            with pytest.raises(IndexError):
+                mixture.take(first, size_max)
+        for ledger_id in range(4):
+            for first in range(len(parts)):
+                places = self.module.find_mixed([ids for ids, _ in numbers], first, ledger_id)
+                expected = [
+                    part << 32 | index
+                    for part, entries in enumerate(parts)
+                    for index, (owner, *_) in enumerate(entries)
+                    if owner == ledger_id and part >= first
+                ]
+                assert places == expected
+
+    @pytest.mark.parametrize(
+        ("starts", "ids"),
+        [
+            ([0, 25], (0, 0)),
+            ([-4, 24], (0, 0)),
+            ([0, 19], (0, 0)),
+            ([0, 24], (0, 1)),
+            ([0, 24], (1, 0)),
+            ([9, 0], (0, 0)),
+        ],
+    )
+    def test_what_is_no_such_record_is_not_taken(self, starts: list[int], ids: tuple[int, int]) -> None:
+        records = Records(bytes(24), array("q", starts))
+        mixture = self.module.Mixture([(array("q", [ids[0]]), array("q", [ids[1]]), records)])
+        with pytest.raises(ValueError, match="another entry"):
+            mixture.take(0, 100)
+
+    @pytest.mark.parametrize("counts", [(1, 1, 1), (1, 2, 2), (2, 1, 2), (2, 2, 4), (0, 0, 0)])
+    def test_a_mixture_has_both_ids_of_each_record(self, counts: tuple[int, int, int]) -> None:
+        ledger_ids, entry_ids, starts = (array("q", [0] * count) for count in counts)
+        with pytest.raises(ValueError, match="for each record"):
+            self.module.Mixture([(ledger_ids, entry_ids, Records(b"", starts))])
+
+    @examples(
+        st.lists(st.tuples(*[st.integers(-(1 << 63), (1 << 63) - 1)] * 2), max_size=20),
+        st.integers(0, 2),
+        st.integers(0, 200),
+    )
+    def test_mixed_answers(self, ids: list[tuple[int, int]], version: int, status: int) -> None:
+        ledger_ids, entry_ids = (array("q", [each[column] for each in ids]) for column in (0, 1))
+        expected = self.module.pack_answers(version, status, [(ledger_id, [entry_id]) for ledger_id, entry_id in ids])
+        assert self.module.pack_mixed_answers(version, status, ledger_ids, entry_ids) == expected
+        with pytest.raises(ValueError, match=r"entry|longer|shorter"):
+            self.module.pack_mixed_answers(version, status, ledger_ids, array("q", [*entry_ids, 1]))
+
     def test_gather_adds_in_any_order_of_ids(self) -> None:
         ids, lacs = [*range(60), 99, *range(3, 63)], [*range(50, -71, -1)]
         heads = [struct.pack(">qqqq", 1, entry, lac, 0) for entry, lac in zip(ids, lacs, strict=True)]
