@@ -25,6 +25,7 @@ from bookies.storage.record_scan import Batch, EndKind
 from bookies.storage.scrub_format import Counts
 
 SAVE_S = 60.0  # after so long progress is worth being kept
+STEP = 128 << 10  # bytes of groups looked at by one call of the worker
 
 Pay = Callable[[int], Awaitable[None]]
 
@@ -163,24 +164,30 @@ class JournalScrub:
         self._reading = _read(self._disk, path, journal_id, start, stop, self._record_size_max)
         while True:
             size, problem = await self._worker.run(_next, self._reading)
+            self.counts.journal_read += size
             if problem is not None:
                 return problem
-            self.counts.journal_read += size
             await self._pay(size)
             if not self._is_needed(number, journal_id):
                 return ""
 
 
 def _next(reading: Generator[int, None, str]) -> tuple[int, str | None]:
-    """(bytes read, None), or (0, what is wrong with the file)."""
+    """(bytes read, what is wrong with the file, empty if nothing is); None for the latter before the end.
+
+    Some groups at once: in a journal of small ones each call of the worker costs more than the look at a group.
+    """
+    size = 0
     try:
-        return next(reading), None
+        while size < STEP:
+            size += next(reading)
     except StopIteration as end:
-        return 0, end.value
+        return size, end.value
     except FileNotFoundError:
-        return 0, "it is gone"
+        return size, "it is gone"
     except OSError as error:
-        return 0, f"it cannot be read: {error.strerror or error}"
+        return size, f"it cannot be read: {error.strerror or error}"
+    return size, None
 
 
 def _read(
