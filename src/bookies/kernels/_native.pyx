@@ -222,24 +222,46 @@ cdef class _Starts:
         return value
 
 
-def gather_adds(const uint8_t[::1] buffer, starts, Py_ssize_t index):
-    """See `_python.gather_adds`."""
-    cdef _Starts frames = _Starts(starts, buffer.shape[0])
-    cdef Py_ssize_t count = frames.count - 1, last = index, item, first = 0
-    cdef int64_t total = 0, size, at, end, lac, entry_lac, ledger_id, entry_ledger
+cdef Py_ssize_t _end_of_adds(
+    const uint8_t[::1] buffer, _Starts frames, Py_ssize_t index, Py_ssize_t count_max, int64_t *size
+) except -1:
+    """The first frame that is not an add like that of frame `index`, `count_max` behind that at most; `size` grows by
+    what the records take."""
+    cdef Py_ssize_t count = frames.count - 1, last = index
+    cdef int64_t at, end
     cdef const uint8_t *head
-    cdef uint8_t *target
     if not 0 <= index < count or frames.at(index + 1) - frames.at(index) < 52:
         raise IndexError("no add at that frame")
     end = frames.at(index)
     head = &buffer[end + 4]
+    count = min(count, index + count_max)
     while last < count:
         at = end
         end = frames.at(last + 1)
         if end - at < 52 or memcmp(&buffer[at + 4], head, 24) != 0:
             break
-        total += end - at - 24
+        size[0] += end - at - 24
         last += 1
+    return last
+
+
+cdef bint _is_mixed(const uint8_t[::1] buffer, _Starts frames, Py_ssize_t index) except -1:
+    """Whether nearly every one of the first adds is of another ledger than the one before it. Only they are read."""
+    cdef int64_t ledger_id = -1, before, changes = 0, size = 0
+    cdef Py_ssize_t item
+    for item in range(index, _end_of_adds(buffer, frames, index, MIXED_LOOK, &size)):
+        before = ledger_id
+        ledger_id = bookies_get64(&buffer[frames.at(item) + 28])
+        changes += ledger_id != before
+    return changes >= MIXED_MIN
+
+
+def gather_adds(const uint8_t[::1] buffer, starts, Py_ssize_t index):
+    """See `_python.gather_adds`."""
+    cdef _Starts frames = _Starts(starts, buffer.shape[0])
+    cdef int64_t total = 0, size, at, end, lac, entry_lac, ledger_id, entry_ledger
+    cdef Py_ssize_t last = _end_of_adds(buffer, frames, index, frames.count, &total), item, first = 0
+    cdef uint8_t *target
     cdef bytes data = PyBytes_FromStringAndSize(NULL, total)
     cdef c_array.array entry_ids = c_array.clone(_INT64, last - index, zero=False)
     cdef c_array.array records = c_array.clone(_INT64, last - index + 1, zero=False)
@@ -247,7 +269,7 @@ def gather_adds(const uint8_t[::1] buffer, starts, Py_ssize_t index):
     target = <uint8_t *>PyBytes_AS_STRING(data)
     total = 0
     end = frames.at(index)
-    ledger_id = bookies_get64(head + 24)
+    ledger_id = bookies_get64(&buffer[end + 28])
     lac = -9223372036854775807 - 1
     for item in range(last - index):
         at = end
@@ -274,29 +296,12 @@ def gather_adds(const uint8_t[::1] buffer, starts, Py_ssize_t index):
 def gather_mixed_adds(const uint8_t[::1] buffer, starts, Py_ssize_t index):
     """See `_python.gather_mixed_adds`."""
     cdef _Starts frames = _Starts(starts, buffer.shape[0])
-    cdef Py_ssize_t count = frames.count - 1, last = index, item
-    cdef int64_t total = 0, size, at, end, ledger_id = -1, before, changes = 0
-    cdef const uint8_t *head
+    cdef int64_t total = 0, size, at, end
+    cdef Py_ssize_t last, item
     cdef uint8_t *target
-    if not 0 <= index < count or frames.at(index + 1) - frames.at(index) < 52:
-        raise IndexError("no add at that frame")
-    end = frames.at(index)
-    head = &buffer[end + 4]
-    while last < count:
-        at = end
-        end = frames.at(last + 1)
-        if end - at < 52 or memcmp(&buffer[at + 4], head, 24) != 0:
-            break
-        if last - index < MIXED_LOOK:
-            before = ledger_id
-            ledger_id = bookies_get64(&buffer[at + 28])
-            changes += ledger_id != before
-        elif changes < MIXED_MIN:
-            return None
-        total += end - at - 24
-        last += 1
-    if changes < MIXED_MIN:
+    if not _is_mixed(buffer, frames, index):
         return None
+    last = _end_of_adds(buffer, frames, index, frames.count, &total)
     cdef bytes data = PyBytes_FromStringAndSize(NULL, total)
     cdef c_array.array ledger_ids = c_array.clone(_INT64, last - index, zero=False)
     cdef c_array.array entry_ids = c_array.clone(_INT64, last - index, zero=False)

@@ -109,24 +109,18 @@ class EntryLogWriter:
         Raises: DiskFull, OSError when neither the active log nor a new one takes them: then none of them is there.
         SyncFailed: final.
         """
-        size = sum(run.records.size for _, run in runs)
-        if self._file is not None and self._sizes and self._should_roll(size):
-            self._seal()
         for ledger_id, run in runs:
             _check_run(ledger_id, run)
-        buffers = [_buffer_of(run) for _, run in runs]
-        try:
-            position = self._append(buffers, size)
-        except (OSError, DiskFull):
-            position = self._append(buffers, size)  # into another log, perhaps on another disk
+        position = self._append_somewhere(
+            [_buffer_of(run) for _, run in runs], sum(run.records.size for _, run in runs)
+        )
         slots = []
         for ledger_id, run in runs:
             slots.append(kernels.pack_locations(self._log_id, position, run.records.starts))
             position += run.records.size
             self._sizes[ledger_id] = self._sizes.get(ledger_id, 0) + run.records.size
         self._recent.extend(runs)
-        if self._position - self._synced >= SYNC_STEP:
-            self._sync_active()
+        self._sync_when_due()
         return slots
 
     def write_mixed(self, mixture: kernels.Mixture, first: int) -> tuple[MixedRun, bytes]:
@@ -139,20 +133,27 @@ class EntryLogWriter:
         except ValueError:
             raise StorageError("the write cache holds another entry in its place") from None  # (R-24)
         some = MixedRun(ledger_ids, entry_ids, records)
-        if self._file is not None and self._sizes and self._should_roll(records.size):
-            self._seal()
-        try:
-            position = self._append([records.data], records.size)
-        except (OSError, DiskFull):
-            position = self._append([records.data], records.size)  # into another log, perhaps on another disk
+        position = self._append_somewhere([records.data], records.size)
         slots = kernels.pack_locations(self._log_id, position, records.starts)
         for ledger_id, start, stop in some.stretches():
             size = records.starts[stop] - records.starts[start]
             self._sizes[ledger_id] = self._sizes.get(ledger_id, 0) + size
         self._recent.append(some)
+        self._sync_when_due()
+        return some, slots
+
+    def _append_somewhere(self, buffers: list[Buffer], size: int) -> int:
+        """Write to the active log or, if that is full or takes no more, to the next one; the offset."""
+        if self._file is not None and self._sizes and self._should_roll(size):
+            self._seal()
+        try:
+            return self._append(buffers, size)
+        except (OSError, DiskFull):
+            return self._append(buffers, size)  # into another log, perhaps on another disk
+
+    def _sync_when_due(self) -> None:
         if self._position - self._synced >= SYNC_STEP:
             self._sync_active()
-        return some, slots
 
     def _should_roll(self, size: int) -> bool:
         """Before `size` more bytes are written: the log is long enough, or there is more room elsewhere."""

@@ -281,26 +281,14 @@ class StoreWrites(StoreAccess):
         self, master_key: bytes, mixed: MixedRun, *, is_recovery: bool
     ) -> tuple[list[Ledger], list[int]]:
         """The ledgers of entries that only have to be inserted and journaled, and the indices of the other entries."""
-        try:
-            parts = self._open()
-        except StorageError:
-            return [], list(range(len(mixed)))
-        if not self.is_writable and not (is_recovery and self.takes_priority):
+        parts = self._open_for_adds(is_recovery=is_recovery)
+        if parts is None:
             return [], list(range(len(mixed)))
         plain: list[Ledger] = []
         others: list[int] = []
-        get, waiting, removals = parts.index.get, self._waiting, parts.removals
         for index, ledger_id in enumerate(mixed.ledger_ids):
-            ledger = get(ledger_id)
-            if (
-                ledger is None
-                or not ledger.is_key_logged
-                or ledger.header.state
-                or ledger.header.master_key != master_key
-                or mixed.entry_ids[index] > ENTRY_ID_MAX
-                or ledger_id in waiting
-                or removals.get(ledger_id) is not None
-            ):
+            ledger = self._plain_ledger(parts, ledger_id, master_key)
+            if ledger is None or mixed.entry_ids[index] > ENTRY_ID_MAX:
                 others.append(index)
             else:
                 plain.append(ledger)
@@ -310,26 +298,17 @@ class StoreWrites(StoreAccess):
         self, master_key: bytes, batches: Sequence[B], *, is_recovery: bool
     ) -> tuple[list[tuple[Ledger, B]], list[B]]:
         """Batches that only have to be inserted and journaled, and the others; see `add_many`."""
-        try:
-            parts = self._open()
-        except StorageError:
-            return [], list(batches)
-        if not self.is_writable and not (is_recovery and self.takes_priority):
+        parts = self._open_for_adds(is_recovery=is_recovery)
+        if parts is None:
             return [], list(batches)
         plain: list[tuple[Ledger, B]] = []
         others: list[B] = []
         behind: set[int] = set()  # ledgers with one among the others
-        get, waiting, removals = parts.index.get, self._waiting, parts.removals
         for batch in batches:
             ledger_id, entry_ids = batch.ledger_id, batch.entry_ids
-            ledger = get(ledger_id)
+            ledger = self._plain_ledger(parts, ledger_id, master_key)
             if (
                 ledger is None
-                or not ledger.is_key_logged
-                or ledger.header.state
-                or ledger.header.master_key != master_key
-                or ledger_id in waiting
-                or removals.get(ledger_id) is not None
                 or not isinstance(entry_ids, range)
                 or entry_ids.step < 0
                 or not 0 <= entry_ids[0] <= entry_ids[-1] <= ENTRY_ID_MAX
@@ -340,6 +319,28 @@ class StoreWrites(StoreAccess):
             else:
                 plain.append((ledger, batch))
         return plain, others
+
+    def _open_for_adds(self, *, is_recovery: bool) -> Opened | None:
+        """None while adds like these are not taken: `add` tells why."""
+        try:
+            parts = self._open()
+        except StorageError:
+            return None
+        return parts if self.is_writable or (is_recovery and self.takes_priority) else None
+
+    def _plain_ledger(self, parts: Opened, ledger_id: int, master_key: bytes) -> Ledger | None:
+        """The ledger if entries with this key only have to be inserted and journaled; None: ask `add`."""
+        ledger = parts.index.get(ledger_id)
+        if (
+            ledger is None
+            or not ledger.is_key_logged
+            or ledger.header.state
+            or ledger.header.master_key != master_key
+            or ledger_id in self._waiting
+            or parts.removals.get(ledger_id) is not None
+        ):
+            return None
+        return ledger
 
     def fence(self, ledger_id: int, master_key: bytes, done: Done) -> None:
         """Refuse ordinary adds from now on; `done(None)` when that is durable. Creates an unknown ledger.

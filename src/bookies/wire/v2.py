@@ -115,10 +115,7 @@ def parse_adds(buffer: bytes, starts: Sequence[int], index: int) -> tuple[int, l
 
     Returns (index of the first frame that is not one of them, batches whose records are one buffer).
     """
-    at = starts[index]
-    version, _, flags = parse_header(buffer, at, starts[index + 1])
-    key, is_recovery = buffer[at + ADD_KEY : at + ADD_BODY], flags & FLAG_RECOVERY != 0
-    is_high_priority = flags & FLAG_HIGH_PRIORITY != 0
+    version, key, is_recovery, is_high_priority = _parse_add_head(buffer, starts, index)
     index, runs = kernels.gather_adds(buffer, starts, index)
     return index, [
         AddBatch(version, ledger_id, key, entry_ids, records, last_add_confirmed, is_recovery, is_high_priority)
@@ -131,12 +128,17 @@ def parse_mixed_adds(buffer: bytes, starts: Sequence[int], index: int) -> tuple[
     found = kernels.gather_mixed_adds(buffer, starts, index)
     if found is None:
         return None
+    version, key, is_recovery, is_high_priority = _parse_add_head(buffer, starts, index)
+    index, records, ledger_ids, entry_ids, lacs = found
+    return index, MixedAdds(version, key, ledger_ids, entry_ids, lacs, records, is_recovery, is_high_priority)
+
+
+def _parse_add_head(buffer: bytes, starts: Sequence[int], index: int) -> tuple[int, bytes, bool, bool]:
+    """(version, master key, whether it is a recovery's, whether it has priority) of the ADD that is frame `index`."""
     at = starts[index]
     version, _, flags = parse_header(buffer, at, starts[index + 1])
-    index, records, ledger_ids, entry_ids, lacs = found
-    key, is_recovery = buffer[at + ADD_KEY : at + ADD_BODY], flags & FLAG_RECOVERY != 0
-    is_high_priority = flags & FLAG_HIGH_PRIORITY != 0
-    return index, MixedAdds(version, key, ledger_ids, entry_ids, lacs, records, is_recovery, is_high_priority)
+    key = buffer[at + ADD_KEY : at + ADD_BODY]
+    return version, key, flags & FLAG_RECOVERY != 0, flags & FLAG_HIGH_PRIORITY != 0
 
 
 def parse_request(buffer: bytes, at: int, end: int) -> Request:
@@ -280,21 +282,20 @@ def status_of(code: int) -> Status:
 
 def pack_response(response: Response) -> list[Buffer]:
     """The frame or frames of a response; bodies and records are passed through when they are long."""
-    if isinstance(response, ReadResponse) and response.version == VERSION:
+    if isinstance(response, ReadResponse):
         body: Buffer = response.body if response.status is Status.OK and response.body is not None else b""
-        size, header = _PLAIN_RESPONSE.size - 4 + len(body), VERSION << 24 | OPCODE_READ << 16
-        code = CODE_OF_STATUS[response.status]
-        head = _PLAIN_RESPONSE.pack(size, header, code, response.ledger_id, response.entry_id)
-        return [head, body] if body else [head]
-    if isinstance(response, AddResponses):
+        if response.version == VERSION:
+            size, header = _PLAIN_RESPONSE.size - 4 + len(body), VERSION << 24 | OPCODE_READ << 16
+            code = CODE_OF_STATUS[response.status]
+            head = _PLAIN_RESPONSE.pack(size, header, code, response.ledger_id, response.entry_id)
+            return [head, body] if body else [head]
+        opcode, request_id = OPCODE_READ, b""
+    elif isinstance(response, AddResponses):
         code = CODE_OF_STATUS[response.status]
         return [kernels.pack_add_responses(response.version & 0xFF, code, response.ledger_id, response.entry_ids)]
-    if isinstance(response, AuthResponse):
+    elif isinstance(response, AuthResponse):
         auth = AUTH_MESSAGE.pack({"authPluginName": response.plugin, "payload": response.payload})
         return protobuf.frame([pack_header(response.version, OPCODE_AUTH), *auth])
-    if isinstance(response, ReadResponse):
-        opcode, request_id = OPCODE_READ, b""
-        body = response.body if response.status is Status.OK and response.body is not None else b""
     elif isinstance(response, BatchReadResponse):
         opcode, request_id = OPCODE_BATCH_READ, _I64.pack(response.txn_id)
         body = response.records if response.status is Status.OK else b""
