@@ -85,7 +85,7 @@ bench-compare: $(VENV)/.dev
 bench-recovery: $(VENV)/.dev
 	@$(BIN)/python -m benchmarks.recovery $(ARGS)
 
-# 1 to 4 bookies under 1 to 4 client processes; what it finds goes into docs/performance.md (python -m benchmarks.model).
+# 1 to 4 bookies under 1 to 4 client processes; what it finds goes into docs/internals/performance.md (python -m benchmarks.model).
 bench-scale: $(VENV)/.dev
 	@$(BIN)/python -m benchmarks.scale $(ARGS)
 

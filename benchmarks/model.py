@@ -1,9 +1,9 @@
 """What other machines would give, computed from what `make bench-scale` has measured on this one.
 
-    python -m benchmarks.model [FILE]           the tables of docs/performance.md, from benchmarks/scale.json or FILE
+    python -m benchmarks.model [FILE]           the tables of docs/internals/performance.md, from benchmarks/scale.json or FILE
     python -m benchmarks.model FILE --write     keep FILE as benchmarks/scale.json and put the tables into the document
 
-Constants in, tables out: nothing here measures or knows a machine. docs/performance.md explains it in words. Times in
+Constants in, tables out: nothing here measures or knows a machine. docs/internals/performance.md explains it in words. Times in
 microseconds, sizes in bytes (of a payload where nothing else is said), rates in entries a second, bandwidths in bytes a
 second. What is "of a replica" counts Qw times for an entry.
 """
@@ -24,7 +24,7 @@ from benchmarks import scale
 from benchmarks.suite.table import number
 
 MEASURED = pathlib.Path(__file__).with_name("scale.json")
-DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "performance.md"
+DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "internals" / "performance.md"
 KIB = 1024
 ROLL_SIZE = 256 << 20  # payload bytes after which a log goes on in the next ledger, by default
 ROLL_OPERATIONS = 3  # on the metadata store: create the next ledger, list it, close the one before
@@ -401,7 +401,7 @@ def of_batches(given: Constants) -> str:
 
 
 def tables(measured: Mapping[str, Any]) -> dict[str, str]:
-    """By the name of their place in docs/performance.md."""
+    """By the name of their place in docs/internals/performance.md."""
     given = constants(measured)
     return {
         "measured": scale.rates(measured),
@@ -422,7 +422,7 @@ def put(text: str, found: Mapping[str, str]) -> str:
         before, found_begin, rest = text.partition(begin)
         _, found_end, after = rest.partition(end)
         if not found_begin or not found_end:
-            raise ValueError(f"docs/performance.md has no place for the table {name!r}: {begin.strip()} ... {end}")
+            raise ValueError(f"docs/internals/performance.md has no place for the table {name!r}: {begin.strip()} ... {end}")
         text = f"{before}{begin}{content}\n{end}{after}"
     return text
 
@@ -432,7 +432,7 @@ def main() -> int:
         prog="benchmarks.model", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("file", nargs="?", type=pathlib.Path, default=MEASURED, help="of `make bench-scale`'s --json")
-    parser.add_argument("--write", action="store_true", help="into docs/performance.md, and keep what was measured")
+    parser.add_argument("--write", action="store_true", help="into docs/internals/performance.md, and keep what was measured")
     arguments = parser.parse_args()
     try:
         text = arguments.file.read_text()

@@ -31,7 +31,11 @@ from typing import Any, TypeVar
 from benchmarks.suite import ending, java
 from benchmarks.suite.servers import ApacheCluster, Cluster, OurCluster
 
-from bookies.admin.bench_recovery import (
+from bookies.admin.shared import UsageError
+from bookies.admin.shared.common import run_async
+from bookies.client.client import Client
+from bookies.errors import BookKeeperError
+from bookies.lab.bench.bench_recovery import (
     BOOKIES,
     DELAY_S,
     LEASE_MS,
@@ -42,10 +46,6 @@ from bookies.admin.bench_recovery import (
     configure,
     limit,
 )
-from bookies.admin.common import run_async
-from bookies.admin.usage import UsageError
-from bookies.client.client import Client
-from bookies.errors import BookKeeperError
 from bookies.metadata.uri import connect
 from bookies.metadata.zookeeper import ZooKeeperDriver
 from bookies.model import ENTRY_HEADER_SIZE, BookieId, DigestType

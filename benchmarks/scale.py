@@ -6,7 +6,7 @@
 
 Ours alone, metadata in the embedded store. Ledgers have E=Qw=min(3, bookies) and Qa=min(2, bookies). Each client
 process has four ledgers of its own for adds and one for reads; all processes begin to count at one moment and count for
-the same time. docs/performance.md says what the figures are for.
+the same time. docs/internals/performance.md says what the figures are for.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ CASES = {case.name: case for case in (*GRID, *SINGLES)}
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RateLimit:
     """`seconds` are counted after `warmup`; `entries` of each ledger that is read; the grid: bookies, clients."""
 
     seconds: float = 4.0
@@ -96,7 +96,7 @@ class Pace:
     clients: tuple[int, ...] = (1, 2, 3, 4)
 
 
-QUICK = Pace(0.7, 0.4, 5_000, (1, 3), (1, 2, 4))
+QUICK = RateLimit(0.7, 0.4, 5_000, (1, 3), (1, 2, 4))
 
 
 def quorums(bookies: int) -> tuple[int, int, int]:
@@ -104,7 +104,7 @@ def quorums(bookies: int) -> tuple[int, int, int]:
     return min(3, bookies), min(3, bookies), min(2, bookies)
 
 
-def cells(pace: Pace) -> list[Cell]:
+def cells(pace: RateLimit) -> list[Cell]:
     """All of one round, those of a cluster together."""
     found = []
     for bookies in pace.bookies:
@@ -277,7 +277,7 @@ def loopback() -> int:
 class Bench:
     """Clusters, one after the other. Use as a context manager, which leaves no process and no file."""
 
-    def __init__(self, directory: pathlib.Path, pace: Pace, disk_mb_s: float) -> None:
+    def __init__(self, directory: pathlib.Path, pace: RateLimit, disk_mb_s: float) -> None:
         self._directory, self._pace, self._disk_mb_s = directory, pace, disk_mb_s
         self._cluster: OurCluster | None = None
         self._bookies = 0
@@ -340,7 +340,7 @@ class Bench:
         return shutil.disk_usage(self._directory).free > self._needed()
 
 
-def measure(bench: Bench, pace: Pace, count: int, runs: list[Run]) -> None:
+def measure(bench: Bench, pace: RateLimit, count: int, runs: list[Run]) -> None:
     """`count` rounds, each run added to `runs`; every other one in the opposite order."""
     planned = cells(pace)
     total = count * len(planned)
@@ -444,15 +444,15 @@ def main() -> int:
     count = arguments.runs if arguments.runs is not None else 1 if arguments.quick else 3
     if count < 1 or (arguments.seconds is not None and arguments.seconds <= 0):
         parser.error("--runs must be 1 or more and --seconds above 0")
-    pace = QUICK if arguments.quick else Pace()
+    pace = QUICK if arguments.quick else RateLimit()
     if arguments.seconds is not None:
-        pace = Pace(arguments.seconds, pace.warmup, pace.entries, pace.bookies, pace.clients)
+        pace = RateLimit(arguments.seconds, pace.warmup, pace.entries, pace.bookies, pace.clients)
     if arguments.directory is not None:
         arguments.directory.mkdir(parents=True, exist_ok=True)
     return ending.orderly(lambda: _measure(arguments, pace, count))
 
 
-def _measure(arguments: argparse.Namespace, pace: Pace, count: int) -> int:
+def _measure(arguments: argparse.Namespace, pace: RateLimit, count: int) -> int:
     """Exit status: 1 when a run has failed."""
     runs: list[Run] = []
     prefix = "bk-scale-"

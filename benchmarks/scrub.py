@@ -22,18 +22,18 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from bookies.admin.local_cluster import LocalCluster
+from bookies.admin.cluster import LocalCluster
 from bookies.client.client import Client
 from bookies.client.connect import connect
 from bookies.config import BookieConfig
 from bookies.model import BookieId, LedgerMetadata
-from bookies.protocol.fragments import fragments_to_check
+from bookies.protocol.repair.fragments import fragments_to_check
 from bookies.runtime.files import OsDisk
 from bookies.spark.jobs import repair, scrub
-from bookies.spark.jobs.common import JobConfig
-from bookies.storage.catalog import CatalogFile
-from bookies.storage.catalog_format import pack
-from bookies.storage.inspection import entry_log_rows, entry_logs_of, index_files_of
+from bookies.spark.jobs.shared.common import JobConfig
+from bookies.storage.index.catalog import CatalogFile
+from bookies.storage.index.catalog_format import pack
+from bookies.storage.offline.inspection import entry_log_rows, entry_logs_of, index_files_of
 
 ENTRY_HEADER = 4 + 32  # bytes of a record before its digest
 SETTINGS = {"journal_preallocate_size": 1 << 20, "index_cache_size": 4 << 20}
@@ -217,7 +217,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--bookies", type=int, default=5)
     arguments = parser.parse_args()
-    from bookies.spark.session import session
+    from bookies.spark.base.session import session
 
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="scrub-"))

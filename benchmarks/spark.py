@@ -35,9 +35,9 @@ from spark_usage import Usage
 
 import bookies as bk
 import bookies.spark
-from bookies.admin.common import print_table
-from bookies.admin.local_cluster import LocalCluster
-from bookies.spark import java
+from bookies.admin.cluster import LocalCluster
+from bookies.admin.shared.common import print_table
+from bookies.spark.base import java
 
 SHAPES = {"E1/Qw1/Qa1": (1, 1, 1), "E3/Qw3/Qa2": (3, 3, 2)}
 # Enough that the second which a query takes to be planned, whatever it reads, is a small part of a run.

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from bookies.spark import runtime
+from bookies.spark.base import runtime
 from bookies.spark.source import BookKeeperDataSource
 
 TOP = 14
@@ -64,7 +64,7 @@ def schema_of(ddl: Any) -> Any:
     """The StructType. Without a session Spark cannot parse DDL; ours knows the plain columns."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    from bookies.spark import arrow
+    from bookies.spark.base import arrow
 
     if not isinstance(ddl, str):
         return ddl

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bookies.admin.bench_drive import TICKS, cpu_seconds
+from bookies.lab.bench.bench_drive import TICKS, cpu_seconds
 
 
 class Usage:

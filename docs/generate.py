@@ -1,5 +1,5 @@
-"""Write the pages that come from the code: docs/cli.md (from --help), docs/settings.md (from the dataclasses) and
-docs/api.md (from the docstrings).
+"""Write the pages that come from the code: docs/reference/cli.md (from --help), docs/reference/settings.md (from the dataclasses) and
+docs/reference/api.md (from the docstrings).
 
 `python docs/generate.py --check` only says whether they are current (tests/unit/test_docs.py does).
 """
@@ -189,9 +189,9 @@ def _one_per_line(signature: str) -> str:
 
 def public_members(kind: type) -> dict[str, object]:
     """What is there for users, in the order of the source: neither private nor for the other parts of the client."""
-    from bookies.client.adds import AddOwner
-    from bookies.client.announcer import Announcing
-    from bookies.client.turns import Sending
+    from bookies.client.write.adds import AddOwner
+    from bookies.client.write.lac_announcer import Announcing
+    from bookies.client.write.send_scheduler import Sending
 
     inner = {name for port in (AddOwner, Announcing, Sending) for name in port.__dict__} | PLUMBING
     return {name: each for name, each in kind.__dict__.items() if not name.startswith("_") and name not in inner}
@@ -262,7 +262,7 @@ def _settings(text: str) -> str:
     return ", ".join(f"`{each}`" if " " not in each else each for each in text.split(", "))
 
 
-PAGES = {"apache-config.md": apache_page, "api.md": api_page, "cli.md": cli_page, "settings.md": settings_page}
+PAGES = {f"reference/{name}": page for name, page in (("apache-config.md", apache_page), ("api.md", api_page), ("cli.md", cli_page), ("settings.md", settings_page))}
 
 
 def main() -> int:

@@ -1,11 +1,14 @@
-"""Style enforced: the layer ladder, no import cycles, banned calls outside the ports, dead modules, long functions.
+"""Structure enforced: ladder of packages, order of rooms, no import cycles, sizes, names, banned calls.
 
-Source: style 2, 4 and 8.
+A package imports only from lower packages, and a room only from the rooms before it. Only `runtime` and what
+implements a port touches clock, files, sockets or random numbers. Source: docs/explanation/architecture.md.
 """
 
 from __future__ import annotations
 
 import ast
+import collections
+import functools
 import pathlib
 
 import pytest
@@ -16,20 +19,69 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 # A package may import from lines above its own, from itself, and from what stands after the arrow.
 LADDER: list[dict[str, set[str]]] = [
     {"errors": set(), "model": {"errors"}, "config": {"errors", "model"}},
-    {"kernels": set()},
+    {"kernels": set(), "encoding": set()},
     {"wire": set(), "protocol": set(), "runtime": set()},
     {"storage": set(), "metadata": set()},
     {"bookie": set(), "client": set(), "apache": set()},
-    {"replication": {"client"}, "log": {"client"}},
-    {"sim": set(), "spark": set()},
+    {"replication": {"client"}},
+    {"spark": set()},
     {"admin": set()},
+    {"lab": set()},
     {"": set()},  # the package itself: re-exports
 ]
 LEVEL = {name: level for level, names in enumerate(LADDER) for name in names}
 # `storage` and `metadata` do not speak the wire; `protocol` sees neither bytes on a wire nor a clock.
 FORBIDDEN = {("storage", "wire"), ("metadata", "wire"), ("protocol", "wire"), ("protocol", "runtime")}
+
+# Rooms in order: a room imports only from rooms before it. "" stands for the modules of the package's own folder.
+ROOMS: dict[str, tuple[str, ...]] = {
+    "protocol": ("quorums", "ledger", "placement", "repair", "log"),
+    "storage": (
+        "disks",
+        "records",
+        "journal",
+        "identity",
+        "cache",
+        "entry_log",
+        "index",
+        "engine",
+        "gc",
+        "scrub",
+        "offline",
+        "rocksdb",
+        "",
+    ),
+    "metadata": ("interface", "formats", "shared", "embedded", "zookeeper", "etcd", ""),
+    "client": ("base", "transport", "write", "read", "repair", "log", "", "blocking"),
+    "replication": ("base", "repair", "auditor", "operator", "daemon"),
+    "spark": ("base", "read", "write", "", "jobs/shared", "jobs"),
+    "admin": ("shared", "cluster", "verbs", "commands", ""),
+    "lab": (
+        "sim/world",
+        "sim/checkers",
+        "sim/clients",
+        "sim/faults",
+        "sim",
+        "sim/scenario",
+        "bench",
+        "chaos",
+        "demo",
+        "commands",
+    ),
+}
+FILES_IN_A_FOLDER_MAX = 16
+
 # Who starts a process may bring in the real world.
-MAY_IMPORT_AIO = {"admin", "spark", "runtime", "client/blocking.py", "client/connect.py", "bookie/main.py"}
+MAY_IMPORT_AIO = {
+    "",
+    "admin",
+    "lab",
+    "spark",
+    "runtime",
+    "client/blocking/blocking.py",
+    "client/connect.py",
+    "bookie/main.py",
+}
 
 BANNED_MODULES = {
     "socket",
@@ -44,11 +96,18 @@ BANNED_MODULES = {
     "shutil",
 }
 BANNED_CALLS = {"open", "os.open", "os.fsync", "os.fdatasync", "os.urandom", "os.listdir", "datetime.now"}
-IO_ALLOWED = {"runtime", "sim", "admin", "spark"}
+IO_ALLOWED = {"runtime", "lab", "admin", "spark"}
 IO_ALLOWED_FILES = {
-    "metadata/embedded.py": {"time", "threading", "secrets", "uuid"},  # SQLite is its own port; leases are wall time
-    "client/blocking.py": {"threading"},
+    "metadata/embedded/embedded.py": {"time", "threading", "secrets", "uuid"},  # SQLite; leases are wall time.
+    "metadata/zookeeper/kazoo_client.py": {"threading"},  # kazoo runs threads of its own.
+    "storage/rocksdb/rocksdb_port.py": {"fcntl", "shutil", "tempfile"},  # RocksDB opens its files itself.
+    "client/blocking/blocking.py": {"threading"},
 }
+
+
+@functools.cache
+def tree_of(path: pathlib.Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def package_of(path: pathlib.Path) -> str:
@@ -58,33 +117,37 @@ def package_of(path: pathlib.Path) -> str:
     return "" if parts[0] in ("__init__.py", "__main__.py") else parts[0].removesuffix(".py")
 
 
-def imports_of(path: pathlib.Path) -> list[tuple[int, str, bool]]:
-    """(line, dotted name, is lazy) of every import; lazy ones stand inside a function."""
-    tree = ast.parse(path.read_text())
-    found: list[tuple[int, str, bool]] = []
+def name_of(path: pathlib.Path) -> str:
+    return ".".join(("bookies", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
 
-    def visit(node: ast.AST, lazy: bool) -> None:
-        for child in ast.iter_child_nodes(node):
-            inner = lazy or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
-            if isinstance(child, ast.Import):
-                found.extend((child.lineno, alias.name, lazy) for alias in child.names)
-            elif isinstance(child, ast.ImportFrom) and child.module:
-                found.append((child.lineno, child.module, lazy))
-                if child.module.startswith("bookies"):
-                    found.extend((child.lineno, f"{child.module}.{alias.name}", lazy) for alias in child.names)
-            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
-                continue
-            visit(child, inner)
 
-    visit(tree, False)
-    return found
+NAMES = {name_of(path): path for path in MODULES}
+
+
+@functools.cache
+def imports_of(path: pathlib.Path) -> list[tuple[int, str]]:
+    """Return (line, dotted name) of every import, lazy and type-only ones included."""
+    imports: list[tuple[int, str]] = []
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            imports.extend((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                imports.append((node.lineno, inner if inner in NAMES or node.module not in NAMES else node.module))
+    return imports
+
+
+def room_of(path: pathlib.Path) -> str:
+    """Return the folder below the package, "" for the package's own folder."""
+    return "/".join(path.relative_to(SOURCE).parts[1:-1])
 
 
 def test_layers() -> None:
     problems = []
     for path in MODULES:
         own = package_of(path)
-        for line, name, _ in imports_of(path):
+        for line, name in imports_of(path):
             if not name.startswith("bookies."):
                 continue
             other = name.split(".")[1]
@@ -100,7 +163,7 @@ def test_only_starters_import_the_real_world() -> None:
     problems = [
         f"{path.relative_to(SOURCE)}:{line}"
         for path in MODULES
-        for line, name, _ in imports_of(path)
+        for line, name in imports_of(path)
         if name.startswith("bookies.runtime.aio")
         and package_of(path) not in MAY_IMPORT_AIO
         and str(path.relative_to(SOURCE)) not in MAY_IMPORT_AIO
@@ -109,13 +172,10 @@ def test_only_starters_import_the_real_world() -> None:
 
 
 def test_no_import_cycles() -> None:
-    names = {
-        ".".join(("bookies", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__"): path
-        for path in MODULES
-    }
+    """Lazy and type-only imports count: who reads one module of a cycle has to read all."""
     edges = {
-        name: {other for _, other, lazy in imports_of(path) if other in names and other != name and not lazy}
-        for name, path in names.items()
+        name: {other for _, other in imports_of(path) if other in NAMES and other != name}
+        for name, path in NAMES.items()
     }
     done: set[str] = set()
 
@@ -126,8 +186,56 @@ def test_no_import_cycles() -> None:
                 walk(other, (*trail, name))
             done.add(name)
 
-    for name in sorted(names):
+    for name in sorted(NAMES):
         walk(name, ())
+
+
+def test_rooms_import_downwards() -> None:
+    problems = []
+    for path in MODULES:
+        own = package_of(path)
+        rooms = ROOMS.get(own, ("",))
+        is_face = path.name == "__init__.py" and room_of(path) == ""  # The package's own `__init__` is above its rooms.
+        if is_face or own == "":
+            continue
+        if room_of(path) not in rooms:
+            if path.name != "__init__.py":  # A folder of rooms has an `__init__` without imports.
+                problems.append(f"{path.relative_to(SOURCE)}: its folder is not in ROOMS")
+            continue
+        for line, name in imports_of(path):
+            target = NAMES.get(name)
+            if target is None or package_of(target) != own:
+                continue
+            if room_of(target) not in rooms or rooms.index(room_of(target)) > rooms.index(room_of(path)):
+                problems.append(f"{path.relative_to(SOURCE)}:{line} imports {name} from a later room")
+    assert not problems, "\n".join(problems)
+
+
+def test_folders_stay_small() -> None:
+    sizes = collections.Counter(path.parent for path in MODULES if path.name != "__init__.py")
+    large = {str(folder.relative_to(SOURCE)): size for folder, size in sizes.items() if size > FILES_IN_A_FOLDER_MAX}
+    assert not large, f"split these folders into rooms: {large}"
+
+
+def test_module_names_are_unique_within_a_package() -> None:
+    counts = collections.Counter(
+        (path.relative_to(SOURCE).parts[0], path.name) for path in MODULES if path.name != "__init__.py"
+    )
+    twice = sorted(f"{package}: {name}" for (package, name), count in counts.items() if count > 1)
+    assert not twice, "\n".join(twice)
+
+
+def test_rooms_hand_out_few_names() -> None:
+    """A room's `__init__` only re-exports its main names, so that reading it takes a minute."""
+    problems = []
+    for path in MODULES:
+        if path.name != "__init__.py" or room_of(path) == "":
+            continue
+        tree = tree_of(path)
+        assert ast.get_docstring(tree), f"{path.relative_to(SOURCE)} has no docstring"
+        if any(isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) for node in ast.walk(tree)):
+            problems.append(f"{path.relative_to(SOURCE)} defines something")
+    assert not problems, "\n".join(problems)
 
 
 def test_banned_calls() -> None:
@@ -137,11 +245,11 @@ def test_banned_calls() -> None:
         if package_of(path) in IO_ALLOWED:
             continue
         allowed = IO_ALLOWED_FILES.get(relative, set())
-        for line, name, _ in imports_of(path):
+        for line, name in imports_of(path):
             root = name.split(".")[0]
             if root in BANNED_MODULES and root not in allowed and name != "random.Random":
                 problems.append(f"{relative}:{line} imports {name}")
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in BANNED_CALLS and not allowed:
                 problems.append(f"{relative}:{node.lineno} calls {ast.unparse(node.func)}")
     assert not problems, "\n".join(problems)
@@ -153,12 +261,12 @@ def test_every_module_is_used_and_documented() -> None:
     for path, content in text.items():
         if path.name == "__init__.py":
             continue
-        if not ast.get_docstring(ast.parse(content)):
+        if not ast.get_docstring(tree_of(path)):
             problems.append(f"{path.relative_to(SOURCE)} has no docstring")
-        dotted = ".".join(("bookies", *path.relative_to(SOURCE).with_suffix("").parts))
+        dotted = name_of(path)
         parent, _, name = dotted.rpartition(".")
         used = any(
-            other != path and (dotted in body or (f"from {parent} import" in body and name in body))
+            other != path and name in body and (dotted in body or f"from {parent} import" in body)
             for other, body in text.items()
         )
         if not used and name not in ("__main__", "cli", "main"):
@@ -170,7 +278,7 @@ def test_every_module_is_used_and_documented() -> None:
 def test_functions_and_files_stay_short(path: pathlib.Path) -> None:
     lines = path.read_text().splitlines()
     assert len(lines) <= 700, f"{len(lines)} lines: does it still hold one idea?"
-    for node in ast.walk(ast.parse("\n".join(lines))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or 0) - node.lineno + 1
             assert length <= 80, f"{node.name} is {length} lines long"

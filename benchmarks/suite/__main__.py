@@ -5,7 +5,7 @@
     python -m benchmarks.suite --against HEAD~20        this checkout and an earlier one (make bench-compare)
 
 Prints what the machine allows, one table of medians, spreads and ratios, and one of processor time and memory.
-docs/benchmarks.md says more.
+docs/internals/benchmarks.md says more.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tempfile
 from benchmarks.suite import ending, java, limits, revisions, runner, table
 from benchmarks.suite.cases import BRIEF, CASES, Case
 from benchmarks.suite.figures import Run
-from benchmarks.suite.stage import QUICK, Pace, Stage
+from benchmarks.suite.stage import QUICK, RateLimit, Stage
 
 
 def main() -> int:
@@ -63,9 +63,9 @@ def select(cases: tuple[Case, ...], texts: list[str] | None, *, is_brief: bool =
 def measure(cases: list[Case], arguments: argparse.Namespace) -> int:
     """Exit status 0; failed runs are in the tables."""
     is_apache = arguments.against == "apache"
-    pace = QUICK if arguments.quick else Pace()
+    pace = QUICK if arguments.quick else RateLimit()
     if arguments.seconds is not None:
-        pace = Pace(arguments.seconds, pace.warmup, pace.java_warmup, pace.rest, pace.scale)
+        pace = RateLimit(arguments.seconds, pace.warmup, pace.java_warmup, pace.rest, pace.scale)
     planned = runner.contests(cases, is_apache=is_apache)
     if arguments.directory is not None:
         arguments.directory.mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,7 @@ from collections.abc import Callable
 from typing import Any
 
 import bookies as bk
-from bookies.admin.histogram import Histogram
+from bookies.admin.shared.histogram import Histogram
 from bookies.runtime import aio
 
 TEXTS = ("sizes", ""), ("quorums", "3,3,2"), ("api", ""), ("cold", "no"), ("close", "yes"), ("together", "no")

@@ -35,7 +35,7 @@ class Contestant:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RateLimit:
     """How long things take: seconds that are measured, that ours and Java's clients warm up before, that a bookie is
     left alone before its memory counts; `scale`: of the numbers of entries and ledgers."""
 
@@ -50,7 +50,7 @@ class Pace:
         return max(1, int(number * self.scale))
 
 
-QUICK = Pace(2, 1, 4, 1, 0.1)
+QUICK = RateLimit(2, 1, 4, 1, 0.1)
 
 
 class Stage:
@@ -59,7 +59,7 @@ class Stage:
     def __init__(
         self,
         directory: pathlib.Path,
-        pace: Pace,
+        pace: RateLimit,
         limits: Limits,
         *,
         free_gb_min: float,

@@ -27,9 +27,10 @@ from writer import DAYS, data_file, lines
 
 import bookies as bk
 import bookies.spark
-from bookies.admin.common import Progress, interruptible
-from bookies.admin.local_cluster import LocalCluster
-from bookies.spark.session import session
+from bookies.admin.cluster import LocalCluster
+from bookies.admin.shared import Progress
+from bookies.admin.shared.common import interruptible
+from bookies.spark.base.session import session
 
 FLIGHTS, DELAYS = "flights", "delays"
 SCHEMA = (

@@ -71,40 +71,40 @@ from bookies.errors import (
 TYPE_CHECKING = False  # As typing's, which type checkers know by name; importing typing would double the cost.
 if TYPE_CHECKING:
     from bookies import apache as apache
-    from bookies.admin.local_cluster import local as local
-    from bookies.client import blocking as blocking
-    from bookies.client.administration import Administration as Administration
-    from bookies.client.administration import LedgerCheck as LedgerCheck
-    from bookies.client.advanced import AdvancedLedgerWriter as AdvancedLedgerWriter
+    from bookies.admin.cluster.local_cluster import local as local
+    from bookies.client.base.entries import Entry as Entry
+    from bookies.client.base.entries import EntryBatch as EntryBatch
+    from bookies.client.base.entries import LastConfirmedAndEntry as LastConfirmedAndEntry
+    from bookies.client.base.fragment_placement import FragmentPlacement as FragmentPlacement
+    from bookies.client.base.iteration import Batches as Batches
+    from bookies.client.base.iteration import Entries as Entries
+    from bookies.client.base.opening import Opening as Opening
+    from bookies.client.blocking import blocking
     from bookies.client.client import Client as Client
     from bookies.client.connect import connect as connect
-    from bookies.client.entries import Entry as Entry
-    from bookies.client.entries import EntryBatch as EntryBatch
-    from bookies.client.entries import LastConfirmedAndEntry as LastConfirmedAndEntry
-    from bookies.client.iteration import Batches as Batches
-    from bookies.client.iteration import Entries as Entries
-    from bookies.client.log import Log as Log
-    from bookies.client.log_reader import LogReader as LogReader
-    from bookies.client.log_writer import LogWriter as LogWriter
-    from bookies.client.opening import Opening as Opening
-    from bookies.client.reader import LedgerReader as LedgerReader
-    from bookies.client.receipt import FragmentPlacement as FragmentPlacement
-    from bookies.client.replication import CopyProgress as CopyProgress
-    from bookies.client.replication import Move as Move
-    from bookies.client.replication import Obstacle as Obstacle
-    from bookies.client.replication import RecoveryReport as RecoveryReport
-    from bookies.client.scan import BadRun as BadRun
-    from bookies.client.scan import ReplicaScan as ReplicaScan
-    from bookies.client.transaction import Reaped as Reaped
-    from bookies.client.transaction_writer import LogTransaction as LogTransaction
-    from bookies.client.watcher import BookieStatus as BookieStatus
-    from bookies.client.writer import LedgerWriter as LedgerWriter
+    from bookies.client.log.log import Log as Log
+    from bookies.client.log.log_reader import LogReader as LogReader
+    from bookies.client.log.log_writer import LogWriter as LogWriter
+    from bookies.client.log.transaction import Reaped as Reaped
+    from bookies.client.log.transaction_writer import LogTransaction as LogTransaction
+    from bookies.client.read.reader import LedgerReader as LedgerReader
+    from bookies.client.repair.administration import Administration as Administration
+    from bookies.client.repair.administration import LedgerCheck as LedgerCheck
+    from bookies.client.repair.replication import CopyProgress as CopyProgress
+    from bookies.client.repair.replication import Move as Move
+    from bookies.client.repair.replication import Obstacle as Obstacle
+    from bookies.client.repair.replication import RecoveryReport as RecoveryReport
+    from bookies.client.repair.scan import BadRun as BadRun
+    from bookies.client.repair.scan import ReplicaScan as ReplicaScan
+    from bookies.client.transport.watcher import BookieStatus as BookieStatus
+    from bookies.client.write.advanced import AdvancedLedgerWriter as AdvancedLedgerWriter
+    from bookies.client.write.writer import LedgerWriter as LedgerWriter
     from bookies.config import BookieConfig as BookieConfig
     from bookies.config import ClientConfig as ClientConfig
-    from bookies.metadata.driver import BookieSet as BookieSet
-    from bookies.metadata.driver import Versioned as Versioned
-    from bookies.metadata.driver import Watch as Watch
-    from bookies.metadata.recovery_store import LedgerLock as LedgerLock
+    from bookies.metadata.interface.driver import BookieSet as BookieSet
+    from bookies.metadata.interface.driver import Versioned as Versioned
+    from bookies.metadata.interface.recovery_store import LedgerLock as LedgerLock
+    from bookies.metadata.interface.watches import Watch as Watch
     from bookies.model import BookieId as BookieId
     from bookies.model import BookieInfo as BookieInfo
     from bookies.model import BookieMode as BookieMode
@@ -112,74 +112,74 @@ if TYPE_CHECKING:
     from bookies.model import Endpoint as Endpoint
     from bookies.model import LedgerMetadata as LedgerMetadata
     from bookies.model import LedgerState as LedgerState
-    from bookies.protocol.cursors import Cursor as Cursor
-    from bookies.protocol.fragments import Fragment as Fragment
-    from bookies.protocol.fragments import FragmentVerdict as FragmentVerdict
-    from bookies.protocol.fragments import ReplicaState as ReplicaState
-    from bookies.protocol.fragments import ReplicaVerdict as ReplicaVerdict
-    from bookies.protocol.log import Extent as Extent
-    from bookies.protocol.log import LedgerEnd as LedgerEnd
-    from bookies.protocol.log import Manifest as Manifest
-    from bookies.protocol.log import Position as Position
-    from bookies.protocol.log import Segment as Segment
-    from bookies.protocol.replicate import Replacement as Replacement
+    from bookies.protocol.log.cursors import Cursor as Cursor
+    from bookies.protocol.log.log_model import Extent as Extent
+    from bookies.protocol.log.log_model import LedgerEnd as LedgerEnd
+    from bookies.protocol.log.log_model import Manifest as Manifest
+    from bookies.protocol.log.log_model import Position as Position
+    from bookies.protocol.log.log_model import Segment as Segment
+    from bookies.protocol.repair.fragments import Fragment as Fragment
+    from bookies.protocol.repair.fragments import FragmentVerdict as FragmentVerdict
+    from bookies.protocol.repair.fragments import ReplicaState as ReplicaState
+    from bookies.protocol.repair.fragments import ReplicaVerdict as ReplicaVerdict
+    from bookies.protocol.repair.replicate import Replacement as Replacement
     from bookies.runtime.aio import run as run
 
 # Public name -> module that defines it.
 _LAZY = {
-    "Administration": "bookies.client.administration",
-    "AdvancedLedgerWriter": "bookies.client.advanced",
-    "BadRun": "bookies.client.scan",
-    "Batches": "bookies.client.iteration",
+    "Administration": "bookies.client.repair.administration",
+    "AdvancedLedgerWriter": "bookies.client.write.advanced",
+    "BadRun": "bookies.client.repair.scan",
+    "Batches": "bookies.client.base.iteration",
     "BookieConfig": "bookies.config",
     "BookieId": "bookies.model",
     "BookieInfo": "bookies.model",
     "BookieMode": "bookies.model",
-    "BookieSet": "bookies.metadata.driver",
-    "BookieStatus": "bookies.client.watcher",
+    "BookieSet": "bookies.metadata.interface.driver",
+    "BookieStatus": "bookies.client.transport.watcher",
     "Client": "bookies.client.client",
     "ClientConfig": "bookies.config",
-    "CopyProgress": "bookies.client.replication",
-    "Cursor": "bookies.protocol.cursors",
+    "CopyProgress": "bookies.client.repair.replication",
+    "Cursor": "bookies.protocol.log.cursors",
     "DigestType": "bookies.model",
     "Endpoint": "bookies.model",
-    "Entries": "bookies.client.iteration",
-    "Entry": "bookies.client.entries",
-    "EntryBatch": "bookies.client.entries",
-    "Extent": "bookies.protocol.log",
-    "Fragment": "bookies.protocol.fragments",
-    "FragmentPlacement": "bookies.client.receipt",
-    "FragmentVerdict": "bookies.protocol.fragments",
-    "LastConfirmedAndEntry": "bookies.client.entries",
-    "LedgerCheck": "bookies.client.administration",
-    "LedgerEnd": "bookies.protocol.log",
-    "LedgerLock": "bookies.metadata.recovery_store",
+    "Entries": "bookies.client.base.iteration",
+    "Entry": "bookies.client.base.entries",
+    "EntryBatch": "bookies.client.base.entries",
+    "Extent": "bookies.protocol.log.log_model",
+    "Fragment": "bookies.protocol.repair.fragments",
+    "FragmentPlacement": "bookies.client.base.fragment_placement",
+    "FragmentVerdict": "bookies.protocol.repair.fragments",
+    "LastConfirmedAndEntry": "bookies.client.base.entries",
+    "LedgerCheck": "bookies.client.repair.administration",
+    "LedgerEnd": "bookies.protocol.log.log_model",
+    "LedgerLock": "bookies.metadata.interface.recovery_store",
     "LedgerMetadata": "bookies.model",
-    "LedgerReader": "bookies.client.reader",
+    "LedgerReader": "bookies.client.read.reader",
     "LedgerState": "bookies.model",
-    "LedgerWriter": "bookies.client.writer",
-    "Log": "bookies.client.log",
-    "LogReader": "bookies.client.log_reader",
-    "LogTransaction": "bookies.client.transaction_writer",
-    "LogWriter": "bookies.client.log_writer",
-    "Manifest": "bookies.protocol.log",
-    "Move": "bookies.client.replication",
-    "Obstacle": "bookies.client.replication",
-    "Opening": "bookies.client.opening",
-    "Position": "bookies.protocol.log",
-    "Reaped": "bookies.client.transaction",
-    "RecoveryReport": "bookies.client.replication",
-    "Replacement": "bookies.protocol.replicate",
-    "ReplicaScan": "bookies.client.scan",
-    "ReplicaState": "bookies.protocol.fragments",
-    "ReplicaVerdict": "bookies.protocol.fragments",
-    "Segment": "bookies.protocol.log",
-    "Versioned": "bookies.metadata.driver",
-    "Watch": "bookies.metadata.driver",
+    "LedgerWriter": "bookies.client.write.writer",
+    "Log": "bookies.client.log.log",
+    "LogReader": "bookies.client.log.log_reader",
+    "LogTransaction": "bookies.client.log.transaction_writer",
+    "LogWriter": "bookies.client.log.log_writer",
+    "Manifest": "bookies.protocol.log.log_model",
+    "Move": "bookies.client.repair.replication",
+    "Obstacle": "bookies.client.repair.replication",
+    "Opening": "bookies.client.base.opening",
+    "Position": "bookies.protocol.log.log_model",
+    "Reaped": "bookies.client.log.transaction",
+    "RecoveryReport": "bookies.client.repair.replication",
+    "Replacement": "bookies.protocol.repair.replicate",
+    "ReplicaScan": "bookies.client.repair.scan",
+    "ReplicaState": "bookies.protocol.repair.fragments",
+    "ReplicaVerdict": "bookies.protocol.repair.fragments",
+    "Segment": "bookies.protocol.log.log_model",
+    "Versioned": "bookies.metadata.interface.driver",
+    "Watch": "bookies.metadata.interface.watches",
     "apache": "bookies",
     "blocking": "bookies.client",
     "connect": "bookies.client.connect",
-    "local": "bookies.admin.local_cluster",
+    "local": "bookies.admin.cluster.local_cluster",
     "run": "bookies.runtime.aio",
 }
 

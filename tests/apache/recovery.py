@@ -16,10 +16,10 @@ from tests.apache.zookeeper import zookeeper_server
 from tests.interop.cells import User, check_read
 from tests.interop.processes import JAVA_SETTINGS, PATIENCE_S, ROOT, Bookie, java_client, our_client, wait_until
 
-from bookies.metadata.recovery_store import AuditKind, Mark
+from bookies.metadata.interface.recovery_store import AuditKind, Mark
 from bookies.metadata.uri import connect
 from bookies.model import BookieId
-from bookies.protocol.fragments import is_stored_on
+from bookies.protocol.repair.fragments import is_stored_on
 from bookies.runtime import aio
 
 HERE = pathlib.Path(__file__).parent

@@ -12,12 +12,12 @@ from bookies.client.client import Client
 from bookies.config import RecoveryConfig, from_environment
 from bookies.metadata.uri import connect
 from bookies.model import BookieId
-from bookies.protocol.replicate import Pace
+from bookies.protocol.repair import RateLimit
 from bookies.replication.auditor import Auditor
-from bookies.replication.election import lead
-from bookies.replication.membership import Membership
-from bookies.replication.switch import Switch
-from bookies.replication.worker import Worker
+from bookies.replication.auditor.election import lead
+from bookies.replication.base import Membership
+from bookies.replication.base.recovery_switch import Switch
+from bookies.replication.repair import Worker
 from bookies.runtime import aio
 from bookies.runtime.events import Events
 
@@ -34,7 +34,9 @@ async def main(role: str, uri: str) -> None:
             auditor = Auditor(client, driver, membership, switch, config, runtime.clock, events)
             await lead(driver.recovery, BookieId("our-recovery"), auditor.run)
         else:
-            worker = Worker(runtime, client, driver, membership, switch, config, "our-recovery", Pace(None), events)
+            worker = Worker(
+                runtime, client, driver, membership, switch, config, "our-recovery", RateLimit(None), events
+            )
             await worker.run()
 
 

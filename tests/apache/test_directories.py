@@ -13,13 +13,13 @@ import pytest
 from tests.apache.apache import Connection, NotServing, apache_bookie
 
 from bookies.admin import cli
-from bookies.admin.convert import config_of
+from bookies.admin.verbs.convert import config_of
 from bookies.errors import BookKeeperError, Status
 from bookies.kernels import Records
 from bookies.model import DigestType
 from bookies.runtime import aio
 from bookies.runtime.files import OsDisk
-from bookies.storage.ledger_store import LedgerStore
+from bookies.storage.store import LedgerStore
 from bookies.wire import digest
 
 pytestmark = [pytest.mark.live, pytest.mark.apache]

@@ -16,7 +16,7 @@ from bookies.config import BookieConfig
 from bookies.metadata.uri import connect
 from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.runtime import aio
-from bookies.storage.cookie import master_cookie
+from bookies.storage.identity.cookie import master_cookie
 
 pytestmark = pytest.mark.apache
 LEDGERS = 400

@@ -11,8 +11,8 @@ import pytest
 from tests.apache.test_migration import done, shell
 from tests.apache.zookeeper import zookeeper_server
 
-from bookies.metadata.driver import MetadataDriver
-from bookies.metadata.recovery_store import AuditKind
+from bookies.metadata.interface import MetadataDriver
+from bookies.metadata.interface.recovery_store import AuditKind
 from bookies.metadata.uri import connect
 from bookies.model import BookieId
 from bookies.runtime import aio

@@ -1,6 +1,7 @@
 """A cluster of Apache's bookies becomes one of ours, bookie by bookie on the same directories, and Apache's again.
 
-All the while clients of both kinds write: no append fails, nothing is lost. docs/migration.md is this test in words.
+All the while clients of both kinds write: no append fails, nothing is lost. docs/howto/move-from-apache.md and
+return-to-apache.md are this test in words.
 """
 
 from __future__ import annotations

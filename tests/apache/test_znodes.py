@@ -20,7 +20,8 @@ from tests.apache.zookeeper import zookeeper_server
 from tests.interop.cells import Handle, User
 from tests.interop.processes import Bookie, Client, java_client, our_client, wait_until
 
-from bookies.metadata.serde import pack_bookie_info, pack_ledger, parse_bookie_info, parse_ledger
+from bookies.metadata.formats import pack_ledger, parse_ledger
+from bookies.metadata.formats.serde import pack_bookie_info, parse_bookie_info
 from bookies.model import BookieId
 
 pytestmark = pytest.mark.apache

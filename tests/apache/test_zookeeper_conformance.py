@@ -13,10 +13,10 @@ from tests.apache.zookeeper import ZooKeeperServer, zookeeper_server
 from tests.conformance import test_metadata as suite
 from tests.conformance import test_metadata_recovery as recovery_suite
 
-from bookies.metadata.zk_layout import Manager
 from bookies.metadata.zookeeper import ZooKeeperDriver
+from bookies.metadata.zookeeper.kazoo_client import KazooZooKeeper
+from bookies.metadata.zookeeper.zk_layout import Manager
 from bookies.runtime import aio
-from bookies.runtime.kazoo_client import KazooZooKeeper
 
 pytestmark = pytest.mark.apache
 for each in (suite, recovery_suite):

@@ -13,7 +13,7 @@ import bookies
 from bookies.bookie.server import BookieServer
 from bookies.config import BookieConfig
 from bookies.errors import MetadataError, VersionConflict
-from bookies.metadata.driver import MetadataDriver
+from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.uri import connect
 from bookies.model import BookieId, BookieInfo, BookieMode, Endpoint, LedgerMetadata
 from bookies.runtime import aio

@@ -13,7 +13,7 @@ from kazoo.security import make_digest_acl
 from tests.apache.zookeeper import ZooKeeperServer, zookeeper_server
 
 from bookies.errors import MetadataError
-from bookies.metadata.driver import MetadataDriver
+from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.uri import connect
 from bookies.model import BookieId, BookieInfo, BookieMode, Endpoint
 from bookies.runtime import aio

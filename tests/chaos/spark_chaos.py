@@ -32,7 +32,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent.parent))  # for `tes
 from tests.live.spark_faults import Marks, faulty_source
 
 import bookies as bk
-from bookies.admin.local_cluster import LocalCluster
+from bookies.admin.cluster import LocalCluster
 
 STEPS = (
     "task raises",
@@ -82,8 +82,8 @@ def drive(uri: str, directory: pathlib.Path) -> int:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    from bookies.admin.demo_spark import JAVA_OPTIONS
-    from bookies.spark import java
+    from bookies.lab.demo.demo_spark import JAVA_OPTIONS
+    from bookies.spark.base import java
 
     java.use()
     os.environ["PYSPARK_PYTHON"] = sys.executable

@@ -22,9 +22,9 @@ import time
 from dataclasses import dataclass, field
 
 import bookies as bk
-from bookies.admin.control import ask
-from bookies.admin.local_cluster import LocalCluster
-from bookies.admin.usage import UsageError
+from bookies.admin.cluster import LocalCluster
+from bookies.admin.shared import UsageError
+from bookies.admin.verbs.control import ask
 from bookies.errors import BookKeeperError
 from bookies.model import BookieId
 

@@ -27,7 +27,10 @@ from bookies.errors import (
     SessionExpired,
     VersionConflict,
 )
-from bookies.metadata.driver import (
+from bookies.metadata.embedded import EmbeddedDriver, MemoryDriver
+from bookies.metadata.embedded.memory import MemoryStore
+from bookies.metadata.etcd import EtcdDriver
+from bookies.metadata.interface.driver import (
     RECORD_SIZE_MAX,
     BookieSet,
     GivenIds,
@@ -39,12 +42,9 @@ from bookies.metadata.driver import (
     Step,
     Versioned,
 )
-from bookies.metadata.embedded import EmbeddedDriver
-from bookies.metadata.etcd import EtcdDriver
-from bookies.metadata.leased import LeasedDriver
-from bookies.metadata.memory import MemoryDriver, MemoryStore
-from bookies.metadata.zk_layout import Manager
+from bookies.metadata.shared.store_driver import StoreDriver
 from bookies.metadata.zookeeper import ZooKeeperDriver
+from bookies.metadata.zookeeper.zk_layout import Manager
 from bookies.model import BookieId, BookieInfo, BookieMode, Endpoint, LedgerMetadata, LedgerState
 from bookies.runtime import aio
 
@@ -53,7 +53,7 @@ A, B = BookieId("bk-a:3181"), BookieId("bk-b:3181")
 INFO_A = BookieInfo((Endpoint("bookie", "127.0.0.1", 3181, "bookie-rpc"),))
 INFO_B = BookieInfo((Endpoint("bookie", "127.0.0.1", 4000, "bookie-rpc"),), {"rack": "/r1"})
 WRITABLE, READ_ONLY = BookieMode.WRITABLE, BookieMode.READ_ONLY
-Driver = LeasedDriver | ZooKeeperDriver | EtcdDriver
+Driver = StoreDriver | ZooKeeperDriver | EtcdDriver
 PATIENCE_S = 20.0  # before a test that waits for something gives up
 
 
@@ -444,7 +444,7 @@ def test_many_ledgers_made_and_closed_at_once_by_two(kind: Kind) -> None:
 
 
 def test_ranges_are_ascending_disjoint_and_complete(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bookies.metadata.leased.PAGE_COUNT", 4)
+    monkeypatch.setattr("bookies.metadata.shared.store_driver.PAGE_COUNT", 4)
     ids = [0, 3, 4, 5, 9, 11, 12, 1 << 31, 1 << 32, (1 << 40) + 7, (1 << 63) - 1]
 
     async def body(cluster: Cluster) -> None:
@@ -460,7 +460,7 @@ def test_ranges_are_ascending_disjoint_and_complete(kind: Kind, monkeypatch: pyt
 
 
 def test_iteration_sees_what_exists_all_along(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bookies.metadata.leased.PAGE_COUNT", 3)
+    monkeypatch.setattr("bookies.metadata.shared.store_driver.PAGE_COUNT", 3)
 
     async def body(cluster: Cluster) -> None:
         driver = await cluster.driver()
@@ -481,7 +481,7 @@ def test_iteration_sees_what_exists_all_along(kind: Kind, monkeypatch: pytest.Mo
 
 
 def test_iteration_raises_rather_than_end_early(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bookies.metadata.leased.PAGE_COUNT", 2)
+    monkeypatch.setattr("bookies.metadata.shared.store_driver.PAGE_COUNT", 2)
 
     async def body(cluster: Cluster) -> None:
         driver = await cluster.driver()
@@ -691,7 +691,7 @@ def test_a_watch_delivers_the_present_set_and_then_each_latest(kind: Kind) -> No
 
 
 def test_a_second_process_with_the_same_id_waits_and_then_fails(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bookies.metadata.memory.SESSION_TIMEOUT_MS", 400)
+    monkeypatch.setattr("bookies.metadata.embedded.memory.SESSION_TIMEOUT_MS", 400)
 
     async def body(cluster: Cluster) -> None:
         one, two = await cluster.driver(), await cluster.driver()

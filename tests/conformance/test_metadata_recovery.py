@@ -12,9 +12,10 @@ from tests.conformance.test_metadata import Cluster, Driver, Kind, Seen, expire,
 
 from bookies.errors import ClientClosed, InvalidArgument, SessionExpired, VersionConflict
 from bookies.metadata.embedded import EmbeddedDriver
-from bookies.metadata.recovery import PAGE_COUNT, SharedRecovery, Vote
-from bookies.metadata.recovery_formats import pack_mark
-from bookies.metadata.recovery_store import UNREAD, AuditKind, Candidacy, LedgerLock, RecoveryStore
+from bookies.metadata.formats.recovery_formats import pack_mark
+from bookies.metadata.interface import RecoveryStore
+from bookies.metadata.interface.recovery_store import UNREAD, AuditKind, Candidacy, LedgerLock
+from bookies.metadata.shared.recovery import PAGE_COUNT, SharedRecovery, Vote
 from bookies.model import BookieId, LedgerState
 
 A, B, C = BookieId("bk-a:3181"), BookieId("bk-b:3181"), BookieId("bk-c:3181")
@@ -240,14 +241,14 @@ def test_a_lock_at_the_version_that_was_listed(kind: Kind) -> None:
 def test_everybody_who_stands_for_auditor_has_a_place(kind: Kind) -> None:
     async def body(cluster: Cluster) -> None:
         one, two, other = [(await cluster.driver()).recovery for _ in range(3)]
-        assert await one.place_in_line() == (0, 1)
+        assert await one.queue_position() == (0, 1)
         first = await one.campaign(A, lambda: None)
-        assert await one.place_in_line() == (0, 1)
+        assert await one.queue_position() == (0, 1)
         second = await two.campaign(B, lambda: None)
-        assert [await each.place_in_line() for each in (one, two, other)] == [(0, 2), (1, 2), (0, 1)]
+        assert [await each.queue_position() for each in (one, two, other)] == [(0, 2), (1, 2), (0, 1)]
         assert [await each.standing() for each in (one, other)] == [[A, B], [A, B]]
         await first.resign()
-        assert [await each.place_in_line() for each in (one, two)] == [(0, 1), (0, 1)]
+        assert [await each.queue_position() for each in (one, two)] == [(0, 1), (0, 1)]
         assert await other.standing() == [B]
         await second.resign()
         assert await other.standing() == []
@@ -625,7 +626,7 @@ def test_a_closed_driver_refuses(kind: Kind) -> None:
             recovery.lock(5, "host.example", needs_mark=False),
             recovery.locks(),
             recovery.locked_ids(),
-            recovery.place_in_line(),
+            recovery.queue_position(),
             recovery.is_enabled(),
             recovery.lost_bookie_delay_s(),
             recovery.auditor(),

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from bookies.errors import DirectoryInUse, DiskFull
+from bookies.lab.sim.world import Trace
+from bookies.lab.sim.world.disk import NOTHING_SURVIVES, SimDisk
+from bookies.lab.sim.world.loop import Participant, SimLoop
+from bookies.lab.sim.world.network import SimNetwork
+from bookies.lab.sim.world.workers import SimWorkers
 from bookies.runtime import aio
 from bookies.runtime.files import OsDisk
 from bookies.runtime.ports import Disk, Network, Worker, Workers
 from bookies.runtime.threads import ThreadWorkers
-from bookies.sim.disk import NOTHING_SURVIVES, SimDisk
-from bookies.sim.loop import Participant, SimLoop
-from bookies.sim.network import SimNetwork
-from bookies.sim.trace import Trace
-from bookies.sim.workers import SimWorkers
 
 # -- Disk and File ---------------------------------------------------------------------------------------------------
 
@@ -306,7 +306,7 @@ class Echo(asyncio.Protocol):
         self.transport.write(data)  # type: ignore[attr-defined]
 
 
-class Collector(asyncio.Protocol):
+class CollectionLoop(asyncio.Protocol):
     def __init__(self) -> None:
         self.received = b""
         self.wanted = 0
@@ -326,8 +326,8 @@ def test_streams_arrive_in_order_and_end(world: Callable[[Body], None]) -> None:
     async def body(workers: Workers, network: Network, host: str) -> None:
         listener = await network.listen(host, 0, Echo)
         assert listener.address[1] > 0
-        transport, protocol = await network.connect(host, listener.address[1], Collector)
-        assert isinstance(protocol, Collector)
+        transport, protocol = await network.connect(host, listener.address[1], CollectionLoop)
+        assert isinstance(protocol, CollectionLoop)
         assert transport.get_extra_info("peername")[1] == listener.address[1]
         data = Random(5).randbytes(300_000)
         protocol.wanted = len(data)
@@ -340,7 +340,7 @@ def test_streams_arrive_in_order_and_end(world: Callable[[Body], None]) -> None:
         listener.close()
         await listener.wait_closed()
         with pytest.raises(OSError):
-            await network.connect(host, listener.address[1], Collector)
+            await network.connect(host, listener.address[1], CollectionLoop)
 
     world(body)
 
@@ -363,8 +363,8 @@ def test_port_in_use(world: Callable[[Body], None]) -> None:
 def test_paused_reader_gets_everything_later(world: Callable[[Body], None]) -> None:
     async def body(workers: Workers, network: Network, host: str) -> None:
         listener = await network.listen(host, 0, Echo)
-        transport, protocol = await network.connect(host, listener.address[1], Collector)
-        assert isinstance(protocol, Collector)
+        transport, protocol = await network.connect(host, listener.address[1], CollectionLoop)
+        assert isinstance(protocol, CollectionLoop)
         transport.pause_reading()
         protocol.wanted = 5
         transport.write(b"hello")

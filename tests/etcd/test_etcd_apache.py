@@ -13,12 +13,12 @@ from tests.etcd.server import EtcdServer, etcd_server
 
 from bookies.errors import CookieExists, CookieNotFound, LedgerExists, LedgerNotFound
 from bookies.metadata.etcd import EtcdDriver
-from bookies.metadata.etcd_layout import Keys, stop_of
-from bookies.metadata.serde import pack_ledger
+from bookies.metadata.etcd.etcd_layout import Keys, stop_of
+from bookies.metadata.etcd.etcd_port import Get, KeyValue
+from bookies.metadata.formats import pack_ledger
 from bookies.metadata.uri import connect
 from bookies.model import BookieId, BookieInfo, BookieMode, Endpoint, LedgerMetadata, LedgerState
 from bookies.runtime import aio
-from bookies.runtime.etcd import Get, KeyValue
 
 pytestmark = [pytest.mark.etcd, pytest.mark.apache]
 PATIENCE_S = 120.0

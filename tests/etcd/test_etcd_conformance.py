@@ -13,9 +13,9 @@ from tests.conformance import test_metadata_recovery as recovery_suite
 from tests.etcd.server import EtcdServer, etcd_server
 
 from bookies.metadata.etcd import EtcdDriver
+from bookies.metadata.etcd.etcd_port import Put
+from bookies.metadata.etcd.grpc_etcd import GrpcEtcd
 from bookies.runtime import aio
-from bookies.runtime.etcd import Put
-from bookies.runtime.grpc_etcd import GrpcEtcd
 
 pytestmark = pytest.mark.etcd
 for each in (suite, recovery_suite):

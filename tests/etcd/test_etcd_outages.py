@@ -13,7 +13,8 @@ import bookies
 from bookies.bookie.server import BookieServer
 from bookies.config import BookieConfig
 from bookies.errors import MetadataError, VersionConflict
-from bookies.metadata.driver import LedgerEvent, MetadataDriver
+from bookies.metadata.interface import MetadataDriver
+from bookies.metadata.interface.driver import LedgerEvent
 from bookies.metadata.uri import connect
 from bookies.model import BookieId, BookieInfo, BookieMode, Endpoint, LedgerMetadata
 from bookies.runtime import aio

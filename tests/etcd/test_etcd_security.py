@@ -14,7 +14,8 @@ import pytest
 from tests.etcd.server import EtcdServer, etcd_server
 
 from bookies.errors import InvalidArgument, MetadataError
-from bookies.metadata.driver import MetadataDriver, RecordWrite
+from bookies.metadata.interface import MetadataDriver
+from bookies.metadata.interface.driver import RecordWrite
 from bookies.metadata.uri import connect
 from bookies.model import BookieId, BookieInfo, BookieMode, Endpoint
 from bookies.runtime import aio

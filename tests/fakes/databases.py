@@ -6,7 +6,7 @@ import json
 import posixpath
 from collections.abc import Iterator, Sequence
 
-from bookies.sim.disk import SimDisk
+from bookies.lab.sim.world.disk import SimDisk
 
 MAGIC = b"FAKE"
 

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from bookies.errors import ClientClosed, MetadataError
-from bookies.runtime.etcd import (
+from bookies.metadata.etcd.etcd_port import (
     Answer,
     Condition,
     Delete,
@@ -134,7 +134,7 @@ def _without_value(item: KeyValue) -> KeyValue:
 
 
 class FakeEtcd:
-    """See `bookies.runtime.etcd.Etcd`."""
+    """See `bookies.metadata.etcd.etcd_port.Etcd`."""
 
     def __init__(self, server: Server) -> None:
         self.hosts = "fake:2379"

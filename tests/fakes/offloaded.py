@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bookies.model import LedgerMetadata
-from bookies.protocol.offload import Offload, given_up, offloaded, restoring
+from bookies.protocol.ledger.offload import Offload, given_up, offloaded, restoring
 
 URI = "s3://archive/ledger"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bookies.errors import DiskFull
-from bookies.sim.disk import SimDisk
+from bookies.lab.sim.world.disk import SimDisk
 
 
 class Partition:

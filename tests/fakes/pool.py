@@ -17,21 +17,23 @@ from typing import Any, TypeVar
 from tests.fakes.world import LoopClock
 
 from bookies import errors
-from bookies.client.locations import policy_of
-from bookies.client.recovery import recover_ledger
-from bookies.client.stall import rules_of
-from bookies.client.writer import LedgerWriter
+from bookies.client.base.locations import policy_of
+from bookies.client.repair.recovery import recover_ledger
+from bookies.client.write import LedgerWriter
+from bookies.client.write.quorum_timeout import rules_of
 from bookies.config import ClientConfig
 from bookies.errors import Status
 from bookies.kernels import Records, scan_frames
-from bookies.metadata.driver import Versioned
-from bookies.metadata.memory import MemoryDriver, MemoryStore
+from bookies.lab.sim.world.loop import SimLoop
+from bookies.metadata.embedded import MemoryDriver
+from bookies.metadata.embedded.memory import MemoryStore
+from bookies.metadata.interface.driver import Versioned
 from bookies.model import BookieId, DigestType, LedgerMetadata
-from bookies.protocol.candidates import Candidates
-from bookies.protocol.ledger import new_ledger
-from bookies.protocol.topology import Topology, parse_fault_domains
+from bookies.protocol.ledger.ledger import new_ledger
+from bookies.protocol.placement import Topology
+from bookies.protocol.placement.candidates import Candidates
+from bookies.protocol.placement.topology import parse_fault_domains
 from bookies.runtime.ports import Runtime
-from bookies.sim.loop import SimLoop
 from bookies.wire.digest import master_key, verify_entry
 from bookies.wire.messages import ReadResponse
 

@@ -18,8 +18,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from bookies.errors import BookKeeperError
-from bookies.spark import arrow
-from bookies.spark.settings import checked
+from bookies.spark.base import arrow
+from bookies.spark.base.settings import checked
 from bookies.spark.source import BookKeeperDataSource
 
 Row = dict[str, Any]

@@ -10,14 +10,15 @@ from tests.fakes.bookie import FakeBookie
 
 from bookies.client.client import Client
 from bookies.config import ClientConfig
-from bookies.metadata.memory import MemoryDriver, MemoryStore
+from bookies.lab.sim.world import Trace
+from bookies.lab.sim.world.disk import SimDisk
+from bookies.lab.sim.world.loop import SimLoop
+from bookies.lab.sim.world.network import SimNetwork
+from bookies.lab.sim.world.workers import SimWorkers
+from bookies.metadata.embedded import MemoryDriver
+from bookies.metadata.embedded.memory import MemoryStore
 from bookies.model import BookieId, BookieInfo, BookieMode, Endpoint
 from bookies.runtime.ports import Listener, Runtime
-from bookies.sim.disk import SimDisk
-from bookies.sim.loop import SimLoop
-from bookies.sim.network import SimNetwork
-from bookies.sim.trace import Trace
-from bookies.sim.workers import SimWorkers
 
 T = TypeVar("T")
 PORT = 3181

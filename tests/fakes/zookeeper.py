@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from kazoo.client import KazooClient
 
 from bookies.errors import ClientClosed, MetadataError, SessionExpired
-from bookies.metadata.driver import MetadataDriver
-from bookies.runtime.kazoo_client import KazooZooKeeper
-from bookies.runtime.zookeeper import (
+from bookies.metadata.interface import MetadataDriver
+from bookies.metadata.zookeeper.kazoo_client import KazooZooKeeper
+from bookies.metadata.zookeeper.zookeeper_port import (
     ANY_VERSION,
     Acl,
     Check,
@@ -202,7 +202,7 @@ class Server:
 
 
 class FakeZooKeeper:
-    """See `bookies.runtime.zookeeper.ZooKeeper`."""
+    """See `bookies.metadata.zookeeper.zookeeper_port.ZooKeeper`."""
 
     def __init__(self, server: Server) -> None:
         self.hosts = "fake:2181"

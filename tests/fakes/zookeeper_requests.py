@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tests.fakes.zookeeper import FakeZooKeeper, Server
 
-from bookies.runtime.zookeeper import Operation, Outcome
+from bookies.metadata.zookeeper.zookeeper_port import Operation, Outcome
 
 
 class NotedZooKeeper(FakeZooKeeper):

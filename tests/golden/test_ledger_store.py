@@ -22,13 +22,15 @@ from tests.fakes.records import FakeRecords
 from bookies.config import BookieConfig
 from bookies.errors import BookKeeperError, DataUnknown, EntryNotFound, LedgerUnknownToBookie, ReadFailed
 from bookies.kernels import Records
+from bookies.lab.sim.world.cluster import SimClock
+from bookies.lab.sim.world.disk import SimDisk
+from bookies.lab.sim.world.loop import Participant, SimLoop
+from bookies.lab.sim.world.workers import SimWorkers
 from bookies.runtime.ports import Network, Runtime
-from bookies.sim.cluster import SimClock
-from bookies.sim.disk import SimDisk
-from bookies.sim.loop import Participant, SimLoop
-from bookies.sim.workers import SimWorkers
-from bookies.storage import entry_log_format, index_format, inspection
-from bookies.storage.ledger_store import LedgerStore
+from bookies.storage.entry_log import entry_log_format
+from bookies.storage.index import index_format
+from bookies.storage.offline import inspection
+from bookies.storage.store import LedgerStore
 from bookies.wire.availability import pack_availability
 
 GOLDEN = pathlib.Path(__file__).parent / "storage"

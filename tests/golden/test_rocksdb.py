@@ -20,9 +20,10 @@ from tests.golden.test_ledger_store import (
 
 from bookies.admin import cli
 from bookies.runtime.files import OsDisk
-from bookies.runtime.rocksdb import RocksDatabases
-from bookies.storage import inspection, rocks
-from bookies.storage.ledger_store import LedgerStore
+from bookies.storage.offline import inspection
+from bookies.storage.rocksdb import rocksdb_format
+from bookies.storage.rocksdb.rocksdb_port import RocksDatabases
+from bookies.storage.store import LedgerStore
 
 pytest.importorskip("rocksdict")
 
@@ -148,8 +149,8 @@ def test_on_the_way_back_the_journal_is_replayed_first(bookie: str) -> None:
     for ledger in expected_of(bookie)["ledgers"]:
         ledger_id = ledger["ledger"]
         entry_ids = [entry["entry"] for entry in ledger["entries"]]
-        assert {key.hex() for key in rocks.entry_keys(ledger_id, entry_ids)} <= keys
-        header = rocks.parse_ledger_data(bytes.fromhex(headers[f"{ledger_id:016x}"]), "", ledger_id)
+        assert {key.hex() for key in rocksdb_format.entry_keys(ledger_id, entry_ids)} <= keys
+        header = rocksdb_format.parse_ledger_data(bytes.fromhex(headers[f"{ledger_id:016x}"]), "", ledger_id)
         assert header.is_fenced == (ledger["fenced"] or ledger_id == FENCED_IN_JOURNAL_ONLY)
         assert header.explicit_lac.hex() == ledger["explicitLacBody"]
 

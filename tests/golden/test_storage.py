@@ -19,8 +19,12 @@ import pytest
 
 from bookies.errors import CookieMismatch, CorruptRecord
 from bookies.kernels import Records
-from bookies.storage import admission, cookie, entry_log_format, index_format, journal_format, mark_format
-from bookies.storage.record_scan import Batch, EndKind, ScanEnd
+from bookies.storage.entry_log import entry_log_format
+from bookies.storage.identity import admission, cookie
+from bookies.storage.index import index_format
+from bookies.storage.journal import journal_format, log_mark_format
+from bookies.storage.records import Batch, EndKind
+from bookies.storage.records.record_scan import ScanEnd
 
 GOLDEN = pathlib.Path(__file__).parent / "storage"
 CASES = sorted(path.parent.name for path in GOLDEN.glob("*/data.tar.gz"))
@@ -97,11 +101,11 @@ def _indexed(files: Files) -> dict[int, Ledger]:
 def _replay(files: Files, ledgers: dict[int, Ledger], *, keeps_first: bool) -> None:
     """Apply all journals from their marks on. `keeps_first`: of an entry that was added twice."""
     marks: dict[int, list[bytes]] = {}
-    for path, index in _named(files, mark_format.parse_file_name).items():
+    for path, index in _named(files, log_mark_format.parse_file_name).items():
         marks.setdefault(index, []).append(files[path])
     journals = _named(files, journal_format.parse_file_name)
     for index, directory in enumerate(sorted({posixpath.dirname(path) for path in journals})):
-        mark = mark_format.distinct(marks[index])[-1]
+        mark = log_mark_format.distinct(marks[index])[-1]
         for path, journal_id in sorted(journals.items()):
             if posixpath.dirname(path) == directory and journal_id >= mark.journal_id:
                 start = mark.offset if journal_id == mark.journal_id else 0
@@ -251,10 +255,10 @@ def test_cookies_marks_and_last_ids_are_written_byte_for_byte(name: str) -> None
             found = cookie.parse(data, path=path)
             assert found.bookie == "bk-golden"
             assert found.pack() == data
-        elif mark_format.parse_file_name(name) is not None:
-            mark = mark_format.parse(data)
+        elif log_mark_format.parse_file_name(name) is not None:
+            mark = log_mark_format.parse(data)
             assert mark is not None
-            assert mark_format.pack(mark) == data
+            assert log_mark_format.pack(mark) == data
         elif name == "lastId":
             log_id = entry_log_format.parse_last_id(data)
             assert log_id is not None
@@ -413,15 +417,15 @@ def test_damaged_index_slots() -> None:
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
-        ("mark-torn", mark_format.LogMark(0, 0)),
-        ("mark-missing", mark_format.LogMark(0, 0)),
-        ("mark-beyond-end", mark_format.LogMark(0x1A1FDD5E392, 99_999_999)),
+        ("mark-torn", log_mark_format.LogMark(0, 0)),
+        ("mark-missing", log_mark_format.LogMark(0, 0)),
+        ("mark-beyond-end", log_mark_format.LogMark(0x1A1FDD5E392, 99_999_999)),
     ],
 )
-def test_damaged_marks(name: str, wanted: mark_format.LogMark) -> None:
+def test_damaged_marks(name: str, wanted: log_mark_format.LogMark) -> None:
     files = _damaged(name)
     copies = (data for path, data in files.items() if path.endswith("lastMark"))
-    mark = max(mark_format.distinct(copies), default=mark_format.LogMark())
+    mark = max(log_mark_format.distinct(copies), default=log_mark_format.LogMark())
     assert mark == wanted
     _, end, _ = _scan_journal(files["journal/current/1a1fdd5e392.txn"], start=mark.offset)
     assert end.kind is CLEAN

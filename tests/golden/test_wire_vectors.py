@@ -197,7 +197,7 @@ def test_no_vector_is_left_out() -> None:
 
 @pytest.mark.parametrize("name", ["v2-add", "v2-add-ok", "v3-add", "v3-add-ok"])
 def test_the_examples_in_the_documentation(name: str) -> None:
-    text = (pathlib.Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "reference" / "protocol.md").read_text()
     example = text.split(f"```{name}\n")[1].split("```")[0]
     digits = "".join([re.split(r" {3,}(?=\S)", line.strip())[0] for line in example.splitlines()])
     assert bytes.fromhex(digits) == VECTORS[name.upper()]

@@ -2,7 +2,7 @@
 
     make interop                                       # everything once, minutes
     make interop ARGS='--cells fencing --runs 20'      # one row, twenty times
-    make interop ARGS=--write                          # and the table to docs/compatibility.md
+    make interop ARGS=--write                          # and the table to docs/reference/compatibility.md
 
 Each layout has a ZooKeeper root for each kind of cluster; cells share them. Results are kept in --results, a line for
 each cell, so that the table can be made of several runs.
@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=1, help="of each cell with kills, in a row")
     parser.add_argument("--results", type=pathlib.Path, help="a file to add a line to for each cell")
     parser.add_argument("--table", action="store_true", help="run nothing: only the table of --results")
-    parser.add_argument("--write", action="store_true", help="write the table to docs/compatibility.md")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/reference/compatibility.md")
     parser.add_argument("--keep", action="store_true", help="keep the folders of the processes")
     arguments = parser.parse_args()
     if not os.environ.get("BOOKIES_APACHE_CACHE"):

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import pathlib
 
-PAGE = pathlib.Path(__file__).parent.parent.parent / "docs" / "compatibility.md"
+PAGE = pathlib.Path(__file__).parent.parent.parent / "docs" / "reference" / "compatibility.md"
 BEGIN, END = "<!-- begin: made by make interop ARGS=--write -->", "<!-- end -->"
 
 

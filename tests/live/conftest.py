@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import bookies as bk
-from bookies.admin.demo_spark import JAVA_OPTIONS
-from bookies.admin.local_cluster import LocalCluster
-from bookies.spark import java
+from bookies.admin.cluster import LocalCluster
+from bookies.lab.demo.demo_spark import JAVA_OPTIONS
+from bookies.spark.base import java
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -10,9 +10,9 @@ import signal
 import sys
 from typing import Any
 
-from bookies.admin.convert import TARGETS, config_of
+from bookies.admin.verbs.convert import TARGETS, config_of
 from bookies.runtime.files import OsDisk
-from bookies.runtime.rocksdb import RocksDatabases
+from bookies.storage.rocksdb.rocksdb_port import RocksDatabases
 
 
 class Mortal:

@@ -9,10 +9,10 @@ from tests.live.command import Done, started
 from tests.live.command import bk as bk_command
 
 import bookies
-from bookies.admin.local_cluster import LocalCluster
+from bookies.admin.cluster import LocalCluster
 from bookies.metadata.uri import connect
 from bookies.model import BookieId
-from bookies.protocol.fragments import is_stored_on
+from bookies.protocol.repair.fragments import is_stored_on
 from bookies.runtime import aio
 
 LEDGERS, ENTRIES, SIZE = 60, 20, 1024

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from bookies.spark.jobs import common
-from bookies.spark.jobs.common import CarryOut, JobConfig, Run
-from bookies.spark.jobs.packing import estimate, pack
+from bookies.spark.jobs.shared import common
+from bookies.spark.jobs.shared.common import CarryOut, JobConfig, Run
+from bookies.spark.jobs.shared.packing import estimate, pack
 
 
 class Crash(BaseException):

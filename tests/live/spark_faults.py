@@ -28,8 +28,8 @@ def faulty_source(directory: str) -> type[Any]:
     import os
     import signal
 
-    from bookies.spark.sink import StreamWriter
     from bookies.spark.source import BookKeeperDataSource
+    from bookies.spark.write.sink import StreamWriter
 
     def is_due(batch: int, fault: str) -> bool:
         """Whether somebody has to do it now; only the first who asks."""
@@ -89,7 +89,7 @@ def faulty_source(directory: str) -> type[Any]:
             """A speculative copy of a task goes on after the abort, and comes to its end."""
             import pyarrow as pa
 
-            from bookies.spark import sink
+            from bookies.spark.write import sink
 
             identity = (message.app, message.version, message.query)
             sink._write(self._settings, identity, iter([pa.record_batch({"value": pa.array(["zombie"])})]))
@@ -117,16 +117,16 @@ def faulty_source(directory: str) -> type[Any]:
     def lose_answers(count: int) -> None:
         """The store carries out so many transactions, and its answers do not arrive."""
         from bookies.errors import MetadataError
-        from bookies.metadata.leased import LeasedDriver
+        from bookies.metadata.shared.store_driver import StoreDriver
 
-        original = LeasedDriver.transact
+        original = StoreDriver.transact
 
         async def transact(self: Any, steps: Any) -> int:
             await original(self, steps)
-            LeasedDriver.transact = original  # type: ignore[method-assign]
+            StoreDriver.transact = original  # type: ignore[method-assign]
             raise MetadataError("the connection broke")
 
         assert count == 1
-        LeasedDriver.transact = transact  # type: ignore[method-assign]
+        StoreDriver.transact = transact  # type: ignore[method-assign]
 
     return FaultySource

@@ -17,7 +17,7 @@ import pytest
 from tests.live import command
 
 import bookies as bk
-from bookies.admin.local_cluster import LocalCluster
+from bookies.admin.cluster import LocalCluster
 from bookies.metadata import uri as metadata
 from bookies.runtime import aio
 

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bookies.admin.local_cluster import LocalCluster, local
+from bookies.admin.cluster import LocalCluster
+from bookies.admin.cluster.local_cluster import local
 from bookies.errors import BookKeeperError, ConfigError
 from bookies.wire import digest
 
@@ -124,7 +125,7 @@ def test_a_cluster_ends_with_its_owner(tmp_path: pathlib.Path) -> None:
     """However the owner dies, and without it doing anything."""
     script = (
         "import sys, time\n"
-        "from bookies.admin.local_cluster import LocalCluster\n"
+        "from bookies.admin.cluster.local_cluster import LocalCluster\n"
         f"cluster = LocalCluster(sys.argv[1], 2, settings={FAST!r})\n"
         "cluster.start()\n"
         "print(*cluster.pids(), flush=True)\n"

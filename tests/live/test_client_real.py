@@ -16,7 +16,7 @@ import pytest
 
 import bookies as bk
 from bookies.bookie.server import BookieServer
-from bookies.client.blocking import LoopThread
+from bookies.client.blocking.blocking import LoopThread
 from bookies.config import BookieConfig
 from bookies.metadata.uri import connect as connect_metadata
 from bookies.runtime import aio

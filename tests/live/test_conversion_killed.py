@@ -12,11 +12,13 @@ import pytest
 
 from bookies.admin import cli
 from bookies.config import BookieConfig
-from bookies.runtime.rocksdb import RocksDatabases
-from bookies.storage import entry_log_format, inspection, rocks
-from bookies.storage.cookie import master_cookie
-from bookies.storage.index_format import STATE_FENCED, IndexHeader
-from bookies.storage.unconverted import RECORD
+from bookies.storage.entry_log import entry_log_format
+from bookies.storage.identity.cookie import master_cookie
+from bookies.storage.identity.index_kind import RECORD
+from bookies.storage.index.index_format import STATE_FENCED, IndexHeader
+from bookies.storage.offline import inspection
+from bookies.storage.rocksdb import rocksdb_format
+from bookies.storage.rocksdb.rocksdb_port import RocksDatabases
 
 pytest.importorskip("rocksdict")
 pytestmark = pytest.mark.live
@@ -38,7 +40,7 @@ def make_bookie() -> Expected:
     keys: list[bytes] = []
     found: Expected = {}
     for ledger_id in range(LEDGERS):
-        for entry_id, key in enumerate(rocks.entry_keys(ledger_id, range(ENTRIES))):
+        for entry_id, key in enumerate(rocksdb_format.entry_keys(ledger_id, range(ENTRIES))):
             found[ledger_id, entry_id] = entry_log_format.location(0, len(data) + 4)
             keys.append(key)
             data += (32).to_bytes(4, "big") + key + bytes(16)
@@ -48,7 +50,10 @@ def make_bookie() -> Expected:
     writer.finish()
     headers = {each: IndexHeader(b"k" * 20, STATE_FENCED * (each % 2)) for each in range(LEDGERS)}
     writer = RocksDatabases().create("ledgers/current/ledgers", is_large=False)
-    writer.put([rocks.pack_key(each) for each in headers], [rocks.pack_ledger_data(each) for each in headers.values()])
+    writer.put(
+        [rocksdb_format.pack_key(each) for each in headers],
+        [rocksdb_format.pack_ledger_data(each) for each in headers.values()],
+    )
     writer.finish()
     return found
 

@@ -15,10 +15,10 @@ from random import Random
 import pytest
 
 import bookies as bk
-from bookies.admin.local_cluster import LocalCluster
+from bookies.admin.cluster import LocalCluster
+from bookies.lab.sim.world.hostile import MISDEEDS, HostileBookie, strangers
 from bookies.metadata.uri import connect as connect_driver
 from bookies.runtime import aio
-from bookies.sim.hostile import MISDEEDS, HostileBookie, strangers
 from bookies.wire.client import encode_request
 from bookies.wire.messages import BatchReadRequest, ReadRequest
 

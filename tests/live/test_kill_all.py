@@ -17,7 +17,7 @@ from tests.live import appender
 from tests.live.appender import BATCH, IN_FLIGHT, payload_of
 
 import bookies as bk
-from bookies.admin.local_cluster import LocalCluster
+from bookies.admin.cluster import LocalCluster
 
 pytestmark = pytest.mark.live
 

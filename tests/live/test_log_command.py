@@ -12,7 +12,7 @@ import pytest
 from tests.live.command import Done, bk
 
 import bookies
-from bookies.admin.local_cluster import LocalCluster
+from bookies.admin.cluster import LocalCluster
 from bookies.protocol.log import Position
 
 pytestmark = pytest.mark.live

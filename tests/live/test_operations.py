@@ -14,7 +14,7 @@ from tests.live.command import bk as bk_command
 from tests.live.test_local_cluster import run
 from tests.live.test_replication import wait_stopped
 
-from bookies.admin.local_cluster import LocalCluster
+from bookies.admin.cluster import LocalCluster
 
 pytestmark = pytest.mark.live
 

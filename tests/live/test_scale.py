@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 
 import pytest
-from benchmarks.scale import Bench, Cell, Pace, Team
+from benchmarks.scale import Bench, Cell, RateLimit, Team
 from benchmarks.suite.servers import OurCluster
 
 WINDOW = 2_000  # entries that each client has in flight
@@ -14,7 +14,7 @@ WINDOW = 2_000  # entries that each client has in flight
 @pytest.mark.live
 @pytest.mark.parametrize("case", ["add 1 KiB", "read 1 KiB", "create and seal"])
 def test_clients_count_together_and_leave_nothing(tmp_path: pathlib.Path, case: str) -> None:
-    pace = Pace(0.4, 0.1, 500, (1,), (2,))
+    pace = RateLimit(0.4, 0.1, 500, (1,), (2,))
     clients = 1 if case == "create and seal" else 2
     with Bench(tmp_path, pace, 100.0) as bench:
         found = bench.run(Cell(case, 1, clients))

@@ -19,7 +19,7 @@ import pytest
 from tests.fakes.certificates import Authority, Files
 
 import bookies as bk
-from bookies.admin.tls_doctor import of_bookie
+from bookies.admin.verbs.tls_doctor import of_bookie
 from bookies.bookie.connection import Connection
 from bookies.bookie.server import BookieServer
 from bookies.config import BookieConfig, validate

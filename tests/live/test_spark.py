@@ -11,7 +11,7 @@ import pytest
 
 import bookies as bk
 import bookies.spark
-from bookies.admin.local_cluster import LocalCluster
+from bookies.admin.cluster import LocalCluster
 
 pytestmark = [
     pytest.mark.live,
@@ -120,7 +120,7 @@ def test_views_and_tables(spark: Any, store: Any, cluster: LocalCluster) -> None
 
 
 def test_what_spark_refuses_by_itself(spark: Any, cluster: LocalCluster) -> None:
-    """Should one of these work some day, docs/spark-writing.md can be shorter. Source: spark 1.1."""
+    """Should one of these work some day, docs/reference/spark-writing.md can be shorter. Source: spark 1.1."""
     bookies.spark.register(spark)
     writer = spark.sql("SELECT 'v' AS value").write.format("bookkeeper").option("log", "nowhere")
     writer = writer.option("bookkeeper.metadataServiceUri", cluster.metadata_uri)
@@ -160,7 +160,7 @@ def test_the_schema_is_what_spark_derives(load: Any, store: Any) -> None:
     """A record batch that differs in anything is refused by Spark, or worse."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    from bookies.spark import arrow
+    from bookies.spark.base import arrow
 
     frame = load(ledger=written(store, 1), includeMetadata=True, includeHeaders=True, failOnDataLoss=False)
     assert frame.columns == list(arrow.COLUMNS)

@@ -25,9 +25,9 @@ from tests.live.command import bk as command
 
 import bookies as bk
 from bookies.admin import cli
-from bookies.admin.local_cluster import LocalCluster
-from bookies.spark import java
-from bookies.spark.session import JAVA_OPTIONS
+from bookies.admin.cluster import LocalCluster
+from bookies.spark.base import java
+from bookies.spark.base.session import JAVA_OPTIONS
 
 pytestmark = [pytest.mark.live, pytest.mark.spark, pytest.mark.cluster]
 PATIENCE_S = 600
@@ -300,7 +300,7 @@ def test_the_loser_of_a_speculation_leaves_nothing(
 
 
 def test_a_job_runs_on_executors(store: Any, cluster: Any, source: str, archive: Any, tmp_path: Any) -> None:
-    """As docs/jobs.md says: the command line itself, under spark-submit."""
+    """As docs/reference/spark-jobs.md says: the command line itself, under spark-submit."""
     ledger_ids = store.log(source).manifest().ledger_ids
     words = ("spark", "scrub", "--metadata", cluster.metadata_uri, "--ledgers", ",".join(map(str, ledger_ids)))
     with submitted(tmp_path, LOCAL_CLUSTER, archive, *words, "--output", "runs", program=cli.__file__) as program:

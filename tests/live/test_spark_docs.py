@@ -1,4 +1,4 @@
-"""The snippets of docs/spark.md, in order, in a real session on a real cluster."""
+"""Snippets of docs/reference/spark.md and of how-to pages, in order, in a real session on a real cluster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bookies.admin.local_cluster import LocalCluster
+from bookies.admin.cluster import LocalCluster
 
 pytestmark = [
     pytest.mark.live,
@@ -16,7 +16,12 @@ pytestmark = [
     # py4j leaves the sockets between the two processes to the garbage collector.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "spark.md"
+DOCS = pathlib.Path(__file__).parents[2] / "docs"
+PAGES = [
+    DOCS / "reference" / "spark.md",
+    DOCS / "howto" / "spark-query-with-sql.md",
+    DOCS / "howto" / "spark-resume-a-stream.md",
+]
 
 
 STARTS_MAX = 4  # Spark gives a streaming source's process ten seconds to start, which a busy machine may not keep
@@ -40,7 +45,11 @@ def run_snippets(spark: Any, directory: pathlib.Path) -> None:
     settings = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}
     with LocalCluster(directory / "bk-data", 1, lease_ms=2000, settings=settings) as cluster:
         names: dict[str, Any] = {"spark": spark, "uri": cluster.metadata_uri, "directory": str(directory)}
-        snippets = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-        assert len(snippets) >= 4
-        for number, snippet in enumerate(snippets):
-            exec(compile(snippet, f"{PAGE.name}, snippet {number + 1}", "exec"), names)
+        snippets = [
+            (page.name, snippet)
+            for page in PAGES
+            for snippet in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+        ]
+        assert len(snippets) >= 8
+        for number, (name, snippet) in enumerate(snippets):
+            exec(compile(snippet, f"{name}, snippet {number + 1}", "exec"), names)

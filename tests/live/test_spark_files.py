@@ -18,11 +18,12 @@ import pytest
 from tests.live.job_faults import Crash, crash_once, in_this_process
 
 import bookies as bk
-from bookies.admin.local_cluster import LocalCluster
+from bookies.admin.cluster import LocalCluster
 from bookies.errors import BookKeeperError, InvalidArgument, LogNotFound
-from bookies.spark import envelope
-from bookies.spark.jobs import common, exporting, failures, importing, repair, usage
-from bookies.spark.jobs.common import JobConfig
+from bookies.spark.base import envelope
+from bookies.spark.jobs import exporting, importing, repair, usage
+from bookies.spark.jobs.shared import common, failures
+from bookies.spark.jobs.shared.common import JobConfig
 
 pytestmark = [
     pytest.mark.live,

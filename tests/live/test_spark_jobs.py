@@ -14,15 +14,16 @@ from typing import Any
 
 import pytest
 
-from bookies.admin import spark_command
-from bookies.admin.local_cluster import LocalCluster
+from bookies.admin.cluster import LocalCluster
+from bookies.admin.verbs import spark_command
 from bookies.errors import ConfigError, InvalidArgument
 from bookies.model import LedgerMetadata
-from bookies.spark import tables
-from bookies.spark.jobs import common, reconcile, repair, scrub, usage, whatif
-from bookies.spark.jobs.common import JobConfig
-from bookies.spark.jobs.packing import Item
-from bookies.spark.jobs.report import page, text
+from bookies.spark.jobs import reconcile, repair, scrub, usage, whatif
+from bookies.spark.jobs.shared import common
+from bookies.spark.jobs.shared.common import JobConfig
+from bookies.spark.jobs.shared.packing import Item
+from bookies.spark.jobs.shared.report import page, text
+from bookies.spark.read import tables
 
 pytestmark = [
     pytest.mark.live,
@@ -293,12 +294,12 @@ def test_the_snippets_of_the_page_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"spark": spark, "uri": cluster.metadata_uri}
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/jobs.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/reference/spark-jobs.md").read_text(), re.DOTALL)
     assert len(blocks) >= 3
     for block in blocks:
         # Relative to where the Java process was started, which is not where this test is.
         there = block.replace('output="runs"', f'output="{tmp_path / "runs"}"')
-        exec(compile(there, "docs/jobs.md", "exec"), names)
+        exec(compile(there, "docs/reference/spark-jobs.md", "exec"), names)
 
 
 # -- the command -----------------------------------------------------------------------------------------------------

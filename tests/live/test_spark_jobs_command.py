@@ -9,7 +9,7 @@ import signal
 import pytest
 from tests.live.command import Family, started
 
-from bookies.admin.local_cluster import LocalCluster
+from bookies.admin.cluster import LocalCluster
 
 pytestmark = [pytest.mark.live, pytest.mark.spark]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.fakes.spark_query import Stream, append, make, numbers, refusal
 
-from bookies.admin.local_cluster import LocalCluster
+from bookies.admin.cluster import LocalCluster
 from bookies.errors import BookKeeperError
 from bookies.protocol.log import Position
 

@@ -11,13 +11,14 @@ import pytest
 from tests.live.job_faults import Crash, crash_once, in_this_process
 
 import bookies as bk
-from bookies.admin.local_cluster import LocalCluster
-from bookies.client.administration import Administration
+from bookies.admin.cluster import LocalCluster
 from bookies.client.client import Client
-from bookies.client.manifest import ManifestLoop
+from bookies.client.repair import Administration
+from bookies.client.write.manifest import ManifestLoop
 from bookies.errors import InvalidArgument, LedgerFenced, LogFenced
-from bookies.spark.jobs import common, migrate
-from bookies.spark.jobs.common import JobConfig
+from bookies.spark.jobs import migrate
+from bookies.spark.jobs.shared import common
+from bookies.spark.jobs.shared.common import JobConfig
 
 pytestmark = [
     pytest.mark.live,

@@ -14,14 +14,15 @@ from tests.live.job_faults import Crash, crash_once, in_this_process
 
 import bookies as bk
 import bookies.spark
-from bookies.admin.local_cluster import LocalCluster
-from bookies.client.administration import Administration
-from bookies.client.copying import LedgerCopier
+from bookies.admin.cluster import LocalCluster
+from bookies.client.repair import Administration
+from bookies.client.repair.copying import LedgerCopier
 from bookies.errors import DigestMismatch, InvalidArgument, NotSupported, ReadFailed
-from bookies.protocol.offload import DELETED, LABEL, RESTORING, offload_of
-from bookies.spark import tier
-from bookies.spark.jobs import common, offload, restore
-from bookies.spark.jobs.common import JobConfig
+from bookies.protocol.ledger.offload import DELETED, LABEL, RESTORING, offload_of
+from bookies.spark.jobs import offload, restore
+from bookies.spark.jobs.shared import common
+from bookies.spark.jobs.shared.common import JobConfig
+from bookies.spark.write import tier
 
 pytestmark = [
     pytest.mark.live,

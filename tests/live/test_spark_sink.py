@@ -14,8 +14,8 @@ from tests.live.spark_faults import Marks, faulty_source
 
 import bookies as bk
 import bookies.spark
-from bookies.admin.local_cluster import LocalCluster
-from bookies.spark import envelope
+from bookies.admin.cluster import LocalCluster
+from bookies.spark.base import envelope
 
 pytestmark = [
     pytest.mark.live,
@@ -222,10 +222,10 @@ def test_mistakes_are_said_in_a_sentence(
 def test_the_page_about_writing_does_what_it_says(
     spark: Any, cluster: LocalCluster, store: Any, tmp_path: pathlib.Path
 ) -> None:
-    """Every snippet of docs/spark-writing.md, in order."""
+    """Every snippet of docs/reference/spark-writing.md, in order."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("one\ntwo\n")
-    page = (pathlib.Path(__file__).parent.parent.parent / "docs" / "spark-writing.md").read_text()
+    page = (pathlib.Path(__file__).parent.parent.parent / "docs" / "reference" / "spark-writing.md").read_text()
     snippets = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names: dict[str, Any] = {
         "spark": spark,
@@ -234,7 +234,7 @@ def test_the_page_about_writing_does_what_it_says(
         "checkpoint": str(tmp_path / "checkpoint"),
     }
     for snippet in snippets:
-        exec(compile(snippet, "docs/spark-writing.md", "exec"), names)
+        exec(compile(snippet, "docs/reference/spark-writing.md", "exec"), names)
     orders = [b"order %d" % number for number in range(9)]
     assert sorted(entries(store.log("orders"))) == orders
     assert sorted(entries(store.log("lines"))) == [b"one", b"two"]

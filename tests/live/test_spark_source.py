@@ -14,7 +14,7 @@ import pytest
 from tests.fakes.spark_query import ALL, Stream, append, batch, make, numbers, refusal, source
 
 import bookies as bk
-from bookies.admin.local_cluster import LocalCluster
+from bookies.admin.cluster import LocalCluster
 from bookies.errors import BookKeeperError
 from bookies.protocol.log import Position
 
@@ -134,7 +134,7 @@ def test_by_the_time_of_ledgers(store: Any, uri: dict[str, Any]) -> None:
 
 def test_by_the_times_inside_records(store: Any, uri: dict[str, Any]) -> None:
     """A record every ten seconds from 100 s on; three of four have a time. Source: spark 3.3."""
-    from bookies.spark import envelope
+    from bookies.spark.base import envelope
 
     log = store.log("timed-records")
     log.create(ensemble=1, record_format="envelope")
@@ -195,8 +195,8 @@ def test_a_ledger_that_is_deleted_under_the_query(store: Any, uri: dict[str, Any
     with store.create(ensemble=1) as ledger:
         ledger.append_many([b"%d" % number for number in range(100)])
     options = uri | {"ledger": ledger.ledger_id}
-    from bookies.spark import read
-    from bookies.spark.settings import checked, settings
+    from bookies.spark.base.settings import checked, settings
+    from bookies.spark.read import read
 
     made = source(options)
     made.schema()
@@ -210,7 +210,7 @@ def test_a_ledger_that_is_deleted_under_the_query(store: Any, uri: dict[str, Any
         partition.ranges[index] = dataclasses.replace(each, metadata=metadata)
     store.delete(ledger.ledger_id)
     how = settings(checked(made.options), is_stream=False)
-    from bookies.spark import arrow
+    from bookies.spark.base import arrow
 
     rows = read.RowReader(how, arrow.arrow_schema(["ledger_id", "value", "gap"]), None)
     with pytest.raises(BookKeeperError, match=r"entries 0 to 99 of ledger .* no longer exist: the ledger was deleted"):
@@ -223,8 +223,9 @@ def test_a_ledger_that_is_deleted_under_the_query(store: Any, uri: dict[str, Any
 def test_replicas_that_moved_after_the_plan_was_made(store: Any, uri: dict[str, Any]) -> None:
     import dataclasses
 
-    from bookies.spark import arrow, read
-    from bookies.spark.settings import checked, settings
+    from bookies.spark.base import arrow
+    from bookies.spark.base.settings import checked, settings
+    from bookies.spark.read import read
 
     with store.create(ensemble=1) as ledger:
         ledger.append_many([b"%d" % number for number in range(10)])
@@ -273,7 +274,7 @@ def test_rows_of_rows(store: Any, uri: dict[str, Any]) -> None:
 
 
 def test_records_with_key_headers_and_timestamp(store: Any, uri: dict[str, Any]) -> None:
-    from bookies.spark import envelope
+    from bookies.spark.base import envelope
 
     log = store.log("records")
     log.create(ensemble=1, record_format="envelope")

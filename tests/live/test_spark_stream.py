@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import bookies.spark
-from bookies.admin.local_cluster import LocalCluster
+from bookies.admin.cluster import LocalCluster
 from bookies.protocol.log import Position
 
 pytestmark = [

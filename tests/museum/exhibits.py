@@ -22,20 +22,21 @@ import pytest
 
 from bookies import kernels
 from bookies.bookie import reads
-from bookies.client import adds
-from bookies.client.ending import Ending
-from bookies.client.writer import LedgerWriter
+from bookies.client.write import LedgerWriter, adds
+from bookies.client.write.closing import LedgerCloser
 from bookies.errors import Status, status_of_error
-from bookies.protocol.add import AddPipeline
-from bookies.protocol.ledger import change_needed
-from bookies.storage import checkpoint, entry_log, marks
-from bookies.storage.checkpoint import Checkpointer, MarkFiles
-from bookies.storage.entry_log import EntryLogWriter
-from bookies.storage.index_format import STATE_FENCED
-from bookies.storage.journal import JournalWriter
-from bookies.storage.ledger_store import LedgerStore
-from bookies.storage.mark_format import LogMark
-from bookies.storage.write_cache import Generation
+from bookies.protocol.ledger import AddPipeline
+from bookies.protocol.ledger.ledger import change_needed
+from bookies.storage.cache.write_cache import Generation
+from bookies.storage.engine import checkpoint
+from bookies.storage.engine.checkpoint import Checkpointer, MarkFiles
+from bookies.storage.entry_log import entry_log
+from bookies.storage.entry_log.entry_log import EntryLogWriter
+from bookies.storage.index.index_format import STATE_FENCED
+from bookies.storage.journal import LogMark
+from bookies.storage.journal import log_marks as marks
+from bookies.storage.journal.journal import JournalWriter
+from bookies.storage.store import LedgerStore
 
 Patch = pytest.MonkeyPatch
 Script = Callable[[LedgerStore, Any], Any]
@@ -372,7 +373,7 @@ def _(patch: Patch) -> None:
     "A seal that has failed is not tried again.",
 )
 def _(patch: Patch) -> None:
-    patch.setattr(Ending, "_may_write_again", lambda self: False)
+    patch.setattr(LedgerCloser, "_may_write_again", lambda self: False)
 
 
 @exhibit(

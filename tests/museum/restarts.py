@@ -10,16 +10,17 @@ import pytest
 
 from bookies.errors import BookieBusy, StorageError
 from bookies.kernels import Records
-from bookies.sim.disk import PROCESS_DIES, SimDisk
-from bookies.storage import entry_log, index_format, opening
-from bookies.storage.catalog import CatalogFile
-from bookies.storage.checkpoint import Checkpointer, Marks
-from bookies.storage.index import LedgerIndex
-from bookies.storage.index_format import IndexHeader
+from bookies.lab.sim.world.disk import PROCESS_DIES, SimDisk
+from bookies.storage.cache.write_cache import Generation, Run
+from bookies.storage.engine import opening
+from bookies.storage.engine.checkpoint import Checkpointer, Marks
+from bookies.storage.engine.replay import Restorer
+from bookies.storage.entry_log import entry_log
+from bookies.storage.index import LedgerIndex, index_format
+from bookies.storage.index.catalog import CatalogFile
+from bookies.storage.index.index_format import IndexHeader
 from bookies.storage.journal import Journal
-from bookies.storage.ledger_store import LedgerStore
-from bookies.storage.replay import Restorer
-from bookies.storage.write_cache import Generation, Run
+from bookies.storage.store import LedgerStore
 
 exhibits = sys.modules["museum_exhibits"]
 exhibit, issue, some = exhibits.exhibit, exhibits.issue, exhibits.some

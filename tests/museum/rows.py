@@ -109,7 +109,7 @@ STORAGE = [
         "544, BOOKKEEPER-619, 2305",
         "a bookie taken for new",
         ("taken-for-new",),
-        "the journal's part; stores and cookies: `tests/unit/storage/test_admission.py`",
+        "the journal's part; stores and cookies: `tests/unit/storage/identity/test_admission.py`",
     ),
     Row("R-31", "2614", "recovery reads without fence", ("recovery-reads-without-fence",)),
     Row(

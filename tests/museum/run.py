@@ -1,7 +1,7 @@
 """Show the exhibits: `python tests/museum/run.py [NAME ..] [--write]`.
 
 Each mistake is made and looked for; then the same seeds or disk calls are run once more without it, and `--steps`
-more. `--write` puts what was seen into docs/museum.md; what it says of exhibits that are not named stays. The exit
+more. `--write` puts what was seen into docs/internals/museum.md; what it says of exhibits that are not named stays. The exit
 status is 0 when each mistake was found and nothing without it.
 """
 
@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from bookies.sim.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES
-from bookies.sim.run import simulate
-from bookies.sim.scenario import read_scenario, run_scenario
+from bookies.lab.sim.run import simulate
+from bookies.lab.sim.scenario import read_scenario, run_scenario
+from bookies.lab.sim.world.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-PAGE = ROOT / "docs" / "museum.md"
+PAGE = ROOT / "docs" / "internals" / "museum.md"
 SEEDS_MAX = 40
 CALLS_MAX = 2_000
 WAYS = (NOTHING_SURVIVES, *LOSSES, PROCESS_DIES)

@@ -13,17 +13,18 @@ from tests.sim import space_world as world
 from tests.sim.space_world import GONE, SpaceSweep, collect, compact, fill, logs_of
 
 from bookies.errors import EntryNotFound, LedgerUnknownToBookie
-from bookies.sim.disk import PROCESS_DIES
-from bookies.storage import compaction, index, log_usage, sealed_logs
-from bookies.storage.checkpoint import Checkpointer
-from bookies.storage.compaction import Compactor
-from bookies.storage.garbage import LedgerCollection
-from bookies.storage.index import LedgerIndex
-from bookies.storage.index_format import IndexHeader
-from bookies.storage.ledger_store import LedgerStore
-from bookies.storage.removal import Removals
-from bookies.storage.replay import Restorer
-from bookies.storage.sealed_logs import SealedLogs
+from bookies.lab.sim.world.disk import PROCESS_DIES
+from bookies.storage.engine.checkpoint import Checkpointer
+from bookies.storage.engine.quarantine import Quarantine
+from bookies.storage.engine.replay import Restorer
+from bookies.storage.entry_log import log_usage
+from bookies.storage.gc import compaction, sealed_logs
+from bookies.storage.gc.compaction import Compactor
+from bookies.storage.gc.deleted_ledgers import LedgerCollection
+from bookies.storage.gc.sealed_logs import SealedLogs
+from bookies.storage.index import LedgerIndex, index
+from bookies.storage.index.index_format import IndexHeader
+from bookies.storage.store import LedgerStore
 
 exhibits = sys.modules["museum_exhibits"]
 exhibits.space = sys.modules[__name__]
@@ -451,7 +452,7 @@ def a_deletion_before_the_flush(machine: Any) -> None:
 def _(patch: Patch) -> None:
     original = LedgerIndex.install
 
-    async def finish(self: Removals) -> None:
+    async def finish(self: Quarantine) -> None:
         deleted = [each for each in self._states if self.is_deleted(each) and self._index.is_known(each)]
         if deleted:
             await self._checkpointer.drop_ledgers(deleted)
@@ -461,7 +462,7 @@ def _(patch: Patch) -> None:
             self.create(ledger_id, IndexHeader(b""))
         await original(self, ledger_id, entry_ids, slots)
 
-    patch.setattr(Removals, "_finish", finish)
+    patch.setattr(Quarantine, "_finish", finish)
     patch.setattr(LedgerIndex, "install", install)
 
 
@@ -531,11 +532,11 @@ def a_late_writer(machine: Any) -> None:
     "What was deleted is forgotten as soon as it is gone.",
 )
 def _(patch: Patch) -> None:
-    original = Removals.delete
+    original = Quarantine.delete
 
-    async def delete(self: Removals, ledger_ids: Any, now_ms: int) -> list[int]:
+    async def delete(self: Quarantine, ledger_ids: Any, now_ms: int) -> list[int]:
         deleted = await original(self, ledger_ids, now_ms)
         await self.forget(deleted)
         return deleted
 
-    patch.setattr(Removals, "delete", delete)
+    patch.setattr(Quarantine, "delete", delete)

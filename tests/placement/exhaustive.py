@@ -19,11 +19,11 @@ from tests.placement.twin import Measures, Shape, Where, ensembles, measure, sha
 
 from bookies.errors import NotEnoughBookies
 from bookies.model import BookieId
-from bookies.protocol.candidates import Candidates, Cluster
-from bookies.protocol.placement import choose_ensemble, choose_replacements, fewest_changes, judge
-from bookies.protocol.placement_policy import PlacementPolicy
-from bookies.protocol.topology import Kind, Topology
-from bookies.protocol.write_sets import Condition, Outlives, Spread, UpgradeDomains
+from bookies.protocol.placement import PlacementPolicy, Topology, choose_ensemble
+from bookies.protocol.placement.candidates import Candidates, Cluster
+from bookies.protocol.placement.placement import choose_replacements, fewest_changes, judge
+from bookies.protocol.placement.topology import Kind
+from bookies.protocol.placement.write_sets import Condition, Outlives, Spread, UpgradeDomains
 
 SIZE_MAX = 5
 POLICIES = (

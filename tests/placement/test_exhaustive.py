@@ -28,7 +28,7 @@ def test_replacements_and_fewest_changes() -> None:
 
 def test_the_comparison_finds_a_choice_that_looks_only_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without going back an ensemble that exists is not found."""
-    from bookies.protocol import placement_search
+    from bookies.protocol.placement import placement_search
 
     fill = placement_search.Search._fill
 

@@ -20,8 +20,8 @@ import pytest
 
 from bookies import errors
 from bookies.model import BookieId, Ensemble, LedgerMetadata, LedgerState
-from bookies.protocol.add import (
-    AddPipeline,
+from bookies.protocol.ledger import AddPipeline
+from bookies.protocol.ledger.add import (
     AddRules,
     ChangeEnsemble,
     CloseLedger,
@@ -31,9 +31,9 @@ from bookies.protocol.add import (
     RetryLater,
     Send,
 )
-from bookies.protocol.add_advanced import AdvancedAddPipeline
-from bookies.protocol.ledger import with_ensemble
-from bookies.protocol.quorum import write_set
+from bookies.protocol.ledger.add_advanced import AdvancedAddPipeline
+from bookies.protocol.ledger.ledger import with_ensemble
+from bookies.protocol.quorums import write_set
 
 CONFIGURATIONS = [(3, 3, 2), (3, 2, 2), (6, 2, 2), (5, 3, 2), (4, 3, 2), (1, 1, 1), (3, 3, 3), (5, 5, 3), (4, 2, 1)]
 FATAL = (errors.LedgerFenced, errors.Unauthorized)

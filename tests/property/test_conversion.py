@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from tests.fakes.databases import FakeDatabases, pack, parse
 
 from bookies.config import BookieConfig
-from bookies.sim.disk import SimDisk
-from bookies.storage import entry_log_format, rocks
-from bookies.storage.conversion_check import RecordCheck, fingerprint, runs_of_file
-from bookies.storage.conversion_to_index_files import ToIndexFiles
-from bookies.storage.conversion_to_rocksdb import ToRocks
-from bookies.storage.index_format import STATE_FENCED, STATE_LIMBO, IndexHeader
-from bookies.storage.rocks import Run
+from bookies.lab.sim.world.disk import SimDisk
+from bookies.storage.entry_log import entry_log_format
+from bookies.storage.index.index_format import STATE_FENCED, STATE_LIMBO, IndexHeader
+from bookies.storage.rocksdb import rocksdb_format
+from bookies.storage.rocksdb.conversion_check import RecordCheck, fingerprint, runs_of_file
+from bookies.storage.rocksdb.rocksdb_format import Run
+from bookies.storage.rocksdb.to_index_files import ToIndexFiles
+from bookies.storage.rocksdb.to_rocksdb import ToRocks
 
 PAGE_SIZE = 64
 headers = st.builds(
@@ -40,7 +41,10 @@ def test_there_and_back(found: dict[int, tuple[IndexHeader, set[int]]], count: i
     for number, name in enumerate(names):
         own = [each for each in found if each % count == number]
         pairs = locations_in_logs(disk, f"{name}/current", {each: found[each][1] for each in own}, random)
-        before[name] = pairs, {rocks.pack_key(each): rocks.pack_ledger_data(found[each][0]) for each in own}
+        before[name] = (
+            pairs,
+            {rocksdb_format.pack_key(each): rocksdb_format.pack_ledger_data(found[each][0]) for each in own},
+        )
         disk.put(f"{name}/current/locations", pack(before[name][0]))
         disk.put(f"{name}/current/ledgers", pack(before[name][1]))
     for kind in (ToIndexFiles, ToRocks):
@@ -69,7 +73,7 @@ def locations_in_logs(
     """Write the entries, in any order, to three logs of a directory."""
     logs = [bytearray(entry_log_format.pack_header()) for _ in range(3)]
     found: dict[bytes, bytes] = {}
-    keys = [key for ledger_id, ids in entries.items() for key in rocks.entry_keys(ledger_id, sorted(ids))]
+    keys = [key for ledger_id, ids in entries.items() for key in rocksdb_format.entry_keys(ledger_id, sorted(ids))]
     random.shuffle(keys)
     for key in keys:
         log_id = random.randrange(3)

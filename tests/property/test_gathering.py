@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bookies.kernels import Records
-from bookies.storage import write_cache
-from bookies.storage.gathering import Piece, gathered, gathered_in_windows, joined
-from bookies.storage.mark_format import LogMark
-from bookies.storage.write_cache import Run, WriteCache
+from bookies.storage.cache import WriteCache, write_cache
+from bookies.storage.cache.merge import Piece, concat_runs, gathered_in_windows, merge_runs
+from bookies.storage.cache.write_cache import Run
+from bookies.storage.journal import LogMark
 
 entries = st.lists(st.tuples(st.integers(0, 60), st.binary(max_size=9)), min_size=1, max_size=12)
 
@@ -32,7 +32,7 @@ def contents(found: Piece) -> list[tuple[int, bytes]]:
 
 @given(st.lists(entries, min_size=1, max_size=5))
 def test_gathered(arrivals: list[list[tuple[int, bytes]]]) -> None:
-    found = gathered([piece(pairs) for pairs in arrivals])
+    found = merge_runs([piece(pairs) for pairs in arrivals])
     expected = sorted(dict(pair for pairs in arrivals for pair in pairs).items())
     assert contents(found) == expected
     is_consecutive = expected[-1][0] - expected[0][0] == len(expected) - 1
@@ -55,14 +55,14 @@ def test_joined(pairs: list[tuple[int, bytes]], counts: list[int]) -> None:
         if part := pairs[at : at + count]:
             pieces.append(piece(part))
         at += count
-    found = joined(pieces)
+    found = concat_runs(pieces)
     assert contents(found) == pairs
     assert isinstance(found[0], range) == (pairs[-1][0] - pairs[0][0] == len(pairs) - 1)
 
 
 def test_records_of_one_size_stay_so() -> None:
     pieces = [(range(first, first - 4, -1), Records(bytes(48), range(0, 49, 12))) for first in (3, 11, 7)]
-    for found in (gathered(pieces), joined([gathered([each]) for each in (pieces[0], pieces[2], pieces[1])])):
+    for found in (merge_runs(pieces), concat_runs([merge_runs([each]) for each in (pieces[0], pieces[2], pieces[1])])):
         assert found[0] == range(12)
         assert found[1].starts == range(0, 145, 12)
 

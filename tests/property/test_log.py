@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 
 from bookies.errors import InvalidArgument, LogFenced, LogTruncated
 from bookies.model import DigestType
-from bookies.protocol.log import (
+from bookies.protocol.log import Manifest, Position
+from bookies.protocol.log.log_model import (
     OPEN_MAX,
     LedgerEnd,
-    Manifest,
-    Position,
     emptied,
     ended,
     illegality,

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 from tests.conformance.test_metadata import expire
-from tests.unit.metadata.test_recovery import Server, is_none, make, until
+from tests.unit.metadata.shared.test_recovery import Server, is_none, make, until
 
 from bookies.errors import MetadataError, SessionExpired
-from bookies.metadata.recovery_store import Candidacy, RecoveryStore
+from bookies.lab.sim.world.loop import SimLoop
+from bookies.metadata.interface import RecoveryStore
+from bookies.metadata.interface.recovery_store import Candidacy
 from bookies.model import BookieId
-from bookies.sim.loop import SimLoop
 
 LEDGERS = 3
 STEPS = 40  # of each participant

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bookies.errors import BookKeeperError
-from bookies.metadata.driver import GivenIds
-from bookies.metadata.leased_recovery import LOCKS, MARKS, WORK
-from bookies.metadata.memory import MemoryStore
-from bookies.metadata.sqlite import SqliteStore
+from bookies.metadata.embedded.memory import MemoryStore
+from bookies.metadata.embedded.sqlite import SqliteStore
+from bookies.metadata.interface.driver import GivenIds
+from bookies.metadata.shared.store_recovery import LOCKS, MARKS, WORK
 from bookies.model import BookieId, BookieMode
 
 ledger_ids = st.sampled_from([0, 1, 5, (1 << 63) - 1])

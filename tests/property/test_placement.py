@@ -17,17 +17,11 @@ from hypothesis import strategies as st
 
 from bookies.errors import NotEnoughBookies
 from bookies.model import BookieId
-from bookies.protocol.candidates import Candidates, Cluster
-from bookies.protocol.placement import (
-    acks_adhere,
-    choose_ensemble,
-    choose_replacements,
-    fewest_changes,
-    judge,
-    replace_failed,
-)
-from bookies.protocol.placement_policy import Adherence, PlacementPolicy
-from bookies.protocol.topology import Kind, Topology
+from bookies.protocol.placement import PlacementPolicy, Topology, choose_ensemble
+from bookies.protocol.placement.candidates import Candidates, Cluster
+from bookies.protocol.placement.placement import acks_adhere, choose_replacements, fewest_changes, judge, replace_failed
+from bookies.protocol.placement.placement_policy import Adherence
+from bookies.protocol.placement.topology import Kind
 
 QUORUMS = (
     st.integers(1, 7)

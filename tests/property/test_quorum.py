@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookies.protocol import quorum
-from bookies.protocol.intervals import IdSet
+from bookies.protocol.quorums import IdSet, quorum
 
 CONFIGURATIONS = [
     (size, write, ack) for size in range(1, 7) for write in range(1, size + 1) for ack in range(1, write + 1)

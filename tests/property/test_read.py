@@ -16,8 +16,8 @@ from bookies.errors import (
     ReadFailed,
 )
 from bookies.model import BookieId, LedgerMetadata
-from bookies.protocol.lac import LacRead, LongPollRound, TryLacRead
-from bookies.protocol.read import NEGATIVE, ReplicaReads
+from bookies.protocol.ledger.lac import LacRead, LongPollRound, TryLacRead
+from bookies.protocol.ledger.read import NEGATIVE, ReplicaReads
 from bookies.wire.messages import BatchReadRequest, ReadRequest
 
 ERRORS = (EntryNotFound, LedgerUnknownToBookie, BookieUnreachable, BookieTimeout, ReadFailed, DigestMismatch)

@@ -8,10 +8,15 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bookies.encoding import textproto
 from bookies.errors import CorruptRecord
-from bookies.kernels import Records, textproto
-from bookies.storage import cookie, entry_log_format, index_format, journal_format, mark_format
-from bookies.storage.record_scan import Batch, EndKind, ScanEnd
+from bookies.kernels import Records
+from bookies.storage.entry_log import entry_log_format
+from bookies.storage.identity import cookie
+from bookies.storage.index import index_format
+from bookies.storage.journal import journal_format, log_mark_format
+from bookies.storage.records import Batch, EndKind
+from bookies.storage.records.record_scan import ScanEnd
 
 IDS = st.integers(0, (1 << 63) - 1)
 SMALL_IDS = st.integers(0, 9)
@@ -238,8 +243,8 @@ def test_hostile_index_headers(content: bytes, start: bytes) -> None:
 def test_names_of_ledgers_journals_and_marks(number: int) -> None:
     assert index_format.parse_path(index_format.path_of(number)) == number
     assert journal_format.parse_file_name(journal_format.file_name(number)) == number
-    mark = mark_format.LogMark(number, number // 3)
-    assert mark_format.parse(mark_format.pack(mark)) == mark
+    mark = log_mark_format.LogMark(number, number // 3)
+    assert log_mark_format.parse(log_mark_format.pack(mark)) == mark
 
 
 PATHS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\t"), min_size=1)

@@ -9,9 +9,10 @@ from array import array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bookies.kernels import Mixture, Records
-from bookies.storage.mark_format import LogMark
-from bookies.storage.write_cache import Generation, MixedRun, WriteCache
+from bookies.kernels import Records, SortedEntries
+from bookies.storage.cache import WriteCache
+from bookies.storage.cache.write_cache import AddRun, Generation
+from bookies.storage.journal import LogMark
 
 LEDGERS = 2
 HIGHEST = 30
@@ -80,7 +81,7 @@ def test_mixed_runs_against_a_dictionary(arrivals: list, first: int, count_max: 
                 bodies = [_body(*ids, number, place) for place, ids in enumerate(arrival)]
                 records = Records.of(bodies)
                 numbers = [array("q", column) for column in zip(*arrival, strict=True)]
-                cache.current.add_mixed(MixedRun(*numbers, Records(records.data, array("q", records.starts))))
+                cache.current.add_mixed(AddRun(*numbers, Records(records.data, array("q", records.starts))))
                 model |= dict(zip(arrival, bodies, strict=True))
     _check(cache, of_snapshot | model, first, count_max, size_max)
     assert cache.size >= sum(map(len, (of_snapshot | model).values()))
@@ -103,13 +104,13 @@ def _check(cache: WriteCache, model: dict[tuple[int, int], bytes], first: int, c
     _check_flush(cache, model)
 
 
-def _sorted(generation: Generation) -> MixedRun | None:
+def _sorted(generation: Generation) -> AddRun | None:
     """What a flush writes of the mixed runs, in pieces of three entries or so."""
-    mixture = Mixture([(mixed.ledger_ids, mixed.entry_ids, mixed.records) for mixed in generation.mixed])
-    pieces: list[MixedRun] = []
+    mixture = SortedEntries([(mixed.ledger_ids, mixed.entry_ids, mixed.records) for mixed in generation.mixed])
+    pieces: list[AddRun] = []
     while (at := sum(map(len, pieces))) < len(mixture):
         found = mixture.take(at, 100)
-        pieces.append(MixedRun(found[1], found[2], found[0]))
+        pieces.append(AddRun(found[1], found[2], found[0]))
     if not pieces:
         return None
     records = Records.of([piece.records.body(index) for piece in pieces for index in range(len(piece))])
@@ -117,7 +118,7 @@ def _sorted(generation: Generation) -> MixedRun | None:
         array("q", itertools.chain.from_iterable(column))
         for column in ((piece.ledger_ids for piece in pieces), (piece.entry_ids for piece in pieces))
     )
-    return MixedRun(ledger_ids, entry_ids, Records(records.data, array("q", records.starts)))
+    return AddRun(ledger_ids, entry_ids, Records(records.data, array("q", records.starts)))
 
 
 def _check_batch(

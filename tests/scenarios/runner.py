@@ -87,7 +87,7 @@ class Session:
         if "recovery_start" in options:
             metadata = metadata.replace(state=LedgerState.IN_RECOVERY)
         start = options.pop("recovery_start", None)
-        module = self.load("bookies.protocol.add")
+        module = self.load("bookies.protocol.ledger.add")
         self.add = module.AddPipeline(
             metadata,
             rules=module.AddRules(**{key: int(value) for key, value in options.items()}),
@@ -110,7 +110,7 @@ class Session:
         """The metadata store's record: OPEN with a new last ensemble, or CLOSED or IN_RECOVERY."""
         record = self.add.metadata
         if ensemble:
-            ledger = self.load("bookies.protocol.ledger")
+            ledger = self.load("bookies.protocol.ledger.ledger")
             record = ledger.with_ensemble(record, self.add.last_add_confirmed + 1, ensemble)
         record = record.replace(state=LedgerState[state])
         return self.effects(self.add.metadata_changed(record))
@@ -181,7 +181,7 @@ class Session:
             else:
                 parts[into].append(word)
         failed = [(int(each.split(":")[0]), each.split(":")[1]) for each in parts["failed"]]
-        placement = self.load("bookies.protocol.placement")
+        placement = self.load("bookies.protocol.placement.placement")
         try:
             new = placement.replace_failed(
                 tuple(parts["ensemble"]), failed, parts["writable"], parts.get("exclude", [])
@@ -196,7 +196,7 @@ class Session:
         size = int(quorums.split("/")[0])
         ensemble: Any = tuple(f"b{position}" for position in range(size))
         self.fence_metadata = metadata_of(quorums, ensemble, int(first.split("=")[1]))
-        self.fence = self.load("bookies.protocol.fence").FenceRound(self.fence_metadata)
+        self.fence = self.load("bookies.protocol.ledger.fence").FenceRound(self.fence_metadata)
         return ["ready"]
 
     def do_has(self, position: str, lac: str, length: str) -> list[str]:
@@ -213,14 +213,16 @@ class Session:
             return ["wait"]
         if type(verdict).__name__ == "NotFenced":
             return [f"not fenced: {type(verdict.error).__name__}"]
-        start = self.load("bookies.protocol.fence").recovery_start(self.fence_metadata, verdict.last_add_confirmed)
+        start = self.load("bookies.protocol.ledger.fence").recovery_start(
+            self.fence_metadata, verdict.last_add_confirmed
+        )
         return [f"fenced: lac={verdict.last_add_confirmed} length={verdict.length}, start behind {start}"]
 
     def do_read(self, quorums: str, entry_id: str, *suspects: str) -> list[str]:
         """A recovery read: `read E/Qw/Qa ENTRY [suspect bookies]`."""
         size = int(quorums.split("/")[0])
         ensemble: Any = tuple(f"b{position}" for position in range(size))
-        recover = self.load("bookies.protocol.recover")
+        recover = self.load("bookies.protocol.ledger.recover")
         self.read = recover.EntryRead(metadata_of(quorums, ensemble), int(entry_id), frozenset(suspects))
         return ["ready"]
 
@@ -239,14 +241,14 @@ class Session:
 
     def do_tail(self, start: str, width: str) -> list[str]:
         """Scan a tail: `tail start=9 width=3`."""
-        self.scan = self.load("bookies.protocol.recover").TailScan(int(start[6:]), int(width[6:]))
+        self.scan = self.load("bookies.protocol.ledger.recover").TailScan(int(start[6:]), int(width[6:]))
         return self.do_reads()
 
     def do_reads(self) -> list[str]:
         return [f"read {text_of_ids(ids)}"] if (ids := self.scan.reads()) else []
 
     def do_decided(self, ids: str, verdict: str) -> list[str]:
-        recover = self.load("bookies.protocol.recover")
+        recover = self.load("bookies.protocol.ledger.recover")
         run = list(ids_of(ids))
         return self.effects(self.scan.decided(run[0], run[-1], recover.Verdict(verdict))) + self.do_reads()
 

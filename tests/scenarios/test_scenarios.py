@@ -197,25 +197,43 @@ MUTANTS = [
         "placement/replace",
     ),
 ]
-PROTOCOL = ["quorum", "intervals", "placement", "ledger", "add", "read", "fence", "recover"]
+# Module -> its room, in the order in which they import each other.
+PROTOCOL = {
+    "quorum": "quorums",
+    "intervals": "quorums",
+    "placement": "placement",
+    "ledger": "ledger",
+    "add": "ledger",
+    "read": "ledger",
+    "fence": "ledger",
+    "recover": "ledger",
+}
 
 
 def load_mutant(module: str, right: str, wrong: str) -> dict[str, ModuleType]:
-    """The protocol's modules with one change in one of them, beside the real ones."""
+    """Load the protocol's modules with one change in one of them, beside the real ones."""
     mutants: dict[str, ModuleType] = {}
-    for name in PROTOCOL:
-        dotted = f"bookies.protocol.{name}"
+    rooms = {room: ModuleType(f"mutant_room_{room}") for room in PROTOCOL.values()}
+    for room, mutant in rooms.items():
+        real = importlib.import_module(f"bookies.protocol.{room}")
+        mutant.__dict__.update({name: getattr(real, name) for name in real.__all__})
+        sys.modules[mutant.__name__] = mutant
+    for name, room in PROTOCOL.items():
+        dotted = f"bookies.protocol.{room}.{name}"
         real = importlib.import_module(dotted)
         assert real.__file__ is not None
         text = pathlib.Path(real.__file__).read_text()
         if name == module:
             assert text.count(right) == 1, f"the mutant no longer applies: {right!r}"
             text = text.replace(right, wrong)
-        for other in PROTOCOL:
-            text = text.replace(f"bookies.protocol.{other} import", f"mutant_protocol_{other} import")
+        for other, its_room in PROTOCOL.items():
+            text = text.replace(f"bookies.protocol.{its_room}.{other} import", f"mutant_protocol_{other} import")
+            text = text.replace(f"bookies.protocol.{its_room} import", f"mutant_room_{its_room} import")
         mutant = ModuleType(f"mutant_protocol_{name}")
         sys.modules[mutant.__name__] = mutants[dotted] = mutant
         exec(compile(text, f"mutant of {real.__file__}", "exec"), mutant.__dict__)
+        exported = {key: value for key, value in vars(mutant).items() if key in vars(rooms[room])}
+        rooms[room].__dict__.update(exported)
     return mutants
 
 

@@ -15,14 +15,14 @@ import pytest
 from bookies.config import BookieConfig
 from bookies.errors import EntryNotFound, LedgerFenced, ReadFailed, Unauthorized
 from bookies.kernels import Records, digest, scan_records
+from bookies.lab.sim.world.cluster import SimClock
+from bookies.lab.sim.world.disk import Loss, SimDisk
+from bookies.lab.sim.world.loop import Participant, SimLoop
+from bookies.lab.sim.world.workers import SimWorkers
 from bookies.model import DigestType
 from bookies.runtime.ports import Network, Runtime
-from bookies.sim.cluster import SimClock
-from bookies.sim.disk import Loss, SimDisk
-from bookies.sim.loop import Participant, SimLoop
-from bookies.sim.workers import SimWorkers
-from bookies.storage.ledger_store import LedgerStore
-from bookies.storage.write_cache import MixedRun
+from bookies.storage.cache.write_cache import AddRun
+from bookies.storage.store import LedgerStore
 
 KEY = b"k" * 20
 SETTINGS: dict[str, object] = {
@@ -95,7 +95,7 @@ class Promises:
             self.submitted.setdefault(each, []).append(body)
         sizes: list[int] = []
 
-        def done(future: asyncio.Future[None], some: MixedRun, error: BaseException | None) -> None:
+        def done(future: asyncio.Future[None], some: AddRun, error: BaseException | None) -> None:
             if error is not None:
                 future.set_exception(error)
                 return
@@ -109,7 +109,7 @@ class Promises:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         records = Records.of(list(bodies.values()))
         numbers = [array("q", column) for column in zip(*bodies, strict=True)]
-        mixed = MixedRun(*numbers, Records(records.data, array("q", records.starts)))
+        mixed = AddRun(*numbers, Records(records.data, array("q", records.starts)))
         lacs = [entry_id - 1 for _, entry_id in bodies]
         others = store.add_mixed(
             KEY, mixed, lacs, is_recovery=False, accepted=accepted.append, done=partial(done, future)

@@ -12,23 +12,23 @@ from dataclasses import replace
 
 import pytest
 
-from bookies.client import administration, keys
-from bookies.client.metadata_loop import MetadataLoop
+from bookies.client.base import keys
+from bookies.client.base.metadata_loop import MetadataLoop
+from bookies.client.repair import administration
 from bookies.errors import VersionConflict
 from bookies.kernels import scan_records
-from bookies.metadata.recovery import SharedRecovery
-from bookies.metadata.recovery_store import LedgerLock
-from bookies.protocol import fragments, repair_work
-from bookies.protocol import replicate as protocol_replicate
-from bookies.protocol.absence import Absence
-from bookies.protocol.agenda import Agenda
-from bookies.protocol.fragments import ReplicaState
-from bookies.protocol.replicate import FragmentCopy, Replacement
-from bookies.replication import repair
-from bookies.replication.drain import Drain
-from bookies.replication.repair import LedgerRepair, Outcome
-from bookies.replication.worker import Worker
-from bookies.sim.loop import current_participant
+from bookies.lab.sim.world.loop import current_participant
+from bookies.metadata.interface.recovery_store import LedgerLock
+from bookies.metadata.shared.recovery import SharedRecovery
+from bookies.protocol.repair import fragments, repair_work
+from bookies.protocol.repair import replicate as protocol_replicate
+from bookies.protocol.repair.absence import Absence
+from bookies.protocol.repair.agenda import Agenda
+from bookies.protocol.repair.fragments import ReplicaState
+from bookies.protocol.repair.replicate import FragmentCopy, Replacement
+from bookies.replication.operator import Drain
+from bookies.replication.repair import LedgerRepair, Worker, ledger_repair
+from bookies.replication.repair.ledger_repair import Outcome
 
 Patch = pytest.MonkeyPatch
 
@@ -74,7 +74,7 @@ def unmark_whatever_came_of_it(patch: Patch) -> None:
 
     async def run(self, ledger_id, known=()):  # type: ignore[no-untyped-def]
         await original(self, ledger_id, known)
-        return Outcome(repair.RepairState.HEALTHY)
+        return Outcome(ledger_repair.RepairState.HEALTHY)
 
     patch.setattr(LedgerRepair, "run", run)
 
@@ -98,7 +98,7 @@ def unmark_without_looking_again(patch: Patch) -> None:
         try:
             return await rounds(self, ledger_id, known)
         except Done:
-            return Outcome(repair.RepairState.HEALTHY)
+            return Outcome(ledger_repair.RepairState.HEALTHY)
 
     patch.setattr(LedgerRepair, "_work", work)
     patch.setattr(LedgerRepair, "_rounds", mutant_rounds)
@@ -157,7 +157,7 @@ def leave_no_grace(patch: Patch) -> None:
 
 
 def seal_for_an_earlier_fragment(patch: Patch) -> None:
-    original = repair.assess
+    original = ledger_repair.assess
 
     def assess(record, verdicts, circumstances):  # type: ignore[no-untyped-def]
         found = original(record, verdicts, circumstances)
@@ -165,7 +165,7 @@ def seal_for_an_earlier_fragment(patch: Patch) -> None:
         found.wants_sealing |= not record.is_closed and any(each in circumstances.lost for each in named)
         return found
 
-    patch.setattr(repair, "assess", assess)
+    patch.setattr(ledger_repair, "assess", assess)
 
 
 def collect_under_the_lock(patch: Patch) -> None:

@@ -7,15 +7,13 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from bookies.client.log import Log
-from bookies.client.log_writer import LogWriter
+from bookies.client.log import Log, LogWriter
 from bookies.errors import BookKeeperError, LogTruncated
+from bookies.lab.sim.checkers.log_history import ListCommit, LogCheck, LogHistory
+from bookies.lab.sim.clients.log_workload import NAME, list_commits
+from bookies.lab.sim.world import SimClient, SimCluster, Trace
+from bookies.lab.sim.world.loop import SimLoop
 from bookies.protocol.log import Position
-from bookies.sim.cluster import SimClient, SimCluster
-from bookies.sim.log_history import ListCommit, LogCheck, LogHistory
-from bookies.sim.log_workload import NAME, list_commits
-from bookies.sim.loop import SimLoop
-from bookies.sim.trace import Trace
 
 T = TypeVar("T")
 SETTINGS: dict[str, object] = {"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 1_000}

@@ -2,7 +2,7 @@
 
 Each mutant is one wrong decision in otherwise correct production code. It is killed when a run of its schedule fails.
 And chance alone finds it too: in the named profile of the simulator, from seed 1 on. The table shows for each by what
-it was killed, and how many seeds that took; `--write` puts it into docs/correctness.md. One of 8.4 is not here: no read
+it was killed, and how many seeds that took; `--write` puts it into docs/internals/correctness.md. One of 8.4 is not here: no read
 can raise the last add confirmed of a writer, because writers do not read.
 """
 
@@ -18,27 +18,31 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from bookies.client import adds, administration, client, keys, recovery, replication, view, writer
-from bookies.client.budget import MemoryBudget
-from bookies.client.turns import Queue
-from bookies.client.writer import LedgerWriter
+from bookies.client import client
+from bookies.client.base import keys
+from bookies.client.base.budget import MemoryBudget
+from bookies.client.read import reader_state
+from bookies.client.repair import administration, recovery, replication
+from bookies.client.write import LedgerWriter, adds, writer
+from bookies.client.write.send_scheduler import Queue
 from bookies.errors import BookKeeperError, DataUnknown, VersionConflict
-from bookies.metadata import memory
+from bookies.lab.sim.run import Result, simulate
+from bookies.lab.sim.scenario import read_scenario, run_scenario
+from bookies.lab.sim.scenario.scenario import ScenarioResult
+from bookies.metadata.embedded import memory
 from bookies.model import LedgerState
-from bookies.protocol import fence, recover
-from bookies.protocol.add import AddPipeline, ChangeEnsemble, CloseLedger
-from bookies.protocol.add_advanced import AdvancedAddPipeline
-from bookies.protocol.health import CircuitBreakers
-from bookies.protocol.ledger import change_needed, with_ensemble
-from bookies.protocol.placement import replace_failed
-from bookies.sim.run import Result, simulate
-from bookies.sim.scenario import ScenarioResult, read_scenario, run_scenario
+from bookies.protocol.ledger import AddPipeline, fence, recover
+from bookies.protocol.ledger.add import ChangeEnsemble, CloseLedger
+from bookies.protocol.ledger.add_advanced import AdvancedAddPipeline
+from bookies.protocol.ledger.bookie_health import CircuitBreakers
+from bookies.protocol.ledger.ledger import change_needed, with_ensemble
+from bookies.protocol.placement.placement import replace_failed
 from bookies.storage.index import LedgerIndex
-from bookies.storage.index_format import IndexHeader
-from bookies.storage.ledger_store import LedgerStore
+from bookies.storage.index.index_format import IndexHeader
+from bookies.storage.store import LedgerStore
 
 SCENARIOS = pathlib.Path(__file__).parent.parent / "scenarios"
-PAGE = pathlib.Path(__file__).parent.parent.parent / "docs" / "correctness.md"
+PAGE = pathlib.Path(__file__).parent.parent.parent / "docs" / "internals" / "correctness.md"
 BEGIN = "<!-- mutants: written by `make mutants` -->"
 END = "<!-- end of the mutants -->"
 
@@ -203,7 +207,7 @@ def _(patch: Patch) -> None:
 
 @mutant("an older record is installed after a conflict", "X-36")
 def _(patch: Patch) -> None:
-    from bookies.client.metadata_loop import MetadataLoop
+    from bookies.client.base.metadata_loop import MetadataLoop
 
     async def update(self, needed, transform):  # type: ignore[no-untyped-def]
         for _ in range(9):
@@ -518,15 +522,15 @@ def _(patch: Patch) -> None:
 
 @mutant("no clamp at the end of a closed ledger", "X-55", profile="foreign")
 def _(patch: Patch) -> None:
-    original = view.LedgerView.refresh_last_add_confirmed
+    original = reader_state.ReaderState.refresh_last_add_confirmed
 
     async def refresh_last_add_confirmed(self):  # type: ignore[no-untyped-def]
         await original(self)
         await self._learn_first()
         return self.last_add_confirmed
 
-    patch.setattr(view, "is_growth_trusted", lambda record: True)
-    patch.setattr(view.LedgerView, "refresh_last_add_confirmed", refresh_last_add_confirmed)
+    patch.setattr(reader_state, "is_growth_trusted", lambda record: True)
+    patch.setattr(reader_state.ReaderState, "refresh_last_add_confirmed", refresh_last_add_confirmed)
 
 
 @mutant("a client opens a ledger with any password", profile="passwords")

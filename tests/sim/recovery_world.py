@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bookies.client.administration import Administration
+from bookies.client.repair import Administration
 from bookies.config import RecoveryConfig
-from bookies.metadata.bookie_notes import BookieNotes
+from bookies.lab.sim.run import Result, Simulation, simulate
+from bookies.lab.sim.world import SimClient, SimCluster
+from bookies.lab.sim.world.disk import PROCESS_DIES
+from bookies.metadata.shared import BookieNotes
 from bookies.model import BookieId, LedgerMetadata
 from bookies.replication.daemon import AutoRecovery
-from bookies.sim.cluster import SimClient, SimCluster
-from bookies.sim.disk import PROCESS_DIES
-from bookies.sim.run import Result, Simulation, simulate
 
 QUICK: Mapping[str, object] = {
     "lost_bookie_delay_s": 5,

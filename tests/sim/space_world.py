@@ -10,9 +10,9 @@ from typing import Any
 from tests.fakes.records import BOOKIE, FakeRecords, record
 
 from bookies.errors import LedgerUnknownToBookie
-from bookies.sim.disk import LOSSES, PROCESS_DIES
-from bookies.storage.collection import Compaction
-from bookies.storage.ledger_store import LedgerStore
+from bookies.lab.sim.world.disk import LOSSES, PROCESS_DIES
+from bookies.storage.gc.collection_policy import Compaction
+from bookies.storage.store import LedgerStore
 
 Body = Callable[..., bytes]
 Script = Callable[[LedgerStore, Any, FakeRecords], Awaitable[None]]

@@ -6,14 +6,14 @@ import asyncio
 
 from tests.sim.recovery_world import World, run
 
-from bookies.protocol.balance import BalancePlan
-from bookies.protocol.replicate import Pace
-from bookies.replication.balance import Balance
+from bookies.protocol.repair import RateLimit
+from bookies.protocol.repair.balance import BalancePlan
+from bookies.replication.operator import Balance
 
 TOLERANCE = 0.1
 
 
-def balance_of(world: World, pace: Pace | None = None) -> Balance:
+def balance_of(world: World, pace: RateLimit | None = None) -> Balance:
     user = world.user
     return Balance(user.runtime, user.client, user.driver, user.name, pace)
 
@@ -33,7 +33,7 @@ def test_new_bookies_get_their_share_and_nothing_is_copied_in_vain() -> None:
         await asyncio.sleep(1)
         plan = await planned(world)
         assert plan.before["b6"] == plan.before["b7"] == 0
-        broken_off = asyncio.create_task(world.act(balance_of(world, Pace(20_000)).run(plan)))
+        broken_off = asyncio.create_task(world.act(balance_of(world, RateLimit(20_000)).run(plan)))
         await asyncio.sleep(2)
         broken_off.cancel()
         await asyncio.wait((broken_off,))

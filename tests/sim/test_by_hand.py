@@ -10,23 +10,24 @@ import pytest
 from tests.sim.recovery_world import World, run
 from tests.sim.test_drain import drain_of, drained, planned
 
-from bookies.client.replication import CopyProgress
+from bookies.client.repair.replication import CopyProgress
 from bookies.config import RecoveryConfig
 from bookies.errors import MetadataError, ReplicationFailed
 from bookies.model import BookieId
-from bookies.protocol.absence import HURRY_S
-from bookies.protocol.repair_work import Cause, RepairState
-from bookies.protocol.replicate import Pace
-from bookies.replication.by_hand import UNSEEN, ByHand, Standing
-from bookies.replication.membership import Membership
-from bookies.replication.repair import Outcome, Totals
-from bookies.replication.status import read_status, witnesses
+from bookies.protocol.repair import RateLimit
+from bookies.protocol.repair.absence import HURRY_S
+from bookies.protocol.repair.repair_work import Cause, RepairState
+from bookies.replication.base import Membership
+from bookies.replication.operator import ManualRepair
+from bookies.replication.operator.manual_repair import UNSEEN, LedgerDiagnosis
+from bookies.replication.operator.status import read_status, witnesses
+from bookies.replication.repair.ledger_repair import Outcome, Totals
 from bookies.runtime.events import Events
 
 
 async def by_hand(
     world: World,
-    ask: Callable[[ByHand], Awaitable[Any]],
+    ask: Callable[[ManualRepair], Awaitable[Any]],
     on_trouble: Callable[[MetadataError], None] | None = None,
 ) -> Any:
     """As the user, who begins to watch the bookies now."""
@@ -38,16 +39,18 @@ async def by_hand(
         membership = Membership(user.driver, user.runtime.clock, delay_s, events, writes_delay=False)
         await membership.start()
         try:
-            return await ask(ByHand(user.runtime, user.driver, user.client.administration(), membership, on_trouble))
+            return await ask(
+                ManualRepair(user.runtime, user.driver, user.client.administration(), membership, on_trouble)
+            )
         finally:
             membership.stop()
 
     return await world.act(act())
 
 
-async def look(world: World, ledger_id: int, lost: Sequence[BookieId] = ()) -> Standing:
+async def look(world: World, ledger_id: int, lost: Sequence[BookieId] = ()) -> LedgerDiagnosis:
     standing = await by_hand(world, lambda hand: hand.look(ledger_id, lost=lost))
-    assert isinstance(standing, Standing)
+    assert isinstance(standing, LedgerDiagnosis)
     return standing
 
 
@@ -197,7 +200,7 @@ def test_a_store_that_goes_away_during_a_copy_is_said_soon_and_not_asked_for_min
         told: list[float] = []
         work = by_hand(
             world,
-            lambda hand: hand.repair(ledger_id, "ann", lost=[name], pace=Pace(2000)),
+            lambda hand: hand.repair(ledger_id, "ann", lost=[name], pace=RateLimit(2000)),
             lambda error: told.append(clock()),
         )
         task = asyncio.create_task(work)

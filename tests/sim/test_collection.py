@@ -20,10 +20,10 @@ from bookies.errors import (
     StorageError,
 )
 from bookies.kernels import Records
+from bookies.lab.sim.world.cluster import SimClock
+from bookies.lab.sim.world.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES
 from bookies.model import BookieId, LedgerMetadata
-from bookies.sim.cluster import SimClock
-from bookies.sim.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES
-from bookies.storage.ledger_store import LedgerStore
+from bookies.storage.store import LedgerStore
 
 Body = Callable[..., bytes]
 KEY = b"k" * 20

@@ -31,9 +31,9 @@ from tests.sim.space_world import (
 )
 
 from bookies.errors import BookieBusy, LedgerUnknownToBookie
-from bookies.sim.disk import NOTHING_SURVIVES, PROCESS_DIES
-from bookies.storage.ledger_store import LedgerStore
-from bookies.storage.log_pieces import Piece, matching_parts
+from bookies.lab.sim.world.disk import NOTHING_SURVIVES, PROCESS_DIES
+from bookies.storage.engine.log_pieces import Piece, matching_parts
+from bookies.storage.store import LedgerStore
 
 KINDS = ["transactional", "plain"]
 STEP = int(os.environ.get("BK_SWEEP_STEP", "11"))
@@ -168,9 +168,9 @@ def test_a_ledger_deleted_meanwhile_does_not_come_back(small: Any, body: Body, k
         await asyncio.sleep(0.2)
         assert not compacting.done()
         removals = store._open().removals
-        from bookies.storage.removal_format import RemovalState
+        from bookies.storage.engine.quarantine_format import QuarantineState
 
-        await removals.quarantine([5], RemovalState.QUARANTINED, 0)
+        await removals.quarantine([5], QuarantineState.QUARANTINED, 0)
         assert await removals.delete([5], 0) == [5]
         await compacting
         with pytest.raises(LedgerUnknownToBookie):

@@ -14,15 +14,18 @@ from tests.fakes.databases import FakeDatabases, pack, parse
 
 from bookies.config import BookieConfig
 from bookies.errors import DiskFull, StorageError
-from bookies.sim.disk import LOSSES, SimDisk
-from bookies.sim.loop import Crashed
-from bookies.storage import catalog_format, entry_log_format, index_format, inspection, rocks
-from bookies.storage.conversion import SWITCH, Conversion, read_step
-from bookies.storage.conversion_to_index_files import ToIndexFiles
-from bookies.storage.conversion_to_rocksdb import ToRocks
-from bookies.storage.index_format import STATE_FENCED, STATE_LIMBO, IndexHeader
-from bookies.storage.log_usage import find_logs
-from bookies.storage.unconverted import RECORD, refuse_unconverted
+from bookies.lab.sim.world.disk import LOSSES, SimDisk
+from bookies.lab.sim.world.loop import Crashed
+from bookies.storage.entry_log import entry_log_format
+from bookies.storage.entry_log.log_usage import find_logs
+from bookies.storage.identity.index_kind import RECORD, refuse_unconverted
+from bookies.storage.index import catalog_format, index_format
+from bookies.storage.index.index_format import STATE_FENCED, STATE_LIMBO, IndexHeader
+from bookies.storage.offline import inspection
+from bookies.storage.rocksdb import rocksdb_format
+from bookies.storage.rocksdb.conversion import SWITCH, Conversion, read_step
+from bookies.storage.rocksdb.to_index_files import ToIndexFiles
+from bookies.storage.rocksdb.to_rocksdb import ToRocks
 
 CONFIG = BookieConfig(journal_directories=("j",), ledger_directories=("a", "b"), index_page_size=64)
 KEY = b"k" * 20
@@ -50,14 +53,14 @@ def apache_bookie(*, flags: int = 0) -> SimDisk:
         ledgers: dict[bytes, bytes] = {}
         for ledger_id, (header, entry_ids) in LEDGERS.items():
             if ledger_id % 2 == number:
-                ledgers[rocks.pack_key(ledger_id)] = rocks.pack_ledger_data(header)
+                ledgers[rocksdb_format.pack_key(ledger_id)] = rocksdb_format.pack_ledger_data(header)
                 for entry_id in entry_ids:
                     body = body_of(ledger_id, entry_id)
                     location = entry_log_format.location(0, len(data) + 4)
-                    locations[rocks.entry_keys(ledger_id, [entry_id])[0]] = location.to_bytes(8, "big")
+                    locations[rocksdb_format.entry_keys(ledger_id, [entry_id])[0]] = location.to_bytes(8, "big")
                     data += len(body).to_bytes(4, "big") + body
         if flags and number == 0:
-            ledgers[rocks.pack_key(rocks.FLAGS_LEDGER_ID)] = flags.to_bytes(8, "big")
+            ledgers[rocksdb_format.pack_key(rocksdb_format.FLAGS_LEDGER_ID)] = flags.to_bytes(8, "big")
         disk.put(f"{name}/current/VERSION", b"x")
         disk.put(f"{name}/current/0.log", bytes(data))
         disk.put(f"{name}/current/locations", pack(locations))
@@ -111,7 +114,7 @@ def in_databases(disk: SimDisk) -> Found:
         for key, value in parse(disk.read_bytes(f"{directory}/ledgers")).items():
             ledger_id = int.from_bytes(key, "big")
             assert ledger_id % 2 == number
-            found[ledger_id] = rocks.parse_ledger_data(value, "", ledger_id), []
+            found[ledger_id] = rocksdb_format.parse_ledger_data(value, "", ledger_id), []
         for key, value in parse(disk.read_bytes(f"{directory}/locations")).items():
             ledger_id, entry_id = int.from_bytes(key[:8], "big"), int.from_bytes(key[8:], "big")
             log_id, offset = entry_log_format.split_location(int.from_bytes(value, "big"))
@@ -202,7 +205,7 @@ def test_a_log_is_the_same_only_byte_for_byte() -> None:
 def test_index_directories_of_their_own() -> None:
     disk = apache_bookie()
     for ledgers, indexes in (("a", "x"), ("b", "y")):
-        for name in rocks.NAMES:
+        for name in rocksdb_format.NAMES:
             disk.put(f"{indexes}/current/{name}", disk.read_bytes(f"{ledgers}/current/{name}"))
             disk.unlink(f"{ledgers}/current/{name}")
     before = disk.files()
@@ -333,19 +336,19 @@ def test_entries_that_cannot_be_read_are_named_and_kept() -> None:
 
 
 def test_an_unfinished_integrity_check_makes_everything_uncertain_and_comes_back() -> None:
-    disk = apache_bookie(flags=rocks.NEEDS_INTEGRITY_CHECK)
+    disk = apache_bookie(flags=rocksdb_format.NEEDS_INTEGRITY_CHECK)
     run(disk, ToIndexFiles)
     assert all(header.is_fenced and header.is_in_limbo for header, _ in in_index_files(disk).values())
     assert catalog_format.parse(disk.read_bytes("a/current/index.catalog"), 64).holes
     discard(disk)
     run(disk, ToRocks)
-    assert rocks.needs_integrity_check(FakeDatabases(disk).read("a/current/ledgers"))
+    assert rocksdb_format.needs_integrity_check(FakeDatabases(disk).read("a/current/ledgers"))
 
 
 def test_deleted_ledgers_are_left_out() -> None:
     disk = apache_bookie()
     ledgers = parse(disk.read_bytes("a/current/ledgers"))
-    del ledgers[rocks.pack_key(2)]
+    del ledgers[rocksdb_format.pack_key(2)]
     disk.put("a/current/ledgers", pack(ledgers))
     conversion = ToIndexFiles(disk, FakeDatabases(disk), CONFIG, lambda *_: None)
     conversion.open()

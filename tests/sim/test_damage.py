@@ -1,4 +1,4 @@
-"""The table of docs/formats/damage.md, cell by cell: what a bookie makes of each damage to each of its files."""
+"""The table of docs/reference/formats/damage.md, cell by cell: what a bookie makes of each damage to each of its files."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ import pytest
 from bookies.config import BookieConfig
 from bookies.errors import CookieMismatch, CorruptRecord
 from bookies.kernels import Records
-from bookies.sim import damage
-from bookies.sim.damage import Base, Files, Outcome
-from bookies.sim.disk import SimDisk
-from bookies.storage import admission, cookie, entry_log_format, index_format, journal_format, removal_format
-from bookies.storage.removal_format import Removal, RemovalState
+from bookies.lab.sim.faults import damage
+from bookies.lab.sim.faults.damage import Base, Files, Outcome
+from bookies.lab.sim.world.disk import SimDisk
+from bookies.storage.engine import quarantine_format
+from bookies.storage.engine.quarantine_format import QuarantineRecord, QuarantineState
+from bookies.storage.entry_log import entry_log_format
+from bookies.storage.identity import admission, cookie
+from bookies.storage.index import index_format
+from bookies.storage.journal import journal_format
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "formats" / "damage.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "reference" / "formats" / "damage.md"
 DAMAGES = ("bits flipped", "truncated", "garbage appended", "removed", "another bookie's")
 ENTRY = (3, 4)  # of which the file is damaged where one entry is meant
 LOG, INDEX = "/ledgers/current/0.log", "/ledgers/current/0/3/3.idx"
@@ -31,18 +35,20 @@ REMOVED = "/ledgers/current/removedLedgers"
 def base(is_clean: bool) -> Base:
     made = damage.build("table", is_clean=is_clean)
     made.files[STATUS] = b"1,READ_WRITE,1700000000000,false\n"
-    gone = {900 + each: Removal(RemovalState.DELETED, 1_700_000_000_000) for each in range(4)}
+    gone = {900 + each: QuarantineRecord(QuarantineState.DELETED, 1_700_000_000_000) for each in range(4)}
     made.files["/ledgers/current/VERSION"] = cookie.master_cookie(damage.CONFIG, "b1", "cluster").pack()
-    made.files[REMOVED] = removal_format.pack(5, gone, removal_format.identity_of("b1", "cluster"))
+    made.files[REMOVED] = quarantine_format.pack(5, gone, quarantine_format.identity_of("b1", "cluster"))
     return made
 
 
 @cache
 def others() -> Files:
-    gone = {each: Removal(RemovalState.DELETED, 1_800_000_000_000) for each in range(1, 9)}  # which the bookie has
+    gone = {
+        each: QuarantineRecord(QuarantineState.DELETED, 1_800_000_000_000) for each in range(1, 9)
+    }  # which the bookie has
     return damage.build("other", is_clean=False, skip=1).files | {
         STATUS: b"1,READ_ONLY,1800000000000,true\n",
-        REMOVED: removal_format.pack(9, gone, removal_format.identity_of("b2", "cluster")),
+        REMOVED: quarantine_format.pack(9, gone, quarantine_format.identity_of("b2", "cluster")),
     }
 
 

@@ -12,8 +12,8 @@ from tests.fakes.partition import Partition
 from tests.fakes.records import BOOKIE, FakeRecords
 
 from bookies.errors import BookieReadOnly, BookKeeperError, DiskFull
-from bookies.sim.disk import PROCESS_DIES
-from bookies.storage.ledger_store import LedgerStore
+from bookies.lab.sim.world.disk import PROCESS_DIES
+from bookies.storage.store import LedgerStore
 
 Body = Callable[..., bytes]
 MIB = 1 << 20

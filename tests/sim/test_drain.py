@@ -9,13 +9,14 @@ import pytest
 from tests.sim.recovery_world import World, run
 
 from bookies.errors import BookKeeperError, LedgerFenced, MetadataError
-from bookies.metadata.driver import Versioned
+from bookies.metadata.interface.driver import Versioned
 from bookies.model import BookieId
-from bookies.protocol.repair_work import Cause, RepairState, Wait
-from bookies.protocol.replicate import Pace
-from bookies.replication.drain import Drain, DrainPlan, DrainProgress, DrainResult
-from bookies.replication.outlast import AWAY_S
-from bookies.replication.repair import Outcome
+from bookies.protocol.repair import RateLimit
+from bookies.protocol.repair.repair_work import Cause, RepairState, Wait
+from bookies.replication.base.store_outage import AWAY_S
+from bookies.replication.operator import Drain
+from bookies.replication.operator.drain import DrainPlan, DrainProgress, DrainResult
+from bookies.replication.repair.ledger_repair import Outcome
 
 B1 = BookieId("b1")
 QUORUMS = ((3, 3, 2), (4, 3, 2), (3, 2, 2), (2, 2, 2), (5, 3, 2))
@@ -98,7 +99,7 @@ def test_an_interrupted_one_goes_on_where_it_was() -> None:
     async def scenario(world: World) -> None:
         ledgers = [await world.write(count=40) for _ in range(20)]
         held = names(world, ledgers)
-        slow = asyncio.create_task(drained(world, drain_of(world, pace=Pace(20_000))))
+        slow = asyncio.create_task(drained(world, drain_of(world, pace=RateLimit(20_000))))
         await world.until(lambda: _is(names(world, ledgers) <= held - 2))
         slow.cancel()
         await asyncio.wait((slow,))
@@ -128,7 +129,7 @@ def test_a_store_that_is_away_for_a_while_does_not_end_it(away_s: int) -> None:
     async def scenario(world: World) -> None:
         ledgers = [await world.write(count=40) for _ in range(20)]
         held = names(world, ledgers)
-        drain, news = drain_of(world, pace=Pace(10_000)), list[DrainProgress]()
+        drain, news = drain_of(world, pace=RateLimit(10_000)), list[DrainProgress]()
 
         async def act() -> DrainResult:
             await drain.start()
@@ -176,7 +177,7 @@ def test_who_goes_on_when_it_is_interrupted_is_known() -> None:
 def test_somebody_else_may_cancel_it() -> None:
     async def scenario(world: World) -> None:
         ledgers = [await world.write(count=40) for _ in range(40)]
-        slow = asyncio.create_task(drained(world, drain_of(world, pace=Pace(5_000))))
+        slow = asyncio.create_task(drained(world, drain_of(world, pace=RateLimit(5_000))))
         await asyncio.sleep(2)
         assert await world.act(drain_of(world).cancel())
         assert not await world.act(drain_of(world).cancel())
@@ -315,7 +316,7 @@ def test_workers_and_the_drain_share_the_work() -> None:
         ledgers = [await world.write(count=40) for _ in range(20)]
         plan = await planned(world, drain_of(world))
         await world.heal()
-        result = await drained(world, drain_of(world, pace=Pace(50_000)))
+        result = await drained(world, drain_of(world, pace=RateLimit(50_000)))
         assert result.is_empty
         assert names(world, ledgers) == 0
         assert result.entries + world.copied() == plan.entries, "nothing is copied twice"
@@ -336,7 +337,7 @@ def test_the_forecast_is_right_when_a_killed_one_has_left_its_lock() -> None:
         holding = other.driver.recovery.lock(ledger, "a drain that was killed", needs_mark=False)
         assert await other.participant.create_task(holding)
         loop, seen = asyncio.get_running_loop(), list[DrainProgress]()
-        drain = drain_of(world, pace=Pace(20_000))
+        drain = drain_of(world, pace=RateLimit(20_000))
 
         async def act() -> DrainResult:
             await drain.start()
@@ -377,7 +378,7 @@ def test_the_forecast_is_right_within_thirty_percent(rate: int) -> None:
         for number in range(40):
             await world.write(QUORUMS[number % 5], 20 + number * 7 % 40, size=sizes[number % 5])
         seen: list[DrainProgress] = []
-        drain = drain_of(world, pace=Pace(rate))
+        drain = drain_of(world, pace=RateLimit(rate))
 
         async def act() -> DrainResult:
             await drain.start()

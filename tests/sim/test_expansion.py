@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from bookies.sim.disk import LOSSES, PROCESS_DIES
-from bookies.storage.ledger_store import LedgerStore
+from bookies.lab.sim.world.disk import LOSSES, PROCESS_DIES
+from bookies.storage.store import LedgerStore
 
 Body = Callable[..., bytes]
 STEP = int(os.environ.get("BK_SWEEP_STEP", "11"))

@@ -16,11 +16,11 @@ import pytest
 from tests.fakes.records import BOOKIE, FakeRecords
 
 from bookies.errors import BookieReadOnly, DataUnknown, DiskFull, LedgerFenced, ReadFailed
-from bookies.sim.disk import NOTHING_SURVIVES, PROCESS_DIES, Loss
-from bookies.storage import entry_log
-from bookies.storage.collection import Compaction
-from bookies.storage.failover import Note, pack_note, parse_note
-from bookies.storage.ledger_store import LedgerStore
+from bookies.lab.sim.world.disk import NOTHING_SURVIVES, PROCESS_DIES, Loss
+from bookies.storage.engine.failover import Note, pack_note, parse_note
+from bookies.storage.entry_log import entry_log
+from bookies.storage.gc.collection_policy import Compaction
+from bookies.storage.store import LedgerStore
 
 from .conftest import entry_body
 

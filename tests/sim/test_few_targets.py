@@ -7,10 +7,10 @@ from tests.sim.recovery_world import World, run
 from tests.sim.test_by_hand import repair, until_away
 from tests.sim.test_drain import drain_of, drained
 
-from bookies.client.replication import RecoveryReport
+from bookies.client.repair.replication import RecoveryReport
 from bookies.errors import NotEnoughBookies, ReplicationFailed
 from bookies.model import BookieId
-from bookies.protocol.repair_work import Cause, RepairState
+from bookies.protocol.repair.repair_work import Cause, RepairState
 
 B1, B2 = BookieId("b1"), BookieId("b2")
 QUORUMS = (4, 4, 2)  # of five bookies

@@ -10,9 +10,9 @@ import pytest
 from tests.fakes.partition import Partition
 
 from bookies.errors import BookKeeperError, DiskFull
-from bookies.sim.disk import PROCESS_DIES
-from bookies.storage import journal_format, journal_spare
-from bookies.storage.ledger_store import LedgerStore
+from bookies.lab.sim.world.disk import PROCESS_DIES
+from bookies.storage.journal import journal_format, preallocated_journal
+from bookies.storage.store import LedgerStore
 
 Body = Callable[..., bytes]
 MIB = 1 << 20
@@ -160,7 +160,7 @@ def test_nothing_is_prepared_where_room_is_short(machine: Any, body: Body) -> No
     journal = Partition(made.disk, "/journal0", MIB)
 
     def spares() -> list[str]:
-        return [path for path in made.disk.files("/journal0") if path.endswith(journal_spare.SUFFIX)]
+        return [path for path in made.disk.files("/journal0") if path.endswith(preallocated_journal.SUFFIX)]
 
     async def script(store: LedgerStore, promises: Any) -> None:
         for entry_id in range(30):

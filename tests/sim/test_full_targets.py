@@ -8,7 +8,7 @@ import pytest
 from tests.sim.recovery_world import World, run
 from tests.sim.test_by_hand import until_away
 
-from bookies.client.replication import RecoveryReport
+from bookies.client.repair.replication import RecoveryReport
 from bookies.errors import ReplicationFailed
 from bookies.model import BookieId, BookieMode
 

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from bookies.errors import BookKeeperError
-from bookies.metadata.memory import MemoryDriver
-from bookies.sim.cluster import SimClient
-from bookies.sim.faults import FaultPlan
-from bookies.sim.history import Story
-from bookies.sim.hostile import MISDEEDS, HostileBookie
-from bookies.sim.loop import Participant
-from bookies.sim.metadata import SimDriver
-from bookies.sim.plan import Plan
-from bookies.sim.profiles import Profile
-from bookies.sim.run import Simulation
+from bookies.lab.sim.checkers import Story
+from bookies.lab.sim.clients.plan import Plan
+from bookies.lab.sim.faults import Profile
+from bookies.lab.sim.faults.fault_schedule import FaultPlan
+from bookies.lab.sim.run import Simulation
+from bookies.lab.sim.world import SimClient
+from bookies.lab.sim.world.hostile import MISDEEDS, HostileBookie
+from bookies.lab.sim.world.loop import Participant
+from bookies.lab.sim.world.sim_metadata import SimDriver
+from bookies.metadata.embedded import MemoryDriver
 
 TIMEOUT_MS = 300
 DURATION_S = 1.5

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from bookies.errors import DiskFull
-from bookies.sim.disk import LOSSES, PROCESS_DIES
-from bookies.storage import index_format
-from bookies.storage.ledger_store import LedgerStore
-from bookies.storage.removal_format import RemovalState
+from bookies.lab.sim.world.disk import LOSSES, PROCESS_DIES
+from bookies.storage.engine.quarantine_format import QuarantineState
+from bookies.storage.index import index_format
+from bookies.storage.store import LedgerStore
 
 Body = Callable[..., bytes]
 WAYS = (*LOSSES, PROCESS_DIES)
@@ -180,7 +180,7 @@ def test_what_a_failure_has_left_of_a_deleted_ledger_does_not_come_back(machine:
             await store.checkpoint()
         assert [path for path in unfinished(made) if path.endswith(".rloc")]
         assert store._parts is not None
-        await store._parts.removals.quarantine([gone], RemovalState.QUARANTINED, 0)
+        await store._parts.removals.quarantine([gone], QuarantineState.QUARANTINED, 0)
         await store._parts.removals.delete([gone], 0)
         await store._parts.removals.forget([gone])
         assert not unfinished(made)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from bookies.errors import DiskFull
-from bookies.sim.disk import LOSSES, Loss
-from bookies.storage import journal, journal_spare
-from bookies.storage.ledger_store import LedgerStore
+from bookies.lab.sim.world.disk import LOSSES, Loss
+from bookies.storage.journal import journal, preallocated_journal
+from bookies.storage.store import LedgerStore
 
 STEP = 4096  # size of a prepared file in these tests
 GROUPS = 40
@@ -41,7 +41,7 @@ class Renames:
         rename = machine.disk.rename
 
         def watching(source: str, target: str) -> None:
-            if source.endswith(journal_spare.SUFFIX):
+            if source.endswith(preallocated_journal.SUFFIX):
                 inode = machine.disk._inode(source)
                 assert not inode.dirty or set(inode.dirty) == {0}, "adopted before it was synced"
                 self.adopted.append(bytes(inode.data))
@@ -62,7 +62,7 @@ def test_the_journal_goes_on_in_prepared_files_and_recycles_retired_ones(machine
         assert len(content) == STEP
         assert content[512:] == bytes(STEP - 512)
     assert subject.live(lambda store, promises: promises.check(store))
-    left = [path for path in subject.disk.files("/journal0") if path.endswith(journal_spare.SUFFIX)]
+    left = [path for path in subject.disk.files("/journal0") if path.endswith(preallocated_journal.SUFFIX)]
     assert not left, "what an earlier process prepared stays behind"
 
 

@@ -26,9 +26,10 @@ from bookies.errors import (
     Unauthorized,
 )
 from bookies.kernels import Records
-from bookies.sim.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES
-from bookies.storage import index_format, journal_format, mark_format
-from bookies.storage.ledger_store import LedgerStore
+from bookies.lab.sim.world.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES
+from bookies.storage.index import index_format
+from bookies.storage.journal import journal_format, log_mark_format
+from bookies.storage.store import LedgerStore
 
 Body = Callable[..., bytes]
 KEY = b"k" * 20
@@ -713,7 +714,7 @@ def test_a_checkpoint_moves_the_mark_and_retires_journals(machine: Any, body: Bo
         after = journals(made)
         assert len(before) > 6
         assert after == before[-3:]
-        mark = mark_format.parse(made.disk.files()["/ledgers0/current/lastMark"])
+        mark = log_mark_format.parse(made.disk.files()["/ledgers0/current/lastMark"])
         assert mark is not None
         assert after[-1].endswith(journal_format.file_name(mark.journal_id))
 

@@ -8,11 +8,12 @@ from typing import Any, cast
 
 import pytest
 
+from bookies.lab.sim.checkers.log_history import Ack, ListCommit, LogCheck, LogHistory, Reading, Truncation
+from bookies.lab.sim.world.sim_metadata import Commit
 from bookies.model import BookieId, DigestType, LedgerMetadata
-from bookies.protocol.ledger import closed, new_ledger
-from bookies.protocol.log import Extent, Manifest, Position
-from bookies.sim.log_history import Ack, ListCommit, LogCheck, LogHistory, Reading, Truncation
-from bookies.sim.metadata import Commit
+from bookies.protocol.ledger.ledger import closed, new_ledger
+from bookies.protocol.log import Manifest, Position
+from bookies.protocol.log.log_model import Extent
 
 ENDS = {5: 2, 6: -1, 7: 1}  # ledger -> its last entry; 9 is open
 LEDGERS = (*ENDS, 9)

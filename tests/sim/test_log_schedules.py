@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from tests.sim.log_world import LogWorld, SeenLog, read_all
 
-from bookies.client import takeover
-from bookies.client.log_writer import LogWriter
+from bookies.client.log import LogWriter, log_operations
 from bookies.errors import LogFenced, MetadataError
-from bookies.metadata.memory import MemoryStore
-from bookies.protocol.log import LedgerEnd, Manifest, Position
-from bookies.sim.cluster import SimClient
-from bookies.sim.log_history import Truncation
-from bookies.sim.metadata import SimDriver
+from bookies.lab.sim.checkers.log_history import Truncation
+from bookies.lab.sim.world import SimClient
+from bookies.lab.sim.world.sim_metadata import SimDriver
+from bookies.metadata.embedded.memory import MemoryStore
+from bookies.protocol.log import Manifest, Position
+from bookies.protocol.log.log_model import LedgerEnd
 
 Patch = pytest.MonkeyPatch
 BOOKIES = ("b1", "b2", "b3")
@@ -104,15 +104,15 @@ def test_x75_both_ledgers_of_a_roll_are_recovered() -> None:
 
 
 def test_x75_mutant_that_recovers_only_the_last_ledger(monkeypatch: Patch) -> None:
-    original = takeover.end_of
+    original = log_operations.end_of
 
-    async def end_of(parts: takeover.LogParts, ledger_id: int) -> LedgerEnd:
+    async def end_of(parts: log_operations.LogContext, ledger_id: int) -> LedgerEnd:
         if ledger_id == parts.records.current.open_ledgers[-1]:
             return await original(parts, ledger_id)
         async with parts.client.open(ledger_id) as ledger:
             return LedgerEnd(ledger.last_add_confirmed, ledger.length)
 
-    monkeypatch.setattr(takeover, "end_of", end_of)
+    monkeypatch.setattr(log_operations, "end_of", end_of)
     breaks(run(x75), "I-22")
 
 
@@ -186,14 +186,14 @@ def test_x77_a_swap_whose_reply_is_lost_is_recognised(monkeypatch: Patch) -> Non
 
 
 def test_x77_mutant_that_takes_no_answer_for_a_no(monkeypatch: Patch) -> None:
-    original = takeover.taken_over
+    original = log_operations.taken_over
 
     def taken_over(found: Manifest, basis: Manifest, ledger_id: int, ends: Any, *, leader: int | None) -> Any:
         if ledger_id in found.ledger_ids:
             raise LogFenced("somebody has changed the list")
         return original(found, basis, ledger_id, ends, leader=leader)
 
-    monkeypatch.setattr(takeover, "taken_over", taken_over)
+    monkeypatch.setattr(log_operations, "taken_over", taken_over)
     breaks(LogWorld("x77", bookies=3).run(partial(x77, monkeypatch)), "L-4")  # It deleted its ledger, which is listed.
 
 
@@ -226,12 +226,12 @@ def test_x78_a_leader_that_slept_too_long_steps_down() -> None:
 
 
 def test_x78_mutant_that_takes_over_again_by_itself(monkeypatch: Patch) -> None:
-    from bookies.client import log_writer
+    from bookies.client.log import log_writer
 
     monkeypatch.setattr(log_writer, "_is_fenced", lambda error: False)
-    monkeypatch.setattr(takeover, "check_leader", lambda found, epoch: None)
-    original = takeover.taken_over
-    monkeypatch.setattr(takeover, "taken_over", lambda *given, leader: original(*given))
+    monkeypatch.setattr(log_operations, "check_leader", lambda found, epoch: None)
+    original = log_operations.taken_over
+    monkeypatch.setattr(log_operations, "taken_over", lambda *given, leader: original(*given))
     breaks(run(x78), "X-78")
 
 
@@ -340,7 +340,7 @@ def test_x80_mutant_that_deletes_first(monkeypatch: Patch) -> None:
         kept = tuple(extent for extent in found.extents if extent.ledger_id not in gone)
         await parts.records.update(lambda found: replace(found, extents=kept))
 
-    from bookies.client import log_writer
+    from bookies.client.log import log_writer
 
     monkeypatch.setattr(log_writer, "truncate", truncate)
     breaks(LogWorld("x80", bookies=3).run(partial(x80, monkeypatch)), "X-80")

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from bookies.client import takeover
-from bookies.client.log_writer import LogWriter
-from bookies.client.writer import LedgerWriter
-from bookies.protocol.log import Extent, LedgerEnd, Manifest, rolled
-from bookies.sim.faults import FaultPlan
-from bookies.sim.plan import LogPlan
-from bookies.sim.profiles import PROFILES
-from bookies.sim.run import Simulation, mixed, simulate
+from bookies.client.log import LogWriter, log_operations
+from bookies.client.write import LedgerWriter
+from bookies.lab.sim.clients.plan import LogPlan
+from bookies.lab.sim.faults.fault_schedule import FaultPlan
+from bookies.lab.sim.faults.profiles import PROFILES
+from bookies.lab.sim.run import Simulation, mixed, simulate
+from bookies.protocol.log import Manifest
+from bookies.protocol.log.log_model import Extent, LedgerEnd, rolled
 
 CLIENTS = FaultPlan(
     gap_ms=250,
@@ -93,13 +93,13 @@ def build_on_whatever_the_list_is_now(patch: pytest.MonkeyPatch) -> None:  # I-2
         changed = replace(found, extents=(*found.extents, Extent(found.next_seq, ledger_id)))
         return replace(changed, next_seq=found.next_seq + 1, epoch=found.epoch + 1)
 
-    patch.setattr(takeover, "taken_over", mutant)
+    patch.setattr(log_operations, "taken_over", mutant)
 
 
 def acknowledge_before_the_ledger_in_front_is_closed(patch: pytest.MonkeyPatch) -> None:  # I-3
     async def mutant(self: LogWriter, ledger: LedgerWriter) -> None:
         async with self._changing:
-            following = await takeover.new_ledger(self._parts, self._epoch)
+            following = await log_operations.new_ledger(self._parts, self._epoch)
             current = ledger.ledger_id
             await self._records.update(
                 lambda found: rolled(found, self._epoch, current, following.ledger_id, self._ends)
@@ -112,12 +112,12 @@ def acknowledge_before_the_ledger_in_front_is_closed(patch: pytest.MonkeyPatch) 
 
 
 def delete_before_the_list_says_so(patch: pytest.MonkeyPatch) -> None:  # I-20
-    async def mutant(parts: takeover.LogParts, ledger: LedgerWriter) -> None:
+    async def mutant(parts: log_operations.LogContext, ledger: LedgerWriter) -> None:
         await original(parts, ledger)
         await parts.client.delete(ledger.ledger_id - 1)
 
-    original = takeover.discard
-    patch.setattr(takeover, "discard", mutant)
+    original = log_operations.discard
+    patch.setattr(log_operations, "discard", mutant)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from bookies.sim.loop import Deadlock, Livelock, Overdue, Participant, SimLoop
-from bookies.sim.workers import SimWorkers
+from bookies.lab.sim.world.loop import Deadlock, Livelock, Overdue, Participant, SimLoop
+from bookies.lab.sim.world.workers import SimWorkers
 
 
 def test_time_is_virtual() -> None:

@@ -12,11 +12,11 @@ from tests.fakes.records import BOOKIE, FakeRecords, record
 from tests.sim.space_world import ALL, Body, collect, compact, fill, logs_of, small_machine
 
 from bookies.errors import DataUnknown, EntryNotFound, LedgerUnknownToBookie
-from bookies.sim.disk import NOTHING_SURVIVES, PROCESS_DIES
-from bookies.storage import catalog_format
-from bookies.storage.cookie import Cookie
-from bookies.storage.ledger_store import LedgerStore
-from bookies.storage.removal_format import Removal, RemovalState, identity_of, pack
+from bookies.lab.sim.world.disk import NOTHING_SURVIVES, PROCESS_DIES
+from bookies.storage.engine.quarantine_format import QuarantineRecord, QuarantineState, identity_of, pack
+from bookies.storage.identity import Cookie
+from bookies.storage.index import catalog_format
+from bookies.storage.store import LedgerStore
 
 LIST = "/ledgers0/current/removedLedgers"
 LOST, NEW = 5, 7
@@ -34,7 +34,7 @@ def lose_index(made: Any, body: Body) -> None:
     async def script(store: LedgerStore, promises: Any) -> None:
         await fill(store, promises, body, 6)
         removals = store._open().removals
-        await removals.quarantine([LOST], RemovalState.QUARANTINED, 0)
+        await removals.quarantine([LOST], QuarantineState.QUARANTINED, 0)
         assert await removals.delete([LOST], 0) == [LOST]
 
     assert made.live(script)
@@ -178,7 +178,7 @@ def test_a_list_is_believed_only_of_this_bookie(small: Any, body: Body, owner: s
     made.disk.put("/ledgers0/current/VERSION", Cookie("b1", "/journal", ("/ledgers0",), "cluster").pack())
     assert made.live(write)
     identity = identity_of(owner, "cluster") if owner else b""
-    made.disk.put(LIST, pack(7, {LOST: Removal(RemovalState.DELETED, 0)}, identity))
+    made.disk.put(LIST, pack(7, {LOST: QuarantineRecord(QuarantineState.DELETED, 0)}, identity))
     assert made.live(again)
     assert told == ([] if owner == "b2" else [LOST])
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from bookies.client.client import Client
+from bookies.lab.sim.run import Simulation, simulate
+from bookies.lab.sim.world import SimClient
+from bookies.lab.sim.world.disk import PROCESS_DIES
 from bookies.model import BookieId
-from bookies.sim.cluster import SimClient
-from bookies.sim.disk import PROCESS_DIES
-from bookies.sim.run import Simulation, simulate
 
 
 async def move(simulation: Simulation, name: str, port: int) -> None:

@@ -11,19 +11,20 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from bookies.client import keys, recovery
-from bookies.client.stall import StallWatch
-from bookies.client.view import LedgerView
-from bookies.client.watcher import BookieWatcher
+from bookies.client.base import keys
+from bookies.client.read.reader_state import ReaderState
+from bookies.client.repair import recovery
+from bookies.client.transport import BookieWatcher
+from bookies.client.write.quorum_timeout import QuorumTimeout
 from bookies.errors import BookKeeperError
 from bookies.kernels import scan_records
-from bookies.metadata import memory
-from bookies.protocol import fence, recover
-from bookies.protocol.add import AddPipeline, ChangeEnsemble
-from bookies.sim.disk import SimDisk, SimFile
-from bookies.sim.run import simulate
-from bookies.storage.index_format import IndexHeader
-from bookies.storage.ledger_store import LedgerStore
+from bookies.lab.sim.run import simulate
+from bookies.lab.sim.world.disk import SimDisk, SimFile
+from bookies.metadata.embedded import memory
+from bookies.protocol.ledger import AddPipeline, fence, recover
+from bookies.protocol.ledger.add import ChangeEnsemble
+from bookies.storage.index.index_format import IndexHeader
+from bookies.storage.store import LedgerStore
 
 SEEDS_MAX = 20
 
@@ -93,16 +94,16 @@ def change_ensembles_when_forbidden(patch: Patch) -> None:  # off
 
 
 def never_lose_patience(patch: Patch) -> None:  # I-19, stall
-    patch.setattr(StallWatch, "watch", lambda self: None)
+    patch.setattr(QuorumTimeout, "watch", lambda self: None)
 
 
 def lose_patience_early(patch: Patch) -> None:  # stall
-    original = StallWatch.__init__
+    original = QuorumTimeout.__init__
 
-    def mutant(self: StallWatch, limit_s: float, *parts) -> None:  # type: ignore[no-untyped-def]
+    def mutant(self: QuorumTimeout, limit_s: float, *parts) -> None:  # type: ignore[no-untyped-def]
         original(self, limit_s / 2, *parts)
 
-    patch.setattr(StallWatch, "__init__", mutant)
+    patch.setattr(QuorumTimeout, "__init__", mutant)
 
 
 def count_no_domains(patch: Patch) -> None:  # domains
@@ -125,7 +126,7 @@ def go_beyond_what_is_confirmed(patch: Patch) -> None:  # I-12, I-15, I-14
     async def check_confirmed(self, last: int) -> None:  # type: ignore[no-untyped-def]
         self.last_add_confirmed = max(self.last_add_confirmed, last)
 
-    patch.setattr(LedgerView, "check_confirmed", check_confirmed)
+    patch.setattr(ReaderState, "check_confirmed", check_confirmed)
 
 
 def believe_less_than_before(patch: Patch) -> None:  # I-17
@@ -134,7 +135,7 @@ def believe_less_than_before(patch: Patch) -> None:  # I-17
             self.last_add_confirmed = last_add_confirmed
         return self.last_add_confirmed
 
-    patch.setattr(LedgerView, "learn", learn)
+    patch.setattr(ReaderState, "learn", learn)
 
 
 # -- recovery ------------------------------------------------------------------------------------------------------

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from bookies.sim.loop import Participant, SimLoop
-from bookies.sim.network import SOCKET_BUFFER_SIZE, SimNetwork
-from bookies.sim.trace import Trace
+from bookies.lab.sim.world import Trace
+from bookies.lab.sim.world.loop import Participant, SimLoop
+from bookies.lab.sim.world.network import SOCKET_BUFFER_SIZE, SimNetwork
 
 
 class Peer(asyncio.Protocol):

@@ -6,7 +6,7 @@ from itertools import pairwise, permutations, product
 
 import pytest
 
-from bookies.sim.order import Observations, disorder
+from bookies.lab.sim.checkers.linearizability import Observations, disorder
 
 
 def test_nothing_happened() -> None:

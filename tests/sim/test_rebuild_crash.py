@@ -15,11 +15,14 @@ import pytest
 from tests.fakes.records import BOOKIE, FakeRecords
 
 from bookies.errors import DataUnknown, ReadFailed
-from bookies.sim.disk import LOSSES, PROCESS_DIES
-from bookies.storage import catalog_format, entry_log_format, mark_format
-from bookies.storage.collection import Compaction
-from bookies.storage.ledger_store import LedgerStore
-from bookies.storage.record_scan import EndKind, ScanEnd
+from bookies.lab.sim.world.disk import LOSSES, PROCESS_DIES
+from bookies.storage.entry_log import entry_log_format
+from bookies.storage.gc.collection_policy import Compaction
+from bookies.storage.index import catalog_format
+from bookies.storage.journal import log_mark_format
+from bookies.storage.records import EndKind
+from bookies.storage.records.record_scan import ScanEnd
+from bookies.storage.store import LedgerStore
 
 Body = Callable[..., bytes]
 WAYS = (*LOSSES, PROCESS_DIES)
@@ -269,9 +272,9 @@ def test_damage_of_what_was_synced_is_damage(machine: Any, body: Body) -> None:
 def test_nothing_is_believed_after_another_program(machine: Any, body: Body) -> None:
     """Its mark is greater than any that was announced: perhaps it has compacted into the log, and sources are gone."""
     made, _, _ = with_torn_log(machine, body)
-    mark = mark_format.parse(made.disk.read_bytes("/ledgers0/current/lastMark"))
+    mark = log_mark_format.parse(made.disk.read_bytes("/ledgers0/current/lastMark"))
     assert mark is not None
-    made.disk.put("/ledgers0/current/lastMark", mark_format.pack(mark._replace(offset=mark.offset + 512)))
+    made.disk.put("/ledgers0/current/lastMark", log_mark_format.pack(mark._replace(offset=mark.offset + 512)))
     assert uncertain_after(made) > 0
 
 
@@ -279,7 +282,7 @@ def test_where_the_journal_has_a_hole_all_of_the_logs_counts(machine: Any, body:
     """What was in the hole may be in the log."""
     made, path, end = with_torn_log(machine, body)
     whole = made.disk.read_bytes(path)
-    mark = mark_format.parse(made.disk.read_bytes("/ledgers0/current/lastMark"))
+    mark = log_mark_format.parse(made.disk.read_bytes("/ledgers0/current/lastMark"))
     assert mark is not None
     made.disk.flip_bit(f"/journal0/current/{mark.journal_id + 1:x}.txn", 512 + 100)
     assert uncertain_after(made) == len(ALL)

@@ -8,10 +8,10 @@ import pytest
 from tests.sim.recovery_world import World, run
 
 from bookies.errors import LedgerFenced, StorageError
+from bookies.lab.sim.world.disk import PROCESS_DIES
 from bookies.model import BookieId, BookieMode, LedgerState
-from bookies.protocol.repair_work import Cause, RepairState
-from bookies.replication.status import read_status, reports_on
-from bookies.sim.disk import PROCESS_DIES
+from bookies.protocol.repair.repair_work import Cause, RepairState
+from bookies.replication.operator.status import read_status, reports_on
 
 B1, B2 = BookieId("b1"), BookieId("b2")
 QUORUMS = ((3, 3, 2), (4, 3, 2), (3, 2, 2), (2, 2, 2), (5, 3, 2))

@@ -11,10 +11,10 @@ from tests.sim.test_by_hand import look, repair
 from tests.sim.test_drain import drain_of, drained
 from tests.sim.test_recovery import RACKS
 
-from bookies.client.writer import LedgerWriter
+from bookies.client.write import LedgerWriter
 from bookies.model import BookieId
-from bookies.protocol.fragments import ReplicaState
-from bookies.protocol.repair_work import Cause, RepairState
+from bookies.protocol.repair.fragments import ReplicaState
+from bookies.protocol.repair.repair_work import Cause, RepairState
 
 
 async def lose_the_middle(world: World, ledger_id: int, name: BookieId) -> None:

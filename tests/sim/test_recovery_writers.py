@@ -9,10 +9,10 @@ import pytest
 from tests.sim.recovery_world import World, run
 from tests.sim.test_by_hand import look, repair
 
-from bookies.client.writer import LedgerWriter
+from bookies.client.write import LedgerWriter
 from bookies.errors import BookKeeperError
 from bookies.model import BookieId, BookieMode, LedgerState
-from bookies.protocol.repair_work import Cause, RepairState
+from bookies.protocol.repair.repair_work import Cause, RepairState
 
 
 async def idle_writer(

@@ -9,9 +9,9 @@ import pytest
 
 from bookies.errors import EntryNotFound, LedgerUnknownToBookie
 from bookies.kernels import Records
-from bookies.sim.disk import NOTHING_SURVIVES, PROCESS_DIES
-from bookies.storage import journal_format
-from bookies.storage.ledger_store import LedgerStore
+from bookies.lab.sim.world.disk import NOTHING_SURVIVES, PROCESS_DIES
+from bookies.storage.journal import journal_format
+from bookies.storage.store import LedgerStore
 
 Body = Callable[..., bytes]
 KEY = b"k" * 20

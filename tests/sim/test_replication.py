@@ -12,15 +12,15 @@ from random import Random
 
 import pytest
 
-from bookies.client import replication
-from bookies.client.ledger_access import LedgerAccess
-from bookies.client.metadata_loop import MetadataLoop
+from bookies.client.base.metadata_loop import MetadataLoop
+from bookies.client.repair import replication
+from bookies.client.repair.ledger_access import LedgerAccess
 from bookies.errors import BookKeeperError
+from bookies.lab.sim.run import Result, Simulation, simulate
+from bookies.lab.sim.world import SimClient
+from bookies.lab.sim.world.disk import NOTHING_SURVIVES
 from bookies.model import BookieId
-from bookies.protocol.fragments import Fragment
-from bookies.sim.cluster import SimClient
-from bookies.sim.disk import NOTHING_SURVIVES
-from bookies.sim.run import Result, Simulation, simulate
+from bookies.protocol.repair import Fragment
 
 SEEDS = 2
 DURATION_S = 4.0  # of virtual time

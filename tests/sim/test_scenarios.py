@@ -8,8 +8,9 @@ from itertools import combinations
 
 import pytest
 
-from bookies.sim.scenario import Scenario, ScenarioError, Variant, parse_scenario, read_scenario, run_scenario
-from bookies.sim.scenario_grammar import FRAGMENTS, SENTENCES
+from bookies.lab.sim.scenario import read_scenario, run_scenario
+from bookies.lab.sim.scenario.scenario import Scenario, ScenarioError, Variant, parse_scenario
+from bookies.lab.sim.scenario.scenario_grammar import FRAGMENTS, SENTENCES
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 FILES = sorted((ROOT / "tests" / "scenarios").glob("*.txt"))
@@ -139,7 +140,7 @@ def test_after_any_message(steps: str) -> None:
 
 
 def test_the_page_has_every_step() -> None:
-    page = (ROOT / "docs" / "scenarios.md").read_text()
+    page = (ROOT / "docs" / "internals" / "scenarios.md").read_text()
     lacking = [sentence.template for sentence in SENTENCES if f"`{sentence.template}`" not in page]
     lacking += [name for name in FRAGMENTS if f"`{name}`" not in page]
-    assert not lacking, "docs/scenarios.md lacks " + "; ".join(lacking)
+    assert not lacking, "docs/internals/scenarios.md lacks " + "; ".join(lacking)

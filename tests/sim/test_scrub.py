@@ -16,14 +16,15 @@ from tests.fakes.records import BOOKIE, FakeRecords
 
 from bookies.errors import ReadFailed
 from bookies.kernels import digest
+from bookies.lab.sim.run import simulate
+from bookies.lab.sim.world.disk import LOSSES, PROCESS_DIES
 from bookies.model import DigestType
-from bookies.sim.disk import LOSSES, PROCESS_DIES
-from bookies.sim.run import simulate
-from bookies.storage import log_check, record_scan, scrub_format, scrub_logs
-from bookies.storage.collection import Compaction
-from bookies.storage.entry_log_format import parse_file_name, scan
-from bookies.storage.ledger_store import LedgerStore
-from bookies.storage.record_scan import Batch
+from bookies.storage.engine import log_check
+from bookies.storage.entry_log.entry_log_format import parse_file_name, scan
+from bookies.storage.gc.collection_policy import Compaction
+from bookies.storage.records import Batch, record_scan
+from bookies.storage.scrub import scrub_format, scrub_logs
+from bookies.storage.store import LedgerStore
 
 KINDS = {1: DigestType.CRC32C, 2: DigestType.CRC32, 3: DigestType.HMAC, 4: DigestType.DUMMY, 5: DigestType.CRC32C}
 SIZES = {1: 300, 2: 700, 3: 400, 4: 200, 5: 40}

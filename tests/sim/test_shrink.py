@@ -13,9 +13,9 @@ import sys
 import pytest
 
 from bookies.admin import cli
-from bookies.sim.disk import SimFile
-from bookies.sim.run import simulate
-from bookies.sim.shrink import Recording, UnusableRecording, promises, shrink
+from bookies.lab.sim.run import simulate
+from bookies.lab.sim.shrink import Recording, UnusableRecording, promises, shrink
+from bookies.lab.sim.world.disk import SimFile
 
 
 def _first_failure(profile: str) -> tuple[int, Recording]:

@@ -14,11 +14,11 @@ import pytest
 
 from bookies import kernels
 from bookies.errors import BookKeeperError, LedgerFenced
-from bookies.sim.cluster import SimClient, SimCluster
-from bookies.sim.disk import NOTHING_SURVIVES
-from bookies.sim.history import payload_of
-from bookies.sim.profiles import PROFILES
-from bookies.sim.run import Scenario, Simulation, simulate
+from bookies.lab.sim.checkers.history import payload_of
+from bookies.lab.sim.faults.profiles import PROFILES
+from bookies.lab.sim.run import Scenario, Simulation, simulate
+from bookies.lab.sim.world import SimClient, SimCluster
+from bookies.lab.sim.world.disk import NOTHING_SURVIVES
 
 SWEEP_S = 6.0  # wall time for each profile; at least SWEEP_COUNT_MIN seeds run whatever they take
 SWEEP_COUNT_MIN = 3
@@ -47,7 +47,7 @@ def test_a_seed_is_one_run() -> None:
 
 WITHOUT_UVLOOP = "import sys; sys.modules['uvloop'] = None; "
 WITH_UVLOOP = "import asyncio, uvloop; asyncio.set_event_loop_policy(uvloop.EventLoopPolicy()); "
-DIGESTS = "from bookies.sim.run import simulate; print(simulate(5).digest, simulate(9, 'small').digest)"
+DIGESTS = "from bookies.lab.sim.run import simulate; print(simulate(5).digest, simulate(9, 'small').digest)"
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from bookies.sim.workers import SimWorkers
-from bookies.storage.ledger_store import LedgerStore
+from bookies.lab.sim.world.workers import SimWorkers
+from bookies.storage.store import LedgerStore
 
 Body = Callable[..., bytes]
 
@@ -18,7 +18,7 @@ Body = Callable[..., bytes]
 def test_adds_wait_and_the_journal_says_so_once(
     machine: Any, body: Body, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, logger="bookies.storage.journal")
+    caplog.set_level(logging.INFO, logger="bookies.storage.journal.journal")
     made = machine()
     is_slow = False
     usual = SimWorkers.delay_s
@@ -44,6 +44,10 @@ def test_adds_wait_and_the_journal_says_so_once(
 
     assert made.live(script)
     assert not made.failures
-    said = [record.message.partition(" ")[0] for record in caplog.records if record.name == "bookies.storage.journal"]
+    said = [
+        record.message.partition(" ")[0]
+        for record in caplog.records
+        if record.name == "bookies.storage.journal.journal"
+    ]
     assert said == ["journal.slow", "journal.quick_again"] * 2
     made.check()

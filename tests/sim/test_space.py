@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from bookies.sim.run import simulate
-from bookies.sim.witness import Witness
-from bookies.storage import sealed_logs
-from bookies.storage.sealed_logs import SealedLogs
+from bookies.lab.sim.run import simulate
+from bookies.lab.sim.world.witness import Witness
+from bookies.storage.gc import sealed_logs
+from bookies.storage.gc.sealed_logs import SealedLogs
 
 
 def test_a_log_that_is_forgotten_and_not_removed_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

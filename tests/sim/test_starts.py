@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from bookies.errors import StorageError
-from bookies.sim.disk import PROCESS_DIES
-from bookies.storage import scrub_format
-from bookies.storage.ledger_store import LedgerStore
+from bookies.lab.sim.world.disk import PROCESS_DIES
+from bookies.storage.scrub import scrub_format
+from bookies.storage.store import LedgerStore
 
 Body = Callable[..., bytes]
 JOURNALS = ("/journal0/current", "/journal1/current")

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from bookies.errors import LedgerFenced
-from bookies.sim.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES, Loss
-from bookies.storage import entry_log
-from bookies.storage.ledger_store import LedgerStore
+from bookies.lab.sim.world.disk import LOSSES, NOTHING_SURVIVES, PROCESS_DIES, Loss
+from bookies.storage.entry_log import entry_log
+from bookies.storage.store import LedgerStore
 
 Body = Callable[..., bytes]
 Script = Callable[[LedgerStore, Any], Any]

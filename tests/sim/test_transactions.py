@@ -17,16 +17,17 @@ import pytest
 from tests.sim.log_world import HEALED_DEADLINE_S, NAME, LogWorld
 from tests.sim.test_logs import PLANS
 
-from bookies.client import transaction_writer
-from bookies.client.transaction import Parts, abort, commit, reap
+from bookies.client.log import transaction_writer
+from bookies.client.log.transaction import TransactionContext, abort, commit, reap
 from bookies.errors import BookKeeperError, LogInUse
-from bookies.metadata.driver import LedgerAt, LedgerDeletion, RecordAt, Step
-from bookies.protocol import log_segments
-from bookies.protocol.log import parse_manifest
-from bookies.protocol.transaction import Origin, Transaction
-from bookies.sim.cluster import SimClient
-from bookies.sim.faults import FaultPlan, Faults, Injected
-from bookies.sim.metadata import SimDriver
+from bookies.lab.sim.faults import Faults
+from bookies.lab.sim.faults.fault_schedule import FaultPlan, Injected
+from bookies.lab.sim.world import SimClient
+from bookies.lab.sim.world.sim_metadata import SimDriver
+from bookies.metadata.interface.driver import LedgerAt, LedgerDeletion, RecordAt, Step
+from bookies.protocol.log import log_segments
+from bookies.protocol.log.log_model import parse_manifest
+from bookies.protocol.log.transaction import Origin, Transaction
 
 BATCH_COUNT = 12
 
@@ -91,7 +92,7 @@ class Job:
         self.all_done.set()
         await asyncio.Event().wait()
 
-    async def _run(self, parts: Parts, batch: int, random: Random) -> None:
+    async def _run(self, parts: TransactionContext, batch: int, random: Random) -> None:
         written, token = [], ""
         part_count = random.choice((1, 2, 3))
         for partition in range(part_count):

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from bookies.config import BookieConfig
-from bookies.sim import damage
-from bookies.sim.damage import Base, Files
-from bookies.sim.disk import SimDisk
-from bookies.storage.cookie import master_cookie
-from bookies.storage.verification import verify_rows
+from bookies.lab.sim.faults import damage
+from bookies.lab.sim.faults.damage import Base, Files
+from bookies.lab.sim.world.disk import SimDisk
+from bookies.storage.identity.cookie import master_cookie
+from bookies.storage.offline.verification import verify_rows
 
 LOG, INDEX = "/ledgers/current/0.log", "/ledgers/current/0/3/3.idx"
 

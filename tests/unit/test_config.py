@@ -8,7 +8,7 @@ import pytest
 
 from bookies.config import BookieConfig, ClientConfig, validate
 from bookies.errors import ConfigError
-from bookies.spark.options import client_config
+from bookies.spark.base.options import client_config
 
 
 @pytest.mark.parametrize(

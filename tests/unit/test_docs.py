@@ -48,7 +48,7 @@ def test_every_public_method_is_documented() -> None:
 
 
 def test_what_public_methods_return_is_public() -> None:
-    """And so has a section, with its fields, in docs/api.md."""
+    """And so has a section, with its fields, in docs/reference/api.md."""
     generate = load_generate()
     kinds = [each for name in bookies.__all__ if inspect.isclass(each := getattr(bookies, name))]
     missing = set()
@@ -77,7 +77,7 @@ def test_signatures_read_as_they_were_written() -> None:
 
 
 def test_the_example_of_reading_works_as_printed() -> None:
-    page = (ROOT / "docs/reading.md").read_text()
+    page = (ROOT / "docs/explanation/reading.md").read_text()
     [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     scope: dict[str, Any] = {}
     printed: list[int] = []
@@ -92,7 +92,7 @@ def test_the_example_of_reading_works_as_printed() -> None:
     play(act)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/status.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/explanation/architecture.md", "docs/status.md"])
 def test_links_lead_somewhere(page: str) -> None:
     path = ROOT / page
     for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):

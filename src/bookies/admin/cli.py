@@ -17,7 +17,7 @@ COMMANDS = {
     "up": ("bookies.admin.commands.cluster", "start a local cluster"),
     "down": ("bookies.admin.commands.cluster", "stop a local cluster"),
     "status": ("bookies.admin.commands.cluster", "state of the cluster"),
-    "demo": ("bookies.admin.commands.demo", "the guided tour: real data, a killed bookie, a killed writer, proof"),
+    "demo": ("bookies.lab.commands.demo", "the guided tour: real data, a killed bookie, a killed writer, proof"),
     "doctor": ("bookies.admin.commands.doctor", "check machine, disks, cluster; each finding with its remedy"),
     "ledger": (
         "bookies.admin.commands.ledger",
@@ -43,10 +43,10 @@ COMMANDS = {
     "cookie": ("bookies.admin.commands.cookie", "cookies of bookies: list, get, create, update, delete, generate"),
     "cluster": ("bookies.admin.commands.cluster", "info: who the cluster is, and how many bookies"),
     "inspect": ("bookies.admin.commands.inspect", "look into a bookie's files, offline, also Apache's"),
-    "bench": ("bookies.admin.commands.bench", "measure appends and reads"),
-    "chaos": ("bookies.admin.commands.chaos", "run a real cluster and break it: kills, stops, cut connections"),
-    "spark": ("bookies.admin.spark_command", "fleet jobs on Spark: scrub, repair, reconcile, usage, whatif"),
-    "sim": ("bookies.admin.commands.sim", "run the cluster on virtual time with faults"),
+    "bench": ("bookies.lab.commands.bench", "measure appends and reads"),
+    "chaos": ("bookies.lab.commands.chaos", "run a real cluster and break it: kills, stops, cut connections"),
+    "spark": ("bookies.admin.verbs.spark_command", "fleet jobs on Spark: scrub, repair, reconcile, usage, whatif"),
+    "sim": ("bookies.lab.commands.sim", "run the cluster on virtual time with faults"),
 }
 
 
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_version())
         return 0
     if arguments[0] == "help":
-        from bookies.admin.apache_help import print_counterparts
+        from bookies.admin.shared.apache_help import print_counterparts
 
         return print_counterparts(arguments[2:])
     noun = arguments[0]
@@ -98,7 +98,7 @@ def _run(noun: str, arguments: list[str]) -> int:
     module.configure(parser)
     parsed = parser.parse_args(arguments)
 
-    from bookies.admin.usage import UsageError
+    from bookies.admin.shared import UsageError
     from bookies.errors import BookKeeperError, ConfigError, InvalidArgument
 
     try:

@@ -132,7 +132,7 @@ CLIENT: tuple[Row, ...] = (
     ),
     Unused(
         "details of placement: a bookie stays where it was while it is away, the client says where it is with "
-        "location, and every choice keeps the rules (docs/placement.md)",
+        "location, and every choice keeps the rules (docs/explanation/placement.md)",
         "networkTopologyStabilizePeriodSeconds ignoreLocalNodeInPlacementPolicy "
         "useHostnameResolveLocalNodePlacementPolicy reppEnableDurabilityEnforcementInReplace reppEnableValidation "
         "reppDisableDurabilityFeatureName reppDisallowBookiePlacementInRegionFeatureName ensembleRandomReadReordering "

@@ -159,13 +159,13 @@ SERVER: tuple[Row, ...] = (
         "dataIntegrityStampMissingCookies",
         ("false", ""),
         "ignored: a bookie that has lost directories never starts as if nothing was; `bk bookie recover`, then "
-        "`bk bookie format` (docs/lifecycle.md)",
+        "`bk bookie format` (docs/howto/lifecycle.md)",
         Level.DANGER,
     ),
     Different(
         "dataIntegrityChecking",
         ("false", ""),
-        "ignored: cookies are always checked in the strict way, and the scrub looks at what is stored (docs/scrub.md)",
+        "ignored: cookies are always checked in the strict way, and the scrub looks at what is stored (docs/howto/scrub.md)",
     ),
     Different(
         "permittedStartupUsers",
@@ -196,7 +196,7 @@ SERVER: tuple[Row, ...] = (
     Different(
         "gcOverreplicatedLedgerWaitTime",
         ("0", "86400000", ""),
-        "surplus copies are not collected unless asked for: --set gc_surplus_ms=MS (docs/space.md)",
+        "surplus copies are not collected unless asked for: --set gc_surplus_ms=MS (docs/howto/space.md)",
     ),
     Different(
         "entryLogPerLedgerEnabled",
@@ -229,7 +229,7 @@ SERVER: tuple[Row, ...] = (
     Different(
         "minUsableSizeForHighPriorityWrites",
         ("",),
-        "in percent here: --set disk_usage_priority_threshold=PERCENT (docs/disks.md)",
+        "in percent here: --set disk_usage_priority_threshold=PERCENT (docs/howto/disks.md)",
     ),
     Different("minUsableSizeForEntryLogCreation", ("",), "in percent here: --set disk_usage_threshold=PERCENT"),
     Different("minUsableSizeForIndexFileCreation", ("",), "in percent here: --set disk_usage_threshold=PERCENT"),
@@ -278,7 +278,7 @@ SERVER: tuple[Row, ...] = (
         "journalPageCacheFlushIntervalMSec journalChannelProvider journalReuseFiles",
     ),
     Unused(
-        "flushing and files: checkpoints have settings of their own (docs/settings.md)",
+        "flushing and files: checkpoints have settings of their own (docs/reference/settings.md)",
         "flushInterval flushEntrylogBytes entryLogFilePreallocationEnabled numOfMemtableFlushThreads "
         "entrylogMapAccessExpiryTimeInSeconds maximumNumberOfActiveEntryLogs entryLogPerLedgerCounterLimitsMultFactor "
         "fileInfoCacheInitialCapacity fileInfoMaxIdleTime",

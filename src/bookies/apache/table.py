@@ -190,7 +190,7 @@ def translate(rows: Sequence[Row], properties: Mapping[str, str]) -> tuple[dict[
         elif row.convert is not None and value:
             settings[row.setting] = value_of(properties, key, row.convert)
     if unused:
-        what = "these tune what does not exist here, and do nothing; docs/apache-config.md says why"
+        what = "these tune what does not exist here, and do nothing; docs/reference/apache-config.md says why"
         notices.append(Notice(Level.UNUSED, " ".join(unused), what))
     return settings, notices
 
@@ -263,5 +263,5 @@ def secure_metadata(properties: Mapping[str, str], uri: str | None) -> None:
     if value_of(properties, "zkEnableSecurity", switch) and "?options=" not in (uri or ""):
         raise ConfigError(
             "zkEnableSecurity=true: Apache takes the identity from JAAS, here a file has it: write "
-            "metadataServiceUri=...?options=/etc/bookies/zookeeper.toml with secure = true (docs/metadata.md)"
+            "metadataServiceUri=...?options=/etc/bookies/zookeeper.toml with secure = true (docs/explanation/metadata.md)"
         )

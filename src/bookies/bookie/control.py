@@ -15,13 +15,13 @@ from typing import Any, cast
 
 from bookies.errors import BookKeeperError, InvalidArgument, StorageError
 from bookies.runtime.ports import Listener, Runtime
-from bookies.storage.collection import Compaction
-from bookies.storage.collector import Collector
-from bookies.storage.cookie import CURRENT
-from bookies.storage.directories import CONTROL_FILE
-from bookies.storage.entry_log_format import parse_file_name
-from bookies.storage.ledger_store import LedgerStore
+from bookies.storage.disks.directories import CONTROL_FILE
+from bookies.storage.entry_log.entry_log_format import parse_file_name
+from bookies.storage.gc import CollectionLoop
+from bookies.storage.gc.collection_policy import Compaction
+from bookies.storage.identity.cookie import CURRENT
 from bookies.storage.scrub import Scrubber
+from bookies.storage.store import LedgerStore
 
 LINE_SIZE_MAX = 64 * 1024
 TOKEN_BITS = 128
@@ -31,7 +31,7 @@ SCRUB_CALLS = ("scrub", "suspend_scrub")
 Call = Callable[..., Awaitable[object]]
 
 
-def control_calls(collector: Collector) -> Mapping[str, Call]:
+def control_calls(collector: CollectionLoop) -> Mapping[str, Call]:
     """What a bookie can be asked."""
 
     async def gc(*, force: bool = False, wait: bool = False, surplus: bool = False) -> object:

@@ -22,13 +22,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from bookies.errors import CookieMismatch, CookieNotFound, DirectoryInUse, InvalidArgument, LedgerNotFound, StorageError
-from bookies.metadata.driver import MetadataDriver
+from bookies.metadata.interface import MetadataDriver
 from bookies.model import BookieId
-from bookies.protocol.fragments import is_stored_on
+from bookies.protocol.repair.fragments import is_stored_on
 from bookies.runtime.ports import Disk, Lock
-from bookies.storage.cookie import CURRENT, EMPTYING, FILE_NAME, Cookie, parse
-from bookies.storage.directories import CONTROL_FILE
-from bookies.storage.durable import remove, sync_directory
+from bookies.storage.disks.directories import CONTROL_FILE
+from bookies.storage.disks.durable_files import remove, sync_directory
+from bookies.storage.identity import Cookie
+from bookies.storage.identity.cookie import CURRENT, EMPTYING, FILE_NAME, parse
 
 UNCHANGED = "Nothing was changed."
 _BESIDE = (CONTROL_FILE, f".{CONTROL_FILE}.tmp", f".{FILE_NAME}.tmp")  # of ours, beside `current`

@@ -21,11 +21,12 @@ from bookies.bookie.reads import Reads
 from bookies.bookie.state import BookieState, Phase
 from bookies.errors import BookKeeperError, Status, status_of_error
 from bookies.runtime.events import Events
-from bookies.storage.ledger_store import LedgerStore
-from bookies.storage.write_cache import MixedRun
+from bookies.storage.cache.write_cache import AddRun
+from bookies.storage.store import LedgerStore
 from bookies.wire.auth import auth_disabled
 from bookies.wire.messages import (
     AddBatch,
+    AddColumns,
     AddResponses,
     AuthRequest,
     BareResponse,
@@ -36,7 +37,6 @@ from bookies.wire.messages import (
     GetBookieInfoResponse,
     InvalidRequest,
     ListEntriesRequest,
-    MixedAdds,
     Operation,
     ReadLacRequest,
     ReadRequest,
@@ -71,7 +71,7 @@ class Handlers:
         self.on_add_latency: Callable[[float], None] | None = None  # of batches of ordinary adds, seconds
         self._handlers: Mapping[type, Callable[[Connection, Any], None]] = {
             AddBatch: self._add,
-            MixedAdds: self._add_mixed,
+            AddColumns: self._add_mixed,
             ReadRequest: reads.read,
             BatchReadRequest: reads.batch_read,
             WriteLacRequest: self._write_lac,
@@ -135,13 +135,13 @@ class Handlers:
         connection.send(encode_answers(batches, status))
         self._intake.answered(size)
 
-    def _add_mixed(self, connection: Connection, adds: MixedAdds) -> None:
+    def _add_mixed(self, connection: Connection, adds: AddColumns) -> None:
         """As `_add_many`, without an object for each."""
         others: Sequence[int] = range(len(adds.ledger_ids))
         if self._state.phase is not Phase.STOPPING and self._state.may_add(adds.is_high_priority):
             others = self._store.add_mixed(
                 adds.master_key,
-                MixedRun(adds.ledger_ids, adds.entry_ids, adds.records),
+                AddRun(adds.ledger_ids, adds.entry_ids, adds.records),
                 adds.lacs,
                 is_recovery=adds.is_recovery,
                 accepted=self._intake.accepted,
@@ -151,14 +151,14 @@ class Handlers:
             self._add_many(connection, adds.batches(others))
 
     def _added_mixed(
-        self, connection: Connection, version: int, begun: float | None, some: MixedRun, error: BaseException | None
+        self, connection: Connection, version: int, begun: float | None, some: AddRun, error: BaseException | None
     ) -> None:
         self._felt(begun)
         status = Status.OK if error is None else self._status(error, Operation.ADD)
         connection.send(encode_mixed_answers(version, some.ledger_ids, some.entry_ids, status))
         self._intake.answered(some.records.size)
 
-    def _begun(self, batch: AddBatch | MixedAdds) -> float | None:
+    def _begun(self, batch: AddBatch | AddColumns) -> float | None:
         """The time, if somebody wants to know how long a batch like this takes."""
         is_felt = self.on_add_latency is not None and not batch.is_recovery
         return asyncio.get_running_loop().time() if is_felt else None

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 from bookies.config import BookieConfig
 from bookies.errors import ConfigError, CookieExists, CookieMismatch, CookieNotFound
-from bookies.metadata.driver import MetadataDriver
+from bookies.metadata.interface import MetadataDriver
 from bookies.model import BookieId
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Disk, Lock
-from bookies.storage import admission, cookie
-from bookies.storage.admission import Decision
-from bookies.storage.directories import current
-from bookies.storage.unconverted import refuse_unconverted
+from bookies.storage.disks.directories import current
+from bookies.storage.identity import admission, cookie
+from bookies.storage.identity.admission import Decision
+from bookies.storage.identity.index_kind import refuse_unconverted
 
 _ANY_HOST = ("", "0.0.0.0", "::")
 _LEGAL_ID = re.compile(r"[A-Za-z0-9._:-]+")

@@ -22,7 +22,7 @@ from bookies.errors import BookieBusy, BookKeeperError, EntryNotFound, LedgerUnk
 from bookies.model import LAST_ENTRY
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Clock
-from bookies.storage.ledger_store import LedgerStore
+from bookies.storage.store import LedgerStore
 from bookies.wire.availability import pack_availability
 from bookies.wire.messages import (
     BatchReadRequest,

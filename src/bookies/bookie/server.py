@@ -32,22 +32,22 @@ from bookies.bookie.control import (
 )
 from bookies.bookie.handlers import Handlers
 from bookies.bookie.identity import admit, check_identity, identity
-from bookies.bookie.kept_mode import KeptMode
+from bookies.bookie.persisted_status import PersistedStatus
 from bookies.bookie.pressure import Intake, ReadBudget
 from bookies.bookie.reads import Reads
 from bookies.bookie.secure_connection import SecureConnection
 from bookies.bookie.security import Security
-from bookies.bookie.settling import settle_unknown_ledgers
 from bookies.bookie.state import BookieState
+from bookies.bookie.unknown_ledgers import settle_unknown_ledgers
 from bookies.config import BookieConfig
 from bookies.errors import BookKeeperError, MetadataCorrupt, MetadataError, StorageError
-from bookies.metadata.bookie_places import BookiePlace, note_place
-from bookies.metadata.driver import MetadataDriver
+from bookies.metadata.interface import MetadataDriver
+from bookies.metadata.interface.bookie_places import BookiePlace, note_place
 from bookies.model import BookieId, BookieInfo, BookieMode, Endpoint
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Listener, Lock, Runtime
 from bookies.runtime.tasks import Tasks
-from bookies.storage.ledger_store import LedgerStore
+from bookies.storage.store import LedgerStore
 
 REGISTER_RETRY_S = 0.5  # first pause after a failed registration; doubles
 REGISTER_RETRY_S_MAX = 10.0
@@ -75,7 +75,7 @@ class BookieServer:
         self._runtime = runtime
         self._driver = driver
         self._events = Events("bookie", runtime.clock)
-        self._kept_mode = KeptMode(runtime, config, self._events)
+        self._kept_mode = PersistedStatus(runtime, config, self._events)
         self._intake = Intake(
             config.adds_in_progress_size_max,
             lambda: self.store.is_congested,

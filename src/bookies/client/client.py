@@ -13,27 +13,28 @@ from types import MappingProxyType, TracebackType
 from typing import Self
 from weakref import WeakValueDictionary
 
-from bookies.client.administration import OWNER, Administration
-from bookies.client.advanced import AdvancedLedgerWriter
-from bookies.client.announcer import Announcer
-from bookies.client.arguments import TimeLimit, any_ledger_id, bookie_id, quorums, switch, whole_number
-from bookies.client.budget import MemoryBudget
-from bookies.client.keys import Keys, digest_type_of, keys_of
-from bookies.client.locations import Locations
-from bookies.client.log import LOGS, Log
-from bookies.client.metadata_loop import repeated
-from bookies.client.offloaded import OffloadedFiles
-from bookies.client.opening import Opening
-from bookies.client.pool import BookiePool
-from bookies.client.reader import LedgerReader
-from bookies.client.receipt import FragmentPlacement, receipt
-from bookies.client.recovery import recover_ledger
-from bookies.client.space import FreeSpace
-from bookies.client.stall import rules_of
-from bookies.client.transaction import Parts
-from bookies.client.turns import Turns
-from bookies.client.watcher import BookieStatus, BookieWatcher
-from bookies.client.writer import Announce, LedgerWriter
+from bookies.client.base import Opening
+from bookies.client.base.arguments import TimeLimit, any_ledger_id, bookie_id, quorums, switch, whole_number
+from bookies.client.base.budget import MemoryBudget
+from bookies.client.base.fragment_placement import FragmentPlacement, receipt
+from bookies.client.base.free_space import FreeSpace
+from bookies.client.base.keys import Keys, digest_type_of, keys_of
+from bookies.client.base.locations import Locations
+from bookies.client.base.metadata_loop import repeated
+from bookies.client.log import Log
+from bookies.client.log.log import LOGS
+from bookies.client.log.transaction import TransactionContext
+from bookies.client.read import LedgerReader
+from bookies.client.read.offloaded import OffloadedFiles
+from bookies.client.repair import Administration
+from bookies.client.repair.administration import OWNER
+from bookies.client.repair.recovery import recover_ledger
+from bookies.client.transport import BookiePool, BookieStatus, BookieWatcher
+from bookies.client.write import AdvancedLedgerWriter, LedgerWriter
+from bookies.client.write.lac_announcer import Announcer
+from bookies.client.write.quorum_timeout import rules_of
+from bookies.client.write.send_scheduler import SendScheduler
+from bookies.client.write.writer import Announce
 from bookies.config import ClientConfig, validate
 from bookies.errors import (
     ClientClosed,
@@ -42,10 +43,11 @@ from bookies.errors import (
     LedgerNotFound,
     MetadataCorrupt,
 )
-from bookies.metadata.driver import MetadataDriver, Versioned
+from bookies.metadata.interface import MetadataDriver
+from bookies.metadata.interface.driver import Versioned
 from bookies.model import BookieId, DigestType, LedgerMetadata
-from bookies.protocol.ledger import new_ledger
-from bookies.protocol.offload import is_given_up
+from bookies.protocol.ledger.ledger import new_ledger
+from bookies.protocol.ledger.offload import is_given_up
 from bookies.runtime.ports import Runtime, Worker
 from bookies.wire.digest import master_key, package_lac
 
@@ -79,7 +81,7 @@ class Client:
         self._pool = BookiePool(runtime, self.config, self._watcher.resolve, on_suspect=self._watcher.failed)
         self._budget = MemoryBudget(self.config.memory_limit)
         self._announcer = Announcer(self.config.explicit_lac_interval_ms / 1000)
-        self._turns = Turns()
+        self._turns = SendScheduler()
         self._writers: WeakValueDictionary[int, LedgerWriter] = WeakValueDictionary()
         self._allows_changes = self.config.ensemble_changes_allowed
         self._files: Worker | None = None  # waits for files of offloaded ledgers
@@ -365,11 +367,11 @@ class Client:
         _check_password(password)
         return Log(self, self._runtime, self._driver, name, password)
 
-    def transactions(self, *, password: bytes = b"") -> Parts:
-        """For transactions over several logs, and those that many processes write: see `client/transaction.py`."""
+    def transactions(self, *, password: bytes = b"") -> TransactionContext:
+        """For transactions over several logs, and those that many processes write: see `client/log/transaction.py`."""
         self._check_open()
         _check_password(password)
-        return Parts(self, self._runtime, self._driver, password)
+        return TransactionContext(self, self._runtime, self._driver, password)
 
     async def logs(self, prefix: str = "", *, timeout: float | None = None) -> list[str]:
         """The names of all logs that begin with `prefix`, sorted."""

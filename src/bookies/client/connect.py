@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from functools import partial
 
+from bookies.client.base import Opening
 from bookies.client.client import Client
-from bookies.client.opening import Opening
 from bookies.config import ClientConfig, from_environment
 from bookies.errors import InvalidArgument, MetadataError
 

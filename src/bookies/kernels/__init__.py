@@ -31,10 +31,10 @@ if not NATIVE:
     from bookies.kernels import _python as _implementation
 
 if TYPE_CHECKING:
-    from bookies.kernels._python import Frame, Mixture, Steps, entries
+    from bookies.kernels._python import Frame, SortedEntries, Steps, entries
 else:
     Frame = _implementation.Frame
-    Mixture = _implementation.Mixture
+    SortedEntries = _implementation.SortedEntries
     Steps = _implementation.Steps
     entries = _implementation.entries
 crc32c = _implementation.crc32c
@@ -42,7 +42,7 @@ scan_frames = _implementation.scan_frames
 scan_records = _implementation.scan_records
 gather_adds = _implementation.gather_adds
 gather_mixed_adds = _implementation.gather_mixed_adds
-find_mixed = _implementation.find_mixed
+find_ledger = _implementation.find_ledger
 pack_mixed_answers = _implementation.pack_mixed_answers
 pack_add_frames = _implementation.pack_add_frames
 pack_add_responses = _implementation.pack_add_responses
@@ -58,7 +58,7 @@ digest = _implementation.digest
 __all__ = [
     "NATIVE",
     "Frame",
-    "Mixture",
+    "SortedEntries",
     "Records",
     "Steps",
     "crc32c",

@@ -327,8 +327,8 @@ def gather_mixed_adds(const uint8_t[::1] buffer, starts, Py_ssize_t index):
     return last, Records(data, records), ledger_ids, entry_ids, lacs
 
 
-def find_mixed(list runs, Py_ssize_t first, int64_t ledger_id):
-    """See `_python.find_mixed`."""
+def find_ledger(list runs, Py_ssize_t first, int64_t ledger_id):
+    """See `_python.find_ledger`."""
     cdef list found = []
     cdef c_array.array ledger_ids
     cdef const int64_t *ids
@@ -368,8 +368,8 @@ cdef int _compare(const void *one, const void *other) noexcept nogil:
     return -1 if a.place < b.place else 1
 
 
-cdef class Mixture:
-    """See `_python.Mixture`."""
+cdef class SortedEntries:
+    """See `_python.SortedEntries`."""
 
     cdef list _held  # what `_runs` points into
     cdef _Run *_runs
@@ -437,7 +437,7 @@ cdef class Mixture:
         return self._count
 
     def take(self, Py_ssize_t first, int64_t size_max):
-        """See `_python.Mixture.take`."""
+        """See `_python.SortedEntries.take`."""
         cdef Py_ssize_t left = self._count - first, taken = 0, item
         cdef int64_t total = 0, size, at, index
         cdef const _Entry *entry

@@ -230,7 +230,7 @@ def gather_mixed_adds(
     return last, Records(data, ends), ledger_ids, entry_ids, lacs
 
 
-def find_mixed(runs: Sequence[array[int]], first: int, ledger_id: int) -> list[int]:
+def find_ledger(runs: Sequence[array[int]], first: int, ledger_id: int) -> list[int]:
     """Where a ledger is in some mixed runs, from run number `first` on: `run << 32 | index`, in their order.
 
     `runs`: the ledger ids of each.
@@ -244,7 +244,7 @@ def find_mixed(runs: Sequence[array[int]], first: int, ledger_id: int) -> list[i
     return found
 
 
-class Mixture:
+class SortedEntries:
     """All entries of some mixed runs, ascending by ledger and entry; of several copies of an entry the last.
 
     `runs`: (ledger ids, entry ids, records) of each, arrays "q", with an array of starts. Nobody may change them

@@ -1,1 +1,1 @@
-
+"""The metadata store: one driver interface, with embedded, ZooKeeper and etcd implementations."""

@@ -21,10 +21,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from bookies.errors import InvalidArgument, MetadataCorrupt
-from bookies.metadata.driver import GivenIds, check_record
-from bookies.metadata.recovery_items import RecoverySettings, UnderReplicated
-from bookies.metadata.recovery_store import AuditKind
-from bookies.metadata.serde import is_bookie_id, pack_ledger
+from bookies.metadata.formats import pack_ledger
+from bookies.metadata.formats.recovery_items import RecoverySettings, UnderReplicated
+from bookies.metadata.formats.serde import is_bookie_id
+from bookies.metadata.interface.driver import GivenIds, check_record
+from bookies.metadata.interface.recovery_store import AuditKind
 from bookies.metadata.transfer import Damaged, Item, NamedRecord, StoredCookie
 from bookies.model import BookieId, DigestType, LedgerMetadata, LedgerState
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bookies.metadata.driver import MetadataDriver
+from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.transfer import MARK, Damaged, read_ledgers, some
 from bookies.model import BookieId, BookieMode, LedgerMetadata
 

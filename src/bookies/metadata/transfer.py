@@ -35,9 +35,7 @@ from bookies.errors import (
     RecordExists,
     RecordNotFound,
 )
-from bookies.metadata.driver import GivenIds, MetadataDriver
-from bookies.metadata.leased import other_cluster
-from bookies.metadata.recovery_items import (
+from bookies.metadata.formats.recovery_items import (
     RecoverySettings,
     UnderReplicated,
     agree,
@@ -48,6 +46,9 @@ from bookies.metadata.recovery_items import (
     read_settings,
     remove_mark,
 )
+from bookies.metadata.interface import MetadataDriver
+from bookies.metadata.interface.driver import GivenIds
+from bookies.metadata.shared.store_driver import other_cluster
 from bookies.model import BookieId, LedgerMetadata
 
 T = TypeVar("T")

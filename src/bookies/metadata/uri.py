@@ -11,8 +11,9 @@ import re
 from collections.abc import Callable
 
 from bookies.errors import ConfigError
-from bookies.metadata.driver import MetadataDriver
-from bookies.metadata.memory import MemoryDriver, MemoryStore, shared_store
+from bookies.metadata.embedded import MemoryDriver
+from bookies.metadata.embedded.memory import MemoryStore, shared_store
+from bookies.metadata.interface import MetadataDriver
 from bookies.runtime.ports import Runtime
 
 FORMS = "file:DIR, memory:, memory:NAME, zk://HOST:2181/ledgers or etcd://HOST:2379/SCOPE"
@@ -54,10 +55,10 @@ def _connect_file(uri: str, path: str, runtime: Runtime, lease_ms: int, may_crea
 
 
 def _connect_zookeeper(uri: str, rest: str, runtime: Runtime, lease_ms: int, may_create: bool) -> MetadataDriver:
-    from bookies.metadata.zk_layout import parse_uri
-    from bookies.metadata.zk_options import read_options
     from bookies.metadata.zookeeper import ZooKeeperDriver
-    from bookies.runtime.kazoo_client import KazooZooKeeper, check_available
+    from bookies.metadata.zookeeper.kazoo_client import KazooZooKeeper, check_available
+    from bookies.metadata.zookeeper.zk_layout import parse_uri
+    from bookies.metadata.zookeeper.zk_options import read_options
 
     place = parse_uri(uri)
     credentials = read_options(runtime.disk, place.options)
@@ -76,9 +77,9 @@ def _connect_zookeeper(uri: str, rest: str, runtime: Runtime, lease_ms: int, may
 
 def _connect_etcd(uri: str, rest: str, runtime: Runtime, lease_ms: int, may_create: bool) -> MetadataDriver:
     from bookies.metadata.etcd import EtcdDriver
-    from bookies.metadata.etcd_layout import parse_uri
-    from bookies.metadata.etcd_options import read_options
-    from bookies.runtime.grpc_etcd import GrpcEtcd, check_available
+    from bookies.metadata.etcd.etcd_layout import parse_uri
+    from bookies.metadata.etcd.etcd_options import read_options
+    from bookies.metadata.etcd.grpc_etcd import GrpcEtcd, check_available
 
     place = parse_uri(uri)
     credentials = read_options(runtime.disk, place.options)

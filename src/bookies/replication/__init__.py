@@ -1,1 +1,1 @@
-"""Auto-recovery: one auditor of a cluster finds and marks ledgers that lack replicas, workers repair them."""
+"""Auto-recovery: auditor, workers, and the operator's own repairs, drains and balances."""

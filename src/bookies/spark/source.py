@@ -14,26 +14,27 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from bookies.errors import InvalidArgument, LedgerNotFound, LogNotFound
-from bookies.spark import planning, pushdown, rows, runtime
-from bookies.spark.extents import Extents
-from bookies.spark.lookup import Lookup, resolved
-from bookies.spark.offsets import At
-from bookies.spark.options import flag
-from bookies.spark.read import EntriesPartition, RowReader, row_reader
-from bookies.spark.selection import EARLIEST, LATEST
-from bookies.spark.settings import STREAM_ONLY, Settings, checked, settings
+from bookies.spark.base import runtime
+from bookies.spark.base.extents import Extents
+from bookies.spark.base.offsets import At
+from bookies.spark.base.options import flag
+from bookies.spark.base.selection import EARLIEST, LATEST
+from bookies.spark.base.settings import STREAM_ONLY, Settings, checked, settings
+from bookies.spark.read import planning, pushdown, rows
+from bookies.spark.read.log_catalog import LogCatalog, resolved
+from bookies.spark.read.read import EntriesPartition, RowReader, row_reader
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, Filter
 
-    from bookies.spark.stream import EntriesStreamReader
+    from bookies.spark.read.stream import EntriesStreamReader
 
 ENTRIES = "entries"  # the table that is read when none is named
 
 
 class BookKeeperDataSource(DataSource):
-    """`spark.read.format("bookkeeper")`. Options: docs/spark.md."""
+    """`spark.read.format("bookkeeper")`. Options: docs/reference/spark.md."""
 
     _planned: list[EntriesPartition] | None = None
 
@@ -68,7 +69,7 @@ class BookKeeperDataSource(DataSource):
         return kind(how, resolve(chosen) if planned is None else planned)
 
     def streamReader(self, schema: Any) -> EntriesStreamReader:
-        from bookies.spark.stream import EntriesStreamReader
+        from bookies.spark.read.stream import EntriesStreamReader
 
         if self.options.get("table", ENTRIES) != ENTRIES:
             raise InvalidArgument(f"option table={self.options['table']}: only entries can be read as a stream")
@@ -78,12 +79,12 @@ class BookKeeperDataSource(DataSource):
         return EntriesStreamReader(row_reader(options, chosen, schema))
 
     def writer(self, schema: Any, overwrite: bool) -> DataSourceArrowWriter:
-        from bookies.spark import sink
+        from bookies.spark.write import sink
 
         return sink.BatchWriter(self.options, schema, overwrite)
 
     def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamArrowWriter:
-        from bookies.spark import sink
+        from bookies.spark.write import sink
 
         return sink.StreamWriter(self.options, schema, overwrite)
 
@@ -91,7 +92,7 @@ class BookKeeperDataSource(DataSource):
         """The module that knows the other tables, when one of them is asked for."""
         if self.options.get("table", ENTRIES) == ENTRIES:
             return None
-        from bookies.spark import tables
+        from bookies.spark.read import tables
 
         return tables
 
@@ -146,7 +147,7 @@ async def _resolve(chosen: Settings) -> list[EntriesPartition]:
         await lookup.close()
 
 
-async def _bounds(lookup: Lookup, chosen: Settings, extents: Extents) -> tuple[At, At]:
+async def _bounds(lookup: LogCatalog, chosen: Settings, extents: Extents) -> tuple[At, At]:
     """From where to where. Raises `InvalidArgument`."""
     if extents.key in chosen.selection.bounds:
         first, last = chosen.selection.bounds[extents.key]

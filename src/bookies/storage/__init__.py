@@ -1,1 +1,4 @@
+"""A bookie's files. Rooms in order, each imports only from those before it:
 
+disks, records, journal, identity, cache, entry_log, index, engine, gc, scrub, offline, rocksdb; `store.py` on top.
+"""

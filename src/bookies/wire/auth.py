@@ -24,6 +24,7 @@ from bookies.errors import BookKeeperError, Status, TlsFailed, Unauthorized
 from bookies.wire.digest_md5 import DigestMd5Client, DigestMd5Server
 from bookies.wire.messages import (
     AddBatch,
+    AddColumns,
     AddResponses,
     AuthRequest,
     AuthResponse,
@@ -32,7 +33,6 @@ from bookies.wire.messages import (
     GetBookieInfoRequest,
     InvalidRequest,
     ListEntriesRequest,
-    MixedAdds,
     Operation,
     ReadLacRequest,
     ReadRequest,
@@ -272,7 +272,7 @@ def auth_disabled(request: AuthRequest) -> AuthResponse:
 
 
 def _bare(request: Request, operation: Operation) -> BareResponse:
-    assert not isinstance(request, AddBatch | MixedAdds)
+    assert not isinstance(request, AddBatch | AddColumns)
     return BareResponse(V3, request.txn_id, operation, Status.UNAUTHORIZED)
 
 

@@ -59,7 +59,7 @@ class AddBatch:
 
 
 @dataclass(slots=True)
-class MixedAdds:
+class AddColumns:
     """Adds of v2 with one key and the same flags that arrived one after the other, nearly each of another ledger.
 
     `ledger_ids`, `entry_ids` (none of them negative) and `lacs`: one for each of `records`, whose starts are an array.
@@ -196,7 +196,7 @@ class InvalidRequest:
 
 Request = (
     AddBatch
-    | MixedAdds
+    | AddColumns
     | ReadRequest
     | BatchReadRequest
     | AuthRequest

@@ -24,7 +24,7 @@ class RequestDecoder:
     `stops_at_start_tls`: decode nothing behind a START_TLS request until it is decided; the bytes behind it may be
     TLS records. They wait in `take_rest`, to be fed here again when they turn out to be plain.
 
-    `mixes`: adds of many ledgers in turn may come as `MixedAdds`.
+    `mixes`: adds of many ledgers in turn may come as `AddColumns`.
     """
 
     def __init__(self, frame_size_max: int, *, stops_at_start_tls: bool = False, mixes: bool = False) -> None:
@@ -123,7 +123,7 @@ def encode_answers(batches: Sequence[AddBatch], status: Status) -> bytes:
 
 
 def encode_mixed_answers(version: int, ledger_ids: array[int], entry_ids: array[int], status: Status) -> bytes:
-    """The answers to some of `MixedAdds`."""
+    """The answers to some of `AddColumns`."""
     frames: bytes = kernels.pack_mixed_answers(version & 0xFF, v2.CODE_OF_STATUS[status], ledger_ids, entry_ids)
     return frames
 

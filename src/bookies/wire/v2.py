@@ -18,6 +18,7 @@ from bookies.model import MASTER_KEY_SIZE
 from bookies.wire import protobuf
 from bookies.wire.messages import (
     AddBatch,
+    AddColumns,
     AddResponses,
     AuthRequest,
     AuthResponse,
@@ -26,7 +27,6 @@ from bookies.wire.messages import (
     BatchReadResponse,
     Buffer,
     InvalidRequest,
-    MixedAdds,
     Operation,
     ReadRequest,
     ReadResponse,
@@ -123,14 +123,14 @@ def parse_adds(buffer: bytes, starts: Sequence[int], index: int) -> tuple[int, l
     ]
 
 
-def parse_mixed_adds(buffer: bytes, starts: Sequence[int], index: int) -> tuple[int, MixedAdds] | None:
+def parse_mixed_adds(buffer: bytes, starts: Sequence[int], index: int) -> tuple[int, AddColumns] | None:
     """As `parse_adds`, where nearly every add is of another ledger than the one before; None where it is not so."""
     found = kernels.gather_mixed_adds(buffer, starts, index)
     if found is None:
         return None
     version, key, is_recovery, is_high_priority = _parse_add_head(buffer, starts, index)
     index, records, ledger_ids, entry_ids, lacs = found
-    return index, MixedAdds(version, key, ledger_ids, entry_ids, lacs, records, is_recovery, is_high_priority)
+    return index, AddColumns(version, key, ledger_ids, entry_ids, lacs, records, is_recovery, is_high_priority)
 
 
 def _parse_add_head(buffer: bytes, starts: Sequence[int], index: int) -> tuple[int, bytes, bool, bool]:

@@ -17,6 +17,7 @@ from bookies.kernels import Records
 from bookies.wire import protobuf, schema, v2, v3_reads
 from bookies.wire.messages import (
     AddBatch,
+    AddColumns,
     AddResponses,
     AuthRequest,
     AuthResponse,
@@ -29,7 +30,6 @@ from bookies.wire.messages import (
     InvalidRequest,
     ListEntriesRequest,
     ListEntriesResponse,
-    MixedAdds,
     Operation,
     ReadLacRequest,
     ReadLacResponse,
@@ -171,7 +171,7 @@ def pack_request(request: Request) -> list[Buffer]:
         return _pack_add_batch(request)
     if isinstance(request, ReadRequest) and v3_reads.is_plain(request):
         return [v3_reads.pack_read(request)]
-    assert not isinstance(request, MixedAdds)
+    assert not isinstance(request, AddColumns)
     operation, fields = _fields_of_request(request)
     header: Values = {"version": VERSION, "operation": CODE_OF_OPERATION[operation], "txnId": request.txn_id}
     if isinstance(request, ReadRequest) and request.is_high_priority:

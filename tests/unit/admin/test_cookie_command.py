@@ -13,7 +13,7 @@ from bookies.config import BookieConfig
 from bookies.metadata.uri import connect
 from bookies.model import BookieId, LedgerMetadata, LedgerState
 from bookies.runtime import aio
-from bookies.storage.cookie import master_cookie, parse
+from bookies.storage.identity.cookie import master_cookie, parse
 
 B1, B2 = BookieId("b1"), BookieId("b2")
 CONFIG = BookieConfig(journal_directories=("/j1", "/j2"), ledger_directories=("/d1",), index_directories=("/i1",))

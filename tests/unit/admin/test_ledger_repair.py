@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from tests.fakes.world import World, play
-from tests.unit.client.test_administration import assert_replicated, remove, written
+from tests.unit.client.repair.test_administration import assert_replicated, remove, written
 
-from bookies.admin import replication
-from bookies.admin.common import Session
+from bookies.admin.shared import Session
+from bookies.admin.verbs import replication
 from bookies.client.client import Client
 from bookies.errors import InvalidArgument
-from bookies.metadata.driver import MetadataDriver
+from bookies.metadata.interface import MetadataDriver
 from bookies.model import BookieId
 
 

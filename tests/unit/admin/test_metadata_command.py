@@ -11,16 +11,18 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from bookies.admin.cli import main
-from bookies.admin.metadata_check import check
+from bookies.admin.verbs.metadata_check import check
 from bookies.config import BookieConfig
-from bookies.metadata.driver import MetadataDriver
-from bookies.metadata.memory import MemoryDriver, MemoryStore
-from bookies.metadata.recovery_store import AuditKind
+from bookies.metadata.embedded import MemoryDriver
+from bookies.metadata.embedded.memory import MemoryStore
+from bookies.metadata.interface import MetadataDriver
+from bookies.metadata.interface.recovery_store import AuditKind
 from bookies.metadata.uri import connect
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata, LedgerState
-from bookies.protocol.log import Extent, Manifest, pack_manifest
+from bookies.protocol.log import Manifest
+from bookies.protocol.log.log_model import Extent, pack_manifest
 from bookies.runtime import aio
-from bookies.storage.cookie import master_cookie
+from bookies.storage.identity.cookie import master_cookie
 
 B1, B2 = BookieId("b1"), BookieId("b2")
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 from tests.fakes.offloaded import GIVEN_UP, URI, give_up, named
 from tests.fakes.world import World, play
-from tests.unit.admin.test_explain import standing_of
-from tests.unit.client.test_administration import remove, written
+from tests.unit.admin.verbs.test_explain import standing_of
+from tests.unit.client.repair.test_administration import remove, written
 
-from bookies.admin.explain import _verdict
-from bookies.admin.metadata_check import check
-from bookies.admin.replication import verify_ledgers
+from bookies.admin.verbs.explain import _verdict
+from bookies.admin.verbs.metadata_check import check
+from bookies.admin.verbs.replication import verify_ledgers
 from bookies.model import LedgerMetadata
 
 State = Callable[[LedgerMetadata], LedgerMetadata]

@@ -13,17 +13,17 @@ import pytest
 from bookies.admin.cli import main
 from bookies.admin.commands import recovery
 from bookies.admin.commands.recovery import GONE, _print_status
-from bookies.admin.recovery_work import _print_sample, sample_of
-from bookies.client import ledger_lock
-from bookies.metadata.driver import MetadataDriver
-from bookies.metadata.recovery_store import AuditKind
+from bookies.admin.verbs.recovery_work import _print_sample, sample_of
+from bookies.client.base import ledger_lock
+from bookies.metadata.interface import MetadataDriver
+from bookies.metadata.interface.recovery_store import AuditKind
 from bookies.metadata.uri import connect
 from bookies.model import BookieId, LedgerMetadata, LedgerState
-from bookies.protocol.repair_work import Cause, Loss, RepairState, Wait
-from bookies.replication.by_hand import ByHand
-from bookies.replication.repair import Outcome, Totals
-from bookies.replication.status import ProcessStatus, StatusRecord, pack, read_status, report_facts
-from bookies.replication.worker import LedgerReport
+from bookies.protocol.repair.repair_work import Cause, Loss, RepairState, Wait
+from bookies.replication.operator import ManualRepair
+from bookies.replication.operator.status import ProcessStatus, StatusRecord, pack, read_status, report_facts
+from bookies.replication.repair.ledger_repair import Outcome, Totals
+from bookies.replication.repair.worker import LedgerReport
 from bookies.runtime import aio
 
 B1 = BookieId("b1")
@@ -200,11 +200,13 @@ def test_repairing_goes_on_behind_a_ledger_that_is_not_there(
 def test_what_somebody_else_has_locked_is_done_at_the_end_or_left(
     store: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repair = ByHand.repair
+    repair = ManualRepair.repair
     lets_go_at: list[int] = []  # the first of its two ledgers, at the second try
     tried: list[int] = []
 
-    async def with_somebody_else(hand: ByHand, ledger_id: int, owner: str, **options: Any) -> tuple[Outcome, Totals]:
+    async def with_somebody_else(
+        hand: ManualRepair, ledger_id: int, owner: str, **options: Any
+    ) -> tuple[Outcome, Totals]:
         tried.append(ledger_id)
         other = connect(f"file:{store}", aio.runtime())
         await other.open()
@@ -221,7 +223,7 @@ def test_what_somebody_else_has_locked_is_done_at_the_end_or_left(
         for ledger_id in (2, 3):
             await driver.create_ledger(LedgerMetadata(ledger_id, 1, 1, 1, ((0, (B1,)),), LedgerState.CLOSED, -1))
 
-    monkeypatch.setattr(ByHand, "repair", with_somebody_else)
+    monkeypatch.setattr(ManualRepair, "repair", with_somebody_else)
     monkeypatch.setattr(ledger_lock, "AGAIN_S", 0.0)
     on(store, fill)
     assert bk("repair", "2", "3") == 1

@@ -51,7 +51,7 @@ def cell(case: str, bookies: int, clients: int, **values: float) -> dict[str, An
 def measured(known: Constants = KNOWN) -> dict[str, Any]:
     """What a machine without any noise would give that has these constants."""
     cells = []
-    for planned in scale.cells(scale.Pace()):
+    for planned in scale.cells(scale.RateLimit()):
         case = scale.CASES[planned.case]
         found = cell(planned.case, planned.bookies, planned.clients)
         quorum = model.quorum_of(found)

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.suite import cases, replays
 from benchmarks.suite.cases import FIRST_FLUSH_ENTRIES, JOURNAL_ENTRIES, NO_CHECKPOINT
 from benchmarks.suite.servers import ApacheCluster, Bookie, Cluster, OurCluster
-from benchmarks.suite.stage import QUICK, Contestant, Pace
+from benchmarks.suite.stage import QUICK, Contestant, RateLimit
 
 RECORD_SIZE = 1064  # of 1 KiB in a journal, of both systems
 
@@ -35,7 +35,7 @@ class FakeBookie(Bookie):
 class FakeStage:
     """One bookie at a time, whose journal a driver fills with zeros. `replays`: share of it."""
 
-    def __init__(self, directory: pathlib.Path, pace: Pace, share: float) -> None:
+    def __init__(self, directory: pathlib.Path, pace: RateLimit, share: float) -> None:
         self.pace, self.filled, self.settings = pace, list[int](), dict[str, object]()
         self._share = share
         self._bookie = FakeBookie("one", 0, directory, [])
@@ -115,7 +115,7 @@ def test_neither_makes_a_checkpoint_of_what_counts(tmp_path: pathlib.Path, monke
     monkeypatch.setattr(cases, "LEASE_S", 0.0)
     filled = {}
     for servers in ("ours", "Apache: default"):
-        stage: Any = FakeStage(tmp_path, Pace(), 1)
+        stage: Any = FakeStage(tmp_path, RateLimit(), 1)
         cases.restart(stage, Contestant("one", servers, "ours"))
         filled[servers] = stage.filled
         assert stage.settings == NO_CHECKPOINT

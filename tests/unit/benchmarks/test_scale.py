@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 from benchmarks import scale
-from benchmarks.scale import QUICK, Bench, Cell, Pace, Run
+from benchmarks.scale import QUICK, Bench, Cell, RateLimit, Run
 from benchmarks.suite import processes
 from benchmarks.suite.guard import DriveFailed
 from benchmarks.suite.limits import Limits
@@ -24,7 +24,7 @@ def run(cell: Cell, rate: float, **values: float) -> Run:
 
 
 def test_the_grid_has_every_mixture() -> None:
-    found = scale.cells(Pace())
+    found = scale.cells(RateLimit())
     assert len(set(found)) == len(found) == 4 * 4 * 4 + 3
     assert {(cell.bookies, cell.clients) for cell in found} == {(b, c) for b in range(1, 5) for c in range(1, 5)}
     assert [cell.bookies for cell in found] == sorted(cell.bookies for cell in found), "one cluster after the other"
@@ -91,6 +91,6 @@ def test_tables_and_document_say_the_same() -> None:
 
 
 def test_a_disk_without_room_is_not_filled(tmp_path: pathlib.Path) -> None:
-    with Bench(tmp_path, Pace(), 1e9) as bench, pytest.raises(SystemExit, match="of free space; --directory"):
+    with Bench(tmp_path, RateLimit(), 1e9) as bench, pytest.raises(SystemExit, match="of free space; --directory"):
         bench.run(ADD)
     assert list(tmp_path.iterdir()) == []

@@ -13,15 +13,16 @@ import pytest
 from bookies.bookie.server import BookieServer
 from bookies.config import BookieConfig
 from bookies.kernels import Records
-from bookies.metadata.memory import MemoryDriver, MemoryStore
+from bookies.lab.sim.world import Trace
+from bookies.lab.sim.world.cluster import SimClock
+from bookies.lab.sim.world.disk import SimDisk
+from bookies.lab.sim.world.loop import Participant, SimLoop
+from bookies.lab.sim.world.network import SimNetwork
+from bookies.lab.sim.world.workers import SimWorkers
+from bookies.metadata.embedded import MemoryDriver
+from bookies.metadata.embedded.memory import MemoryStore
 from bookies.model import DigestType
 from bookies.runtime.ports import Runtime
-from bookies.sim.cluster import SimClock
-from bookies.sim.disk import SimDisk
-from bookies.sim.loop import Participant, SimLoop
-from bookies.sim.network import SimNetwork
-from bookies.sim.trace import Trace
-from bookies.sim.workers import SimWorkers
 from bookies.wire import digest
 from bookies.wire.client import ResponseDecoder, encode_request
 from bookies.wire.framing import FrameReader

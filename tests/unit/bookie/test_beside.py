@@ -9,8 +9,8 @@ import pytest
 
 from bookies.bookie import main
 from bookies.bookie.server import BookieServer
+from bookies.lab.sim.world.loop import SimLoop
 from bookies.runtime.ports import Runtime
-from bookies.sim.loop import SimLoop
 
 SERVER, RUNTIME = cast(BookieServer, object()), cast(Runtime, object())
 

@@ -13,8 +13,8 @@ import pytest
 
 from bookies.errors import Status
 from bookies.kernels import Records
+from bookies.lab.sim.world.disk import Loss
 from bookies.model import DigestType
-from bookies.sim.disk import Loss
 from bookies.wire import digest, v3
 from bookies.wire.availability import pack_availability
 from bookies.wire.client import ResponseDecoder

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from bookies.errors import Status
-from bookies.metadata.memory import MemoryDriver
+from bookies.lab.sim.world.disk import PROCESS_DIES
+from bookies.metadata.embedded import MemoryDriver
 from bookies.model import BookieId, LedgerMetadata
-from bookies.sim.disk import PROCESS_DIES
 from bookies.wire.messages import BatchReadRequest, ListEntriesRequest, ReadLacRequest, ReadRequest, Request
 
 from .conftest import World, adds

@@ -21,12 +21,12 @@ from bookies.errors import (
     InvalidArgument,
     StorageError,
 )
-from bookies.metadata.memory import MemoryDriver
+from bookies.lab.sim.world.disk import LOSSES, Loss, SimDisk
+from bookies.lab.sim.world.loop import Crashed, SimLoop
+from bookies.metadata.embedded import MemoryDriver
 from bookies.model import BookieId, BookieInfo, BookieMode, Endpoint, LedgerMetadata, LedgerState
-from bookies.sim.disk import LOSSES, Loss, SimDisk
-from bookies.sim.loop import Crashed, SimLoop
-from bookies.storage import cookie
-from bookies.storage.admission import Decision
+from bookies.storage.identity import cookie
+from bookies.storage.identity.admission import Decision
 
 from .conftest import World, adds
 from .test_identity import CONFIG, Place

@@ -15,15 +15,16 @@ import pytest
 from bookies.bookie.identity import admit, identities
 from bookies.config import BookieConfig
 from bookies.errors import ConfigError, CookieExists, CookieMismatch, Status, StorageError
-from bookies.metadata.memory import MemoryDriver, MemoryStore
+from bookies.lab.sim.world.cluster import SimClock
+from bookies.lab.sim.world.disk import LOSSES, Loss, SimDisk
+from bookies.lab.sim.world.loop import Crashed, Participant, SimLoop
+from bookies.metadata.embedded import MemoryDriver
+from bookies.metadata.embedded.memory import MemoryStore
 from bookies.model import BookieId
 from bookies.runtime.events import Events
 from bookies.runtime.ports import Lock
-from bookies.sim.cluster import SimClock
-from bookies.sim.disk import LOSSES, Loss, SimDisk
-from bookies.sim.loop import Crashed, Participant, SimLoop
-from bookies.storage import cookie
-from bookies.storage.admission import Decision
+from bookies.storage.identity import cookie
+from bookies.storage.identity.admission import Decision
 from bookies.wire.messages import ReadRequest
 
 from .conftest import World, adds

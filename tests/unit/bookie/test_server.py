@@ -20,9 +20,10 @@ from bookies.errors import (
     Status,
     StorageError,
 )
-from bookies.metadata.memory import MemoryDriver, MemoryStore
+from bookies.lab.sim.world.disk import Loss
+from bookies.metadata.embedded import MemoryDriver
+from bookies.metadata.embedded.memory import MemoryStore
 from bookies.model import BookieId, BookieMode
-from bookies.sim.disk import Loss
 from bookies.wire.messages import ReadRequest
 
 from .conftest import World, adds

@@ -14,10 +14,10 @@ import pytest
 from tests.fakes.world import PORT, World, play
 
 import bookies
-from bookies.client import blocking
+from bookies.client.blocking import blocking
 from bookies.client.client import Client
 from bookies.client.connect import connect
-from bookies.client.watcher import address_of_id
+from bookies.client.transport.watcher import address_of_id
 from bookies.config import ClientConfig
 from bookies.errors import (
     BookieUnreachable,
@@ -407,7 +407,7 @@ def test_a_closed_client_refuses_everything() -> None:
 
 def test_not_connected_yet() -> None:
     async def act(world: World) -> None:
-        from bookies.metadata.memory import MemoryDriver
+        from bookies.metadata.embedded import MemoryDriver
 
         runtime = world.runtime("late")
         client = Client(runtime, MemoryDriver(world.store, runtime))

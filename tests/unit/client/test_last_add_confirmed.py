@@ -10,8 +10,8 @@ import pytest
 from tests.fakes.world import World, play
 
 from bookies.client.client import Client
-from bookies.client.reader import LedgerReader
-from bookies.client.writer import LedgerWriter
+from bookies.client.read import LedgerReader
+from bookies.client.write import LedgerWriter
 from bookies.errors import (
     BookieTimeout,
     BookieUnreachable,
@@ -27,9 +27,9 @@ from bookies.errors import (
     Status,
     Unauthorized,
 )
-from bookies.metadata.memory import MemoryDriver
+from bookies.metadata.embedded import MemoryDriver
 from bookies.model import BookieId
-from bookies.protocol.ledger import in_recovery
+from bookies.protocol.ledger.ledger import in_recovery
 from bookies.wire.messages import ReadLacRequest, ReadLacResponse, ReadRequest, ReadResponse, Request, Response
 
 B1, B2, B3 = BookieId("b1"), BookieId("b2"), BookieId("b3")

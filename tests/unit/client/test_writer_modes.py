@@ -8,7 +8,7 @@ import pytest
 from tests.fakes.pool import Stage, play
 
 from bookies import errors
-from bookies.client.advanced import AdvancedLedgerWriter
+from bookies.client.write import AdvancedLedgerWriter
 from bookies.model import LedgerState
 
 # -- ids of the caller ---------------------------------------------------------------------------------------------

@@ -326,7 +326,7 @@ class TestPythonKernels:
             records = Records.of(bodies)
             runs.append(Records(records.data, array("q", records.starts)))
             numbers.append(tuple(array("q", [each[column] for each in entries]) for column in (0, 1)))
-        mixture = self.module.Mixture([(*ids, records) for ids, records in zip(numbers, runs, strict=True)])
+        mixture = self.module.SortedEntries([(*ids, records) for ids, records in zip(numbers, runs, strict=True)])
         assert len(mixture) == len(model)
         found: list[tuple[tuple[int, int], bytes]] = []
         while len(found) < len(mixture):
@@ -341,7 +341,7 @@ class TestPythonKernels:
                 mixture.take(first, size_max)
         for ledger_id in range(4):
             for first in range(len(parts)):
-                places = self.module.find_mixed([ids for ids, _ in numbers], first, ledger_id)
+                places = self.module.find_ledger([ids for ids, _ in numbers], first, ledger_id)
                 expected = [
                     part << 32 | index
                     for part, entries in enumerate(parts)
@@ -363,7 +363,7 @@ class TestPythonKernels:
     )
     def test_what_is_no_such_record_is_not_taken(self, starts: list[int], ids: tuple[int, int]) -> None:
         records = Records(bytes(24), array("q", starts))
-        mixture = self.module.Mixture([(array("q", [ids[0]]), array("q", [ids[1]]), records)])
+        mixture = self.module.SortedEntries([(array("q", [ids[0]]), array("q", [ids[1]]), records)])
         with pytest.raises(ValueError, match="another entry"):
             mixture.take(0, 100)
 
@@ -371,7 +371,7 @@ class TestPythonKernels:
     def test_a_mixture_has_both_ids_of_each_record(self, counts: tuple[int, int, int]) -> None:
         ledger_ids, entry_ids, starts = (array("q", [0] * count) for count in counts)
         with pytest.raises(ValueError, match="for each record"):
-            self.module.Mixture([(ledger_ids, entry_ids, Records(b"", starts))])
+            self.module.SortedEntries([(ledger_ids, entry_ids, Records(b"", starts))])
 
     @examples(
         st.lists(st.tuples(*[st.integers(-(1 << 63), (1 << 63) - 1)] * 2), max_size=20),

@@ -15,14 +15,14 @@ from tests.fakes.zookeeper import FakeZooKeeper, Server
 
 from bookies.errors import LedgerExists, MetadataCorrupt, MetadataError
 from bookies.metadata import transfer
-from bookies.metadata.driver import MetadataDriver
-from bookies.metadata.embedded import EmbeddedDriver
-from bookies.metadata.memory import MemoryDriver, MemoryStore
-from bookies.metadata.recovery_store import AuditKind
+from bookies.metadata.embedded import EmbeddedDriver, MemoryDriver
+from bookies.metadata.embedded.memory import MemoryStore
+from bookies.metadata.interface import MetadataDriver
+from bookies.metadata.interface.recovery_store import AuditKind
 from bookies.metadata.survey import objections, survey
 from bookies.metadata.transfer import MARK, Damaged, Difference, Filling, Item, copy, differences, read_items
-from bookies.metadata.zk_layout import Manager
 from bookies.metadata.zookeeper import ZooKeeperDriver
+from bookies.metadata.zookeeper.zk_layout import Manager
 from bookies.model import BookieId, BookieInfo, BookieMode, LedgerMetadata, LedgerState
 from bookies.runtime import aio
 

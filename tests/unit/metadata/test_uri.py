@@ -10,9 +10,8 @@ import sys
 import pytest
 
 from bookies.errors import ConfigError
-from bookies.metadata.embedded import EmbeddedDriver
+from bookies.metadata.embedded import EmbeddedDriver, MemoryDriver
 from bookies.metadata.etcd import EtcdDriver
-from bookies.metadata.memory import MemoryDriver
 from bookies.metadata.uri import connect
 from bookies.metadata.zookeeper import ZooKeeperDriver
 from bookies.runtime import aio
@@ -118,5 +117,5 @@ def test_libraries_are_imported_only_when_they_are_used(uri: str, library: str) 
 
 
 def test_sqlite_is_imported_only_for_a_file() -> None:
-    program = "import sys, bookies.metadata.uri, bookies.metadata.embedded; sys.exit('sqlite3' in sys.modules)"
+    program = "import sys, bookies.metadata.uri, bookies.metadata.embedded.embedded; sys.exit('sqlite3' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

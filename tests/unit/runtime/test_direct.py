@@ -21,8 +21,8 @@ from bookies.runtime.direct import DEPTH, DirectWrites
 from bookies.runtime.files import OsDisk
 from bookies.runtime.ports import Buffer, Submit, Written
 from bookies.runtime.threads import ThreadWorkers
-from bookies.storage.health import DirectoryHealth
-from bookies.storage.watched_disk import WatchedDisk
+from bookies.storage.disks import DirectoryHealth
+from bookies.storage.disks.observed_disk import WatchedDisk
 
 SIZE = 4096
 

@@ -7,20 +7,34 @@ import pathlib
 import re
 
 from bookies.kernels import Records
-from bookies.storage import (
-    cookie,
-    entry_log_format,
-    index_format,
-    journal_format,
-    mark_format,
-    removal_format,
-    rocks,
-    scrub_format,
+from bookies.storage.disks import (
     status_format,
 )
-from bookies.storage.journal_group import TRAILER_SIZE, parse_trailer
+from bookies.storage.engine import (
+    quarantine_format,
+)
+from bookies.storage.entry_log import (
+    entry_log_format,
+)
+from bookies.storage.identity import (
+    cookie,
+)
+from bookies.storage.index import (
+    index_format,
+)
+from bookies.storage.journal import (
+    journal_format,
+    log_mark_format,
+)
+from bookies.storage.journal.journal_trailer import TRAILER_SIZE, parse_trailer
+from bookies.storage.rocksdb import (
+    rocksdb_format,
+)
+from bookies.storage.scrub import (
+    scrub_format,
+)
 
-DOCS = pathlib.Path(__file__).parents[3] / "docs" / "formats"
+DOCS = pathlib.Path(__file__).parents[3] / "docs" / "reference" / "formats"
 KEY = bytes.fromhex("850bf1071c5e3d8c24235676f8816ae0cbe2f14f")
 LAC = bytes.fromhex("00000000000000070000000000000000851054f0")
 BODIES = [
@@ -75,17 +89,17 @@ def test_index() -> None:
 def test_rocksdb() -> None:
     text = (DOCS / "rocksdb.md").read_text()
     header = index_format.IndexHeader(KEY, index_format.STATE_FENCED, LAC)
-    rows = [("ledgers", rocks.pack_key(7), rocks.pack_ledger_data(header))]
-    for key, offset in zip(rocks.entry_keys(7, range(2)), (0x404, 0x431), strict=True):
+    rows = [("ledgers", rocksdb_format.pack_key(7), rocksdb_format.pack_ledger_data(header))]
+    for key, offset in zip(rocksdb_format.entry_keys(7, range(2)), (0x404, 0x431), strict=True):
         rows.append(("locations", key, entry_log_format.location(31, offset).to_bytes(8, "big")))
     for database, key, value in rows:
         assert f"| `{database}` | `{key.hex()}` | `{value.hex()}` |" in text
-    for name, (number, _) in rocks.LEDGER_DATA.by_name.items():
+    for name, (number, _) in rocksdb_format.LEDGER_DATA.by_name.items():
         assert re.search(rf" {name} +{'='} {number};", text)
 
 
 def test_last_mark() -> None:
-    check("last-mark.md", mark_format.pack(mark_format.LogMark(0x18F1548F701, 1024)))
+    check("last-mark.md", log_mark_format.pack(log_mark_format.LogMark(0x18F1548F701, 1024)))
 
 
 def test_cookie() -> None:
@@ -104,10 +118,10 @@ def test_bookie_status() -> None:
 
 
 def test_removed_ledgers() -> None:
-    removals = {7: removal_format.Removal(removal_format.RemovalState.QUARANTINED, 1_700_000_000_000)}
-    check("removed-ledgers.md", removal_format.pack(1, removals))
+    removals = {7: quarantine_format.QuarantineRecord(quarantine_format.QuarantineState.QUARANTINED, 1_700_000_000_000)}
+    check("removed-ledgers.md", quarantine_format.pack(1, removals))
     text = (DOCS / "removed-ledgers.md").read_text()
-    for state in removal_format.RemovalState:
+    for state in quarantine_format.QuarantineState:
         assert f"\n| {state.value} |" in text
 
 

@@ -1,1 +1,1 @@
-"""The verbs of `bk`, one module a noun."""
+"""The command groups of `bk`, one file a group. Loaded when the group is used."""

@@ -1,4 +1,4 @@
-"""`bk bookie`: run one, list them, show one, copy what a lost one held to others, and what `admin/control.py` does."""
+"""`bk bookie`: run one, list them, show one, copy what a lost one held to others, and what `admin/verbs/control.py` does."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bookies.admin import balance, control, drain, format_command, scrub
-from bookies.admin.announced import announced_facts, announced_text, read_notes
-from bookies.admin.common import (
+from bookies.admin.shared import UsageError
+from bookies.admin.shared.common import (
     add_common,
     add_rate,
     metadata_uri,
@@ -20,15 +19,16 @@ from bookies.admin.common import (
     with_client,
     with_session,
 )
-from bookies.admin.usage import UsageError
+from bookies.admin.shared.notes_text import announced_facts, announced_text, read_notes
+from bookies.admin.verbs import balance, control, drain, format_command, scrub
 
 if TYPE_CHECKING:
-    from bookies.admin.common import Session
+    from bookies.admin.shared import Session
     from bookies.apache.server import BookieOptions
     from bookies.bookie.main import Beside
     from bookies.bookie.server import BookieServer
     from bookies.client.client import Client
-    from bookies.client.watcher import BookieStatus
+    from bookies.client.transport import BookieStatus
     from bookies.config import BookieConfig
 
 
@@ -143,11 +143,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.verb in control.VERBS:
         return control.run(arguments)
     if arguments.verb == "repair":
-        from bookies.admin.repair import repair
+        from bookies.admin.verbs.repair import repair
 
         return repair(arguments)
     if arguments.verb == "convert":
-        from bookies.admin.convert import convert
+        from bookies.admin.verbs.convert import convert
 
         return convert(arguments)
     if arguments.verb == "recover":
@@ -176,7 +176,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return 0
     conf = None
     if arguments.conf is not None:
-        from bookies.admin import apache_conf
+        from bookies.admin.shared import apache_conf
 
         conf = apache_conf.read_conf(arguments.conf)
     try:
@@ -208,7 +208,7 @@ def _beside(config: BookieConfig, arguments: argparse.Namespace, conf: BookieOpt
         return None
     from bookies.config import ClientConfig, RecoveryConfig, from_environment
     from bookies.metadata.uri import connect
-    from bookies.replication.process import beside_bookie
+    from bookies.replication.daemon.process import beside_bookie
     from bookies.runtime import aio
 
     settings = _environment(arguments, {} if conf is None else conf.recovery_settings)
@@ -266,7 +266,7 @@ def _environment(arguments: argparse.Namespace, from_file: Mapping[str, Any]) ->
         overrides[f"BK_{name.upper()}"] = value
     said: dict[str, str] = {}
     if from_file:
-        from bookies.admin.apache_conf import as_environment
+        from bookies.admin.shared.apache_conf import as_environment
 
         said = as_environment(dict(from_file))
     return {**said, **os.environ, **overrides}
@@ -344,7 +344,7 @@ async def _show(session: Session, arguments: argparse.Namespace) -> int:
 
 
 async def _recover(client: Client, arguments: argparse.Namespace) -> int:
-    from bookies.admin.replication import recover_bookies
+    from bookies.admin.verbs.replication import recover_bookies
 
     return await recover_bookies(
         client,

@@ -7,8 +7,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from bookies.admin.announced import announced_facts, announced_text, read_notes
-from bookies.admin.common import (
+from bookies.admin.shared import UsageError
+from bookies.admin.shared.common import (
     DATA_DIRECTORY,
     add_common,
     find_data_directory,
@@ -21,13 +21,13 @@ from bookies.admin.common import (
     with_driver,
     with_session,
 )
-from bookies.admin.usage import UsageError
+from bookies.admin.shared.notes_text import announced_facts, announced_text, read_notes
 
 if TYPE_CHECKING:
-    from bookies.admin.common import Session
+    from bookies.admin.shared import Session
     from bookies.client.client import Client
     from bookies.errors import MetadataCorrupt
-    from bookies.metadata.driver import MetadataDriver
+    from bookies.metadata.interface import MetadataDriver
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _up(arguments: argparse.Namespace) -> int:
-    from bookies.admin.local_cluster import BOOKIES_MAX, LocalCluster
+    from bookies.admin.cluster import LocalCluster
+    from bookies.admin.cluster.local_cluster import BOOKIES_MAX
     from bookies.errors import BookKeeperError
 
     directory = os.path.abspath(arguments.directory or find_data_directory() or DATA_DIRECTORY)
@@ -96,7 +97,7 @@ def _up(arguments: argparse.Namespace) -> int:
 
 
 def _down(arguments: argparse.Namespace) -> int:
-    from bookies.admin.local_cluster import LocalCluster
+    from bookies.admin.cluster import LocalCluster
 
     directory = arguments.directory or find_data_directory()
     if directory is None:

@@ -1,4 +1,4 @@
-"""`bk cookie`: the cookies of bookies in the metadata store, one by one; see docs/lifecycle.md for what they guard."""
+"""`bk cookie`: the cookies of bookies in the metadata store, one by one; see docs/howto/lifecycle.md for what they guard."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from bookies.admin.common import Progress, add_common, metadata_uri, print_json, print_table, run_async, with_driver
-from bookies.admin.usage import UsageError
+from bookies.admin.shared import Progress, UsageError
+from bookies.admin.shared.common import add_common, metadata_uri, print_json, print_table, run_async, with_driver
 
 if TYPE_CHECKING:
     from bookies.config import BookieConfig
-    from bookies.metadata.driver import MetadataDriver
+    from bookies.metadata.interface import MetadataDriver
     from bookies.model import BookieId
-    from bookies.storage.cookie import Cookie
+    from bookies.storage.identity import Cookie
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 async def _list(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
     from bookies.errors import CorruptRecord
     from bookies.metadata.transfer import read_cookie
-    from bookies.storage.cookie import parse
+    from bookies.storage.identity.cookie import parse
 
     modes = {bookie: mode.value for bookie, mode in (await driver.modes()).items()}
     rows: list[dict[str, object]] = []
@@ -126,7 +126,7 @@ def _facts(cookie: Cookie) -> dict[str, object]:
 
 
 async def _get(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
-    from bookies.storage.cookie import parse
+    from bookies.storage.identity.cookie import parse
 
     bookie, data, version = await _stored(driver, arguments)
     if arguments.json:
@@ -153,9 +153,9 @@ async def _stored(driver: MetadataDriver, arguments: argparse.Namespace) -> tupl
 
 
 async def _store(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
-    from bookies.metadata.serde import is_bookie_id
+    from bookies.metadata.formats.serde import is_bookie_id
     from bookies.model import BookieId
-    from bookies.storage.cookie import parse
+    from bookies.storage.identity.cookie import parse
 
     data = _read(arguments.file)
     found, instance_id = parse(data, path=arguments.file), await driver.instance_id()
@@ -190,7 +190,7 @@ def _read(path: str) -> bytes:
 async def _delete(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
     from bookies.bookie import formatting
     from bookies.errors import CorruptRecord
-    from bookies.storage.cookie import Cookie
+    from bookies.storage.identity import Cookie
 
     bookie, _, version = await _stored(driver, arguments)
     progress, texts = Progress("ledgers", None, quiet=arguments.json), []
@@ -223,7 +223,7 @@ async def _delete(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
 async def _generate(arguments: argparse.Namespace) -> int:
     from bookies.bookie.identity import check_identity, identity
     from bookies.config import validate
-    from bookies.storage.cookie import master_cookie
+    from bookies.storage.identity.cookie import master_cookie
 
     config, uri = _config(arguments)
     check_identity(validate(config))
@@ -242,7 +242,7 @@ async def _instance_id(driver: MetadataDriver) -> str | None:
 
 def _config(arguments: argparse.Namespace) -> tuple[BookieConfig, str | None]:
     """The bookie's settings, and the store that its file names, unless the command does."""
-    from bookies.admin.apache_conf import read_conf
+    from bookies.admin.shared.apache_conf import read_conf
     from bookies.config import BookieConfig
 
     conf = None if arguments.conf is None else read_conf(arguments.conf)

@@ -13,10 +13,10 @@ import sys
 import time
 from collections.abc import Iterator
 
-from bookies.admin import tls_doctor
-from bookies.admin.common import add_common, find_data_directory, print_json, size_text, with_session
-from bookies.admin.tls_doctor import Finding
-from bookies.admin.usage import UsageError
+from bookies.admin.shared import UsageError
+from bookies.admin.shared.common import add_common, find_data_directory, print_json, size_text, with_session
+from bookies.admin.verbs import tls_doctor
+from bookies.admin.verbs.tls_doctor import Finding
 
 SYNC_COUNT = 50
 
@@ -129,7 +129,7 @@ def _clock() -> Finding:
 
 
 def _java() -> Finding:
-    from bookies.spark import java
+    from bookies.spark.base import java
 
     found = java.find()
     if found is None:

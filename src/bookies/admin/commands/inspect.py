@@ -14,13 +14,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from bookies.admin.common import Progress, add_common, print_table, size_text
-from bookies.admin.usage import UsageError
+from bookies.admin.shared import Progress, UsageError
+from bookies.admin.shared.common import add_common, print_table, size_text
 
 if TYPE_CHECKING:
     from bookies.runtime.ports import Disk
-    from bookies.runtime.rocksdb import RocksDatabases
-    from bookies.storage.inspection import Row
+    from bookies.storage.offline.inspection import Row
+    from bookies.storage.rocksdb.rocksdb_port import RocksDatabases
 
 _VERBS = {
     "journal": ("records of a journal file, or of all in a directory", "bk inspect journal bk-data/b1/journal"),
@@ -60,13 +60,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _journal(disk: Disk, arguments: argparse.Namespace) -> int:
-    from bookies.storage import inspection
+    from bookies.storage.offline import inspection
 
     return _records(disk, arguments, inspection.journals_of, inspection.journal_rows, "journal files (*.txn)")
 
 
 def _entry_log(disk: Disk, arguments: argparse.Namespace) -> int:
-    from bookies.storage import inspection
+    from bookies.storage.offline import inspection
 
     return _records(disk, arguments, inspection.entry_logs_of, inspection.entry_log_rows, "entry logs (*.log)")
 
@@ -120,7 +120,7 @@ def _summarized(rows: Iterable[Row]) -> Iterator[Row]:
 
 def _print_json(rows: Iterable[Row]) -> int:
     """One document, an array of rows, written as the rows come. Returns the exit status."""
-    from bookies.storage.inspection import is_damaged
+    from bookies.storage.offline.inspection import is_damaged
 
     status = 0
     separator = "["
@@ -133,7 +133,7 @@ def _print_json(rows: Iterable[Row]) -> int:
 
 
 def _print_records(rows: Iterable[Row]) -> int:
-    from bookies.storage.inspection import is_damaged
+    from bookies.storage.offline.inspection import is_damaged
 
     status = 0
     has_heading = False
@@ -192,19 +192,21 @@ def _about(row: Row) -> str:
 
 def _databases(disk: Disk, path: str) -> tuple[RocksDatabases | None, str]:
     """(RocksDB databases, `current`) if the index below a directory is in such, and they can be looked into."""
-    from bookies.runtime.rocksdb import RocksDatabases, is_available
-    from bookies.storage import inspection, rocks_inspection
+    from bookies.storage.offline import inspection
+    from bookies.storage.rocksdb import rocksdb_inspection
+    from bookies.storage.rocksdb.rocksdb_port import RocksDatabases, is_available
 
     databases, current = RocksDatabases(), inspection.current_of(disk, path)
-    return (databases if is_available() and rocks_inspection.is_rocksdb(databases, current) else None), current
+    return (databases if is_available() and rocksdb_inspection.is_rocksdb(databases, current) else None), current
 
 
 def _rows_of_ledger(disk: Disk, path: str, ledger_id: int) -> Iterator[Row]:
-    from bookies.storage import inspection, rocks_inspection
+    from bookies.storage.offline import inspection
+    from bookies.storage.rocksdb import rocksdb_inspection
 
     databases, current = _databases(disk, path)
     if databases is not None:
-        return rocks_inspection.index_rows(databases, current, ledger_id)
+        return rocksdb_inspection.index_rows(databases, current, ledger_id)
     found = dict(inspection.index_files_of(disk, path))
     if ledger_id not in found:
         raise UsageError(f"{path} has no index of ledger {ledger_id}")
@@ -212,7 +214,8 @@ def _rows_of_ledger(disk: Disk, path: str, ledger_id: int) -> Iterator[Row]:
 
 
 def _index(disk: Disk, arguments: argparse.Namespace) -> int:
-    from bookies.storage import inspection, rocks_inspection
+    from bookies.storage.offline import inspection
+    from bookies.storage.rocksdb import rocksdb_inspection
 
     if not disk.is_directory(arguments.path):
         rows = inspection.index_rows(disk, arguments.path)
@@ -221,7 +224,7 @@ def _index(disk: Disk, arguments: argparse.Namespace) -> int:
         if databases is None:
             rows = inspection.ledger_rows(disk, arguments.path)
         else:
-            rows = rocks_inspection.ledger_rows(databases, current)
+            rows = rocksdb_inspection.ledger_rows(databases, current)
         return _print_json(rows) if arguments.json else _print_ledgers(list(rows))
     else:
         rows = _rows_of_ledger(disk, arguments.path, arguments.ledger)
@@ -261,7 +264,7 @@ def _print_ledgers(rows: list[Row]) -> int:
 
 def _last_mark(disk: Disk, arguments: argparse.Namespace) -> int:
     from bookies.errors import StorageError
-    from bookies.storage import inspection
+    from bookies.storage.offline import inspection
 
     rows = list(inspection.mark_rows(disk, arguments.path))
     if not rows:
@@ -276,7 +279,7 @@ def _last_mark(disk: Disk, arguments: argparse.Namespace) -> int:
 
 def _cookie(disk: Disk, arguments: argparse.Namespace) -> int:
     from bookies.errors import StorageError
-    from bookies.storage import inspection
+    from bookies.storage.offline import inspection
 
     try:
         row = inspection.cookie_row(disk, arguments.path)
@@ -293,7 +296,8 @@ def _cookie(disk: Disk, arguments: argparse.Namespace) -> int:
 
 
 def _directory(disk: Disk, arguments: argparse.Namespace) -> int:
-    from bookies.storage import inspection, rocks_inspection
+    from bookies.storage.offline import inspection
+    from bookies.storage.rocksdb import rocksdb_inspection
 
     if not disk.is_directory(arguments.path):
         raise UsageError(f"{arguments.path} is not a directory")
@@ -302,7 +306,7 @@ def _directory(disk: Disk, arguments: argparse.Namespace) -> int:
     rows = inspection.directory_rows(disk, arguments.path)
     databases, current = _databases(disk, arguments.path)
     if databases is not None:
-        rows = itertools.chain(rows, rocks_inspection.summary_rows(databases, current))
+        rows = itertools.chain(rows, rocksdb_inspection.summary_rows(databases, current))
     if arguments.json:
         return _print_json(rows)
     items = list(rows)
@@ -326,7 +330,7 @@ def _directory(disk: Disk, arguments: argparse.Namespace) -> int:
 
 def _verify(disk: Disk, arguments: argparse.Namespace) -> int:
     """Everything of the bookie, files read on a terminal's last line."""
-    from bookies.storage.verification import describe, verify_rows
+    from bookies.storage.offline.verification import describe, verify_rows
 
     progress = Progress("files", None, quiet=arguments.json)
     findings: list[Row] = []

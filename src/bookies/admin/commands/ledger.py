@@ -10,8 +10,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from bookies.admin.common import (
-    Progress,
+from bookies.admin.shared import Progress, UsageError
+from bookies.admin.shared.common import (
     add_common,
     add_rate,
     opened_input,
@@ -23,12 +23,11 @@ from bookies.admin.common import (
     with_client,
     with_session,
 )
-from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:
+    from bookies.client.base.fragment_placement import FragmentPlacement
     from bookies.client.client import Client
-    from bookies.client.receipt import FragmentPlacement
-    from bookies.client.writer import LedgerWriter
+    from bookies.client.write import LedgerWriter
     from bookies.errors import MetadataCorrupt
     from bookies.model import LedgerMetadata
 
@@ -120,12 +119,12 @@ def run(arguments: argparse.Namespace) -> int:
         with opened_input(arguments.input, "nothing was created") as descriptor:
             return with_client(arguments, lambda client: _append(client, arguments, descriptor))
     if arguments.verb == "explain":
-        from bookies.admin.explain import explain
+        from bookies.admin.verbs.explain import explain
 
         ledger_id, entry_id = arguments.what
         return with_session(arguments, lambda session: explain(session, ledger_id, entry_id, arguments))
     if arguments.verb == "repair":
-        from bookies.admin.replication import repair_ledgers
+        from bookies.admin.verbs.replication import repair_ledgers
 
         return with_session(arguments, lambda session: repair_ledgers(session, arguments))
     return with_client(arguments, lambda client: handlers[arguments.verb](client, arguments))
@@ -190,7 +189,7 @@ async def _create(client: Client, arguments: argparse.Namespace) -> int:
 
 
 async def _append(client: Client, arguments: argparse.Namespace, descriptor: int) -> int:
-    from bookies.admin.lines import append_lines
+    from bookies.admin.shared.lines import append_lines
 
     progress = Progress("appended", None)
     ledger = await _new(client, arguments)
@@ -344,7 +343,7 @@ async def _list(client: Client, arguments: argparse.Namespace) -> int:
 
 
 async def _verify(client: Client, arguments: argparse.Namespace) -> int:
-    from bookies.admin.replication import verify_ledgers
+    from bookies.admin.verbs.replication import verify_ledgers
 
     return await verify_ledgers(client, arguments.ledgers, arguments.percentage, as_json=arguments.json)
 

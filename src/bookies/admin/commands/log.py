@@ -10,8 +10,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from bookies.admin.common import (
-    Progress,
+from bookies.admin.shared import Progress, UsageError
+from bookies.admin.shared.common import (
     add_common,
     opened_input,
     print_json,
@@ -20,13 +20,12 @@ from bookies.admin.common import (
     time_text,
     with_client,
 )
-from bookies.admin.usage import UsageError
 from bookies.errors import LogTruncated
 
 if TYPE_CHECKING:
+    from bookies.client.base import EntryBatch
+    from bookies.client.base.iteration import Entries
     from bookies.client.client import Client
-    from bookies.client.entries import EntryBatch
-    from bookies.client.iteration import Entries
     from bookies.client.log import Log
     from bookies.protocol.log import Manifest, Position
 
@@ -112,7 +111,7 @@ def _log(client: Client, arguments: argparse.Namespace) -> Log:
 
 
 def _position(text: str | None) -> Position | None:
-    from bookies.protocol.log import parse_position
+    from bookies.protocol.log.log_model import parse_position
 
     return None if text is None else parse_position(text)
 
@@ -133,7 +132,7 @@ async def _create(client: Client, arguments: argparse.Namespace) -> int:
 
 
 async def _append(client: Client, arguments: argparse.Namespace, descriptor: int) -> int:
-    from bookies.admin.lines import append_lines
+    from bookies.admin.shared.lines import append_lines
 
     progress = Progress("appended", None)
     done = 0
@@ -295,8 +294,8 @@ async def _truncate(client: Client, arguments: argparse.Namespace) -> int:
 
 
 async def _cursors(client: Client, arguments: argparse.Namespace) -> int:
-    from bookies.protocol.cursors import is_lost
-    from bookies.protocol.log import parse_position
+    from bookies.protocol.log.cursors import is_lost
+    from bookies.protocol.log.log_model import parse_position
 
     log = _log(client, arguments)
     if arguments.move:

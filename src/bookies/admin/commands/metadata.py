@@ -8,8 +8,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bookies.admin.common import (
-    Progress,
+from bookies.admin.shared import Progress, UsageError
+from bookies.admin.shared.common import (
     add_common,
     metadata_uri,
     print_json,
@@ -18,10 +18,9 @@ from bookies.admin.common import (
     run_async,
     with_driver,
 )
-from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:
-    from bookies.metadata.driver import MetadataDriver
+    from bookies.metadata.interface import MetadataDriver
     from bookies.metadata.transfer import Difference
 
 T = TypeVar("T")
@@ -94,7 +93,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.verb in ("dump", "load"):
-        from bookies.admin.metadata_dump import dump, load
+        from bookies.admin.verbs.metadata_dump import dump, load
 
         return run_async(lambda: dump(arguments) if arguments.verb == "dump" else load(arguments))
     verbs = {"init": _init, "show": _show, "check": _check, "migrate": _migrate}
@@ -135,11 +134,11 @@ async def _init(arguments: argparse.Namespace) -> int:
 
 async def _makeable(driver: MetadataDriver) -> str | None:
     """The instance id that is there. Raises `MetadataError` when one could not be made."""
-    from bookies.metadata import leased
+    from bookies.metadata.shared import store_driver
 
     found = await driver.instance_id()
     if found is None and (await driver.all_bookies()).bookies:
-        raise leased.half_a_cluster()
+        raise store_driver.half_a_cluster()
     return found
 
 
@@ -185,7 +184,7 @@ async def _show(arguments: argparse.Namespace) -> int:
 
 
 async def _check(arguments: argparse.Namespace) -> int:
-    from bookies.admin.metadata_check import check
+    from bookies.admin.verbs.metadata_check import check
 
     async def body(driver: MetadataDriver) -> int:
         progress = Progress("ledgers", None, quiet=arguments.json)
@@ -222,7 +221,7 @@ async def _migrate(arguments: argparse.Namespace) -> int:
 def _place(uri: str) -> object:
     """The same for two spellings of one store."""
     from bookies.errors import ConfigError
-    from bookies.metadata.zk_layout import parse_uri
+    from bookies.metadata.zookeeper.zk_layout import parse_uri
 
     if uri.startswith("file:"):
         return os.path.realpath(uri.removeprefix("file:").removeprefix("//"))

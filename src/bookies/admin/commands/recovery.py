@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from bookies.admin.common import (
+from bookies.admin.shared import UsageError
+from bookies.admin.shared.common import (
     add_common,
     add_rate,
     metadata_uri,
@@ -20,11 +21,10 @@ from bookies.admin.common import (
     size_text,
     with_driver,
 )
-from bookies.admin.usage import UsageError
 
 if TYPE_CHECKING:
-    from bookies.metadata.driver import MetadataDriver
-    from bookies.replication.status import RecoveryStatus
+    from bookies.metadata.interface import MetadataDriver
+    from bookies.replication.operator.status import RecoveryStatus
 
 GONE = "gone: its session has ended"
 
@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "run",
         help="take part, as an auditor and a worker, in the foreground until SIGTERM",
         description="Bookies that run with auto_recovery=true take part themselves; this is for machines without one. "
-        "Settings: BK_... variables, as docs/settings.md lists them.",
+        "Settings: BK_... variables, as docs/reference/settings.md lists them.",
         epilog="example:  bk recovery run --metadata zk://zk1:2181/ledgers",
     )
     add_common(run_parser)
@@ -124,8 +124,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _by_hand(arguments: argparse.Namespace) -> int:
-    from bookies.admin import explain, recovery_work
-    from bookies.admin.common import with_session
+    from bookies.admin.shared.common import with_session
+    from bookies.admin.verbs import explain, recovery_work
 
     if arguments.verb == "why":
         return with_session(arguments, lambda session: explain.why(session, arguments.ledger, arguments))
@@ -139,7 +139,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from bookies.config import ClientConfig, RecoveryConfig, from_environment
     from bookies.metadata.uri import connect
     from bookies.model import BookieId
-    from bookies.replication.process import Participant, RecoveryProcess
+    from bookies.replication.daemon.process import Participant, RecoveryProcess
     from bookies.runtime import aio
 
     uri, host = metadata_uri(arguments), socket.gethostname()
@@ -163,11 +163,11 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 async def _status(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
-    from bookies.replication.status import read_status
+    from bookies.replication.operator.status import read_status
     from bookies.runtime import aio
 
     if arguments.watch is not None:
-        from bookies.admin.recovery_work import watch
+        from bookies.admin.verbs.recovery_work import watch
 
         if arguments.watch <= 0:
             raise UsageError(f"--watch {arguments.watch:g}: a number of seconds above 0")
@@ -210,7 +210,7 @@ def _print_status(found: RecoveryStatus, now_ms: int) -> None:
 
 
 async def _list(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
-    from bookies.replication.status import latest_reports, read_processes
+    from bookies.replication.operator.status import latest_reports, read_processes
 
     locks = await driver.recovery.locks()
     reports = latest_reports(await read_processes(driver))
@@ -243,7 +243,7 @@ async def _list(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
 
 def _why(report: Mapping[str, Any] | None) -> str:
     """The first reason of a report, in a line."""
-    from bookies.replication.status import lost_entries
+    from bookies.replication.operator.status import lost_entries
 
     if report is None:
         return "its turn has not come"
@@ -280,7 +280,7 @@ async def _audit(driver: MetadataDriver, arguments: argparse.Namespace) -> int:
     if auditor is None:
         raise UsageError("there is no auditor: start bookies with auto_recovery=true, or bk recovery run")
     if arguments.checks:
-        from bookies.metadata.recovery_store import AuditKind
+        from bookies.metadata.interface.recovery_store import AuditKind
 
         for kind in AuditKind:
             await store.set_checked_at_ms(kind, 0)

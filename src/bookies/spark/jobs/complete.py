@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bookies.spark.jobs.common import Run
-from bookies.spark.jobs.progress import size_text, time_text
-from bookies.spark.jobs.report import Bars, Report, Section, Table
+from bookies.spark.jobs.shared.common import Run
+from bookies.spark.jobs.shared.progress import size_text, time_text
+from bookies.spark.jobs.shared.report import Bars, Report, Section, Table
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow.fs
 
 from bookies.errors import InvalidArgument
-from bookies.spark import tier
+from bookies.spark.write import tier
 
 MANIFEST, MARK = "_manifest.json", "_export.json"
 IDENTITY = ("run", "cluster", "source", "format")

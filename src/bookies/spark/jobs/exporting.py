@@ -23,23 +23,24 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from bookies.client.offloaded import content_of
+from bookies.client.read.offloaded import content_of
 from bookies.errors import InvalidArgument, LedgerNotFound
-from bookies.protocol.log import ENVELOPE
-from bookies.protocol.offload import Content
-from bookies.spark import runtime, tier
-from bookies.spark.jobs import common, selection
-from bookies.spark.jobs.common import JobConfig, Option, Outcome, Tools
+from bookies.protocol.ledger.offload import Content
+from bookies.protocol.log.log_model import ENVELOPE
+from bookies.spark.base import runtime
 from bookies.spark.jobs.complete import Complete
 from bookies.spark.jobs.exported import claim, is_there, leave, write_manifest
-from bookies.spark.jobs.lines import check_object, csv_lines
-from bookies.spark.jobs.packing import Item
-from bookies.spark.jobs.progress import size_text
-from bookies.spark.jobs.report import Report, Section, Table
+from bookies.spark.jobs.shared import common, ledger_selection
+from bookies.spark.jobs.shared.common import JobConfig, Option, Outcome, Tools
+from bookies.spark.jobs.shared.lines import check_object, csv_lines
+from bookies.spark.jobs.shared.packing import Item
+from bookies.spark.jobs.shared.progress import size_text
+from bookies.spark.jobs.shared.report import Report, Section, Table
+from bookies.spark.write import tier
 
 if TYPE_CHECKING:
+    from bookies.client.base import EntryBatch
     from bookies.client.client import Client
-    from bookies.client.entries import EntryBatch
 
 FORMATS = {"parquet": "parquet", "json": "jsonl", "text": "txt", "csv": "csv"}  # name -> ending of the files
 OPTIONS = (
@@ -118,11 +119,11 @@ async def pieces_of(client: Client, source: str) -> tuple[bool, list[Piece]]:
     """(whether the entries are envelopes, what there is now). Raises `LogNotFound`, `LedgerNotFound`."""
     if set(source) <= set("0123456789,- "):
         pieces = []
-        for number, ledger_id in enumerate(selection.numbers_of(source)):
+        for number, ledger_id in enumerate(ledger_selection.numbers_of(source)):
             last, size, _ = await _end(client, ledger_id)
             pieces.append(Piece(number, ledger_id, 0, last, size, None))
         return False, pieces
-    names = selection.logs_of(source)
+    names = ledger_selection.logs_of(source)
     if len(names) > 1:
         raise InvalidArgument(f"{source!r} are {len(names)} logs: export one at a time, each to a directory of its own")
     [name] = names
@@ -226,7 +227,7 @@ class FileWriter:
             self._sink.write(b"".join(_lines(batch, self._kind)))
 
     def _columns(self, batch: EntryBatch) -> pa.RecordBatch:
-        from bookies.spark import arrow, envelope
+        from bookies.spark.base import arrow, envelope
 
         count = len(batch)
         values = arrow.values([batch])

@@ -26,16 +26,16 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 from bookies.errors import InvalidArgument, LogNotFound
-from bookies.protocol.log import check_log_name
-from bookies.spark import tier, unchanged
-from bookies.spark.jobs import common
-from bookies.spark.jobs.common import JobConfig, Option
+from bookies.protocol.log.log_model import check_log_name
 from bookies.spark.jobs.complete import Complete
 from bookies.spark.jobs.exported import listed
-from bookies.spark.jobs.lines import SHOWN_SIZE, JsonLines
-from bookies.spark.jobs.packing import TASK_SIZE, Estimate
-from bookies.spark.jobs.progress import Progress, size_text
-from bookies.spark.jobs.report import Report, Section, Table
+from bookies.spark.jobs.shared import common
+from bookies.spark.jobs.shared.common import JobConfig, Option
+from bookies.spark.jobs.shared.lines import SHOWN_SIZE, JsonLines
+from bookies.spark.jobs.shared.packing import TASK_SIZE, Estimate
+from bookies.spark.jobs.shared.progress import Progress, size_text
+from bookies.spark.jobs.shared.report import Report, Section, Table
+from bookies.spark.write import tier, unchanged
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
@@ -66,7 +66,7 @@ def job(spark: Any, config: JobConfig) -> Any:
 
 
 def complete(spark: Any, config: JobConfig) -> Complete:
-    import bookies.spark
+    from bookies.spark.frames import register
 
     config = common.checked(config, OPTIONS)
     if not config.options["log"] or not config.options["files"]:
@@ -74,7 +74,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     if config.bytes_per_s is not None:
         raise InvalidArgument("--rate: import keeps to no rate; leave it out, or import fewer files at a time")
     log = check_log_name(config.options["log"])
-    bookies.spark.register(spark)
+    register(spark)
     files = files_of(config.options["files"])
     kind = config.options["format"] or format_of([path for path, _ in files])
     size = sum(size for _, size in files)

@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bookies.client.log import LOGS
-from bookies.client.manifest import ManifestLoop
-from bookies.client.offloaded import content_of
-from bookies.client.transaction import read_ledgers
+from bookies.client.log.log import LOGS
+from bookies.client.log.transaction import read_ledgers
+from bookies.client.read.offloaded import content_of
+from bookies.client.write.manifest import ManifestLoop
 from bookies.errors import (
     InvalidArgument,
     LedgerExists,
@@ -33,26 +33,27 @@ from bookies.errors import (
     ReplicationFailed,
     VersionConflict,
 )
-from bookies.metadata.driver import LedgerAt
+from bookies.metadata.interface.driver import LedgerAt
 from bookies.model import LedgerMetadata
-from bookies.protocol.ledger import closed
-from bookies.protocol.log import LedgerEnd, Manifest, ended, pack_manifest
-from bookies.protocol.migration import FROM, at_once, copied, held, log_origin, origin_of
-from bookies.protocol.offload import Content
-from bookies.spark import runtime
-from bookies.spark.jobs import common, selection
-from bookies.spark.jobs.common import JobConfig, Option, Outcome, Tools
+from bookies.protocol.ledger.ledger import closed
+from bookies.protocol.ledger.offload import Content
+from bookies.protocol.log import Manifest
+from bookies.protocol.log.log_model import LedgerEnd, ended, pack_manifest
+from bookies.protocol.log.migration import FROM, at_once, copied, held, log_origin, origin_of
+from bookies.spark.base import runtime
 from bookies.spark.jobs.complete import Complete
-from bookies.spark.jobs.packing import Item
-from bookies.spark.jobs.progress import size_text
-from bookies.spark.jobs.report import Report, Section, Table
+from bookies.spark.jobs.shared import common, ledger_selection
+from bookies.spark.jobs.shared.common import JobConfig, Option, Outcome, Tools
+from bookies.spark.jobs.shared.packing import Item
+from bookies.spark.jobs.shared.progress import size_text
+from bookies.spark.jobs.shared.report import Report, Section, Table
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
 
 OPTIONS = (
     Option("target", None, "the metadata store of the other cluster", metavar="URI"),
-    *selection.OPTIONS,
+    *ledger_selection.OPTIONS,
     Option("map_ids", False, "give ledgers new numbers in the target, in place of their own", bool),
     Option("cut_over", False, "stop the writers of these logs for ever, copy the rest, and let the target go on", bool),
 )
@@ -81,9 +82,9 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     if cluster == common.ask(str(target), _instance):
         raise InvalidArgument("source and target are one cluster")
     if config.options["cut_over"] and config.mode == common.RUN:
-        for name in selection.logs_of(config.options["log"]):
+        for name in ledger_selection.logs_of(config.options["log"]):
             common.ask(config.uri, _holding(name, str(target)))
-    chosen = common.ask(config.uri, lambda client: selection.select(client, config.options))
+    chosen = common.ask(config.uri, lambda client: ledger_selection.select(client, config.options))
     known = common.ask(str(target), _known(cluster))
     items = [
         Item(

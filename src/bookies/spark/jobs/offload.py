@@ -22,17 +22,17 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from bookies.client.offloaded import OffloadedFiles
+from bookies.client.read.offloaded import OffloadedFiles
 from bookies.errors import InvalidArgument, LedgerNotFound, VersionConflict
 from bookies.kernels import crc32c
-from bookies.protocol.offload import PARQUET, Offload, given_up, is_given_up, offload_of, offloaded
-from bookies.spark import runtime
-from bookies.spark.jobs import common, selection
-from bookies.spark.jobs.common import JobConfig, Option, Outcome, Run, Tools
+from bookies.protocol.ledger.offload import PARQUET, Offload, given_up, is_given_up, offload_of, offloaded
+from bookies.spark.base import runtime
 from bookies.spark.jobs.complete import Complete
-from bookies.spark.jobs.packing import Item
-from bookies.spark.jobs.progress import size_text
-from bookies.spark.jobs.report import Report, Section, Table
+from bookies.spark.jobs.shared import common, ledger_selection
+from bookies.spark.jobs.shared.common import JobConfig, Option, Outcome, Run, Tools
+from bookies.spark.jobs.shared.packing import Item
+from bookies.spark.jobs.shared.progress import size_text
+from bookies.spark.jobs.shared.report import Report, Section, Table
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 OPTIONS = (
     Option("to", None, "where the copies go: a directory, or a URI such as s3://bucket/ledgers", metavar="URI"),
-    *selection.OPTIONS,
+    *ledger_selection.OPTIONS,
     Option("older_than", "7d", "only ledgers made so long ago", metavar="TIME"),
     Option("larger_than", 0, "only ledgers with more bytes than that", int),
     Option("delete_after", None, "let the bookies forget ledgers that were offloaded so long ago", metavar="TIME"),
@@ -65,7 +65,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
     if not config.options["to"]:
         raise InvalidArgument("option to is missing: where the copies go, a directory or a URI")
     common.refuse_speculation(spark)
-    from bookies.spark import tier
+    from bookies.spark.write import tier
 
     to = tier.absolute(str(config.options["to"]))
     cluster, records = common.ask(config.uri, lambda client: _chosen(client, config, times["older_than"]))
@@ -92,12 +92,12 @@ def _times(config: JobConfig) -> dict[str, float]:
     """The options that are times, in seconds; without those that were not given."""
     names = ("older_than", "delete_after", "sweep_after")
     given = {name: config.options[name] for name in names if config.options[name] is not None}
-    return {"delete_after": -1.0} | {name: selection.seconds_of(name, text) for name, text in given.items()}
+    return {"delete_after": -1.0} | {name: ledger_selection.seconds_of(name, text) for name, text in given.items()}
 
 
 async def _chosen(client: Client, config: JobConfig, older_s: float) -> tuple[str, list[LedgerMetadata]]:
     """The cluster's own id, and the sealed ledgers that are old and large enough."""
-    chosen = await selection.select(client, config.options)
+    chosen = await ledger_selection.select(client, config.options)
     before_ms = _now_ms() - older_s * 1000
     records = [
         record
@@ -115,7 +115,7 @@ def _now_ms() -> int:
 
 def items_of(record: LedgerMetadata, to: str, cluster: str, config: JobConfig) -> list[Item]:
     """The parts of a ledger: of about `PART_SIZE` bytes, at least one."""
-    from bookies.spark.tier import directory_of
+    from bookies.spark.write.tier import directory_of
 
     attempt = attempt_of(record, cluster, config.run_id)
     directory = directory_of(to, cluster, record.ledger_id, attempt)
@@ -149,7 +149,7 @@ class CopyPart:
     is_dry: bool = False
 
     async def carry_out(self, tools: Tools, item: Item) -> Outcome:
-        from bookies.spark import tier
+        from bookies.spark.write import tier
 
         asked = json.loads(item.arguments)
         ledger_id, first, last = asked["ledger"], asked["first"], asked["last"]
@@ -180,7 +180,7 @@ class CommitCopy:
     """Writes the index of a copy whose parts are complete, and names the copy in the ledger's record."""
 
     async def carry_out(self, tools: Tools, item: Item) -> Outcome:
-        from bookies.spark import tier
+        from bookies.spark.write import tier
 
         asked = json.loads(item.arguments)
         ledger_id, attempt, directory = asked["ledger"], asked["attempt"], asked["directory"]
@@ -249,7 +249,7 @@ Row = tuple[int, str, int, int, int, str, str]
 
 def _still_there(directories: Mapping[str, str]) -> common.Holds:
     """Whether the files of a part that an earlier attempt wrote are where it left them. `directories`: by item."""
-    from bookies.spark import tier
+    from bookies.spark.write import tier
 
     def holds(name: str, detail: Mapping[str, Any]) -> bool:
         parts = [tier.Part.from_json(each) for each in detail["parts"]]
@@ -270,7 +270,7 @@ def _committed(
     spark: Any, config: JobConfig, run: Run, due: dict[int, LedgerMetadata], to: str, cluster: str
 ) -> list[Row]:
     """Name the copies whose parts are all there."""
-    from bookies.spark.tier import directory_of
+    from bookies.spark.write.tier import directory_of
 
     parts: dict[int, list[Any]] = {}
     broken: dict[int, None] = {}
@@ -326,7 +326,7 @@ def _rows_of(run: Run | None, good: str) -> list[Row]:
 
 def _swept(config: JobConfig, to: str, cluster: str, after_s: float, *, is_dry: bool) -> list[Row]:
     """Delete directories that no record names. Whoever names one has just written its index, so it is not old."""
-    from bookies.spark import tier
+    from bookies.spark.write import tier
 
     before = _now_ms() / 1000 - after_s
     old = [each for each in tier.attempts(to, cluster) if each.changed_s <= before]

@@ -21,15 +21,15 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from bookies.client.watcher import DOWN
+from bookies.client.transport.watcher import DOWN
 from bookies.errors import BookieUnreachable, LedgerNotFound, LedgerUnknownToBookie, LogNotFound
 from bookies.model import BookieId
 from bookies.runtime.tasks import all_of
-from bookies.spark.jobs import common
-from bookies.spark.jobs.common import JobConfig, Option, Outcome, Tools
 from bookies.spark.jobs.complete import Complete
-from bookies.spark.jobs.packing import Item
-from bookies.spark.jobs.report import Bars, Report, Section, Table
+from bookies.spark.jobs.shared import common
+from bookies.spark.jobs.shared.common import JobConfig, Option, Outcome, Tools
+from bookies.spark.jobs.shared.packing import Item
+from bookies.spark.jobs.shared.report import Bars, Report, Section, Table
 
 OPTIONS = (
     Option("older_than", 24.0, "hours: younger ledgers that no log names may be on their way into one", float),

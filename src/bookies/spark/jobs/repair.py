@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bookies.client.ledger_lock import AGAIN_S, TRIES
+from bookies.client.base.ledger_lock import AGAIN_S, TRIES
 from bookies.errors import (
     BookieUnreachable,
     DigestMismatch,
@@ -35,16 +35,17 @@ from bookies.errors import (
     NotEnoughBookies,
 )
 from bookies.model import BookieId, LedgerMetadata
-from bookies.protocol.fragments import Fragment, stored_in
-from bookies.protocol.offload import offloaded_to
-from bookies.protocol.read import NEGATIVE
-from bookies.spark.jobs import common
-from bookies.spark.jobs.common import JobConfig, Option, Outcome, Tools
+from bookies.protocol.ledger.offload import offloaded_to
+from bookies.protocol.ledger.read import NEGATIVE
+from bookies.protocol.repair import Fragment
+from bookies.protocol.repair.fragments import stored_in
 from bookies.spark.jobs.complete import Complete
-from bookies.spark.jobs.findings import RENEW, REPLACE
-from bookies.spark.jobs.packing import Item
-from bookies.spark.jobs.report import Report, Section, Table
 from bookies.spark.jobs.scrub import REPAIRS
+from bookies.spark.jobs.shared import common
+from bookies.spark.jobs.shared.common import JobConfig, Option, Outcome, Tools
+from bookies.spark.jobs.shared.findings import RENEW, REPLACE
+from bookies.spark.jobs.shared.packing import Item
+from bookies.spark.jobs.shared.report import Report, Section, Table
 
 OPTIONS = (Option("plan", None, "the plan of a scrub: its directory DIR/RUN/plan", metavar="DIR"),)
 ACTIONS = "run_id STRING, ledger_id BIGINT, fragment BIGINT, outcome STRING, entries BIGINT, detail STRING"

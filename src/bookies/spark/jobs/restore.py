@@ -23,9 +23,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bookies.client.administration import Administration
-from bookies.client.ledger_lock import AGAIN_S, TRIES
-from bookies.client.offloaded import OffloadedFetch, OffloadedFiles
+from bookies.client.base.ledger_lock import AGAIN_S, TRIES
+from bookies.client.read.offloaded import OffloadedFetch, OffloadedFiles
+from bookies.client.repair import Administration
 from bookies.errors import (
     BookieError,
     BookKeeperError,
@@ -37,21 +37,21 @@ from bookies.errors import (
     QuorumError,
     ReadFailed,
 )
-from bookies.metadata.recovery_store import LedgerLock
+from bookies.metadata.interface.recovery_store import LedgerLock
 from bookies.model import LedgerMetadata
-from bookies.protocol.offload import Offload, is_given_up, kept, offload_of, restored, restoring
-from bookies.spark import runtime
-from bookies.spark.jobs import common, selection
-from bookies.spark.jobs.common import JobConfig, Outcome, Tools
+from bookies.protocol.ledger.offload import Offload, is_given_up, kept, offload_of, restored, restoring
+from bookies.spark.base import runtime
 from bookies.spark.jobs.complete import Complete
-from bookies.spark.jobs.packing import Item
-from bookies.spark.jobs.progress import size_text
-from bookies.spark.jobs.report import Report, Section, Table
+from bookies.spark.jobs.shared import common, ledger_selection
+from bookies.spark.jobs.shared.common import JobConfig, Outcome, Tools
+from bookies.spark.jobs.shared.packing import Item
+from bookies.spark.jobs.shared.progress import size_text
+from bookies.spark.jobs.shared.report import Report, Section, Table
 
 if TYPE_CHECKING:
     from bookies.client.client import Client
 
-OPTIONS = selection.OPTIONS
+OPTIONS = ledger_selection.OPTIONS
 RESTORED = "run_id STRING, ledger_id BIGINT, outcome STRING, entries BIGINT, bytes BIGINT, detail STRING"
 SATISFIED = "satisfied"
 
@@ -85,7 +85,7 @@ def complete(spark: Any, config: JobConfig) -> Complete:
 
 
 async def _planned(client: Client, config: JobConfig) -> list[Item]:
-    chosen = await selection.select(client, config.options)
+    chosen = await ledger_selection.select(client, config.options)
     writable = [str(each.id) for each in await client.bookies() if each.mode == "writable"]
     return items_of(chosen.records, writable)
 

@@ -23,18 +23,18 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from bookies.client.entries import EntryBatch
-from bookies.client.scan import ReplicaScan
-from bookies.client.watcher import DOWN
+from bookies.client.base import EntryBatch
+from bookies.client.repair.scan import ReplicaScan
+from bookies.client.transport.watcher import DOWN
 from bookies.errors import InvalidArgument, LedgerNotFound
 from bookies.model import BookieId, LedgerMetadata
-from bookies.protocol.fragments import Fragment
-from bookies.protocol.offload import is_given_up
+from bookies.protocol.ledger.offload import is_given_up
+from bookies.protocol.repair import Fragment
 from bookies.runtime.tasks import all_of
-from bookies.spark.jobs import common
-from bookies.spark.jobs.common import JobConfig, Option, Outcome, Run, Tools
 from bookies.spark.jobs.complete import Complete
-from bookies.spark.jobs.findings import (
+from bookies.spark.jobs.shared import common
+from bookies.spark.jobs.shared.common import JobConfig, Option, Outcome, Run, Tools
+from bookies.spark.jobs.shared.findings import (
     DIFFERS,
     LENGTH_MISMATCH,
     METADATA,
@@ -50,9 +50,9 @@ from bookies.spark.jobs.findings import (
     repairs_of,
     too_few,
 )
-from bookies.spark.jobs.packing import Item
-from bookies.spark.jobs.progress import size_text
-from bookies.spark.jobs.report import Bars, Report, Section, Table
+from bookies.spark.jobs.shared.packing import Item
+from bookies.spark.jobs.shared.progress import size_text
+from bookies.spark.jobs.shared.report import Bars, Report, Section, Table
 
 if TYPE_CHECKING:
     from bookies.client.client import Client

@@ -1,7 +1,7 @@
 """`usage`: where the bytes are. By label, by log, by age, by bookie; how evenly; the largest and the hottest ledgers.
 
 Payload counts each byte once, `stored` counts every copy. The length of a closed ledger is in its record; one that is
-being written is asked for its own, at its bookies. Everything else is queries over the tables of `spark/tables.py`,
+being written is asked for its own, at its bookies. Everything else is queries over the tables of `spark/read/tables.py`,
 which a run with output keeps beside its results, so that runs can be compared (`tables`: read those of another run).
 
 *Hot* is what grows: bytes a second since a ledger was made, of those made within `hot_hours`; the protocol has no way
@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from bookies.errors import BookieUnreachable, InvalidArgument, LedgerNotFound, ReadFailed
-from bookies.spark.jobs import common
-from bookies.spark.jobs.common import JobConfig, Option, Outcome, Tools
 from bookies.spark.jobs.complete import Complete
-from bookies.spark.jobs.packing import Item
-from bookies.spark.jobs.progress import size_text
-from bookies.spark.jobs.report import Bars, Curve, Report, Section, Table
+from bookies.spark.jobs.shared import common
+from bookies.spark.jobs.shared.common import JobConfig, Option, Outcome, Tools
+from bookies.spark.jobs.shared.packing import Item
+from bookies.spark.jobs.shared.progress import size_text
+from bookies.spark.jobs.shared.report import Bars, Curve, Report, Section, Table
 
 OPTIONS = (
     Option("top", 20, "how many ledgers to name", int),

@@ -22,14 +22,15 @@ import pyarrow as pa
 
 from bookies.errors import InvalidArgument
 from bookies.model import BookieId
-from bookies.protocol.quorum import covered, write_set
-from bookies.protocol.topology import host_of, parse_fault_domains
-from bookies.spark.jobs import common
-from bookies.spark.jobs.common import JobConfig, Option
+from bookies.protocol.placement.topology import host_of, parse_fault_domains
+from bookies.protocol.quorums import write_set
+from bookies.protocol.quorums.quorum import covered
 from bookies.spark.jobs.complete import Complete
-from bookies.spark.jobs.packing import BOOKIE_RATE
-from bookies.spark.jobs.progress import size_text, time_text
-from bookies.spark.jobs.report import Bars, Report, Section, Table
+from bookies.spark.jobs.shared import common
+from bookies.spark.jobs.shared.common import JobConfig, Option
+from bookies.spark.jobs.shared.packing import BOOKIE_RATE
+from bookies.spark.jobs.shared.progress import size_text, time_text
+from bookies.spark.jobs.shared.report import Bars, Report, Section, Table
 
 OPTIONS = (
     Option("dead", None, "these bookies, separated by commas", metavar="BOOKIES"),

@@ -10,12 +10,12 @@ from tests.fakes.world import World, play
 
 from bookies.client.client import Client
 from bookies.errors import LedgerNotFound
-from bookies.metadata.driver import Step
-from bookies.metadata.memory import MemoryDriver
+from bookies.metadata.embedded import MemoryDriver
+from bookies.metadata.interface.driver import Step
 from bookies.model import DigestType
-from bookies.protocol import log_segments, migration
-from bookies.protocol.log import Extent, Manifest
-from bookies.protocol.migration import origin_of
+from bookies.protocol.log import Manifest, log_segments, migration
+from bookies.protocol.log.log_model import Extent
+from bookies.protocol.log.migration import origin_of
 from bookies.spark.jobs.migrate import _swapped
 
 CLUSTER = "old"

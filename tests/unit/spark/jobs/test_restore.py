@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.fakes.offloaded import coming_back, forgotten, named
 
 from bookies.model import BookieId, LedgerMetadata, LedgerState
-from bookies.spark.jobs.packing import estimate, pack
 from bookies.spark.jobs.restore import items_of
+from bookies.spark.jobs.shared.packing import estimate, pack
 
 ENSEMBLE = (BookieId("gone-1"), BookieId("gone-2"))
 WRITABLE = ["a", "b", "c"]

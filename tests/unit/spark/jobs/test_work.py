@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from tests.fakes.offloaded import GIVEN_UP, URI, give_up
 from tests.fakes.world import World, play
-from tests.unit.client.test_administration import assert_replicated, remove, written
+from tests.unit.client.repair.test_administration import assert_replicated, remove, written
 
 from bookies.client.client import Client
 from bookies.model import LedgerMetadata
-from bookies.protocol.offload import is_given_up, offload_of
-from bookies.protocol.quorum import stores
-from bookies.spark import tables
+from bookies.protocol.ledger.offload import is_given_up, offload_of
+from bookies.protocol.quorums.quorum import stores
 from bookies.spark.jobs import reconcile, repair, restore, scrub, usage
-from bookies.spark.jobs.common import CarryOut, Outcome, Tools
-from bookies.spark.jobs.findings import Finding, Repair, one_by_bookie, repairs_of
-from bookies.spark.jobs.packing import Item
+from bookies.spark.jobs.shared.common import CarryOut, Outcome, Tools
+from bookies.spark.jobs.shared.findings import Finding, Repair, one_by_bookie, repairs_of
+from bookies.spark.jobs.shared.packing import Item
+from bookies.spark.read import tables
 from bookies.wire.digest import mac_key, package_entry
 
 

@@ -13,9 +13,10 @@ from tests.fakes.offloaded import GIVEN_UP, named
 
 from bookies.errors import InvalidArgument
 from bookies.model import BookieId, LedgerMetadata, LedgerState
-from bookies.protocol.quorum import stores
-from bookies.spark import tables
-from bookies.spark.jobs import common, findings, reconcile, repair, scrub, usage, whatif
+from bookies.protocol.quorums.quorum import stores
+from bookies.spark.jobs import reconcile, repair, scrub, usage, whatif
+from bookies.spark.jobs.shared import common, findings
+from bookies.spark.read import tables
 
 
 def fragment(first: int, last: int | None, size: int | None = 1000, names: str = "abc", **more: Any) -> dict[str, Any]:

@@ -1,0 +1,7 @@
+"""The cluster of one machine: `bk up`, `bookies.local`."""
+
+from __future__ import annotations
+
+from bookies.admin.cluster.local_cluster import LocalCluster
+
+__all__ = ["LocalCluster"]

@@ -1,0 +1,136 @@
+"""`bk bookie convert`: the index of a stopped bookie from Apache's RocksDB databases to index files, or back.
+
+Before a bookie's index files become databases, the journal is replayed as by `bk bookie repair`. The other way round it
+is left for the next start of the bookie: journals are the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterator
+
+from bookies.admin.shared import Progress, UsageError
+from bookies.admin.shared.common import print_json, size_text
+from bookies.admin.verbs.repair import replay_and_repair
+from bookies.config import BookieConfig
+from bookies.runtime import aio
+from bookies.runtime.files import OsDisk
+from bookies.storage.disks.directories import current
+from bookies.storage.offline import bookie_at
+from bookies.storage.offline.offline_bookie import kept_page_size
+from bookies.storage.rocksdb.conversion import INDEX_FILES, ROCKSDB, Conversion
+from bookies.storage.rocksdb.conversion_check import Survey
+from bookies.storage.rocksdb.rocksdb_port import RocksDatabases
+from bookies.storage.rocksdb.to_index_files import ToIndexFiles
+from bookies.storage.rocksdb.to_rocksdb import ToRocks
+
+TARGETS: dict[str, type[Conversion]] = {INDEX_FILES: ToIndexFiles, ROCKSDB: ToRocks}
+
+
+def convert(arguments: argparse.Namespace) -> int:
+    """Exit status: 0 done, or with --dry-run could be done; 1 when entries cannot be read."""
+    disk = OsDisk()
+    if not disk.is_directory(arguments.path):
+        raise UsageError(f"{arguments.path} is not a directory")
+    config = config_of(disk, arguments.path)
+    progress = Progress("entries", None, quiet=arguments.json)
+    kind = TARGETS[arguments.to or INDEX_FILES]
+    conversion = kind(disk, RocksDatabases(), config, lambda what, entries: progress.update(entries, what))
+    try:
+        if arguments.discard_old or arguments.cancel:
+            return _tidy(conversion, arguments)
+        return _convert(conversion, config, arguments, progress)
+    finally:
+        progress.clear()
+        conversion.close()
+
+
+def config_of(disk: OsDisk, path: str) -> BookieConfig:
+    """The directories of the bookie that `path` is one of. Raises StorageError if one of them is missing."""
+    config = bookie_at(disk, path).config()
+    indexes = [current(each) for each in config.index_directories or config.ledger_directories]
+    page_size = kept_page_size(disk, indexes)
+    return config if page_size is None else dataclasses.replace(config, index_page_size=page_size)
+
+
+def _tidy(conversion: Conversion, arguments: argparse.Namespace) -> int:
+    conversion.open()
+    if arguments.cancel:
+        conversion.cancel()
+        text, count = "the conversion was given up; the old index counts", 0
+    else:
+        count = conversion.discard_old()
+        text = f"the old index removed: {count} of its directories" if count else "no old index is kept here"
+    print_json({"discarded": count}) if arguments.json else print(text)
+    return 0
+
+
+def _convert(conversion: Conversion, config: BookieConfig, arguments: argparse.Namespace, progress: Progress) -> int:
+    conversion.open()
+    if not arguments.dry_run and not conversion.restart():
+        conversion.finish()
+        _tell(arguments, None, progress)
+        return 0
+    if arguments.to == ROCKSDB and not arguments.dry_run and not conversion.is_in_databases:
+        conversion.close()
+        aio.run(replay_and_repair(config))
+        conversion.open()
+    survey = conversion.survey()
+    if survey.damaged_count and not arguments.keep_damaged:
+        _tell(arguments, survey, progress, is_done=False)
+        return 1
+    if not arguments.dry_run:
+        conversion.convert(survey)
+    _tell(arguments, survey, progress, is_done=not arguments.dry_run)
+    return 0
+
+
+def _tell(arguments: argparse.Namespace, survey: Survey | None, progress: Progress, *, is_done: bool = True) -> None:
+    progress.clear()
+    if arguments.json:
+        row: dict[str, object] = {"to": arguments.to, "done": is_done}
+        if survey is not None:
+            row |= {"ledgers": len(survey.headers), "entries": survey.entries, "orphans": survey.orphans}
+            row |= {"logs_linked": survey.logs_linked, "logs_copied": survey.logs_copied}
+            row |= {"copied_bytes": survey.copied_size, "logs_spared": survey.logs_spared}
+            row |= {"damaged": survey.damaged_count, "damaged_entries": survey.damaged, "problems": survey.problems}
+        print_json(row)
+        return
+    if survey is not None:
+        print(f"{len(survey.headers):,} ledgers, {survey.entries:,} entries, looked up in the entry logs one by one")
+        if survey.orphans:
+            print(f"{survey.orphans:,} entries of ledgers that the bookie had deleted: left out")
+        for text in _about_logs(survey, is_done=is_done):
+            print(text)
+        for problem in survey.problems:
+            print(f"{problem}: of these ledgers nothing will be denied, and they take no ordinary adds")
+        for ledger_id, entry_id in survey.damaged[:10]:
+            print(f"entry {entry_id} of ledger {ledger_id} is not where the index says")
+        if survey.damaged_count:
+            print(
+                f"{survey.damaged_count:,} entries cannot be read; --keep-damaged: go on, they are answered as errors"
+            )
+    if is_done:
+        print(
+            f"the index is in {arguments.to} now; the old one is kept: when all is well, bk bookie convert "
+            f"{arguments.path} --discard-old"
+        )
+    else:
+        print("nothing was changed")
+
+
+def _about_logs(survey: Survey, *, is_done: bool) -> Iterator[str]:
+    """Entry logs that directories share, as with databases each has those that its ledgers are in."""
+    verb = "were" if is_done else "would be"
+    if survey.logs_linked:
+        yield f"{survey.logs_linked:,} entry logs {verb} given second names in directories that need them too"
+    if survey.logs_copied:
+        yield (
+            f"{survey.logs_copied:,} entry logs, {size_text(survey.copied_size)}, {verb} copied to directories on "
+            "other file systems that need them too; a conversion back to index files gives that space back"
+        )
+    if survey.logs_spared:
+        yield (
+            f"{survey.logs_spared:,} second names and copies of entry logs that other directories have {verb} removed"
+        )

@@ -1,0 +1,404 @@
+"""`bk bookie drain` and `bk bookie maintenance`: take a bookie out of service, for good or for a while."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from bookies.admin.shared import Progress, UsageError
+from bookies.admin.shared.common import (
+    add_common,
+    add_rate,
+    check_rate,
+    print_json,
+    print_table,
+    say,
+    size_text,
+    time_text,
+    with_session,
+)
+from bookies.admin.shared.notes_text import FRESH_MS, state_text
+from bookies.admin.shared.operators import check_known, store_news, who
+
+if TYPE_CHECKING:
+    from bookies.admin.shared import Session
+    from bookies.metadata.shared.bookie_notes import Notes
+    from bookies.model import BookieId
+    from bookies.replication.operator import Drain
+    from bookies.replication.operator.drain import Blocked, DrainPlan, DrainProgress, DrainResult
+
+VERBS = ("drain", "maintenance")
+RATE_ASSUMED = 32 * 1024 * 1024  # bytes a second, before anything is measured
+SHOWN = 20  # ledgers that are in the way, one a line
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+MAINTENANCE_MAX_S = 7 * 86_400
+
+
+def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verbs."""
+    drain = verbs.add_parser(
+        "drain",
+        help="empty a bookie, running or not: copy what it has to others",
+        description="Says what is to be done and what stands in the way, then copies, ledger by ledger, and says how "
+        "long it will take. Writers choose other bookies meanwhile. May be interrupted at any time and goes on when it "
+        "is called again. Without ID: bookies that are being emptied, and how far that is.",
+        epilog="example:  bk bookie drain b3 --dry-run",
+    )
+    add_common(drain)
+    drain.add_argument("bookie", metavar="ID", nargs="?")
+    drain.add_argument("--dry-run", action="store_true", help="only say what is to be done, and what stands in the way")
+    add_rate(drain)
+    drain.add_argument(
+        "--seal-open",
+        action="store_true",
+        help="seal ledgers whose writer still writes to the bookie, which ends the writer",
+    )
+    drain.add_argument("--wait", action="store_true", help="for what stands in the way to go, however long")
+    ending = drain.add_mutually_exclusive_group()
+    ending.add_argument(
+        "--remove",
+        action="store_true",
+        help="in the end delete its cookie, so that the cluster forgets it; it has to be stopped by then",
+    )
+    ending.add_argument("--cancel", action="store_true", help="let writers use it again; what was copied stays copied")
+    lease = verbs.add_parser(
+        "maintenance",
+        help="say that a bookie will be away for a while: nothing is copied for it, and writers avoid it",
+        description="A lease that ends by itself. Without an option: show it. Refuses when ledgers would have fewer "
+        "replicas than their ack quorum while the bookie is away.",
+        epilog="example:  bk bookie maintenance b3 --for 20m --reason 'new disk'",
+    )
+    add_common(lease)
+    lease.add_argument("bookie", metavar="ID", nargs="?", help="(default: show all)")
+    what = lease.add_mutually_exclusive_group()
+    what.add_argument("--for", dest="duration", metavar="TIME", help="begin or change it: 90s, 20m, 2h, 1d")
+    what.add_argument("--end", action="store_true", help="end it now")
+    lease.add_argument("--reason", default="", metavar="TEXT", help="for people")
+    lease.add_argument("--force", action="store_true", help="although ledgers will lack an ack quorum")
+    lease.add_argument("--dry-run", action="store_true", help="only say what would be endangered")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Raises `UsageError`, `InvalidArgument`, `BookKeeperError`."""
+    if arguments.verb == "maintenance":
+        return with_session(arguments, lambda session: _maintenance(session, arguments))
+    check_rate(arguments)
+    if arguments.cancel and arguments.dry_run:
+        raise UsageError("--cancel copies nothing, so there is nothing to plan: leave out --dry-run, or --cancel")
+    if arguments.bookie is None:
+        return with_session(arguments, lambda session: _show(session, arguments))
+    return with_session(arguments, lambda session: _drain(session, arguments))
+
+
+# -- maintenance -------------------------------------------------------------------------------------------------------
+
+
+async def _maintenance(session: Session, arguments: argparse.Namespace) -> int:
+    from bookies.metadata.shared import BookieNotes
+
+    notes = BookieNotes(session.driver, session.runtime.clock.wall_ms)
+    if arguments.bookie is None:
+        if arguments.duration or arguments.end:
+            raise UsageError("name the bookie: bk bookie maintenance ID --for 20m")
+        return await _show(session, arguments)
+    bookie = await check_known(session, arguments.bookie)
+    if arguments.end:
+        was = await notes.end_maintenance(bookie)
+        text = f"the maintenance of {bookie} has ended" if was else f"{bookie} was not in maintenance"
+        return say(arguments, {"bookie": bookie, "changed": was}, text)
+    if arguments.duration is None:
+        return await _show(session, arguments)
+    seconds = parse_duration(arguments.duration)
+    below, unreadable = await _endangered(session, bookie, await notes.read())
+    facts: dict[str, object] = {"bookie": bookie, "below_ack_quorum": below, "without_replica": unreadable}
+    if below and not arguments.json:
+        print(_warning(bookie, below, unreadable), file=sys.stderr)
+    if arguments.dry_run or (below and not arguments.force):
+        refused = bool(below) and not arguments.force
+        text = f"nothing was changed{'; --force does it all the same' if refused and not arguments.dry_run else ''}"
+        return say(arguments, facts | {"changed": False}, text) or int(refused)
+    until_ms = session.runtime.clock.wall_ms() + round(seconds * 1000)
+    await notes.begin_maintenance(bookie, until_ms, who(), arguments.reason)
+    text = (
+        f"{bookie} is in maintenance until {time_text(until_ms)}: nothing is copied for it, and writers choose others"
+    )
+    return say(arguments, facts | {"changed": True, "until_ms": until_ms}, text)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds, of `90s`, `20m`, `2h`, `1d`. Raises `UsageError`."""
+    number, unit = text[:-1], text[-1:]
+    if unit not in UNITS_S or not number.isascii() or not number.replace(".", "", 1).isdigit():
+        raise UsageError(f"--for {text}: a number and a unit, s, m, h or d, such as 20m")
+    seconds = float(number) * UNITS_S[unit]
+    if seconds <= 0:
+        raise UsageError(f"--for {text}: a maintenance that ends before it begins; --end ends one")
+    if seconds > MAINTENANCE_MAX_S:
+        raise UsageError(
+            f"--for {text}: at most {MAINTENANCE_MAX_S // 86_400} days, in which its ledgers lack a replica; a bookie "
+            "that is away for longer should be emptied: bk bookie drain"
+        )
+    return seconds
+
+
+async def _endangered(session: Session, bookie: BookieId, notes: Notes) -> tuple[list[int], list[int]]:
+    """Ledgers that have fewer replicas than their ack quorum while the bookie is away, and those that have none.
+
+    Whoever else is away now, or may be because of a maintenance, is away then too.
+    """
+    from bookies.protocol.repair import RateLimit
+    from bookies.protocol.repair.drain import replicas_elsewhere
+    from bookies.protocol.repair.fragments import is_stored_on
+    from bookies.replication.base.replication_records import Coverage, records
+
+    registered = await session.driver.modes()
+    below, without = [], []
+    async for page in records(session.driver, RateLimit(None), Coverage()):
+        for found in page:
+            record = found.metadata
+            if not is_stored_on(record, bookie):
+                continue
+            members = dict.fromkeys(each for _, ensemble in record.ensembles for each in ensemble)
+            away = [each for each in members if each == bookie or each in notes.exempt or each not in registered]
+            left = replicas_elsewhere(record, away)
+            if left < record.ack_quorum:
+                below.append(record.ledger_id)
+            if left == 0:
+                without.append(record.ledger_id)
+    return below, without
+
+
+def _warning(bookie: BookieId, below: Sequence[int], without: Sequence[int]) -> str:
+    text = f"while {bookie} is away {_ledgers(below)} would have fewer replicas than the ack quorum"
+    return text + (f", and {_ledgers(without)} none at all, so that entries cannot be read" if without else "")
+
+
+def _ledgers(ids: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ids[:5])) + (", ..." if len(ids) > 5 else "")
+    return f"{len(ids):,} {'ledger' if len(ids) == 1 else 'ledgers'} ({shown})"
+
+
+async def _show(session: Session, arguments: argparse.Namespace) -> int:
+    """The notes of one bookie, or of all, of this verb's kind."""
+    from bookies.metadata.shared import BookieNotes
+
+    notes = await BookieNotes(session.driver, session.runtime.clock.wall_ms).read()
+    rows: list[dict[str, Any]] = []
+    for bookie, note in notes.by_bookie.items():
+        said = note.draining if arguments.verb == "drain" else note.maintenance
+        if said is not None and arguments.bookie in (None, bookie):
+            rows.append({"bookie": bookie, **asdict(said)})
+    if arguments.json:
+        print_json(rows)
+    elif not rows:
+        which = "no bookie is" if arguments.bookie is None else f"bookie {arguments.bookie} is not"
+        print(f"{which} being emptied" if arguments.verb == "drain" else f"{which} in maintenance")
+    elif arguments.verb == "drain":
+        now_ms = session.runtime.clock.wall_ms()
+        cells = [(row["bookie"], time_text(row["since_ms"]), row["by"], state_text(row, now_ms)) for row in rows]
+        print_table(cells, ("bookie", "since", "by", "state"))
+        if any(now_ms - row["state_ms"] >= FRESH_MS for row in rows):
+            print("how far it is now: bk bookie drain ID --dry-run")
+    else:
+        cells = [(row["bookie"], time_text(row["until_ms"]), row["by"], row["reason"] or "-") for row in rows]
+        print_table(cells, ("bookie", "until", "by", "reason"))
+    return 0
+
+
+# -- drain -------------------------------------------------------------------------------------------------------------
+
+
+async def _drain(session: Session, arguments: argparse.Namespace) -> int:
+    from bookies.protocol.repair import RateLimit
+    from bookies.replication.operator import Drain
+
+    bookie = await check_known(session, arguments.bookie)
+    drain = Drain(
+        session.runtime,
+        session.client,
+        session.driver,
+        bookie,
+        who(),
+        pace=RateLimit(arguments.rate),
+        seals=arguments.seal_open,
+    )
+    if arguments.cancel:
+        was = await drain.cancel()
+        text = f"writers may use {bookie} again" if was else f"{bookie} was not being emptied"
+        return say(arguments, {"bookie": bookie, "changed": was}, text)
+    await drain.start()
+    try:
+        plan = await drain.plan()
+        facts = described_plan(plan, arguments.rate)
+        if not arguments.json:
+            print_plan(plan, arguments.rate)
+        if arguments.dry_run:
+            if arguments.json:
+                print_json(facts | {"dry_run": True})
+            else:
+                print("nothing was changed")
+            return int(bool(plan.blocked or plan.unreadable))
+        return await _carry_out(drain, plan, facts, arguments)
+    finally:
+        drain.stop()
+
+
+async def _carry_out(drain: Drain, plan: DrainPlan, facts: dict[str, object], arguments: argparse.Namespace) -> int:
+    from bookies.errors import MetadataError
+
+    progress = Progress("ledgers", None, quiet=arguments.json)
+
+    tell_trouble = store_news(progress)
+
+    def report(news: DrainProgress) -> None:
+        tell_trouble(news.trouble)
+        left = "" if news.remaining_s is None else f", {news.remaining_s:,.0f} s left"
+        waits = f"; {len(news.waits_for):,} wait, first for {news.waits_for[0].cause}" if news.waits_for else ""
+        done = f"of {news.ledgers:,}  {news.entries:,} entries, {size_text(news.size_done)} of {size_text(news.size)}"
+        progress.update(news.ledgers_done, f"{done}{left}{waits}")
+
+    await drain.begin()
+    try:
+        result = await drain.run(plan, report, waits=arguments.wait)
+    except (asyncio.CancelledError, MetadataError):
+        progress.clear()
+        print(_stopped(plan), file=sys.stderr)
+        raise
+    finally:
+        progress.clear()
+    removes = result.is_empty and arguments.remove
+    if not arguments.json:
+        _print_result(plan.bookie, result)
+    if removes:
+        await asyncio.shield(drain.remove())
+    if arguments.json:
+        print_json(facts | {"dry_run": False, "removed": removes, **described_result(result)})
+    elif removes:
+        print("the cluster does not know it any more")
+    elif result.is_empty and not result.is_cancelled:
+        print(f"writers go on avoiding it; stopped, it is forgotten by: bk bookie drain {plan.bookie} --remove")
+    return int(not result.is_empty)
+
+
+def _stopped(plan: DrainPlan) -> str:
+    """What is to be known when it is interrupted: who goes on, at which rate, and how that is stopped."""
+    bookie, again = plan.bookie, f"`bk bookie drain {plan.bookie}` goes on with it here"
+    if not plan.helpers:
+        return (
+            "\nstopped: what was copied stays. Nobody goes on: no process takes part in auto-recovery, or it is "
+            f"switched off. Writers go on avoiding {bookie}: {again}, `bk bookie drain {bookie} --cancel` lets them "
+            "use it again"
+        )
+    return (
+        f"\nstopped: what was copied stays. {_helpers(plan)} on emptying {bookie} in the background, at the rate of "
+        f"their own settings (recovery_rate_size) and not at --rate: `bk bookie drain {bookie} --cancel` ends that and "
+        f"lets writers use it again; {again}"
+    )
+
+
+def _helpers(plan: DrainPlan) -> str:
+    processes = _count(len(plan.helpers), "process", "processes")
+    return f"{processes} of auto-recovery {'goes' if len(plan.helpers) == 1 else 'go'}"
+
+
+def described_plan(plan: DrainPlan, rate: float | None) -> dict[str, object]:
+    """For JSON."""
+    return {
+        "bookie": plan.bookie,
+        "mode": plan.mode,
+        "ledgers": len(plan.portions),
+        "fragments": plan.fragments,
+        "entries": plan.entries,
+        "size": plan.size,
+        "needs_sealing": [each.ledger_id for each in plan.portions if each.needs_sealing],
+        "targets": plan.targets,
+        "assumed_s": _assumed_s(plan, rate),
+        "foreseen": [asdict(each) for each in plan.blocked],
+        "unreadable": list(plan.unreadable),
+        "helpers": list(plan.helpers),
+    }
+
+
+def described_result(result: DrainResult) -> dict[str, object]:
+    """For JSON."""
+    return {
+        "empty": result.is_empty,
+        "cancelled": result.is_cancelled,
+        "blocked": [asdict(each) for each in result.blocked],
+        "entries_copied": result.entries,
+        "bytes_copied": result.size,
+        "took_s": round(result.took_s, 3),
+        "predicted_s": result.predicted_s,
+        "predicted_after_s": result.predicted_after_s,
+        "marked": result.marked,
+    }
+
+
+def _assumed_s(plan: DrainPlan, rate: float | None) -> float:
+    from bookies.protocol.repair.drain import assumed_s
+
+    return assumed_s(len(plan.portions), plan.size, min(rate or RATE_ASSUMED, RATE_ASSUMED))
+
+
+def print_plan(plan: DrainPlan, rate: float | None) -> None:
+    """What is to be done, on standard output."""
+    print(
+        f"bookie {plan.bookie} ({plan.mode}) has {plan.entries:,} entries in {plan.fragments:,} fragments of "
+        f"{_count(len(plan.portions), 'ledger')}: about {size_text(plan.size)} to copy"
+    )
+    if plan.targets:
+        largest = sorted(plan.targets.items(), key=lambda each: (-each[1], each[0]))
+        shown = ", ".join(f"{bookie} {size_text(size)}" for bookie, size in largest[:10])
+        print(f"to           {shown}{f' and {len(largest) - 10} more' if len(largest) > 10 else ''}")
+    if plan.portions:
+        at = size_text(min(rate or RATE_ASSUMED, RATE_ASSUMED))
+        why = "as --rate allows" if rate and rate <= RATE_ASSUMED else "which is assumed, until it can be measured"
+        print(f"time         about {_assumed_s(plan, rate):,.0f} s at {at} a second, {why}")
+    if plan.helpers:
+        processes = _count(len(plan.helpers), "process", "processes")
+        print(
+            f"helped by    {processes} of auto-recovery, at the rate of their own settings, which --rate does not bind"
+        )
+    _print_blocked(plan.blocked)
+    if plan.unreadable:
+        print(f"unreadable   the records of {_ledgers(plan.unreadable)}: nobody knows whether they name the bookie")
+
+
+def _print_blocked(blocked: Sequence[Blocked]) -> None:
+    if not blocked:
+        return
+    print(f"in the way   {_count(len(dict.fromkeys(each.ledger_id for each in blocked)), 'ledger')}")
+    for each in blocked[:SHOWN]:
+        last = "later" if each.last < 0 else f"{each.last:,}"
+        entries = f"entries {each.first:,} {'and' if each.last < 0 else 'to'} {last}"
+        print(f"  ledger {each.ledger_id}  {entries}: waits for {each.cause}: {each.reason}")
+    if len(blocked) > SHOWN:
+        causes = Counter(each.cause for each in blocked[SHOWN:])
+        print(f"  and {len(blocked) - SHOWN:,} more: " + ", ".join(f"{n:,} for {cause}" for cause, n in causes.items()))
+    if any(each.can_be_sealed for each in blocked):
+        print("  --seal-open seals open ledgers, which ends their writers; --wait waits for them to go on elsewhere")
+
+
+def _print_result(bookie: BookieId, result: DrainResult) -> None:
+    took = f"{result.entries:,} entries, {size_text(result.size)} copied in {result.took_s:,.1f} s"
+    if result.predicted_s is not None:
+        took += f" (predicted after {result.predicted_after_s:,.1f} s: {result.predicted_s:,.1f} s)"
+    if result.is_empty:
+        print(f"bookie {bookie} is empty: {took}")
+    elif result.is_cancelled:
+        print(f"somebody has cancelled it: {took}")
+    else:
+        print(f"bookie {bookie} is not empty yet: {took}")
+        _print_blocked(result.blocked)
+        print(f"writers go on avoiding it: `bk bookie drain {bookie}` goes on, with --cancel they use it again")
+    if result.marked:
+        print(f"{_ledgers(result.marked)} lack replicas for another reason: bk recovery why {result.marked[0]}")
+
+
+def _count(number: int, one: str, several: str | None = None) -> str:
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"

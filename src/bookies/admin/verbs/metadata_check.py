@@ -1,0 +1,229 @@
+"""What is wrong in a metadata store: looked at record by record, changed never. `bk metadata check`.
+
+Findings have names, which stay the same, so that scripts can tell them apart:
+
+| name | what |
+|---|---|
+| no-cluster | there is no instance id |
+| half-migrated | `bk metadata migrate` or `load` was interrupted |
+| cookie-unreadable | a cookie cannot be parsed |
+| cookie-misplaced | a cookie is that of a bookie with another name |
+| cookie-of-another-cluster | a cookie has another instance id, so its bookie does not start |
+| bookie-without-cookie | a bookie is registered without one |
+| registration-unreadable | what a bookie published of itself cannot be parsed, so nobody can connect to it |
+| ledger-unreadable | a ledger's record cannot be parsed, or makes no sense |
+| ledger-ensemble | a bookie is twice in one ensemble |
+| ledger-end | a closed ledger ends before its last fragment begins |
+| ledger-bookie-unknown | ledgers name a bookie that has no cookie |
+| id-spent | a ledger has the id of a deleted one |
+| log-unreadable | a log's list cannot be parsed, or a part of it is missing |
+| log-ledger-missing | a log's list names a ledger that does not exist |
+| recovery-unreadable | auto-recovery's layout or delay cannot be read |
+| notes-unreadable | what operators have said of bookies, maintenance and drains, cannot be read |
+| mark-without-ledger | a note: a ledger is marked under-replicated that does not exist; repair removes such marks |
+| ids-ahead | a note: ids that the store has not come to yet; applications chose them, or the counter is old |
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bookies.client.base.segments import LOGS, LogStore
+from bookies.errors import BookKeeperError, CorruptRecord, LedgerNotFound, MetadataCorrupt, NotSupported, RecordNotFound
+from bookies.metadata.formats.recovery_items import read_settings
+from bookies.metadata.interface import MetadataDriver
+from bookies.metadata.interface.driver import GivenIds
+from bookies.metadata.shared import bookie_notes
+from bookies.metadata.transfer import MARK, Damaged, read_cookie, read_ledgers, read_record, some
+from bookies.model import BookieId, LedgerMetadata
+from bookies.protocol.ledger.offload import is_given_up
+from bookies.storage.identity import cookie
+
+NOTES = ("ids-ahead", "mark-without-ledger")  # findings that are no fault
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`name`: see the module. `subject`: the ledger, bookie or log it is about, empty for the store."""
+
+    name: str
+    subject: str
+    detail: str
+
+    @property
+    def is_fault(self) -> bool:
+        return self.name not in NOTES
+
+
+@dataclass(slots=True)
+class Report:
+    """What was looked at, and what was found."""
+
+    ledgers: int = 0
+    cookies: int = 0
+    logs: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    def add(self, name: str, subject: object, detail: str) -> None:
+        self.findings.append(Finding(name, str(subject), detail))
+
+
+async def check(driver: MetadataDriver, progress: Callable[[int], None] = lambda count: None) -> Report:
+    """Look at everything. `progress`: ledgers so far. Raises `MetadataError` when the store cannot be read."""
+    report = Report()
+    instance_id = await driver.instance_id()
+    if instance_id is None:
+        report.add("no-cluster", "", "there is no instance id, so no bookie starts and no client connects")
+    if MARK in await driver.record_names(MARK):
+        report.add("half-migrated", "", "it was being filled by `bk metadata migrate` or `load`: say that again")
+    lists = await _lists(driver, report)  # before the ledgers, which come into being before they are listed
+    await _check_cookies(driver, instance_id, report)
+    ledgers = await _check_ledgers(driver, report, progress)
+    for log, ledger_ids in lists.items():
+        missing = [each for each in ledger_ids if each not in ledgers]
+        if missing and (lost := await _lost(driver, log, missing)):
+            report.add("log-ledger-missing", log, f"its list names {some(lost, 'ledger')} that no longer exist")
+    await _check_marks(driver, ledgers, report)
+    await _check_notes(driver, report)
+    return report
+
+
+async def _check_notes(driver: MetadataDriver, report: Report) -> None:
+    stored = await read_record(driver, bookie_notes.NAME)
+    try:
+        bookie_notes.parse(stored.data if stored is not None else bookie_notes.pack({}))
+    except MetadataCorrupt as error:
+        report.add("notes-unreadable", "", error.message)
+
+
+async def _check_marks(driver: MetadataDriver, ledgers: set[int], report: Report) -> None:
+    try:
+        await read_settings(driver.recovery)
+    except MetadataCorrupt as error:
+        report.add("recovery-unreadable", "", error.message)
+    stray = []
+    try:
+        async for page in driver.recovery.marked_ids():
+            stray += [each for each in page if each not in ledgers]
+    except MetadataCorrupt:
+        return  # The layout, which was reported.
+    for ledger_id in stray:
+        try:
+            await driver.read_ledger(ledger_id)
+        except LedgerNotFound:
+            report.add("mark-without-ledger", ledger_id, "it is marked under-replicated, and there is no such ledger")
+        except MetadataCorrupt:
+            continue  # It came meanwhile, and is there.
+
+
+async def _check_cookies(driver: MetadataDriver, instance_id: str | None, report: Report) -> None:
+    known = (await driver.all_bookies()).bookies
+    for bookie in known:
+        stored = await read_cookie(driver, bookie)
+        if stored is None:
+            continue
+        report.cookies += 1
+        try:
+            found = cookie.parse(stored.data, path=f"cookie of {bookie}")
+        except CorruptRecord as error:
+            report.add("cookie-unreadable", bookie, error.message)
+            continue
+        if found.bookie != bookie:
+            report.add("cookie-misplaced", bookie, f"it is the cookie of bookie {found.bookie}")
+        if found.instance_id not in (None, instance_id):
+            report.add("cookie-of-another-cluster", bookie, f"it names {found.instance_id}, this is {instance_id}")
+    registered = await driver.modes()
+    for bookie in registered:
+        if bookie not in known and await read_cookie(driver, bookie) is None:
+            report.add("bookie-without-cookie", bookie, "it is registered, and would be taken for a new one next time")
+        try:
+            await driver.bookie_info(bookie)
+        except MetadataCorrupt as error:
+            report.add("registration-unreadable", bookie, error.message)
+
+
+async def _check_ledgers(driver: MetadataDriver, report: Report, progress: Callable[[int], None]) -> set[int]:
+    """The ids of all ledgers."""
+    cookies = frozenset((await driver.all_bookies()).bookies)
+    given = await driver.given_ids()
+    ledgers: set[int] = set()
+    strangers: dict[BookieId, list[int]] = {}
+    ahead: list[int] = []
+    async for batch in read_ledgers(driver):
+        for each in batch:
+            ledgers.add(each.ledger_id)
+            if each.ledger_id >= given.next_id:
+                ahead.append(each.ledger_id)
+            if _is_spent(given, each.ledger_id):
+                report.add("id-spent", each.ledger_id, "bookies may hold entries of the ledger that had this id before")
+            if isinstance(each, Damaged):
+                report.add("ledger-unreadable", each.ledger_id, each.reason)
+                continue
+            _check_record(each, report)
+            for bookie in each.bookies:
+                if bookie not in cookies and not is_given_up(each):
+                    strangers.setdefault(bookie, []).append(each.ledger_id)
+        report.ledgers += len(batch)
+        progress(report.ledgers)
+    known = frozenset((await driver.all_bookies()).bookies)  # with those that came meanwhile
+    for bookie, theirs in strangers.items():
+        if bookie not in known:
+            report.add("ledger-bookie-unknown", bookie, f"{some(theirs, 'ledger')} on it, and it has no cookie")
+    if ahead and (ahead := [each for each in ahead if each >= given.next_id]):
+        report.add("ids-ahead", "", f"{some(ahead, 'ledger')} at or above {given.next_id:,}, the next id")
+    return ledgers
+
+
+def _is_spent(given: GivenIds, ledger_id: int) -> bool:
+    at = bisect_right(given.spent, (ledger_id, 1 << 63)) - 1
+    return at >= 0 and given.spent[at][1] >= ledger_id
+
+
+def _check_record(record: LedgerMetadata, report: Report) -> None:
+    """What the formats allow and no writer makes. Sizes, order and names were checked when it was parsed."""
+    for first, ensemble in record.ensembles:
+        for member, count in Counter(ensemble).items():
+            if count > 1:
+                report.add("ledger-ensemble", record.ledger_id, f"{member} is {count} times in the fragment at {first}")
+    last = record.ensembles[-1][0]
+    if record.is_closed and record.last_entry_id < last - 1:
+        detail = f"it ends at entry {record.last_entry_id}, and its last fragment begins at {last}"
+        report.add("ledger-end", record.ledger_id, detail)
+
+
+async def _lists(driver: MetadataDriver, report: Report) -> dict[str, list[int]]:
+    """The ledgers of every log."""
+    found: dict[str, list[int]] = {}
+    for name in await driver.record_names(LOGS):
+        log = name.removeprefix(LOGS)
+        try:
+            found[log] = (await LogStore(driver, log).read())[0].ledger_ids
+        except RecordNotFound:
+            continue  # Deleted meanwhile.
+        except NotSupported as error:
+            report.add("log-unreadable", log, error.message)
+        except BookKeeperError as error:
+            if error.retriable:
+                raise
+            report.add("log-unreadable", log, error.message)
+    report.logs = len(found)
+    return found
+
+
+async def _lost(driver: MetadataDriver, log: str, missing: list[int]) -> list[int]:
+    """Those that are still listed and still not there: a log that is truncated meanwhile has lost nothing."""
+    try:
+        listed = frozenset((await LogStore(driver, log).read())[0].ledger_ids)
+    except RecordNotFound:
+        return []
+    lost = []
+    for ledger_id in missing:
+        try:
+            await driver.read_ledger(ledger_id)
+        except LedgerNotFound:
+            if ledger_id in listed:
+                lost.append(ledger_id)
+    return lost

@@ -1,0 +1,369 @@
+"""What `bk ledger verify`, `bk ledger repair` and `bk bookie recover` do: check every replica, copy what is lost.
+
+Sizes and counts are of copies, so an entry that goes to two new bookies counts twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from bookies.admin.shared import Progress, Session
+from bookies.admin.shared.common import print_json, print_table, say_unreadable, size_text
+from bookies.admin.shared.operators import check_known, store_news, who
+from bookies.client.base.ledger_lock import in_rounds
+from bookies.client.repair.replication import Move
+from bookies.config import RecoveryConfig
+from bookies.errors import (
+    BookKeeperError,
+    InvalidArgument,
+    LedgerLocked,
+    LedgerNotFound,
+    MetadataCorrupt,
+    ReplicationFailed,
+)
+from bookies.model import BookieId
+from bookies.protocol.ledger.offload import offloaded_to
+from bookies.replication.base import Membership
+from bookies.replication.operator.status import ProcessStatus, taken_for_lost, witnesses
+from bookies.runtime.events import Events
+from bookies.runtime.tasks import all_of
+
+if TYPE_CHECKING:
+    from bookies.client.client import Client
+    from bookies.client.repair.administration import LedgerCheck
+    from bookies.client.repair.replication import CopyProgress, Obstacle
+    from bookies.protocol.repair import FragmentVerdict
+    from bookies.protocol.repair.fragments import ReplicaVerdict
+
+CHECKED_AT_ONCE = 8  # ledgers
+
+
+async def verify_ledgers(client: Client, ledger_ids: Sequence[int], percentage: float, *, as_json: bool) -> int:
+    """Check these ledgers, or all; print what is wrong with them. 0: nothing is."""
+    administration = client.administration()
+    unreadable: list[MetadataCorrupt] = []
+    wanted = list(ledger_ids) or [record.ledger_id async for record in client.ledgers(unreadable=unreadable)]
+    progress = Progress("ledgers checked", len(wanted), quiet=as_json)
+    checked = bad = offloaded = 0
+    fewest: int | None = None
+
+    async def check_one(ledger_id: int) -> LedgerCheck | None:
+        try:
+            return await administration.check_ledger(ledger_id, percentage=percentage)
+        except LedgerNotFound:
+            if ledger_ids:
+                raise
+            return None  # Deleted since it was listed.
+
+    for start in range(0, len(wanted), CHECKED_AT_ONCE):
+        for check in await all_of(map(check_one, wanted[start : start + CHECKED_AT_ONCE])):
+            if check is None:
+                continue
+            checked += 1
+            bad += not check.is_ok
+            fewest = min((count for count in (fewest, check.fewest_replicas) if count is not None), default=None)
+            place = offloaded_to(check.metadata)
+            offloaded += place is not None
+            if as_json:
+                print_json(_described(check))
+            elif place is not None and ledger_ids:
+                progress.clear()
+                print(f"ledger {check.metadata.ledger_id}  offloaded: its entries are in {place}")
+            elif not check.is_ok:
+                progress.clear()
+                _print_problems(check)
+        progress.update(checked)
+    progress.clear()
+    if not as_json:
+        print(f"{_ledgers(checked)} checked, {bad:,} with problems{_offloaded(offloaded)}")
+        if fewest is not None:
+            print(f"the entry that is worst off has {fewest} good {'replica' if fewest == 1 else 'replicas'}")
+    return say_unreadable("ledger", unreadable) or int(bool(bad))
+
+
+def _offloaded(count: int) -> str:
+    return f", {count:,} offloaded: no bookie needs their entries" if count else ""
+
+
+def _described(check: LedgerCheck) -> dict[str, object]:
+    """For JSON: stable names."""
+    return {
+        "ledger": check.metadata.ledger_id,
+        "state": check.metadata.state.name,
+        "ok": check.is_ok,
+        "fewest_replicas": check.fewest_replicas,
+        "offloaded": offloaded_to(check.metadata),
+        "fragments": [
+            {
+                "first_entry": verdict.fragment.first,
+                "last_entry": verdict.fragment.last,
+                "replicas": [_described_replica(replica) for replica in verdict.replicas],
+            }
+            for verdict in check.fragments
+        ],
+    }
+
+
+def _described_replica(replica: ReplicaVerdict) -> dict[str, object]:
+    error = None if replica.error is None else replica.error.message
+    return {"bookie": replica.bookie, "state": replica.state.value, "entry": replica.entry_id, "error": error}
+
+
+def _print_problems(check: LedgerCheck) -> None:
+    metadata = check.metadata
+    quorums = f"E{metadata.ensemble_size}/Qw{metadata.write_quorum}/Qa{metadata.ack_quorum}"
+    print(f"ledger {metadata.ledger_id}  {metadata.state.name}  {quorums}")
+    for verdict in check.fragments:
+        if not verdict.is_ok:
+            print(_problem_line(verdict))
+            for position in verdict.bad_positions:
+                replica = verdict.replicas[position]
+                where = "" if replica.entry_id is None else f" at entry {replica.entry_id:,}"
+                reason = "" if replica.error is None else f": {replica.error.message}"
+                print(f"    {replica.bookie}  {replica.state.value}{where}{reason}")
+
+
+def _problem_line(verdict: FragmentVerdict) -> str:
+    fragment, fewest = verdict.fragment, verdict.fewest_replicas
+    worst = "an entry has no good replica" if fewest == 0 else f"at least {fewest} good of {fragment.write_quorum}"
+    return f"  entries {fragment.first:,} to {fragment.last:,}  {worst}"
+
+
+class LedgerRepairs:
+    """`bk ledger repair`: check these ledgers, or all, and repair what is known to be bad.
+
+    Which bookies are lost is judged as `bk recovery repair` judges: by whoever asks, by marks, and by what processes of
+    auto-recovery have seen, if the bookie stays away for some seconds more.
+    """
+
+    def __init__(self, session: Session, membership: Membership, arguments: argparse.Namespace) -> None:
+        self._session = session
+        self._membership = membership
+        self._arguments = arguments
+        self._administration = session.client.administration(owner=who())
+        self._witnesses: list[ProcessStatus] = []
+        self._moves: list[Move] = []
+        self._failed: dict[int, Sequence[BaseException]] = {}
+
+    async def run(self) -> int:
+        """0: nothing is left to be repaired."""
+        arguments = self._arguments
+        for name in dict.fromkeys(arguments.lost):
+            if await check_known(self._session, name) in self._membership.registered:
+                raise InvalidArgument(
+                    f"bookie {name} is registered, so it is not lost: stop it first, or empty it by "
+                    f"`bk bookie drain {name}`"
+                )
+        self._witnesses = await witnesses(self._session.driver)
+        unreadable: list[MetadataCorrupt] = []
+        ledgers = self._session.client.ledgers(unreadable=unreadable)
+        wanted = list(dict.fromkeys(arguments.ledgers)) or [record.ledger_id async for record in ledgers]
+        progress = Progress("ledgers repaired", len(wanted), quiet=arguments.json)
+
+        def give_up(error: LedgerLocked) -> None:
+            assert error.ledger_id is not None
+            self._failed[error.ledger_id] = [error]
+
+        await one_by_one(wanted, self._repair, give_up, progress)
+        self._print(len(wanted))
+        return say_unreadable("ledger", unreadable) or int(bool(self._failed))
+
+    async def _repair(self, ledger_id: int) -> None:
+        """Raises `LedgerLocked`, and `LedgerNotFound` if this one was asked for."""
+        arguments = self._arguments
+        try:
+            moves = await self._administration.repair_ledger(
+                ledger_id,
+                percentage=arguments.percentage,
+                lost=await self._lost(ledger_id),
+                dry_run=arguments.dry_run,
+                bytes_per_s=arguments.rate,
+            )
+        except LedgerNotFound:
+            if arguments.ledgers:
+                raise
+        except ReplicationFailed as error:
+            self._moves += [each for each in error.moves if isinstance(each, Move)]
+            self._failed[ledger_id] = error.causes
+        else:
+            self._moves += moves
+
+    async def _lost(self, ledger_id: int) -> list[BookieId]:
+        """The bookies that count as lost now."""
+        membership, asked = self._membership, [BookieId(each) for each in self._arguments.lost]
+        mark = await self._session.driver.recovery.mark_of(ledger_id)
+        believed = taken_for_lost(mark, self._witnesses)
+        await membership.settle(believed)
+        found = membership.circumstances(membership.long_away(believed)).lost
+        return list(dict.fromkeys([*asked, *found]))
+
+    def _print(self, count: int) -> None:
+        moves, is_dry = self._moves, self._arguments.dry_run
+        if self._arguments.json:
+            left = [
+                {"ledger": ledger_id, "errors": list(map(str, causes))} for ledger_id, causes in self._failed.items()
+            ]
+            print_json({"dry_run": is_dry, "fragments": list(map(_described_move, moves)), "left": left})
+            return
+        if moves:
+            print_table(list(map(_move_row, moves)), ("ledger", "entries", "bookies", ""), right=(0,))
+        for ledger_id, causes in self._failed.items():
+            for cause in causes:
+                print(f"ledger {ledger_id}: {cause.message if isinstance(cause, BookKeeperError) else cause}")
+        would = "would repair" if is_dry else "repaired"
+        left_text = f", {_ledgers(len(self._failed))} not or not wholly" if self._failed else ""
+        unchanged = "; nothing was changed" if is_dry else ""
+        print(f"{would} {_fragments(len(moves))} of {_ledgers(count)}{left_text}{unchanged}")
+
+
+async def repair_ledgers(session: Session, arguments: argparse.Namespace) -> int:
+    """`bk ledger repair`. 1: something is left. Raises `LedgerNotFound`, `InvalidArgument`."""
+    clock = session.runtime.clock
+    delay_s = RecoveryConfig().lost_bookie_delay_s
+    membership = Membership(session.driver, clock, delay_s, Events("recovery", clock), writes_delay=False)
+    try:
+        await membership.start()
+        return await LedgerRepairs(session, membership, arguments).run()
+    finally:
+        membership.stop()
+
+
+async def one_by_one(
+    ledger_ids: Sequence[int],
+    repair: Callable[[int], Awaitable[None]],
+    give_up: Callable[[LedgerLocked], None],
+    progress: Progress,
+) -> None:
+    """Repair each; those that somebody else has locked again at the end, for about a minute, and then give them up."""
+    done = 0
+
+    async def carry_out(todo: Sequence[int], is_last: bool) -> list[int]:
+        nonlocal done
+        locked: list[int] = []
+        for ledger_id in todo:
+            try:
+                await repair(ledger_id)
+            except LedgerLocked as error:
+                if not is_last:
+                    if len(todo) == len(ledger_ids):  # the first time
+                        progress.note(_locked_line(ledger_id, error.owner or "somebody"))
+                    locked.append(ledger_id)
+                    continue
+                give_up(error)
+            done += 1
+            progress.update(done)
+        return locked
+
+    try:
+        await in_rounds(ledger_ids, carry_out)
+    finally:
+        progress.clear()
+
+
+def _locked_line(ledger_id: int, owner: str) -> str:
+    return f"ledger {ledger_id}: {owner} has its lock; it is tried again at the end"
+
+
+async def recover_bookies(
+    client: Client,
+    bookies: Sequence[str],
+    *,
+    ledger_id: int | None,
+    dry_run: bool,
+    skip_open: bool,
+    skip_unrecoverable: bool,
+    force: bool,
+    bytes_per_s: float | None,
+    as_json: bool,
+) -> int:
+    """Copy what these bookies hold to others, or say what would be copied. Raises as `recover_bookies` there."""
+    progress = Progress("ledgers", None, quiet=as_json)
+    locked: dict[int, None] = {}
+
+    tell_trouble = store_news(progress)
+
+    def copied(news: CopyProgress) -> None:
+        tell_trouble(news.trouble)
+        for each, owner in news.locked.items():
+            if each not in locked:
+                progress.note(_locked_line(each, owner))
+            locked[each] = None
+        progress.update(
+            news.ledgers_done, f"of {news.ledgers:,}  {news.entries:,} entries, {size_text(news.size)} copied"
+        )
+
+    try:
+        report = await client.administration(owner=who()).recover_bookies(
+            [BookieId(bookie) for bookie in bookies],
+            ledger_id=ledger_id,
+            dry_run=dry_run,
+            skip_open=skip_open,
+            skip_unrecoverable=skip_unrecoverable,
+            force=force,
+            bytes_per_s=bytes_per_s,
+            progress=copied,
+        )
+    finally:
+        progress.clear()
+    if as_json:
+        print_json(
+            {
+                "dry_run": dry_run,
+                "fragments": [_described_move(move) for move in report.moves],
+                "skipped": list(report.skipped),
+                "entries": report.entries,
+                "size": report.size,
+                "obstacles": [_described_obstacle(each) for each in report.obstacles],
+            }
+        )
+        return 1 if report.obstacles else 0
+    if report.moves:
+        print_table([_move_row(move) for move in report.moves], ("ledger", "entries", "new bookies", ""), right=(0,))
+    for skipped in report.skipped:
+        print(f"ledger {skipped} was left alone")
+    fragments = _fragments(len(report.moves))
+    for obstacle in report.obstacles:
+        what = "" if obstacle.first is None else f", entries {obstacle.first:,} to {obstacle.last:,}"
+        print(f"ledger {obstacle.ledger_id}{what} could not be copied: {obstacle.error}")
+    if dry_run:
+        but = f", but not {len(report.obstacles):,} more" if report.obstacles else ""
+        print(f"would copy {fragments}{but}; nothing was changed")
+    else:
+        print(f"copied {fragments}: {report.entries:,} entries, {size_text(report.size)}")
+    return 1 if report.obstacles else 0
+
+
+def _described_obstacle(obstacle: Obstacle) -> dict[str, object]:
+    return {
+        "ledger": obstacle.ledger_id,
+        "first_entry": obstacle.first,
+        "last_entry": obstacle.last,
+        "error": str(obstacle.error),
+    }
+
+
+def _ledgers(count: int) -> str:
+    return f"{count:,} {'ledger' if count == 1 else 'ledgers'}"
+
+
+def _fragments(count: int) -> str:
+    return f"{count:,} {'fragment' if count == 1 else 'fragments'}"
+
+
+def _described_move(move: Move) -> dict[str, object]:
+    return {
+        "ledger": move.ledger_id,
+        "first_entry": move.first,
+        "last_entry": None if move.needs_sealing else move.last,
+        "needs_sealing": move.needs_sealing,
+        "replaced": [{"position": position, "old": old, "new": new} for position, old, new in move.replacements],
+    }
+
+
+def _move_row(move: Move) -> tuple[object, ...]:
+    """`entries` of a ledger that is not sealed are known only from where they start."""
+    entries = f"{move.first:,} and later" if move.needs_sealing else f"{move.first:,} to {move.last:,}"
+    bookies = ", ".join(f"{old} again" if old == new else f"{old} -> {new}" for _, old, new in move.replacements)
+    return move.ledger_id, entries, bookies, "is sealed first" if move.needs_sealing else ""

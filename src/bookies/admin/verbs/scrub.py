@@ -1,0 +1,134 @@
+"""`bk bookie scrub`: what the scrub of a running bookie has verified and found; begin a pass now, hold it up."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any
+
+from bookies.admin.shared.common import print_json, size_text
+from bookies.admin.verbs.control import ask, control_files, verb
+
+POLL_S = 0.5
+SHOWN_MAX = 20  # findings that are printed; --json has all
+
+_SIZES = {
+    "read": "read_bytes",
+    "still to read": "left_bytes",
+    "verified": "verified_bytes",
+    "not checkable": "not_checkable_bytes",
+}
+_COUNTS = {
+    "index files damaged, rebuilt": "index_files_damaged",
+    "journals damaged, not needed any more": "journals_damaged",
+    "damaged records that nothing points to": "damaged_records_of_no_use",
+    "ledgers whose digest type is unknown, as the metadata did not answer": "metadata_unavailable",
+    "parts that could not be read": "parts_failed",
+}
+
+
+def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb."""
+    parser = verb(verbs, "scrub", "what the background check of everything stored has verified, and what it found")
+    parser.description = (
+        "Show what the scrub has verified and found. Exit status 1 if a bookie has damaged entries, or if --wait ends "
+        "because the scrub is suspended. A pass that was begun goes on in the bookie whatever becomes of this command."
+    )
+    parser.epilog = "example:  bk bookie scrub --now --wait"
+    parser.add_argument("--now", action="store_true", help="begin a pass now, at the greatest rate that is allowed")
+    parser.add_argument("--wait", action="store_true", help="until the pass that is under way has ended")
+    holding = parser.add_mutually_exclusive_group()
+    holding.add_argument("--suspend", action="store_true", help="read nothing until --resume, over restarts too")
+    holding.add_argument("--resume", action="store_true", help="go on")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask each bookie that is meant, wait if need be, and print what they say."""
+    paths = list(control_files(arguments))
+    answers: dict[str, Any] = {}
+    for path in paths:
+        if arguments.suspend or arguments.resume:
+            name, answers_one = ask(path, "suspend_scrub", {"suspended": arguments.suspend})
+            answers[name] = answers_one
+        if arguments.now or not (arguments.suspend or arguments.resume):
+            name, answers_one = ask(path, "scrub", {"now": arguments.now})
+            answers[name] = answers_one
+    if arguments.wait:
+        for path in paths:
+            try:
+                name, answers_one = _wait(path)
+            except KeyboardInterrupt:
+                print("\nthe scrub goes on in the bookie; look again with: bk bookie scrub", file=sys.stderr)
+                return 130
+            answers[name] = answers_one
+    if arguments.json:
+        print_json(answers)
+    else:
+        for name, answer in answers.items():
+            for line in lines_of(answer):
+                print(f"{name}: {line}")
+    held = [name for name, answer in answers.items() if arguments.wait and _is_held_up(answer, arguments.now)]
+    for name in held:
+        print(
+            f"{name}: not waited for, the scrub is suspended; go on with it: bk bookie scrub --resume", file=sys.stderr
+        )
+    return 1 if held or any(answer["damaged_entries"] for answer in answers.values()) else 0
+
+
+def _is_held_up(answer: Any, is_wanted: bool) -> bool:
+    """Whether a pass is under way, or was asked for, that does not end before somebody says so."""
+    return bool(answer["is_suspended"] and (answer["is_running"] or is_wanted))
+
+
+def _wait(path: Any) -> tuple[str, Any]:
+    """Its answer when no pass is under way any more; a line says meanwhile how far it is."""
+    is_shown = sys.stderr.isatty()
+    while True:
+        name, answer = ask(path, "scrub", {})
+        if not answer["is_running"] or answer["is_suspended"]:
+            if is_shown:
+                print(file=sys.stderr)
+            return name, answer
+        if is_shown:
+            read, left = answer["read_bytes"], answer["left_bytes"]
+            text = f"{name}: pass {answer['pass']}, {size_text(read)} read, {size_text(left)} left"
+            print(f"\r{text:79}", end="", file=sys.stderr, flush=True)
+        time.sleep(POLL_S)
+
+
+def lines_of(answer: Any) -> list[str]:
+    """For people: how far it is, what was verified, what was found."""
+    state = "suspended" if answer["is_suspended"] else "under way" if answer["is_running"] else "ended"
+    lines = (
+        [f"pass {answer['pass']} {state}"]
+        if answer["pass"]
+        else [f"no pass yet{', suspended' * answer['is_suspended']}"]
+    )
+    if answer["next_pass_s"] is not None and answer["pass"]:
+        lines.append(f"next pass in {_duration(answer['next_pass_s'])}")
+    lines.append(f"oldest byte that is not verified: {_duration(answer['oldest_unverified_s'])}")
+    lines += [f"{text}: {size_text(answer[name])}" for text, name in _SIZES.items()]
+    if answer["not_checkable_entries"]:
+        lines.append(
+            f"entries without a digest that a bookie can check: {answer['not_checkable_entries']:,}; of these length "
+            "and ids were"
+        )
+    lines += [f"{text}: {answer[name]:,}" for text, name in _COUNTS.items() if answer[name]]
+    lines.append(f"damaged entries: {answer['damaged_entries']:,}")
+    for each in answer["damage"][:SHOWN_MAX]:
+        entries = f"{each['first']}" if each["first"] == each["last"] else f"{each['first']} to {each['last']}"
+        what = f"ledger {each['ledger']} entry {entries}: " if each["ledger"] is not None else ""
+        lines.append(f"{each['log']} at byte {each['offset']:,}: {what}{each['problem']}")
+    if len(answer["damage"]) > SHOWN_MAX:
+        lines.append(f"and {len(answer['damage']) - SHOWN_MAX:,} more: --json has all")
+    if answer["damaged_entries"]:
+        lines.append("other replicas should have them: bk spark scrub, bk spark repair")
+    return lines
+
+
+def _duration(seconds: int) -> str:
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"

@@ -1,0 +1,51 @@
+"""After a part of a journal was lost: which ledgers may this bookie have made promises about? The metadata knows.
+
+Until that is known the bookie denies no ledger, and takes no ordinary adds for those it does not know: one of them may
+have been fenced here. Then only ledgers that name the bookie in an ensemble, and are unknown to it, stay uncertain.
+
+Source: storage 10.2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from bookies.errors import LedgerNotFound, MetadataCorrupt, MetadataError, StorageError
+from bookies.metadata.interface import MetadataDriver
+from bookies.model import BookieId
+from bookies.runtime.events import Events
+from bookies.storage.store import LedgerStore
+
+RETRY_S = 10.0  # between attempts when the metadata store cannot be asked
+
+
+async def settle_unknown_ledgers(
+    store: LedgerStore, driver: MetadataDriver, bookie_id: BookieId, events: Events
+) -> None:
+    """Return when every ledger that may have been here is known, at once if nothing was lost."""
+    while store.has_unknown_ledgers:
+        try:
+            found = await _ledgers_of(driver, bookie_id)
+            count = await store.settle_unknown_ledgers(found)
+        except (MetadataError, StorageError, OSError) as error:
+            events.warning("bookie.settling_failed", bookie=bookie_id, error=error, retry_s=RETRY_S)
+            await asyncio.sleep(RETRY_S)
+        else:
+            events.info("bookie.settled", bookie=bookie_id, ledgers=len(found), unknown=count)
+
+
+async def _ledgers_of(driver: MetadataDriver, bookie_id: BookieId) -> list[int]:
+    """Ledgers that have, or may have, the bookie in one of their ensembles. Raises: MetadataError."""
+    found = []
+    async for ledger_ids in driver.ledger_ids():
+        for ledger_id in ledger_ids:
+            try:
+                metadata = (await driver.read_ledger(ledger_id)).metadata
+            except LedgerNotFound:
+                continue
+            except MetadataCorrupt:
+                found.append(ledger_id)  # It may name the bookie, and must not keep all others uncertain.
+                continue
+            if metadata.names(bookie_id):
+                found.append(ledger_id)
+    return found

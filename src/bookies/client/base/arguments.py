@@ -1,0 +1,134 @@
+"""What public calls check of their arguments, and how they say that time is up: at once, and in one voice."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+from collections.abc import Iterable
+from types import TracebackType
+from typing import SupportsIndex
+
+from bookies.errors import InvalidArgument
+from bookies.model import BookieId
+from bookies.protocol.ledger.ledger import check_quorums
+from bookies.protocol.log import Position
+
+NUMBER_MAX = (1 << 63) - 1  # of ids and counts: they travel as int64
+
+
+def whole_number(name: str, value: object, low: int | None = 0, high: int = NUMBER_MAX) -> int:
+    """The value as an int, also of types that count as one, as numpy's; not text, fractions, truth or None.
+
+    `name`: what the caller knows it by. `low` None: whoever asks looks at that bound himself. Raises `InvalidArgument`.
+    """
+    number = value if type(value) is int else _as_int(name, value)  # The check of a protocol costs microseconds.
+    if number > high:
+        raise InvalidArgument(f"{name}={number}: must be at most {high:,}")
+    if low is not None and number < low:
+        raise InvalidArgument(f"{name}={number}: must be {low:,} or more")
+    return number
+
+
+def _as_int(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise InvalidArgument(f"{name}={value!r}: must be a whole number, not {type(value).__name__}")
+    return operator.index(value)
+
+
+def quorums(ensemble: int, write_quorum: int | None, ack_quorum: int | None) -> tuple[int, int, int]:
+    """The three numbers of a ledger. None: all of the ensemble, and a majority of the write quorum.
+
+    Raises `InvalidArgument`.
+    """
+    ensemble = whole_number("ensemble", ensemble, None)
+    write_quorum = ensemble if write_quorum is None else whole_number("write_quorum", write_quorum, None)
+    ack_quorum = write_quorum // 2 + 1 if ack_quorum is None else whole_number("ack_quorum", ack_quorum, None)
+    check_quorums(ensemble, write_quorum, ack_quorum)
+    return ensemble, write_quorum, ack_quorum
+
+
+def any_ledger_id(value: object) -> int:
+    """Of a ledger that ought to exist: a number out of range is no mistake of its own, there is just no such ledger."""
+    return whole_number("ledger_id", value, None)
+
+
+def position(name: str, value: object) -> Position:
+    """A place in a log: a `Position`, or a pair of numbers. Raises `InvalidArgument`."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise InvalidArgument(f"{name}={value!r}: must be a Position, the id of a ledger and that of an entry")
+    return Position(whole_number(f"{name}.ledger_id", value[0]), whole_number(f"{name}.entry_id", value[1]))
+
+
+def bookie_id(value: object) -> BookieId:
+    """The name of a bookie. Raises `InvalidArgument`."""
+    if not isinstance(value, str) or not value:
+        raise InvalidArgument(f"bookie={value!r}: must be the id of a bookie, which is text")
+    return BookieId(value)
+
+
+def bookie_ids(name: str, value: object) -> list[BookieId]:
+    """Names of bookies, each once, in their order. Raises `InvalidArgument`, also for a single one."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise InvalidArgument(f"{name}={value!r}: must be a list of bookies, as [{value!r}]")
+    return list(dict.fromkeys(map(bookie_id, value)))
+
+
+def percentage_of(value: object) -> float:
+    """A share in percent. Raises `InvalidArgument`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 100:
+        raise InvalidArgument(f"percentage={value!r}: must be a number, 0 to 100")
+    return value
+
+
+def switch(name: str, value: object) -> bool:
+    """True or False, and nothing that only counts as such: the text "no" would be True. Raises `InvalidArgument`."""
+    if not isinstance(value, bool):
+        raise InvalidArgument(f"{name}={value!r}: must be True or False")
+    return value
+
+
+def rate(name: str, value: float | None) -> float | None:
+    """A number above 0, or None. Raises `InvalidArgument`."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise InvalidArgument(f"{name}={value!r}: must be a number above 0, or None for no limit")
+    return value
+
+
+def seconds(timeout: float | None) -> float | None:
+    """A time-out. Raises `InvalidArgument` for what is no time."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
+        raise InvalidArgument(f"timeout={timeout!r}: must be a number of seconds, 0 or more, or None")
+    return timeout
+
+
+class TimeLimit:
+    """`asyncio.timeout`, whose error says what was not done within how many seconds. `timeout` None: no limit.
+
+    Raises `InvalidArgument` when it is made.
+    """
+
+    __slots__ = ("_limit", "_timeout", "_what")
+
+    def __init__(self, timeout: float | None, what: str) -> None:
+        self._timeout = seconds(timeout)
+        self._what = what
+        self._limit: asyncio.Timeout | None = None
+
+    async def __aenter__(self) -> None:
+        if self._timeout is not None:
+            self._limit = asyncio.timeout(self._timeout)
+            await self._limit.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._limit is None:
+            return
+        try:
+            await self._limit.__aexit__(kind, error, traceback)
+        except TimeoutError as mute:  # Somebody else's passes by as `error`.
+            raise TimeoutError(f"{self._what}: not done within {self._timeout:g} s") from mute

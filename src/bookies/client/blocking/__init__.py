@@ -1,0 +1,10 @@
+"""The client without asyncio: the same methods, without `await`."""
+
+from __future__ import annotations
+
+from bookies.client.blocking.blocking import Client, connect
+from bookies.client.blocking.blocking_administration import Administration
+from bookies.client.blocking.blocking_ledger import LedgerReader, LedgerWriter
+from bookies.client.blocking.blocking_log import Log
+
+__all__ = ["Administration", "Client", "LedgerReader", "LedgerWriter", "Log", "connect"]

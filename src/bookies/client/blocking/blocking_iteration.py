@@ -1,0 +1,63 @@
+"""Iterations without asyncio, over ledgers and logs. A step is a call; after a time-out it may be repeated."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, Protocol, TypeVar
+
+from bookies.client.base import Entry, EntryBatch
+from bookies.client.base.iteration import Batches
+
+T = TypeVar("T")
+
+
+class Caller(Protocol):
+    """Who runs coroutines for a thread that waits."""
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T: ...
+
+
+async def run(function: Callable[[], T]) -> T:
+    """Call it where the coroutine runs: for what has to happen on the loop's own thread, though it never waits."""
+    return function()
+
+
+async def next_or_none(items: AsyncIterator[T]) -> T | None:
+    """The next item, None at the end."""
+    return await anext(items, None)
+
+
+class BlockingBatches(Iterator[EntryBatch]):
+    """Batches, each waited for. After a `TimeoutError` it may be asked again."""
+
+    def __init__(self, thread: Caller, batches: Batches) -> None:
+        self._thread = thread
+        self._batches = batches
+
+    def __next__(self) -> EntryBatch:
+        batch = self._thread.call(next_or_none(self._batches))
+        if batch is None:
+            raise StopIteration
+        return batch
+
+
+class BlockingEntries(Iterator[Entry]):
+    """The entries of batches. After a `TimeoutError` it may be asked, or iterated over, again."""
+
+    def __init__(self, batches: Iterator[EntryBatch]) -> None:
+        self._batches = batches
+        self._entries: Iterator[Entry] = iter(())
+
+    def batches(self) -> Iterator[EntryBatch]:
+        """The same iteration, batch by batch; entries that were taken singly, or came with those, are not repeated."""
+        return self._batches
+
+    def __next__(self) -> Entry:
+        return next(iter(self))
+
+    def __iter__(self) -> Iterator[Entry]:
+        # A loop runs over this generator instead of `__next__`: three times as fast.
+        yield from self._entries
+        for batch in self._batches:
+            self._entries = batch.entries()
+            yield from self._entries

@@ -1,0 +1,99 @@
+"""Cursors of a log in the metadata store: read, move, delete, and the guard of truncations. See `protocol/log/cursors.py`.
+
+Every change is one transaction with a check of the list of ledgers, and every truncation one with a check of the
+cursors; whoever finds that the other side has changed meanwhile decides again. Source: pains H 67, 71.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from bookies.client.base.metadata_loop import back_off, repeated
+from bookies.client.write.manifest import ManifestLoop
+from bookies.errors import CursorBehind, RecordExists, RecordNotFound, VersionConflict
+from bookies.metadata.interface import MetadataDriver
+from bookies.metadata.interface.driver import RecordAt, RecordWrite, Step
+from bookies.protocol.log import Manifest, Position
+from bookies.protocol.log.cursors import Cursor, moved, pack_cursors, parse_cursors, passed
+from bookies.protocol.log.log_model import LedgerEnd
+from bookies.runtime.ports import Runtime
+
+CURSORS = "cursors/"  # what the names of their records begin with
+
+
+class LogCursors:
+    """The cursors of one log, whose list `records` reads and changes."""
+
+    def __init__(self, runtime: Runtime, driver: MetadataDriver, records: ManifestLoop) -> None:
+        self._runtime = runtime
+        self._driver = driver
+        self._records = records
+        self._record = CURSORS + records.name
+
+    async def read(self) -> tuple[dict[str, Cursor], int]:
+        """The cursors by name, and the version of their record; 0: there is none."""
+        try:
+            data, version = await self._driver.read_record(self._record)
+        except RecordNotFound:
+            return {}, 0
+        return parse_cursors(self._records.name, self._records.current.token, data), version
+
+    async def move(self, name: str, position: Position) -> None:
+        """Put a cursor somewhere, making it if there is none. Raises `LogTruncated`, `LogNotFound`."""
+        cursor = Cursor(name, position, self._runtime.clock.wall_ms())
+        await self._change(lambda found, manifest: moved(found, manifest, cursor))
+
+    async def delete(self, name: str) -> None:
+        """One that does not exist counts as deleted."""
+        await self._change(
+            lambda found, _: {each: at for each, at in found.items() if each != name} if name in found else None
+        )
+
+    async def _change(self, change: Callable[[Mapping[str, Cursor], Manifest], dict[str, Cursor] | None]) -> None:
+        async def attempt() -> bool:
+            manifest = await self._records.refresh()
+            found, version = await self.read()
+            changed = change(found, manifest)
+            if changed is None:
+                return True
+            data = pack_cursors(manifest.token, changed)
+            try:
+                await self._driver.transact(
+                    [RecordAt(self._records.record, self._records.version), RecordWrite(self._record, data, version)]
+                )
+            except (VersionConflict, RecordNotFound, RecordExists):
+                return False  # One of the two has changed: decide again.
+            return True
+
+        conflicts = 0
+        while not await repeated(self._runtime, attempt):
+            conflicts += 1
+            await back_off(self._runtime, conflicts)
+
+    def guard(self, before: Position, ends: Mapping[int, LedgerEnd]) -> Callable[[Manifest], Awaitable[Sequence[Step]]]:
+        """For a truncation to `before`: what has to be true when the list is changed. It raises `CursorBehind`."""
+
+        async def check(found: Manifest) -> Sequence[Step]:
+            cursors, version = await self.read()
+            behind = passed(cursors, found, before, ends)
+            if behind:
+                names = ", ".join(f"{each.name} (at {each.position})" for each in behind)
+                raise CursorBehind(
+                    f"log {self._records.name} cannot be truncated to {before}, because of its cursors {names}: "
+                    "truncate to the first of them, delete or move it, or force the truncation"
+                )
+            return [RecordAt(self._record, version)]
+
+        return check
+
+    async def delete_all(self) -> None:
+        """With a log that is being deleted."""
+
+        async def attempt() -> None:
+            try:
+                _, version = await self._driver.read_record(self._record)
+                await self._driver.delete_record(self._record, version)
+            except RecordNotFound:
+                pass  # None is left.
+
+        await repeated(self._runtime, attempt)

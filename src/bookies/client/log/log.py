@@ -1,0 +1,263 @@
+"""`Log`: entries without an end, as a list of ledgers. Create, lead, read, truncate, delete.
+
+A log has one *leader* at a time, who appends to it (`lead`). Taking the lead stops whoever has it, at any moment,
+without losing anything that was acknowledged; so processes that want to take turns need an election of their own, for
+their peace, not for the safety of the log. Readers need nobody's leave and disturb nobody.
+
+`protocol/log/log_model.py` says why it is safe. Source: client-protocol 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
+
+from bookies.client.base import Opening
+from bookies.client.base.arguments import TimeLimit, quorums, seconds, switch, whole_number
+from bookies.client.base.arguments import position as position_of
+from bookies.client.base.keys import digest_type_of
+from bookies.client.base.metadata_loop import repeated
+from bookies.client.base.segments import LOGS
+from bookies.client.log.cursor_store import LogCursors
+from bookies.client.log.log_operations import LogContext, empty, end_of, sweep, take_over, truncate
+from bookies.client.log.log_reader import LogReader
+from bookies.client.log.log_writer import LogWriter
+from bookies.client.log.transaction import COMMIT_TIMEOUT_S, OnOpenTail, Reaped, TransactionContext, reap
+from bookies.client.log.transaction_writer import LEDGER_SIZE, LogTransaction
+from bookies.client.write.manifest import ManifestLoop
+from bookies.errors import InvalidArgument, LedgerNotFound, LogExists, LogNotFound, RecordExists, RecordNotFound
+from bookies.metadata.interface import MetadataDriver
+from bookies.model import DigestType
+from bookies.protocol.log import Manifest, Position
+from bookies.protocol.log.cursors import Cursor
+from bookies.protocol.log.log_model import RAW, RECORD_FORMATS, check_log_name, emptied, pack_manifest
+from bookies.protocol.log.transaction import ORPHAN_GRACE_MS, REPLAY_GRACE_MS
+from bookies.runtime.ports import Runtime
+
+if TYPE_CHECKING:
+    from bookies.client.log.ledger_client import LedgerClient
+
+__all__ = ["LOGS", "Log"]
+
+
+class Log:
+    """One log by its name. Made by `Client.log`, which asks nobody: it may or may not exist."""
+
+    def __init__(
+        self, client: LedgerClient, runtime: Runtime, driver: MetadataDriver, name: str, password: bytes
+    ) -> None:
+        self.name = check_log_name(name)
+        self._client = client
+        self._runtime = runtime
+        self._driver = driver
+        self._password = password
+
+    def __repr__(self) -> str:
+        return f"<Log {self.name}>"
+
+    async def create(
+        self,
+        *,
+        ensemble: int = 3,
+        write_quorum: int | None = None,
+        ack_quorum: int | None = None,
+        digest: str | DigestType = "crc32c",
+        record_format: str = RAW,
+        exist_ok: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Make the log, without entries. The numbers are those of each of its ledgers: see `Client.create`.
+
+        `record_format`: what an entry is, for Spark: "raw", the value itself, or "envelope", with key, headers and
+        timestamp. `exist_ok`: content with one that exists, whatever its numbers. `timeout`: seconds. Raises
+        `LogExists`, `InvalidArgument`.
+        """
+        ensemble, write_quorum, ack_quorum = quorums(ensemble, write_quorum, ack_quorum)
+        token = f"{self._runtime.random.getrandbits(64):016x}"
+        now_ms = self._runtime.clock.wall_ms()
+        if record_format not in RECORD_FORMATS:
+            raise InvalidArgument(f"record_format={record_format!r}: expected one of {', '.join(RECORD_FORMATS)}")
+        new = Manifest(token, now_ms, ensemble, write_quorum, ack_quorum, digest_type_of(digest), record_format)
+
+        async def make() -> None:
+            try:
+                await self._driver.create_record(LOGS + self.name, pack_manifest(new))
+            except RecordExists:
+                found = await ManifestLoop(self._runtime, self._driver, self.name).refresh()
+                if found.is_deleting:
+                    raise LogExists(f"log {self.name} is being deleted: `delete` it again if that stopped") from None
+                if found.token != token and not exist_ok:  # otherwise it is ours, and the reply was lost
+                    raise LogExists(f"there is a log {self.name} already") from None
+
+        async with TimeLimit(timeout, f"create log {self.name}"):
+            await repeated(self._runtime, make)
+
+    async def manifest(self, *, timeout: float | None = None) -> Manifest:
+        """The list of its ledgers, as it is now. Raises `LogNotFound`."""
+        async with TimeLimit(timeout, f"read the list of log {self.name}"):
+            return (await self._parts()).records.current
+
+    def lead(
+        self,
+        *,
+        roll_size: int = 256 << 20,
+        roll_age: float = 7200.0,
+        is_candidate: Callable[[], bool] | None = None,
+        timeout: float | None = None,
+    ) -> Opening[LogWriter]:
+        """Become the leader, who appends: `async with log.lead() as writer`, or await it.
+
+        Whoever leads now is stopped, and gets `LogFenced`; all it was told to be stored stays. When this returns, all
+        entries before are readable, and only this writer can append. `roll_size`, `roll_age`: payload bytes, and
+        seconds, after which entries go to a new ledger. `is_candidate`: asked before each attempt; False ends them.
+        `timeout`: seconds.
+
+        Leaving the block closes the writer; leaving it by an exception only lets go of it. Raises `LogNotFound`,
+        `LogFenced` (not a candidate any more), `RecoveryFailed`, `NotEnoughBookies` and others that last too long.
+        """
+        roll_size = whole_number("roll_size", roll_size, 1)
+        if isinstance(roll_age, bool) or not isinstance(roll_age, int | float) or not roll_age > 0:
+            raise InvalidArgument(f"roll_age={roll_age!r}: must be a number of seconds above 0")
+
+        async def make() -> LogWriter:
+            parts = await self._parts()
+            return LogWriter(parts, await take_over(parts, is_candidate=is_candidate), roll_size, roll_age)
+
+        return Opening(make, timeout, f"take the lead of log {self.name}")
+
+    def open(self, *, timeout: float | None = None) -> Opening[LogReader]:
+        """Open it for reading and tailing. Raises `LogNotFound`. `timeout`: seconds."""
+
+        async def make() -> LogReader:
+            return LogReader(await self._parts())
+
+        return Opening(make, timeout, f"open log {self.name}")
+
+    # -- transactions --------------------------------------------------------------------------------------------
+    def transaction(
+        self,
+        app: str,
+        version: int,
+        *,
+        ledger_size: int = LEDGER_SIZE,
+        is_replacing: bool = False,
+        on_open_tail: OnOpenTail = "fail",
+        timeout: float | None = COMMIT_TIMEOUT_S,
+    ) -> LogTransaction:
+        """Append entries all at once, or not at all: `async with log.transaction("loader", 7) as txn`.
+
+        Repeat a block that failed with the same `app` and `version`: what was committed is not appended again.
+        Versions of one application only grow; a smaller one than the last counts as committed. `ledger_size`: payload
+        bytes of each ledger. `is_replacing`: the log holds nothing else afterwards. `on_open_tail`: what to do when a
+        leader writes the log: "fail", or "fence", that is, stop it. `timeout`: of the commit, seconds.
+
+        The block raises `LogNotFound`, what `LedgerWriter.append_many` raises, and when it ends `LogInUse`,
+        `TransactionRefused` (a stream's application), or `LogError` (no answer in time: repeat it to find out).
+        """
+        version, ledger_size = whole_number("version", version), whole_number("ledger_size", ledger_size, 1)
+        return LogTransaction(
+            self._transaction_parts(),
+            self.name,
+            app,
+            version,
+            ledger_size=ledger_size,
+            is_replacing=switch("is_replacing", is_replacing),
+            on_open_tail=on_open_tail,
+            timeout=seconds(timeout),
+        )
+
+    async def reap(
+        self,
+        *,
+        app: str | None = None,
+        dry_run: bool = False,
+        orphan_grace: float = ORPHAN_GRACE_MS / 1000,
+        replay_grace: float = REPLAY_GRACE_MS / 1000,
+    ) -> AsyncIterator[Reaped]:
+        """Delete what transactions wrote for this log and will not commit: tasks that died, attempts that lost.
+
+        One row for each ledger that the log does not list. `app`: only of this application. `orphan_grace`: seconds
+        after which a transaction that nobody knows of is given up; if it is committed later, that is refused.
+        `replay_grace`: the same for left-overs of committed ones. Reads the records of all ledgers of the cluster.
+        """
+        async for each in reap(
+            self._transaction_parts(),
+            self.name,
+            app=app,
+            is_dry_run=dry_run,
+            orphan_grace_ms=int(orphan_grace * 1000),
+            replay_grace_ms=int(replay_grace * 1000),
+        ):
+            yield each
+
+    def _transaction_parts(self) -> TransactionContext:
+        return TransactionContext(self._client, self._runtime, self._driver, self._password)
+
+    async def truncate(self, before: Position, *, force: bool = False, timeout: float | None = None) -> None:
+        """Let the log begin at a position; what is before it cannot be read any more, and its ledgers are deleted.
+
+        Anybody may do this, also while somebody leads. Of the last two ledgers nothing is deleted before others have
+        followed them. When it fails or is cancelled half-way, the next truncation or leader does the rest. Raises
+        `CursorBehind` (a cursor has not come so far) unless `force`, `LogTruncated` (a position that is not in the
+        log), `InvalidArgument` (behind its end), `LogNotFound`.
+        """
+        before, force = position_of("before", before), switch("force", force)
+        async with TimeLimit(timeout, f"truncate log {self.name}"):
+            await truncate(await self._parts(), before, is_forced=force)
+
+    async def cursors(self, *, timeout: float | None = None) -> dict[str, Cursor]:
+        """The named cursors: how far consumers have come. Truncation does not pass them. Raises `LogNotFound`."""
+        async with TimeLimit(timeout, f"read the cursors of log {self.name}"):
+            parts = await self._parts()
+            return (await repeated(self._runtime, parts.cursors.read))[0]
+
+    async def move_cursor(self, name: str, position: Position, *, timeout: float | None = None) -> None:
+        """Put a cursor before an entry, forward or back; one that does not exist is made.
+
+        `entry.position.next` says that the entry was dealt with. `name`: as names of logs. Raises `LogTruncated` (a
+        position that is not in the log), `LogNotFound`, `InvalidArgument`.
+        """
+        position = position_of("position", position)
+        async with TimeLimit(timeout, f"move cursor {name} of log {self.name}"):
+            await (await self._parts()).cursors.move(check_log_name(name), position)
+
+    async def delete_cursor(self, name: str, *, timeout: float | None = None) -> None:
+        """It holds nothing back any more; one that does not exist counts as deleted. Raises `LogNotFound`."""
+        async with TimeLimit(timeout, f"delete cursor {name} of log {self.name}"):
+            await (await self._parts()).cursors.delete(name)
+
+    async def delete(self, *, timeout: float | None = None) -> None:
+        """Delete the log and its ledgers for ever; one that does not exist counts as deleted.
+
+        Its leader is stopped. When it fails or is cancelled half-way, the log cannot be used any more: repeat it.
+        """
+        async with TimeLimit(timeout, f"delete log {self.name}"):
+            records = ManifestLoop(self._runtime, self._driver, self.name)
+            parts = self._parts_of(records)
+            try:
+                await repeated(self._runtime, records.refresh)
+                await empty(parts)
+                for ledger_id in (await records.update(emptied)).deleting:
+                    try:
+                        if not await self._client.is_sealed(ledger_id):
+                            await end_of(parts, ledger_id)  # Else its writer would go on with what nobody finds.
+                    except LedgerNotFound:
+                        continue  # An earlier deletion, or another one, was here.
+                await sweep(parts)
+                await parts.cursors.delete_all()
+                await repeated(self._runtime, records.sweep)
+                await repeated(self._runtime, lambda: self._driver.delete_record(records.record, records.version))
+            except (LogNotFound, RecordNotFound):
+                pass  # Nothing is left, whoever deleted it.
+
+    async def _parts(self) -> LogContext:
+        """With a fresh list. Raises `LogNotFound`."""
+        records = ManifestLoop(self._runtime, self._driver, self.name)
+        manifest = await repeated(self._runtime, records.refresh)
+        if manifest.is_deleting:
+            raise LogNotFound(f"log {self.name} is being deleted: `delete` it again if that stopped half-way")
+        return self._parts_of(records)
+
+    def _parts_of(self, records: ManifestLoop) -> LogContext:
+        cursors = LogCursors(self._runtime, self._driver, records)
+        return LogContext(self._client, self._runtime, records, cursors, self._password)

@@ -1,0 +1,302 @@
+"""`LogReader`: the entries of a log, ledger by ledger, in the order of its list. Disturbs nobody.
+
+A ledger is left for the next one only when it is closed and read to its end: that the list goes on does not say that
+the ledger before is complete, because a leader lists the next one first. Empty ledgers are normal: leaders that did
+not get to write. A ledger that is gone and not in the list any more was truncated; one that is still listed is lost.
+
+Source: client-protocol 5.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Self, TypeVar
+from weakref import WeakValueDictionary
+
+from bookies.client.base import EntryBatch
+from bookies.client.base.arguments import TimeLimit, position
+from bookies.client.base.iteration import Batches, Entries
+from bookies.client.log.log_operations import LogContext, Patience
+from bookies.client.read import LedgerReader
+from bookies.errors import BookKeeperError, LedgerClosed, LedgerNotFound, LogNotFound, LogTruncated
+from bookies.protocol.ledger.read import NEGATIVE
+from bookies.protocol.log import Manifest, Position
+from bookies.protocol.log.log_model import Extent
+
+T = TypeVar("T")
+POLL_S = 10.0  # how often a tail reads the list without being told of a change: a watch may have been lost
+
+
+class LogReader:
+    """A log open for reading; any number of iterations at once. Made by `Log.open`."""
+
+    def __init__(self, parts: LogContext) -> None:
+        self._parts = parts
+        self._is_closed = False
+        self._sources: WeakValueDictionary[int, _LogSource] = WeakValueDictionary()  # of its iterations, by number
+        self._count = 0
+
+    @property
+    def name(self) -> str:
+        return self._parts.records.name
+
+    @property
+    def manifest(self) -> Manifest:
+        """The list of ledgers as last seen."""
+        return self._parts.records.current
+
+    async def refresh(self, *, timeout: float | None = None) -> Manifest:
+        """Look at the list of ledgers again; cheap when it has not changed. Raises `LogNotFound`."""
+        async with TimeLimit(timeout, f"read the list of log {self.name}"):
+            manifest = await self._parts.records.refresh()
+        if manifest.is_deleting:
+            raise LogNotFound(f"log {self.name} is being deleted")
+        return manifest
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else "open"
+        return f"<LogReader {self.name} {state} ledgers={self.manifest.ledger_ids}>"
+
+    def read(self, start: Position | None = None, *, timeout: float | None = None) -> Entries:
+        """The entries from `start` on (None: from the beginning) up to what is confirmed when it gets there.
+
+        `async for entry in reader.read()`; `entry.position` is where it is, `entry.position.next` where to go on.
+        `.batches()` gives verified batches instead. `timeout`: seconds that a step may take.
+
+        Raises `LogTruncated` (what would come next is not in the log any more; `manifest` says where it begins),
+        `LedgerNotFound` (a ledger of the log is lost), and what `LedgerReader.read` raises.
+        """
+        return Entries(self._source(start, is_tail=False), timeout)
+
+    def tail(self, start: Position | None = None, *, timeout: float | None = None) -> Entries:
+        """The entries from `start` on (None: new ones only) as they are confirmed, without an end. See `read`."""
+        return Entries(self._source(start, is_tail=True), timeout)
+
+    def _source(self, start: Position | None, *, is_tail: bool) -> _LogSource:
+        start = None if start is None else position("start", start)
+        source = _LogSource(self, self._parts, start, is_tail=is_tail)
+        self._count += 1
+        self._sources[self._count] = source
+        return source
+
+    async def close(self) -> None:
+        """End its iterations. Idempotent."""
+        self._is_closed = True
+        for source in list(self._sources.values()):
+            await source.stop()
+
+    def check_open(self) -> None:
+        """Raises `LedgerClosed`."""
+        if self._is_closed:
+            raise LedgerClosed(f"the reader of log {self.name} is closed: open the log again")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class _LogSource:
+    """The batches of one iteration. `_next`: what is delivered next; None before the beginning is known."""
+
+    def __init__(self, reader: LogReader, parts: LogContext, start: Position | None, *, is_tail: bool) -> None:
+        self._reader = reader
+        self._parts = parts
+        self._next = start
+        self._is_tail = is_tail
+        self._extent: Extent | None = None  # what is being read, or was read to its end
+        self._is_complete = False  # whether it was
+        self._is_whole = False  # whether its end is known to be the end of what is read of it
+        self._ledger: LedgerReader | None = None
+        self._batches: Batches | None = None
+        self._patience = Patience(parts.runtime)
+        self._changed = asyncio.Event()  # the list, or the reader was closed
+
+    async def next_batch(self) -> EntryBatch | None:
+        while True:
+            self._reader.check_open()
+            if self._extent is None and not await self._begin():
+                return None
+            if self._is_complete and not await self._go_on():
+                return None
+            assert self._extent is not None
+            if self._batches is None:
+                await self._checked(self._open_extent(self._extent))
+            assert self._batches is not None
+            try:
+                batch = await self._checked(anext(self._batches, None))
+            except BookKeeperError as error:
+                if not self._is_tail:
+                    raise
+                await self._patience.pause(error)
+                self._batches = None  # Begin again behind what was delivered.
+                continue
+            if batch is not None:
+                self._patience.reset()
+                self._next = Position(batch.ledger_id, batch.last_entry_id).next
+                return batch
+            await self._let_go()
+            if not self._is_whole:
+                return None
+            self._is_complete = True
+
+    # -- which ledger --------------------------------------------------------------------------------------------
+    async def _begin(self) -> bool:
+        """Find the first extent; False: there is none, and nothing to wait for."""
+        manifest = await self._refreshed()
+        if self._next is None and self._is_tail:
+            await self._find_end(manifest)
+        elif self._next is None:
+            beginning = manifest.beginning
+            if beginning is None:
+                return False
+            self._enter(beginning)
+        else:
+            extent = manifest.find(self._next)
+            if extent is None:
+                raise LogTruncated(f"position {self._next} is not in log {self._reader.name}, which {_start(manifest)}")
+            if self._next.entry_id < extent.first:
+                raise self._truncated(manifest)
+            self._extent = extent
+        return True
+
+    async def _find_end(self, manifest: Manifest) -> None:
+        """Begin behind everything that is confirmed: in the first ledger that is not closed."""
+        for extent in manifest.extents:
+            if extent.last is not None:
+                continue
+            await self._open_ledger(extent.ledger_id)
+            ledger = self._ledger
+            assert ledger is not None
+            last = await self._persistently(ledger.read_last_add_confirmed)
+            if not ledger.is_sealed:
+                self._extent, self._next = extent, Position(extent.ledger_id, last).next
+                return
+        self._extent = manifest.extents[-1] if manifest.extents else Extent(-1, -1)  # an end before the beginning
+        self._is_complete = True
+
+    def _enter(self, extent: Extent) -> None:
+        self._extent = extent
+        self._is_complete = False
+        self._next = Position(extent.ledger_id, extent.first)
+
+    async def _go_on(self) -> bool:
+        """Move to the extent behind the present one, which has its end; False: there is none, and no waiting."""
+        assert self._extent is not None
+        manifest = await self._refreshed()
+        while (following := manifest.after(self._extent.seq)) is None:
+            if not self._is_tail:
+                return False
+            self._reader.check_open()
+            manifest = await self._wait_for_change()
+        if self._extent.seq >= 0 and self._has_gap(manifest, following):
+            raise self._truncated(manifest)
+        self._enter(following)
+        return True
+
+    def _has_gap(self, manifest: Manifest, following: Extent) -> bool:
+        """Whether something between the present extent and the one that follows was truncated."""
+        assert self._extent is not None
+        if following.seq > self._extent.seq + 1:
+            return True
+        earlier = [each for each in manifest.extents if each.seq < following.seq]
+        return following.first > 0 and all(each.last is not None and each.first > each.last for each in earlier)
+
+    # -- one ledger ----------------------------------------------------------------------------------------------
+    async def _open_ledger(self, ledger_id: int) -> None:
+        await self._let_go()
+        opening = self._parts.client.open(ledger_id, password=self._parts.password)
+        self._ledger = await self._persistently(lambda: opening)
+
+    async def _open_extent(self, extent: Extent) -> None:
+        """Begin with what is to be read of it."""
+        assert self._next is not None
+        if self._ledger is None or self._ledger.ledger_id != extent.ledger_id:
+            await self._open_ledger(extent.ledger_id)
+        ledger, first = self._ledger, self._next.entry_id
+        assert ledger is not None
+        last = extent.last
+        if last is None and ledger.is_sealed:
+            last = ledger.last_add_confirmed
+        self._is_whole = last is not None or self._is_tail  # A tail ends with its ledger.
+        if last is None and not self._is_tail:
+            last = await ledger.read_last_add_confirmed()
+            self._is_whole = ledger.is_sealed
+        if last is None:
+            self._batches = ledger.tail(first).batches()
+        else:
+            self._batches = ledger.read_batches(first, last) if first <= last else Batches(_Nothing())
+
+    async def stop(self) -> None:
+        """Whoever waits for the next batch is told that the reader is closed."""
+        self._changed.set()
+        if self._ledger is not None:
+            await self._ledger.close()
+
+    async def _let_go(self) -> None:
+        ledger, self._ledger, self._batches = self._ledger, None, None
+        if ledger is not None:
+            await ledger.close()
+
+    # -- the list ------------------------------------------------------------------------------------------------
+    async def _refreshed(self) -> Manifest:
+        return await self._persistently(self._parts.records.refresh)
+
+    async def _wait_for_change(self) -> Manifest:
+        """The list, when it may have changed."""
+        self._changed.clear()
+        watch = self._parts.records.watch(self._changed.set)
+        try:
+            async with asyncio.timeout(POLL_S):
+                await self._changed.wait()
+        except TimeoutError:
+            pass  # Time to look anyway.
+        finally:
+            watch.cancel()
+        return await self._refreshed()
+
+    async def _checked(self, reading: Awaitable[T]) -> T:
+        """The result of reading from a ledger that may have been truncated meanwhile."""
+        try:
+            return await reading
+        except (LedgerNotFound, *NEGATIVE):
+            await self._let_go()
+            manifest = await self._refreshed()
+            assert self._extent is not None
+            listed = [extent for extent in manifest.extents if extent.seq == self._extent.seq]
+            if not listed or (self._next is not None and self._next.entry_id < listed[0].first):
+                raise self._truncated(manifest) from None
+            raise
+
+    async def _persistently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """What is asked for again while it fails in a way that may pass, by those who wait for the log to go on."""
+        while True:
+            try:
+                result = await call()
+            except BookKeeperError as error:
+                if not self._is_tail:
+                    raise
+                await self._patience.pause(error)
+            else:
+                self._patience.reset()
+                return result
+
+    def _truncated(self, manifest: Manifest) -> LogTruncated:
+        return LogTruncated(f"log {self._reader.name} {_start(manifest)}: what was to be read next is before it")
+
+
+class _Nothing:
+    """No batch."""
+
+    async def next_batch(self) -> EntryBatch | None:
+        return None
+
+
+def _start(manifest: Manifest) -> str:
+    beginning = manifest.beginning
+    return f"begins at {Position(beginning.ledger_id, beginning.first)}" if beginning is not None else "is empty"

@@ -1,0 +1,454 @@
+"""`LogWriter`: the leader of a log. Appends, rolls from ledger to ledger, and goes on after a failure.
+
+Entries go to one ledger at a time. A roll makes the next one and lists it while appends go on; then those that come
+wait at the gate until the old ledger is ended, and go to the new one. So nothing is acknowledged in a ledger before
+the one in front of it has its end.
+
+When an append fails, nobody knows what the ledger's end will be, and sending the entry again could bring it twice. So
+the ledger is recovered first, as by any new leader: what was appended is then stored for certain, or certainly is
+not, and only that goes to the next ledger, in its old order. If a ledger is fenced, somebody else takes over, and
+this writer ends.
+
+Source: client-protocol 5.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from bookies.client.base.arguments import TimeLimit, position, seconds, switch
+from bookies.client.base.metadata_loop import back_off
+from bookies.client.log.log_operations import PATIENCE_S, LogContext, discard, new_ledger, sweep, take_over, truncate
+from bookies.client.write import LedgerWriter
+from bookies.client.write.writer import BATCH_SIZE_MAX, Payload
+from bookies.errors import (
+    AckQuorumTimeout,
+    BookKeeperError,
+    InvalidArgument,
+    LedgerClosed,
+    LedgerFenced,
+    LogError,
+    LogFenced,
+    LogNotFound,
+    VersionConflict,
+)
+from bookies.protocol.log import Manifest, Position
+from bookies.protocol.log.log_model import LedgerEnd, ended, rolled
+from bookies.runtime.tasks import Tasks
+
+OVERHEAD_MAX = 128  # bytes that an entry takes beside its payload, at most
+ROLL_RETRY_S = 10.0  # after a roll that could not begin; until then the present ledger has to do
+
+
+@dataclass(slots=True)
+class _Failed:
+    """An append that has to wait for its ledger's end. `number`: in the order in which they came."""
+
+    number: int
+    decided: asyncio.Future[None]
+
+
+class LogWriter:
+    """The one writer of a log, until another process takes over. Made by `Log.lead`."""
+
+    def __init__(self, parts: LogContext, ledger: LedgerWriter, roll_size: int, roll_age_s: float) -> None:
+        self._parts = parts
+        self._records = parts.records
+        self._roll_size = roll_size
+        self._roll_age_s = roll_age_s
+        self._epoch = parts.records.current.epoch
+        self._loop = asyncio.get_running_loop()
+        self._tasks = Tasks(self._task_died)
+        self._changing = asyncio.Lock()  # held by what changes the ledger: one roll or recovery at a time
+        self._gate = asyncio.Lock()  # held while no append may go to a ledger
+        self._gate_count = 0  # appends at the gate
+        self._failed: list[_Failed] = []
+        self._count = 0  # appends so far
+        self._ends: dict[int, LedgerEnd] = {}  # of the ledgers that this writer has written, once they are decided
+        self._next: LedgerWriter | None = None  # of a roll: made, perhaps in the list, not written to yet
+        self._error: BookKeeperError | None = None  # what ended this writer
+        self._is_rolling = self._is_recovering = False
+        self._roll_not_before = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._futile_count = 0  # ledgers one after the other that failed before anything was confirmed
+        self._futile_since = 0.0
+        self._install(ledger)
+        if self._records.current.deleting:
+            self._tasks.start(self._sweep(), f"sweep up after log {self.name}")
+
+    # -- what it is ----------------------------------------------------------------------------------------------
+    @property
+    def name(self) -> str:
+        return self._records.name
+
+    @property
+    def epoch(self) -> int:
+        """Grows with every leader, and every time this one goes on after a failure."""
+        return self._epoch
+
+    @property
+    def ledger_id(self) -> int:
+        """Where entries go at present."""
+        return self._ledger.ledger_id
+
+    @property
+    def manifest(self) -> Manifest:
+        """The list of ledgers as this writer knows it."""
+        return self._records.current
+
+    def __repr__(self) -> str:
+        state = "open" if self._error is None else f"ended({type(self._error).__name__})"
+        return f"<LogWriter {self.name} {state} epoch={self._epoch} {self._ledger!r}>"
+
+    # -- appending -----------------------------------------------------------------------------------------------
+    async def append(self, payload: Payload, *, timeout: float | None = None) -> Position:
+        """Append one entry; its position, once it is durable on the ack quorum. `timeout`: seconds.
+
+        Raises `LogFenced` (another process leads now: the entry may or may not be in the log), `AckQuorumTimeout`
+        (not confirmed in time: the same), `LedgerClosed` (the writer was closed), `InvalidArgument` (too large), and
+        what keeps this writer from going on after a failure; that has ended it then.
+        """
+        if timeout is not None:
+            return await self._in_time(self._append([payload]), timeout)
+        if self._gate_count or self._error is not None or self._gate.locked():
+            return await self._append([payload])
+        self._count = number = self._count + 1
+        ledger = self._ledger  # From here on as in `_append`, which would cost half as much again per entry.
+        try:
+            entry_id = await ledger.append(payload)
+        except InvalidArgument:
+            raise
+        except BookKeeperError as error:
+            return await self._append_left([payload], number, ledger, error)
+        self._size += len(payload)
+        if self._size >= self._roll_size:
+            self._roll_soon()
+        return Position(ledger.ledger_id, entry_id)
+
+    async def append_many(self, payloads: Iterable[Payload], *, timeout: float | None = None) -> Position:
+        """Append entries one behind the other, without any between them; the last position, once all are durable.
+
+        They are in one ledger, unless it fails meanwhile. Raises as `append`; then some of them may be in the log.
+        """
+        batch = list(payloads)
+        if not batch:
+            raise InvalidArgument("append_many needs at least one payload")
+        if timeout is None:
+            return await self._append(batch)
+        return await self._in_time(self._append(batch), timeout)
+
+    async def _in_time(self, appending: Coroutine[object, object, Position], timeout: float) -> Position:
+        try:
+            async with asyncio.timeout(seconds(timeout)):
+                return await appending
+        except TimeoutError:
+            raise AckQuorumTimeout(f"not confirmed in time: it may or may not be in log {self.name}") from None
+
+    async def _append(self, batch: list[Payload]) -> Position:
+        self._count = number = self._count + 1
+        if self._gate_count or self._gate.locked():
+            await self._pass_gate()
+        return await self._send(batch, number)
+
+    async def _send(self, batch: list[Payload], number: int) -> Position:
+        if self._error is not None:
+            raise self._ended()
+        # Nothing is awaited between here and the ledger's own queue: appends keep the order in which they came.
+        ledger = self._ledger
+        try:
+            entry_id = await (ledger.append(batch[0]) if len(batch) == 1 else ledger.append_many(batch))
+        except InvalidArgument:
+            raise
+        except BookKeeperError as error:
+            return await self._append_left(batch, number, ledger, error)
+        self._add_size(batch)
+        return Position(ledger.ledger_id, entry_id)
+
+    async def _append_left(
+        self, batch: list[Payload], number: int, ledger: LedgerWriter, error: BookKeeperError
+    ) -> Position:
+        """Append what of a batch is not in the ledger that failed. Those who wait for that are not kept at the gate."""
+        left = await self._left_of(batch, number, ledger, error)
+        self._add_size(batch[: len(batch) - len(left)])
+        if left:
+            return await self._send(left, number)
+        assert error.entry_id is not None, "stored without having been sent"
+        return Position(ledger.ledger_id, error.entry_id)
+
+    async def _pass_gate(self) -> None:
+        """Wait behind those who came before."""
+        self._gate_count += 1
+        try:
+            async with self._gate:
+                pass
+        finally:
+            self._gate_count -= 1
+
+    def _add_size(self, batch: list[Payload]) -> None:
+        self._size += sum(map(len, batch))
+        if self._size >= self._roll_size:
+            self._roll_soon()
+
+    async def _left_of(
+        self, batch: list[Payload], number: int, ledger: LedgerWriter, error: BookKeeperError
+    ) -> list[Payload]:
+        """What of an append that failed is not in the log, once that is certain. Raises when it never will be."""
+        if self._error is not None:
+            raise self._unknown()
+        failed = _Failed(number, self._loop.create_future())
+        self._failed.append(failed)
+        if not self._is_recovering:
+            self._is_recovering = True
+            self._tasks.start(self._recover(ledger, error), f"recover log {self.name}")
+        try:
+            await failed.decided
+        except asyncio.CancelledError:
+            raise asyncio.CancelledError(f"append cancelled: it may or may not be in log {self.name}") from None
+        if error.entry_id is None and len(batch) > 1 and not self._is_one_piece(batch):
+            text = f"{error.message}: of the batch nothing, or some at its front, is in log {self.name}"
+            raise LogError(text) from error
+        if error.entry_id is None:
+            return batch
+        end = self._ends.get(ledger.ledger_id)
+        if end is None:
+            raise LogError(
+                f"the entry may or may not have been in log {self.name}, which was truncated there"
+            ) from error
+        stored = end.last_entry_id - (error.entry_id - len(batch))
+        return batch[max(0, stored) :]
+
+    def _is_one_piece(self, batch: list[Payload]) -> bool:
+        """Whether a ledger takes a batch as a whole or not at all. Of a larger one it counts no pieces."""
+        size_max = min(BATCH_SIZE_MAX, self._parts.client.config.memory_limit)
+        return sum(map(len, batch)) + OVERHEAD_MAX * len(batch) <= size_max
+
+    # -- going on after a failure --------------------------------------------------------------------------------
+    async def _recover(self, ledger: LedgerWriter, cause: BookKeeperError) -> None:
+        async with self._changing:
+            with contextlib.suppress(BookKeeperError):  # It has become that of every append, and of the writer.
+                await self._replace(ledger, cause)
+
+    async def _replace(self, ledger: LedgerWriter, cause: BookKeeperError) -> None:
+        """Recover a ledger that failed, go on with another, and tell the appends that wait what became of them.
+
+        Raises what ended the writer.
+        """
+        if self._error is not None:
+            self._wake_failed()
+            raise self._error
+        async with self._gate:
+            if self._ledger is ledger:
+                try:
+                    if _is_fenced(cause):
+                        raise LogFenced(f"another process is taking log {self.name} over") from cause
+                    await ledger.close()
+                    await self._pause(ledger, cause)
+                    following = await take_over(self._parts, leader=self._epoch)
+                except BookKeeperError as error:
+                    self._end(error)
+                    raise
+                # Somebody who truncates may have noted ends before we took over.
+                self._ends.update((each.ledger_id, each.end) for each in self.manifest.extents if each.end is not None)
+                self._epoch = self._records.current.epoch
+                if self._next is not None:
+                    await self._put_away(self._next)
+                self._install(following)
+            self._wake_failed()
+            await asyncio.sleep(0)  # They go first, in their old order; then those at the gate, or the end.
+
+    async def _pause(self, ledger: LedgerWriter, cause: BookKeeperError) -> None:
+        """Do not fill the list with ledgers that hold nothing. Raises why they do when they have for too long."""
+        now = self._loop.time()
+        if ledger.last_add_confirmed >= 0:
+            self._futile_count = 0
+            return
+        if self._futile_count == 0:
+            self._futile_since = now
+        if now - self._futile_since >= PATIENCE_S:
+            raise cause.__cause__ if isinstance(cause.__cause__, BookKeeperError) else cause
+        self._futile_count += 1
+        await back_off(self._parts.runtime, self._futile_count)
+
+    async def _put_away(self, ledger: LedgerWriter) -> None:
+        """The next ledger of a roll that did not end."""
+        self._next = None
+        if ledger.ledger_id in self._records.current.ledger_ids:
+            await ledger.close()
+        else:
+            await discard(self._parts, ledger)
+
+    def _wake_failed(self) -> None:
+        self._is_recovering = False
+        order, self._failed = sorted(self._failed, key=lambda each: each.number), []
+        for each in order:
+            if each.decided.done():
+                continue
+            if self._error is None:
+                each.decided.set_result(None)
+            else:
+                each.decided.set_exception(self._unknown())
+
+    def _install(self, ledger: LedgerWriter) -> None:
+        self._ledger = ledger
+        self._size = 0
+        self._await_age()
+
+    def _end(self, error: BookKeeperError) -> None:
+        """Nothing more is appended."""
+        if self._error is None:
+            self._error = error
+        if self._timer is not None:
+            self._timer.cancel()
+        self._wake_failed()
+
+    def _ended(self) -> BookKeeperError:
+        assert self._error is not None
+        error = copy.copy(self._error)
+        error.args = (f"the leader of log {self.name} has ended, nothing was sent: {self._error.message}",)
+        return error
+
+    def _unknown(self) -> BookKeeperError:
+        assert self._error is not None
+        error = copy.copy(self._error)
+        error.args = (f"{self._error.message}: the entry may or may not be in the log",)
+        error.__cause__ = self._error
+        return error
+
+    def _task_died(self, cause: BaseException) -> None:
+        """A background task failed in a way that it does not know: our own mistake. Nobody may wait for it."""
+        error = LogError(f"the leader of log {self.name} has failed: {cause!r}")
+        error.__cause__ = cause
+        self._end(error)
+
+    # -- rolling -------------------------------------------------------------------------------------------------
+    async def roll(self, *, timeout: float | None = None) -> None:
+        """Go on in a new ledger, and end the present one.
+
+        Raises `LogFenced`, `NotEnoughBookies` and `MetadataError`; after the last two the writer goes on as before.
+        """
+        if self._error is not None:
+            raise self._ended()
+        async with TimeLimit(timeout, f"roll log {self.name}"):
+            await self._roll(self._ledger)
+
+    async def _roll(self, ledger: LedgerWriter) -> None:
+        """Cancelling it leaves a ledger that the next roll uses. Source: client-protocol 5.3."""
+        async with self._changing:
+            if self._ledger is not ledger or self._error is not None:
+                return  # It was replaced while we waited.
+            if self._next is None:
+                self._next = await new_ledger(self._parts, self._epoch)
+            following, ends = self._next, self._ends
+            try:
+                await self._records.update(
+                    lambda found: rolled(found, self._epoch, ledger.ledger_id, following.ledger_id, ends)
+                )
+            except (LogFenced, LogNotFound) as error:
+                self._end(error)
+                raise
+            try:
+                async with self._gate:
+                    last = await ledger.seal()
+                    self._ends = {ledger.ledger_id: LedgerEnd(last, ledger.length)}
+                    self._next = None
+                    self._install(following)
+            except BookKeeperError as error:
+                await self._replace(ledger, error)
+            else:
+                await ledger.close()
+
+    def _await_age(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(self._roll_age_s, self._aged)
+
+    def _aged(self) -> None:
+        if self._size:
+            self._roll_soon()
+        self._await_age()
+
+    def _roll_soon(self) -> None:
+        if not self._is_rolling and self._error is None and self._loop.time() >= self._roll_not_before:
+            self._is_rolling = True
+            self._tasks.start(self._roll_in_time(self._ledger), f"roll log {self.name}")
+
+    async def _roll_in_time(self, ledger: LedgerWriter) -> None:
+        try:
+            await self._roll(ledger)
+        except BookKeeperError:
+            self._roll_not_before = self._loop.time() + ROLL_RETRY_S  # The present ledger is as good as before.
+        finally:
+            self._is_rolling = False
+
+    # -- the rest ------------------------------------------------------------------------------------------------
+    async def truncate(self, before: Position, *, force: bool = False, timeout: float | None = None) -> None:
+        """See `Log.truncate`."""
+        before, force = position("before", before), switch("force", force)
+        async with TimeLimit(timeout, f"truncate log {self.name}"):
+            await truncate(self._parts, before, self._ledger, is_forced=force)
+
+    async def _sweep(self) -> None:
+        with contextlib.suppress(BookKeeperError):  # The next truncation or leader does it.
+            await sweep(self._parts)
+
+    async def close(self, *, timeout: float | None = None) -> None:
+        """Wait for what was appended, end the last ledger, and lead no more. Idempotent.
+
+        Raises `LogFenced`, or what keeps the ledger from being ended; the next leader does it then.
+        """
+        try:
+            if self._error is None:
+                async with TimeLimit(timeout, f"end log {self.name} in order"):
+                    await self._seal()
+        finally:
+            await self.abandon()
+
+    async def _seal(self) -> None:
+        async with self._changing:
+            while self._error is None:
+                ledger = self._ledger
+                try:
+                    async with self._gate:
+                        last = await ledger.seal()
+                        self._end(LedgerClosed("the writer was closed"))
+                except BookKeeperError as error:
+                    await self._replace(ledger, error)
+                    continue
+                self._ends[ledger.ledger_id] = LedgerEnd(last, ledger.length)
+                with contextlib.suppress(BookKeeperError):  # Only so that the next leader need not ask.
+                    await self._records.update(lambda found: ended(found, self._ends))
+
+    async def abandon(self) -> None:
+        """Let go of the log without ending its last ledger: the next leader does. What is pending becomes unknown."""
+        self._end(LedgerClosed("the writer was closed"))
+        await self._tasks.stop()
+        if self._next is not None:
+            await self._next.close()
+        await self._ledger.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close after a normal end of the block; after an exception only let go."""
+        if kind is None:
+            await self.close()
+        else:
+            await self.abandon()
+
+
+def _is_fenced(error: BaseException | None) -> bool:
+    """Whether somebody else ends, or has ended, the ledger."""
+    while error is not None:
+        if isinstance(error, LedgerFenced | VersionConflict):
+            return True
+        error = error.__cause__
+    return False

@@ -1,0 +1,419 @@
+"""Commit, abort and reap transactions: the shell of `protocol/log/transaction.py`.
+
+Everything here reads the lists, asks what to do, and does it with one conditional write to the metadata store. When
+that finds something changed, or its answer is lost, it begins again; nothing needs to be remembered.
+
+Source: spark 4.3, 4.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+
+from bookies.client.base.metadata_loop import PROMPT_CONFLICTS, back_off
+from bookies.client.base.segments import LOGS, LogStore
+from bookies.client.log.cursor_store import LogCursors
+from bookies.client.log.log_operations import LogContext, sweep
+from bookies.client.write.manifest import ManifestLoop
+from bookies.errors import (
+    BookKeeperError,
+    InvalidArgument,
+    LedgerNotFound,
+    LogError,
+    LogInUse,
+    LogNotFound,
+    MetadataError,
+    RecordExists,
+    RecordNotFound,
+    TransactionRefused,
+    VersionConflict,
+)
+from bookies.metadata.interface import MetadataDriver
+from bookies.metadata.interface.driver import (
+    TRANSACTION_STEPS_MAX,
+    LedgerAt,
+    LedgerDeletion,
+    RecordAt,
+    RecordWrite,
+    Step,
+    Versioned,
+)
+from bookies.protocol.log import Manifest
+from bookies.protocol.log.log_model import LedgerEnd, parse_manifest
+from bookies.protocol.log.log_segments import stored
+from bookies.protocol.log.transaction import (
+    ORPHAN_GRACE_MS,
+    REPLAY_GRACE_MS,
+    Committed,
+    Fate,
+    OpenTail,
+    Swap,
+    Transaction,
+    decide,
+    fate,
+    label,
+    unfitness,
+)
+from bookies.runtime.ports import Runtime
+
+if TYPE_CHECKING:
+    from bookies.client.log.ledger_client import LedgerClient
+
+READS_AT_ONCE = 32  # of ledgers' records
+DELETIONS_MAX = 256  # ledgers in one conditional deletion: what a conflict makes us do again
+COMMIT_TIMEOUT_S = 120.0
+COMMIT_CONFLICTS_MAX = 100
+OnOpenTail = Literal["fail", "fence"]
+ConditionFailed = (VersionConflict, LedgerNotFound, RecordNotFound, RecordExists)
+
+
+class TransactionContext(NamedTuple):
+    """What it takes to work on transactions. `password`: of the ledgers."""
+
+    client: LedgerClient
+    runtime: Runtime
+    driver: MetadataDriver
+    password: bytes
+
+
+class Found(NamedTuple):
+    """A log's list as read. `manifest` None, `version` 0: there is no such log."""
+
+    manifest: Manifest | None
+    version: int
+
+
+class Reaped(NamedTuple):
+    """What the reaper found. `outcome`: "listed", "young", "migrated" (a copy from another cluster, left alone),
+    "garbage" (of a dry run), "deleted", or why it was not.
+    """
+
+    ledger_id: int
+    app: str
+    version: str
+    partition: str
+    age_ms: int
+    size: int
+    outcome: str
+
+
+async def read_head(driver: MetadataDriver, log: str) -> Manifest | None:
+    """A log's record, in which the older extents may be missing; None: there is no such log."""
+    try:
+        data, _ = await driver.read_record(LOGS + log)
+    except RecordNotFound:
+        return None
+    return parse_manifest(log, data)
+
+
+async def read_log(store: LogStore) -> Found:
+    """Raises `MetadataError`."""
+    try:
+        return Found(*await store.read())
+    except RecordNotFound:
+        return Found(None, 0)
+
+
+# -- commit ----------------------------------------------------------------------------------------------------------
+
+
+async def commit(
+    parts: TransactionContext,
+    txn: Transaction,
+    *,
+    on_open_tail: OnOpenTail = "fail",
+    timeout: float | None = COMMIT_TIMEOUT_S,
+    conflicts_max: int = COMMIT_CONFLICTS_MAX,
+) -> bool:
+    """Put a transaction's ledgers into its logs, all or none; False when that had been done before.
+
+    `on_open_tail`: what to do when a leader writes
+    the last ledger of a log: "fail", or "fence" it. `timeout`: seconds. Ledgers of another attempt at a transaction
+    that was committed are deleted.
+
+    Raises `TransactionRefused` (never will be committed), `LogInUse`, `LogNotFound`; and `LogError` when it could not
+    be done in time: then it may or may not have been committed, and a repetition finds out.
+    """
+    if on_open_tail not in get_args(OnOpenTail):
+        raise InvalidArgument(f"on_open_tail={on_open_tail!r}: expected 'fail' or 'fence'")
+    if not txn.ledgers:
+        raise InvalidArgument("a transaction of no log")
+    try:
+        async with asyncio.timeout(timeout):
+            return await _Commit(parts, txn, on_open_tail, conflicts_max).run()
+    except TimeoutError:
+        raise LogError(
+            f"transaction {txn.name} was not confirmed within {timeout:g} s: it may or may not be in "
+            f"{_logs(txn)}; repeat it with the same identity to find out"
+        ) from None
+
+
+def _logs(txn: Transaction) -> str:
+    return f"log {', '.join(txn.ledgers)}" if len(txn.ledgers) == 1 else f"logs {', '.join(txn.ledgers)}"
+
+
+class _Again(Exception):
+    """What was read does not fit together any more, or not yet."""
+
+
+class _Commit:
+    """One commit. `_ends`: of ledgers at the end of logs, decided once and for ever."""
+
+    def __init__(
+        self, parts: TransactionContext, txn: Transaction, on_open_tail: OnOpenTail, conflicts_max: int
+    ) -> None:
+        self._parts = parts
+        self._txn = txn
+        self._is_fencing = on_open_tail == "fence"
+        self._conflicts_max = conflicts_max
+        self._stores = {log: LogStore(parts.driver, log) for log in txn.ledgers}
+        self._ends: dict[int, LedgerEnd] = {}
+        self._missing_at: dict[str, int] | None = None  # the lists' versions when one of the ledgers was not there
+
+    async def run(self) -> bool:
+        conflicts = failures = 0
+        while True:
+            try:
+                return await self._attempt()
+            except (_Again, *ConditionFailed) as error:
+                conflicts += 1
+                failures = 0
+                if conflicts > self._conflicts_max:
+                    raise LogError(
+                        f"transaction {self._txn.name} met {conflicts} conflicts in a row: too many writers commit to "
+                        f"{_logs(self._txn)}; it is not committed"
+                    ) from error
+            except BookKeeperError as error:
+                failures += 1
+                if not error.retriable:
+                    raise
+            if (count := max(0, conflicts - PROMPT_CONFLICTS) + failures) > 0:
+                await back_off(self._parts.runtime, count)
+
+    async def _attempt(self) -> bool:
+        """The numbers are those of spark 4.3. Raises `_Again`, `ConditionFailed`: begin again."""
+        found = await self._read()  # (2)
+        now_ms = self._parts.runtime.clock.wall_ms()
+        manifests = {log: each.manifest for log, each in found.items() if each.manifest is not None}
+        decision = decide(manifests, self._txn, self._ends, now_ms)
+        if isinstance(decision, Committed):  # (3)
+            with contextlib.suppress(BookKeeperError):  # It is committed, whatever becomes of the garbage.
+                await _delete_unlisted(self._parts, decision.unlisted)
+            return False
+        if isinstance(decision, OpenTail):
+            await self._end(decision)
+            raise _Again
+        await self._swap(found, decision)
+        if self._txn.is_replacing:
+            await self._sweep()
+        return True
+
+    async def _read(self) -> Mapping[str, Found]:
+        found = {}
+        for log in self._txn.ledgers:
+            found[log] = await read_log(self._stores[log])
+            manifest = found[log].manifest
+            if manifest is None:
+                raise LogNotFound(f"there is no log {log}")
+            if self._txn.tokens.get(log, manifest.token) != manifest.token:
+                raise TransactionRefused(
+                    f"log {log} was deleted and made again while transaction {self._txn.name} was written for it"
+                )
+        return found
+
+    async def _end(self, tail: OpenTail) -> None:
+        """Learn the ends of what is open, or decide them."""
+        for log, ledger_ids in tail.ledgers.items():
+            for ledger_id in ledger_ids:
+                try:
+                    metadata = await self._parts.client.metadata(ledger_id)
+                    if not metadata.is_closed and not self._is_fencing:
+                        raise LogInUse(
+                            f"ledger {ledger_id}, the last one of log {log}, is being written by a leader, or was left "
+                            "open by one: close the writer, or end it with onOpenTail=fence"
+                        )
+                    if not metadata.is_closed:
+                        ledger = await self._parts.client.recover(ledger_id, password=self._parts.password)
+                        await ledger.close()
+                        metadata = ledger.metadata
+                except LedgerNotFound:
+                    raise _Again from None  # Truncated meanwhile, or lost: the list tells.
+                self._ends[ledger_id] = LedgerEnd(metadata.last_entry_id, metadata.length)
+
+    async def _swap(self, found: Mapping[str, Found], swap: Swap) -> None:
+        steps: list[Step] = list(await self._checked_ledgers(found))  # (5)
+        layouts = {log: stored(log, manifest) for log, manifest in swap.manifests.items()}
+        for log, layout in layouts.items():
+            steps += await self._stores[log].prepare(layout)
+            steps.append(RecordWrite(LOGS + log, layout.head, found[log].version))
+        version = await self._parts.driver.transact(steps)  # (6)
+        for log, layout in layouts.items():
+            with contextlib.suppress(MetadataError):  # Else the next sweep does it.
+                await self._stores[log].delete(layout.dropped, version)
+
+    async def _checked_ledgers(self, found: Mapping[str, Found]) -> Sequence[LedgerAt]:
+        """Every ledger of the transaction at the version at which it was found to be as its task said."""
+        records = await read_ledgers(self._parts.driver, self._txn.ledger_ids)
+        steps = []
+        for log, written in self._txn.ledgers.items():
+            for each in written:
+                record = records[each.ledger_id]
+                if record is None:
+                    raise self._missing(each.ledger_id, {name: at.version for name, at in found.items()})
+                if why := unfitness(record.metadata, self._txn, log, each):
+                    raise TransactionRefused(
+                        f"ledger {each.ledger_id} is not what transaction {self._txn.name} wrote: {why}"
+                    )
+                if not record.metadata.is_closed:
+                    raise _Again  # Its end is on its way from one replica of the store to another.
+                steps.append(LedgerAt(each.ledger_id, record.version))
+        return steps
+
+    def _missing(self, ledger_id: int, versions: dict[str, int]) -> Exception:
+        """A ledger is gone: given up, unless the lists have changed since they were read, and say that it was used."""
+        if self._missing_at != versions:
+            self._missing_at = versions
+            return _Again()
+        return TransactionRefused(
+            f"ledger {ledger_id} of transaction {self._txn.name} does not exist any more: an abort or the reaper gave "
+            f"the transaction up, or it was committed to {_logs(self._txn)} and truncated since; nothing was changed"
+        )
+
+    async def _sweep(self) -> None:
+        """Delete what was replaced. Best effort: the next truncation or leader of the log does it."""
+        for log in self._txn.ledgers:
+            with contextlib.suppress(BookKeeperError):
+                client, runtime, driver, password = self._parts
+                records = ManifestLoop(runtime, driver, log)
+                await records.refresh()
+                await sweep(LogContext(client, runtime, records, LogCursors(runtime, driver, records), password))
+
+
+async def read_ledgers(driver: MetadataDriver, ledger_ids: Sequence[int]) -> dict[int, Versioned | None]:
+    """The records; None: there is none. Raises `MetadataError`."""
+
+    async def read(ledger_id: int) -> Versioned | None:
+        try:
+            return await driver.read_ledger(ledger_id)
+        except LedgerNotFound:
+            return None
+
+    found: dict[int, Versioned | None] = {}
+    for start in range(0, len(ledger_ids), READS_AT_ONCE):
+        some = ledger_ids[start : start + READS_AT_ONCE]
+        found.update(zip(some, await asyncio.gather(*map(read, some)), strict=True))
+    return found
+
+
+# -- abort -----------------------------------------------------------------------------------------------------------
+
+
+async def abort(parts: TransactionContext, txn: Transaction, *, timeout: float | None = COMMIT_TIMEOUT_S) -> bool:
+    """Delete those ledgers of a transaction that its logs do not name; whether that was done.
+
+    After a commit that took effect, whatever its caller was told, nothing is deleted. Never raises for what the store
+    or a bookie does: what is left is garbage, for the reaper.
+    """
+    try:
+        async with asyncio.timeout(timeout):
+            await _delete_unlisted(parts, {log: [each.ledger_id for each in txn.ledgers[log]] for log in txn.ledgers})
+    except (BookKeeperError, TimeoutError):
+        return False
+    return True
+
+
+async def _delete_unlisted(parts: TransactionContext, ledgers: Mapping[str, Sequence[int]]) -> None:
+    """Delete what the lists do not name, as long as they do not."""
+    for log, ledger_ids in ledgers.items():
+        for start in range(0, len(ledger_ids), DELETIONS_MAX):
+            await _delete_some(parts, log, ledger_ids[start : start + DELETIONS_MAX])
+
+
+async def _delete_some(parts: TransactionContext, log: str, ledger_ids: Sequence[int]) -> None:
+    count = 0
+    store = LogStore(parts.driver, log)
+    while True:
+        try:
+            found = await read_log(store)
+            listed = () if found.manifest is None else (*found.manifest.ledger_ids, *found.manifest.deleting)
+            records = await read_ledgers(parts.driver, [each for each in ledger_ids if each not in listed])
+            there = {ledger_id: record.version for ledger_id, record in records.items() if record is not None}
+            if there:
+                await _delete_at(parts.driver, log, found.version, there)
+            return
+        except (*ConditionFailed, MetadataError) as error:
+            if not isinstance(error, ConditionFailed) and not error.retriable:
+                raise
+            count += 1
+            if count > COMMIT_CONFLICTS_MAX:
+                raise
+        await back_off(parts.runtime, count)
+
+
+async def _delete_at(driver: MetadataDriver, log: str, version: int, ledgers: Mapping[int, int]) -> None:
+    """Delete ledgers at their versions, as long as the log's list has its own."""
+    assert len(ledgers) < TRANSACTION_STEPS_MAX
+    deletions = [LedgerDeletion(ledger_id, at) for ledger_id, at in ledgers.items()]
+    await driver.transact([RecordAt(LOGS + log, version), *deletions])
+
+
+# -- the reaper ------------------------------------------------------------------------------------------------------
+
+
+async def reap(
+    parts: TransactionContext,
+    log: str,
+    *,
+    app: str | None = None,
+    is_dry_run: bool = False,
+    orphan_grace_ms: int = ORPHAN_GRACE_MS,
+    replay_grace_ms: int = REPLAY_GRACE_MS,
+) -> AsyncIterator[Reaped]:
+    """Find the ledgers that transactions wrote for a log, and delete those that no transaction will commit.
+
+    Looks at the records of all ledgers of the cluster. `app`: only of this application. An open one is recovered
+    first, so that a writer that is still alive stops. Yields one row per ledger that the log does not list.
+    """
+    found = await read_log(LogStore(parts.driver, log))  # What is deleted is checked again, one by one.
+    async for metadata in parts.client.ledgers(label=("sink.app", app) if app is not None else ("sink.log", log)):
+        if label(metadata, "log") != log:
+            continue
+        now_ms = parts.runtime.clock.wall_ms()
+        decided = fate(
+            found.manifest, metadata, now_ms, orphan_grace_ms=orphan_grace_ms, replay_grace_ms=replay_grace_ms
+        )
+        if decided is Fate.LISTED:
+            continue
+        outcome = decided.value
+        if decided is Fate.GARBAGE and not is_dry_run:
+            outcome = await _reap_one(parts, log, metadata.ledger_id)
+        created = label(metadata, "created")
+        yield Reaped(
+            metadata.ledger_id,
+            label(metadata, "app"),
+            label(metadata, "version"),
+            label(metadata, "partition"),
+            now_ms - int(created) if created.isdigit() else now_ms,
+            metadata.length if metadata.is_closed else 0,
+            outcome,
+        )
+
+
+async def _reap_one(parts: TransactionContext, log: str, ledger_id: int) -> str:
+    """What became of it: "deleted", or why it was not."""
+    try:
+        if not await parts.client.is_sealed(ledger_id):
+            await (await parts.client.recover(ledger_id, password=parts.password)).close()
+        await _delete_some(parts, log, [ledger_id])
+    except LedgerNotFound:
+        return "deleted"
+    except BookKeeperError as error:
+        return f"{type(error).__name__}: {error}"
+    found = await read_log(LogStore(parts.driver, log))
+    return "listed" if found.manifest is not None and ledger_id in found.manifest.ledger_ids else "deleted"
+
+
+__all__ = ["OnOpenTail", "TransactionContext", "Reaped", "abort", "commit", "read_head", "read_ledgers", "reap"]

@@ -1,0 +1,223 @@
+"""Write ledgers that a transaction puts into a log later; and a whole transaction by one process.
+
+`PartWriter` is the share of one task: it makes ledgers as the log's record says, labelled with where they belong,
+and closes them. Nobody sees them before somebody commits them; whoever dies leaves them to the reaper.
+
+Source: spark 4.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from bookies.client.log.transaction import OnOpenTail, TransactionContext, abort, commit, read_head
+from bookies.errors import BookKeeperError, InvalidArgument, LedgerClosed, LogNotFound
+from bookies.protocol.log import Manifest
+from bookies.protocol.log.log_model import Written
+from bookies.protocol.log.transaction import Origin, Transaction, labels_of
+
+if TYPE_CHECKING:
+    from bookies.client.write import LedgerWriter
+    from bookies.client.write.writer import Payload
+    from bookies.model import DigestType
+
+LEDGER_SIZE = 1 << 30  # payload bytes after which a task goes on in another ledger
+
+
+class PartWriter:
+    """Appends to ledgers of its own for one log. Made by `Log.part`. `manifest`: the log's list when it began."""
+
+    def __init__(
+        self,
+        parts: TransactionContext,
+        log: str,
+        manifest: Manifest,
+        origin: Origin,
+        *,
+        ledger_size: int = LEDGER_SIZE,
+        ensemble: int | None = None,
+        write_quorum: int | None = None,
+        ack_quorum: int | None = None,
+        digest: DigestType | None = None,
+    ) -> None:
+        self.log = log
+        self.token = manifest.token
+        self._parts = parts
+        self._origin = origin
+        self._ledger_size = ledger_size
+        self._shape = (
+            manifest.ensemble if ensemble is None else ensemble,
+            manifest.write_quorum if write_quorum is None else write_quorum,
+            manifest.ack_quorum if ack_quorum is None else ack_quorum,
+            manifest.digest if digest is None else digest,
+        )
+        self._turn = asyncio.Lock()  # appends follow each other, also while a ledger is being made
+        self._ledger: LedgerWriter | None = None
+        self._size = 0
+        self._written: list[Written] = []
+
+    async def append_many(self, payloads: Iterable[Payload]) -> None:
+        """Append entries. They are durable when `finish` returns. Raises as `LedgerWriter.append_many`."""
+        batch = list(payloads)
+        if batch:
+            async with self._turn:
+                ledger = await self._room(sum(map(len, batch)))
+                await ledger.push_many(batch)
+
+    async def append_packed(self, data: bytes, offsets: Sequence[int]) -> None:
+        """Append the entries that stand one after the other in `data`. `offsets`: their starts, and the last end."""
+        if len(offsets) > 1:
+            async with self._turn:
+                ledger = await self._room(offsets[-1] - offsets[0])
+                await ledger.push_many([data[start:end] for start, end in pairwise(offsets)])
+
+    async def _room(self, size: int) -> LedgerWriter:
+        """The ledger for so many bytes more."""
+        if self._ledger is not None and self._size and self._size + size > self._ledger_size:
+            await self._seal()
+        if self._ledger is None:
+            ensemble, write_quorum, ack_quorum, digest = self._shape
+            now_ms = self._parts.runtime.clock.wall_ms()
+            self._ledger = await self._parts.client.create(
+                ensemble=ensemble,
+                write_quorum=write_quorum,
+                ack_quorum=ack_quorum,
+                digest=digest,
+                password=self._parts.password,
+                labels=labels_of(self._origin, self.log, self.token, now_ms),
+            )
+            self._size = 0
+        self._size += size
+        return self._ledger
+
+    async def _seal(self) -> None:
+        assert self._ledger is not None
+        last = await self._ledger.seal()
+        self._written.append(Written(self._ledger.ledger_id, last, self._ledger.length))
+        ledger, self._ledger = self._ledger, None
+        await ledger.close()
+
+    async def finish(self) -> tuple[Written, ...]:
+        """Wait until everything is durable, and close the last ledger. Raises the first failure of an append."""
+        if self._ledger is not None:
+            await self._seal()
+        return tuple(self._written)
+
+    async def discard(self) -> None:
+        """Delete what was written. Best effort: what is left is labelled, and the reaper's."""
+        ledger_ids = [each.ledger_id for each in self._written]
+        if self._ledger is not None:
+            ledger_ids.append(self._ledger.ledger_id)
+            await self._ledger.close()
+            self._ledger = None
+        self._written.clear()
+        for ledger_id in ledger_ids:
+            with contextlib.suppress(BookKeeperError):
+                await self._parts.client.delete(ledger_id)
+
+
+class LogTransaction:
+    """Entries that get into a log all at once, or not at all: `async with log.transaction("loader", 7) as txn`.
+
+    Leaving the block commits; leaving it by an exception aborts. `was_committed_before`: known after the block; what
+    this one wrote is deleted then.
+    """
+
+    def __init__(
+        self,
+        parts: TransactionContext,
+        log: str,
+        app: str,
+        version: int,
+        *,
+        ledger_size: int,
+        is_replacing: bool,
+        on_open_tail: OnOpenTail,
+        timeout: float | None,
+    ) -> None:
+        if not app or version < 0:
+            raise InvalidArgument(f"transaction {app!r}, version {version}: a name, and a number from 0 on")
+        attempt = f"{parts.runtime.random.getrandbits(64):016x}"
+        self.was_committed_before = False
+        self._parts = parts
+        self._log = log
+        self._origin = Origin(app, version, "", 0, attempt)
+        self._ledger_size = ledger_size
+        self._is_replacing = is_replacing
+        self._on_open_tail: OnOpenTail = on_open_tail
+        self._timeout = timeout
+        self._part: PartWriter | None = None
+
+    async def append_many(self, payloads: Iterable[Payload]) -> None:
+        """Append entries; they are neither durable nor visible before the end of the block."""
+        await self._open_part().append_many(payloads)
+
+    async def append(self, payload: Payload) -> None:
+        """Append one entry. `append_many` costs less."""
+        await self._open_part().append_many([payload])
+
+    def _open_part(self) -> PartWriter:
+        if self._part is None:
+            raise LedgerClosed("a transaction is open inside its `async with` block only")
+        return self._part
+
+    async def __aenter__(self) -> Self:
+        self._part = await open_part(self._parts, self._log, self._origin, ledger_size=self._ledger_size)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        part, self._part = self._part, None
+        assert part is not None
+        if kind is not None:
+            await part.discard()
+            return
+        try:
+            written = await part.finish()
+        except (BookKeeperError, asyncio.CancelledError):
+            await part.discard()
+            raise
+        app, version, query = self._origin[:3]
+        txn = Transaction(
+            app, version, query, {self._log: written}, {self._log: part.token}, is_replacing=self._is_replacing
+        )
+        try:
+            is_new = await commit(self._parts, txn, on_open_tail=self._on_open_tail, timeout=self._timeout)
+        except BookKeeperError:
+            await abort(self._parts, txn, timeout=self._timeout)
+            raise
+        self.was_committed_before = not is_new
+
+
+async def open_part(
+    parts: TransactionContext,
+    log: str,
+    origin: Origin,
+    *,
+    ledger_size: int = LEDGER_SIZE,
+    ensemble: int | None = None,
+    write_quorum: int | None = None,
+    ack_quorum: int | None = None,
+    digest: DigestType | None = None,
+) -> PartWriter:
+    """Begin a part of a transaction on a log. Raises `LogNotFound`."""
+    manifest = await read_head(parts.driver, log)
+    if manifest is None or manifest.is_deleting:
+        raise LogNotFound(f"there is no log {log}" if manifest is None else f"log {log} is being deleted")
+    return PartWriter(
+        parts,
+        log,
+        manifest,
+        origin,
+        ledger_size=ledger_size,
+        ensemble=ensemble,
+        write_quorum=write_quorum,
+        ack_quorum=ack_quorum,
+        digest=digest,
+    )

@@ -1,0 +1,502 @@
+"""Fetch a range of entries: several requests in flight, each answer verified, bad and late replicas passed over.
+
+The range is cut at fragment boundaries into *asks*, and an ask into *parts*, one request each. Where every bookie of
+the ensemble stores every entry, an ask is one batch read, and successive asks go to different bookies. Of a striped
+ledger a bookie holds a few consecutive entries, which is what a part then asks for. Where there are no batch reads
+(protocol v3, old bookies) a part is a single read. Asks are planned ahead in a window that is bounded in bytes and in
+requests.
+
+A part whose bookie fails, or is late by that bookie's own standard, is asked for at its next replica; the first good
+answer counts and the others are forgotten. Only the ask that the caller waits for is treated so, because an answer
+that nobody waits for is not late. Nothing runs in the background: what is asked ahead are answers on their way, so an
+iteration that is dropped half-way leaves nothing behind. Source: client-protocol 3.3, 3.4, 3.7 and 3.8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from bookies.client.base import EntryBatch
+from bookies.client.base.bookie_ranking import READ, READ_BATCH
+from bookies.client.base.keys import Keys
+from bookies.client.read.offloaded import OffloadedFetch
+from bookies.client.read.read_one import Asked
+from bookies.client.transport import BookiePool
+from bookies.client.transport.connection import Outcome
+from bookies.config import KIB, ClientConfig
+from bookies.errors import BookieUnreachable, BookKeeperError, ClientClosed, DigestMismatch, MetadataError
+from bookies.model import BookieId, Ensemble, LedgerMetadata
+from bookies.protocol.ledger.offload import is_given_up
+from bookies.protocol.ledger.read import (
+    ReplicaReads,
+    StickyPosition,
+    is_connection_failure,
+    longest_run_first,
+    read_ranges,
+    replica_order,
+    run_size,
+    why_unreadable,
+)
+from bookies.protocol.quorums import write_set
+from bookies.wire.messages import BatchReadResponse, ReadResponse
+
+BATCH_SIZE = 1024 * KIB  # bytes asked for at once: with less, the cost of a request shows
+FILL = 0.75  # of BATCH_SIZE that a batch is planned to take, so that few answers stop at the size limit
+ASK_REQUESTS_MAX = 128  # requests of one ask
+REQUESTS_FIRST = 32  # requests in flight, until the size of the entries is known from some of them
+REQUESTS_MAX = 512  # requests in flight
+REPAIRS_MAX = 32  # parts asked for elsewhere at a time: a client that is slow itself must not flood the bookies
+LATE_S = 1.0  # a bookie that was late is asked last for so long
+GRACE_S = 0.002  # to take in answers that have arrived but were not looked at yet
+_record_head = struct.Struct(">I").pack
+
+
+@dataclass(slots=True)
+class FetchCounts:
+    """What was asked of bookies, and how it went; of one fetch, or of several in one loop.
+
+    `failures`: answers, or ends of connections, that delivered nothing, `digest_failures` those of them that did not
+    verify; `hedges`: requests made because another replica was late.
+    """
+
+    requests: int = 0
+    failures: int = 0
+    digest_failures: int = 0
+    hedges: int = 0
+
+
+@dataclass(slots=True)
+class _Part:
+    """Entries first..last, asked for in one request at a time from replicas of `first`, by position.
+
+    `data`: the answer, whose records begin at `start`: at least one, perhaps not all, and not verified; `error`: no
+    replica could deliver.
+    """
+
+    first: int
+    last: int
+    ensemble: Ensemble
+    order: Sequence[int]
+    reads: ReplicaReads
+    is_batch: bool
+    may_repeat: bool = True  # once, on other connections
+    asked: dict[int, tuple[asyncio.Future[Outcome], bool]] = field(default_factory=dict)  # (answer, is a batch read)
+    asked_at: float = 0.0  # when the last of them was sent
+    position: int = -1  # where `data` came from
+    data: bytes | None = None
+    start: int = 0
+    error: BookKeeperError | None = None
+
+
+@dataclass(slots=True)
+class _Ask:
+    """Consecutive parts that are waited for, and delivered, together."""
+
+    parts: deque[_Part]
+
+
+class RangeFetch:
+    """Entries first..last of one ledger, in order, as verified batches. The caller has checked the bounds.
+
+    `refresh`: reads the ledger's metadata anew, for when no replica delivers (they may have been replaced).
+    `entry_size`: payload bytes of a typical entry, as far as known. `learn`: is told of the last add confirmed that
+    bookies mention. `sticky`: the position to prefer, where any has every entry. `size_max`: bytes per batch.
+    `is_parallel`: ask all replicas at once. `counts`: where to count; default: of its own. `files`: of a record
+    and entries first..last, how to read what bookies need not have any more; None: only bookies are asked.
+    """
+
+    def __init__(
+        self,
+        pool: BookiePool,
+        config: ClientConfig,
+        keys: Keys,
+        metadata: LedgerMetadata,
+        first: int,
+        last: int,
+        *,
+        refresh: Callable[[], Awaitable[LedgerMetadata]],
+        entry_size: float,
+        learn: Callable[[int], object] | None = None,
+        sticky: StickyPosition | None = None,
+        size_max: int | None = None,
+        is_parallel: bool = False,
+        counts: FetchCounts | None = None,
+        files: Callable[[LedgerMetadata, int, int], OffloadedFetch] | None = None,
+    ) -> None:
+        self._files = files
+        self._rest: OffloadedFetch | None = None  # what delivers instead of the bookies
+        self.counts = FetchCounts() if counts is None else counts
+        self._pool = pool
+        self._keys = keys
+        self._metadata = metadata
+        self._last = last
+        self._refresh = refresh
+        self._learn = learn
+        self._sticky = sticky if metadata.ensemble_size == metadata.write_quorum else None
+        self._is_hedging = config.hedged_reads
+        self._is_parallel = is_parallel
+        self._batch_size = size_max or min(BATCH_SIZE, config.read_ahead_size // 2)
+        self._depth = 1 if size_max else config.read_ahead_size // self._batch_size
+        self._fill = 1.0 if size_max else FILL
+        self._requests_max = REQUESTS_FIRST
+        self._record_size = entry_size + 4 + keys.header_size  # bytes of a typical record
+        self._ranges = read_ranges(metadata, first, last, self._planned_count)
+        self._ahead: deque[_Ask] = deque()
+        self._in_flight = 0  # parts in `_ahead`
+        self._turn = first  # Many short ranges are spread over the replicas, too.
+        self._late_until: dict[BookieId, float] = {}
+        self._loop = asyncio.get_running_loop()
+
+    def begin_with(self, asked: Asked) -> None:
+        """The first entry, which is the last too, has been asked for. Before anything else."""
+        first, last, ensemble = next(self._ranges)
+        assert first == last == self._last
+        others = write_set(asked.position, len(ensemble), self._metadata.write_quorum)[1:]
+        order = [asked.position, *(replica_order(others, ensemble, self._ranking(None)) if others else ())]
+        part = _Part(first, last, ensemble, order, ReplicaReads(order), is_batch=False)
+        part.reads.due()
+        part.asked[asked.position], part.asked_at = (asked.answer, False), asked.at
+        self.counts.requests += 1
+        self._ahead.append(_Ask(deque((part,))))
+        self._in_flight += 1
+
+    async def next_batch(self) -> EntryBatch | None:
+        """The next entries, None at the end of the range. Safe to call again after it was cancelled or has failed.
+
+        Raises what client-protocol 3.4 chooses when every replica of an entry failed.
+        """
+        while self._rest is None:
+            self._ask_ahead()
+            if not self._ahead:
+                return None
+            ask = self._ahead[0]
+            try:
+                await self._answered(ask)
+            except asyncio.CancelledError:
+                self._forget_silent(ask)
+                raise
+            if ask.parts[0].error is not None:
+                await self._look_for_moved(ask.parts[0])
+                continue
+            batch = self._take(ask)
+            if batch is not None:
+                if not ask.parts:
+                    self._ahead.popleft()
+                self._measured(batch)
+                self._ask_ahead()
+                return batch
+        return await self._rest.next_batch()
+
+    # -- planning ------------------------------------------------------------------------------------------------
+    def _planned_count(self, ensemble: Ensemble) -> int:
+        """Entries of the next ask."""
+        count = int(self._fill * self._batch_size / self._record_size)
+        has_batches = all(self._knows_batches(bookie) for bookie in ensemble)
+        if has_batches and len(ensemble) == self._metadata.write_quorum:
+            return count
+        return min(
+            count, (self._metadata.write_quorum if has_batches else 1) * min(ASK_REQUESTS_MAX, self._requests_max)
+        )
+
+    def _measured(self, batch: EntryBatch) -> None:
+        """Learn the size of entries: growth at once, because it costs memory, shrinking slowly."""
+        size = batch.size / len(batch)
+        self._record_size = max(size, 0.75 * self._record_size + 0.25 * size)
+        self._requests_max = min(REQUESTS_MAX, 2 * self._requests_max)
+
+    def _ask_ahead(self) -> None:
+        while len(self._ahead) < self._depth and self._in_flight < self._requests_max:
+            part = next(self._ranges, None)
+            if part is None:
+                return
+            first, last, ensemble = part
+            self._ahead.append(_Ask(deque(self._parts(first, last, ensemble, self._turn))))
+            self._turn += 1
+
+    def _parts(
+        self, first: int, last: int, ensemble: Ensemble, turn: int, avoided: BookieId | None = None
+    ) -> Iterator[_Part]:
+        """Ask for the entries; `turn` spreads the load over the replicas. `avoided` has just sent something bad."""
+        size, write_quorum = len(ensemble), self._metadata.write_quorum
+        is_striped, knows = size != write_quorum, self._knows_batches
+        rank = self._ranking(avoided)
+        orders: list[Sequence[int] | None] = [None] * size  # They repeat with the id.
+        at = first
+        while at <= last:
+            order = orders[at % size]
+            if order is None:
+                positions: Sequence[int]
+                if self._sticky is not None:
+                    positions = write_set(self._sticky.position, size, write_quorum)
+                elif is_striped and self._pool.has_batch_reads:
+                    positions = longest_run_first(at, size, write_quorum)
+                else:
+                    positions = write_set(at if is_striped else turn + at - first, size, write_quorum)
+                order = orders[at % size] = replica_order(positions, ensemble, rank)
+            is_batch = knows(ensemble[order[0]])
+            run = run_size(order[0], at, size, write_quorum) if is_batch else 1
+            if is_striped and is_batch and at == first:
+                run = min(run, turn % write_quorum + 1)  # Else runs that divide the ensemble spare half the bookies.
+            end = min(last, at + run - 1) if run else last
+            part = _Part(at, end, ensemble, order, ReplicaReads(order, is_parallel=self._is_parallel), is_batch)
+            for position in part.reads.due():
+                self._start(part, position)
+            self._in_flight += 1
+            yield part
+            at = end + 1
+
+    def _knows_batches(self, bookie: BookieId) -> bool:
+        return self._pool.has_batch_reads and self._pool.batch_support.knows(bookie)
+
+    def _ranking(self, avoided: BookieId | None) -> Callable[[BookieId], int]:
+        """Healthy bookies first, then those that are in time, then those that know batch reads."""
+        rank, late, now = self._pool.health.rank, self._late_until, self._loop.time()
+
+        def ranked(bookie: BookieId) -> int:
+            is_late = late.get(bookie, 0.0) > now or bookie == avoided
+            return 4 * rank(bookie) + 2 * is_late + (not self._knows_batches(bookie))
+
+        return ranked
+
+    # -- asking --------------------------------------------------------------------------------------------------
+    def _start(self, part: _Part, position: int) -> None:
+        bookie, ledger_id = part.ensemble[position], self._metadata.ledger_id
+        count = part.last - part.first + 1
+        if held := run_size(position, part.first, len(part.ensemble), self._metadata.write_quorum):
+            count = min(count, held)
+        is_batch = part.is_batch and self._knows_batches(bookie)
+        part.asked_at = self._loop.time()
+        self.counts.requests += 1
+        if is_batch:
+            answer = self._pool.start_read_batch(bookie, ledger_id, part.first, count, self._batch_size)
+        else:
+            answer = self._pool.start_read_entry(bookie, ledger_id, part.first)
+        part.asked[position] = answer, is_batch
+
+    async def _answered(self, ask: _Ask) -> None:
+        """Until every part has an answer, or has failed at every replica; late ones are asked for elsewhere too."""
+        progress = -1
+        while not self._is_parallel and (unanswered := self._unanswered(ask)):
+            before, progress = progress, self._progress(ask)
+            if progress == before:
+                break  # The bookies that are asked have not answered anything else either.
+            delay = self._patience(ask) if self._is_hedging else None
+            # Unlike awaiting them, being cancelled here does not give them up.
+            await asyncio.wait(unanswered, timeout=delay)
+        for part in ask.parts:
+            if part.data is None:
+                self._take_answers(part)
+        troubled = [part for part in ask.parts if part.data is None and part.error is None]
+        for start in range(0, len(troubled), REPAIRS_MAX):
+            repairs = [self._repair(part) for part in troubled[start : start + REPAIRS_MAX]]
+            if len(repairs) == 1:
+                await repairs[0]
+                continue
+            for result in await asyncio.gather(*repairs, return_exceptions=True):
+                if isinstance(result, BaseException):
+                    raise result
+
+    def _unanswered(self, ask: _Ask) -> list[asyncio.Future[Outcome]]:
+        return [answer for part in ask.parts for answer, _ in part.asked.values() if not answer.done()]
+
+    def _patience(self, ask: _Ask) -> float:
+        """Seconds until the first part is late."""
+        now = self._loop.time()
+        delays: dict[tuple[BookieId, bool], float] = {}
+        for part in ask.parts:
+            for position, (answer, is_batch) in part.asked.items():
+                key = part.ensemble[position], is_batch
+                if not answer.done() and key not in delays:
+                    delays[key] = part.asked_at + self._delay_s(*key) - now
+        return max(GRACE_S, min(delays.values()))
+
+    def _delay_s(self, bookie: BookieId, is_batch: bool) -> float:
+        return self._pool.health.hedge_delay_s(bookie, READ_BATCH if is_batch else READ)
+
+    def _progress(self, head: _Ask) -> int:
+        """How many answers have come from the bookies that `head` still waits for."""
+        silent = dict.fromkeys(
+            part.ensemble[position]
+            for part in head.parts
+            for position, (answer, _) in part.asked.items()
+            if not answer.done()
+        )
+        return sum(
+            part.ensemble[position] in silent and answer.done()
+            for ask in self._ahead
+            for part in ask.parts
+            for position, (answer, _) in part.asked.items()
+        )
+
+    async def _repair(self, part: _Part) -> None:
+        """Ask further replicas until one delivers or all have failed. Source: client-protocol 3.4."""
+        while part.data is None and part.error is None:
+            for position in part.reads.due():
+                self._start(part, position)
+            if part.reads.has_failed:
+                self._give_up(part)
+                continue
+            delay = None
+            if self._is_hedging and part.reads.has_more:
+                position, (_, is_batch) = list(part.asked.items())[-1]
+                delay = part.asked_at + self._delay_s(part.ensemble[position], is_batch) - self._loop.time()
+            answers = [answer for answer, _ in part.asked.values()]
+            if delay is None or delay > 0:
+                done, _ = await asyncio.wait(answers, timeout=delay, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                done = {answer for answer in answers if answer.done()}
+            if done:
+                self._take_answers(part)
+                continue
+            for position in part.asked:
+                self._late_until[part.ensemble[position]] = self._loop.time() + LATE_S
+            for position in part.reads.late():
+                self.counts.hedges += 1
+                self._start(part, position)
+
+    def _give_up(self, part: _Part) -> None:
+        """No replica could deliver: ask once more if it may have been the connections, else fail.
+
+        They may have been dead for long, or have broken under a batch read: old bookies drop the connection when they
+        meet one, with all that is under way on it. So the second time single entries are asked for. Source: 3.8 (X-63).
+        """
+        error = part.reads.error
+        if part.may_repeat and is_connection_failure(error):
+            part.may_repeat = part.is_batch = False
+            part.reads = ReplicaReads(part.order, is_parallel=self._is_parallel)
+        else:
+            part.error = error
+
+    # -- answers -------------------------------------------------------------------------------------------------
+    def _take_answers(self, part: _Part) -> None:
+        """Look at the answers that have come; with a good one nobody waits for the others.
+
+        They are not cancelled: how late they come, or that they do not, says something about their bookies.
+        """
+        for position in list(part.asked):
+            answer, is_batch = part.asked[position]
+            if not answer.done():
+                continue
+            del part.asked[position]
+            bookie = part.ensemble[position]
+            try:
+                data, start = self._records(bookie, part.first, answer.result(), is_batch)
+                if part.asked:  # Before the others are forgotten.
+                    self._keys.verified(bookie, data, part.first, part.last, start)
+            except ClientClosed:
+                raise
+            except BookKeeperError as error:
+                self._failed(part, position, error)
+                continue
+            self._late_until.pop(bookie, None)
+            part.data, part.start, part.position = data, start, position
+            part.asked.clear()
+            return
+
+    def _records(self, bookie: BookieId, entry_id: int, outcome: Outcome, is_batch: bool) -> tuple[bytes, int]:
+        """An answer and where its records begin, unverified. Raises what the bookie says."""
+        ledger_id, support = self._metadata.ledger_id, self._pool.batch_support
+        if isinstance(outcome, BookieUnreachable):
+            if is_batch and outcome.was_connected:
+                support.dropped(bookie)
+            raise outcome.with_traceback(None)
+        if is_batch:
+            support.answered_batch(bookie)
+            batch = self._pool.check(bookie, outcome, BatchReadResponse, ledger_id, entry_id)
+            return bytes(batch.records), batch.start
+        support.answered_single(bookie)
+        response = self._pool.check(bookie, outcome, ReadResponse, ledger_id, entry_id)
+        if response.max_lac is not None and self._learn is not None:
+            self._learn(response.max_lac)
+        body = bytes(response.body or b"")
+        return _record_head(len(body)) + body, 0
+
+    def _failed(self, part: _Part, position: int, error: BookKeeperError) -> None:
+        self.counts.failures += 1
+        self.counts.digest_failures += isinstance(error, DigestMismatch)
+        part.reads.failed(part.ensemble[position], error)
+        if self._sticky is not None:
+            self._sticky.failed(position)
+
+    def _take(self, ask: _Ask) -> EntryBatch | None:
+        """Verify and take out the good entries at the front; None when already the first is bad."""
+        chunks: list[bytes] = []
+        for part in ask.parts:
+            if part.data is None:
+                break
+            chunks.append(part.data)
+        head, tail = ask.parts[0], ask.parts[len(chunks) - 1]
+        data, start = chunks[0], head.start
+        if len(chunks) > 1:
+            chunks = [chunk[part.start :] for chunk, part in zip(chunks, ask.parts, strict=False)]
+            data, start = b"".join(chunks), 0
+        try:
+            batch = self._keys.verified(head.ensemble[head.position], data, head.first, tail.last, start)
+        except BookKeeperError as error:
+            head.data = None
+            self._failed(head, head.position, error)
+            return None
+        verified_end = batch.starts[-1]
+        end = 0
+        for chunk in chunks:
+            end += len(chunk)
+            part = ask.parts.popleft()
+            self._in_flight -= 1
+            # The last verified entry that this part brought.
+            got = batch.first_entry_id + bisect_left(batch.starts, min(end, verified_end)) - 1
+            if got < part.last:
+                # It stopped at a size limit, at an entry that it lacks, or the next one is bad.
+                avoided = part.ensemble[part.position] if verified_end < end else None
+                rest = list(self._parts(got + 1, part.last, part.ensemble, self._turn, avoided))
+                ask.parts.extendleft(reversed(rest))
+            if got != part.last or end >= verified_end:
+                # What it sent beyond what it was asked for is not looked at.
+                return batch.slice(batch.first_entry_id, min(got, part.last))
+        raise AssertionError("verified more than there was")
+
+    # -- when no replica delivers --------------------------------------------------------------------------------
+    def _forget_silent(self, ask: _Ask) -> None:
+        """The caller gave up waiting: where every replica has been asked already, ask anew when it comes again."""
+        for part in ask.parts:
+            if part.data is None and not part.reads.has_more:
+                for answer, _ in part.asked.values():
+                    answer.cancel()
+                part.asked.clear()
+                part.reads = ReplicaReads(part.order, is_parallel=self._is_parallel)
+
+    async def _look_for_moved(self, part: _Part) -> None:
+        """Start again where the replicas are now; raises the part's error when they are where they were."""
+        failure, causes = part.error, part.reads.causes
+        assert failure is not None
+        part.error, part.reads = (
+            None,
+            ReplicaReads(part.order, is_parallel=self._is_parallel),
+        )  # Whoever calls again tries again.
+        error = why_unreadable(failure, causes, self._metadata.ledger_id, part.first)
+        try:
+            metadata = await self._refresh()
+        except MetadataError:
+            raise error from failure
+        if self._files is not None and is_given_up(metadata):
+            self._rest = self._files(metadata, part.first, self._last)
+            self.stop()
+            return
+        if metadata.ensemble_at(part.first) == part.ensemble:
+            raise error
+        self._metadata = metadata
+        self.stop()
+        self._ranges = read_ranges(metadata, part.first, self._last, self._planned_count)
+
+    def stop(self) -> None:
+        """Give up what is asked for."""
+        for ask in self._ahead:
+            for part in ask.parts:
+                for answer, _ in part.asked.values():
+                    answer.cancel()
+        self._ahead.clear()
+        self._in_flight = 0

@@ -1,0 +1,103 @@
+"""A round of long polls: bookies that answer when the last add confirmed passes a value. Source: client-protocol 3.6.
+
+A bookie holds its answer back until there is news or the time is up. They are asked one after the other, or all at
+once; a bookie that stays silent gets company after a moment, so a slow one, or one that news reaches later, does not
+slow the reader. A single new entry comes with the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from bookies.client.base import EntryBatch
+from bookies.client.base.keys import Keys
+from bookies.client.transport import BookiePool
+from bookies.client.transport.connection import Outcome
+from bookies.errors import BookKeeperError, ClientClosed
+from bookies.kernels import Records
+from bookies.model import BookieId, LedgerMetadata
+from bookies.protocol.ledger.lac import LongPollRound
+from bookies.protocol.ledger.read import replica_order
+from bookies.protocol.quorums.quorum import ensemble_set
+from bookies.wire.messages import ReadResponse
+
+STAGGER_S = 0.25  # the next bookie is asked as well when the ones before have been silent for so long
+
+
+async def wait_for_entry(
+    pool: BookiePool,
+    keys: Keys,
+    record: LedgerMetadata,
+    entry_id: int,
+    wait_s: float,
+    *,
+    learn: Callable[[int], int],
+    change: asyncio.Future[Any],
+    is_parallel: bool = False,
+) -> EntryBatch | None:
+    """The entry as soon as it is confirmed, if it came with the news; None: news without it, none, or `change` is done.
+
+    `wait_s`: how long bookies hold their answers back. `learn`: takes in what a bookie says is confirmed and returns
+    what the reader believes. Raises the error chosen when every bookie failed.
+    """
+    ensemble = record.last_ensemble
+    order = replica_order(ensemble_set(entry_id, len(ensemble)), ensemble, pool.health.rank)
+    polls = LongPollRound(record, order, is_parallel=is_parallel)
+    waiting: dict[int, asyncio.Future[Outcome]] = {}
+    loop = asyncio.get_running_loop()
+    end = loop.time() + wait_s
+
+    def ask(position: int) -> None:
+        hold_ms = max(0, round(1000 * (end - loop.time())))
+        waiting[position] = pool.start_long_poll(ensemble[position], record.ledger_id, entry_id - 1, hold_ms)
+
+    try:
+        while True:
+            for position in polls.due():
+                ask(position)
+            if polls.is_over:
+                error = polls.failure()
+                if error is not None:
+                    raise error
+                return None
+            stagger = STAGGER_S if polls.has_more else None
+            futures: list[asyncio.Future[Any]] = [change, *waiting.values()]
+            done, _ = await asyncio.wait(futures, timeout=stagger, return_when=asyncio.FIRST_COMPLETED)
+            for position in [position for position, poll in waiting.items() if poll.done()]:
+                bookie, outcome = ensemble[position], waiting.pop(position).result()
+                try:
+                    last_add_confirmed, batch = _polled(pool, keys, bookie, outcome, entry_id, learn)
+                except ClientClosed:
+                    raise
+                except BookKeeperError as error:
+                    polls.failed(bookie, error)
+                    continue
+                if last_add_confirmed >= entry_id:
+                    return batch
+                polls.empty()
+            if change.done():
+                return None
+            if not done:
+                for position in polls.late():
+                    ask(position)
+    finally:
+        for poll in waiting.values():
+            poll.cancel()
+
+
+def _polled(
+    pool: BookiePool,
+    keys: Keys,
+    bookie: BookieId,
+    outcome: Outcome,
+    entry_id: int,
+    learn: Callable[[int], int],
+) -> tuple[int, EntryBatch | None]:
+    """Take in one answer: (the last add confirmed that is believed, the verified entry when it came along)."""
+    response = pool.check(bookie, outcome, ReadResponse, keys.ledger_id, entry_id)
+    batch = None
+    if response.entry_id == entry_id and response.body is not None:
+        batch = keys.verified(bookie, Records.of([bytes(response.body)]).data, entry_id, entry_id)
+    return learn(-1 if response.max_lac is None else response.max_lac), batch

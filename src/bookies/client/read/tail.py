@@ -1,0 +1,115 @@
+"""Tailing: the entries of a ledger as they are confirmed, until it is sealed. Source: client-protocol 3.6.
+
+One round of long polls follows another (`longpoll.py`). News that are many entries are then read as any range; a
+single entry comes with the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from bookies.client.base import EntryBatch
+from bookies.client.read.fetch import RangeFetch
+from bookies.client.read.offloaded import OffloadedFetch
+from bookies.client.read.reader_state import ReaderState
+from bookies.errors import BookKeeperError, ClientClosed, LedgerNotFound, Unauthorized
+from bookies.protocol.ledger.lac import is_growth_trusted
+from bookies.protocol.ledger.read import NEGATIVE
+
+LONG_POLL_S = 2.0  # how long bookies hold an answer back when there is nothing new
+IDLE_ROUND_S = 0.1  # a round of long polls without news is not repeated sooner
+RECOVERY_POLL_S = 1.0  # how often the metadata is read while somebody recovers the ledger
+METADATA_POLL_S = 30.0  # how often it is read without being told of a change: a watch may have been lost
+PATIENCE_S = 30.0  # a tail gives up when no bookie has answered for so long
+PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # between rounds in which every bookie failed
+
+
+class TailSource:
+    """The batches of one `LedgerReader.tail`, from entry `first` on."""
+
+    def __init__(self, view: ReaderState, first: int) -> None:
+        self._view = view
+        self._next = first
+        self._fetch: RangeFetch | OffloadedFetch | None = None
+        self._failures = 0
+        self._failing_since = 0.0
+        self._followed_at: float | None = None
+
+    async def next_batch(self) -> EntryBatch | None:
+        view = self._view
+        while True:
+            view.check_open()
+            try:
+                await self._follow()
+                batch = await self._readable()
+            except LedgerNotFound:
+                raise
+            except BookKeeperError as error:
+                if not error.retriable:
+                    raise
+                await self._pause(error)
+                continue
+            if batch is None and view.is_sealed:
+                return None
+            if batch is None:
+                try:
+                    batch = await self._awaited()
+                except (ClientClosed, Unauthorized):
+                    raise
+                except BookKeeperError as error:
+                    await self._pause(error)
+                    continue
+            self._failures = 0
+            if batch is not None:
+                self._next = batch.last_entry_id + 1
+                return batch
+
+    async def _follow(self) -> None:
+        """Know the newest metadata, as far as one is told of changes, and now and then by asking."""
+        now = asyncio.get_running_loop().time()
+        if self._followed_at is None:
+            self._followed_at = now
+        if now - self._followed_at >= METADATA_POLL_S:
+            self._view.mark_stale()
+            self._followed_at = now
+        await self._view.follow_metadata()
+
+    async def _awaited(self) -> EntryBatch | None:
+        """Wait for news of the next entry, without haste when the bookies have none to give."""
+        view, now = self._view, asyncio.get_running_loop().time
+        begun = now()
+        batch = await view.wait_for_news(
+            self._next, LONG_POLL_S if is_growth_trusted(view.metadata) else RECOVERY_POLL_S
+        )
+        if batch is None and view.last_add_confirmed < self._next and now() - begun < IDLE_ROUND_S:
+            await view.wait_for_change(IDLE_ROUND_S)  # They did not hold their answers back: fenced, for example.
+        return batch
+
+    async def _readable(self) -> EntryBatch | None:
+        """The next entries that are confirmed already."""
+        if self._fetch is None and self._next <= self._view.last_add_confirmed:
+            self._fetch = self._view.range_fetch(self._next, self._view.last_add_confirmed)
+        if self._fetch is None:
+            return None
+        try:
+            batch = await self._fetch.next_batch()
+        except BookKeeperError:
+            self._fetch.stop()
+            self._fetch = None
+            raise
+        if batch is None:
+            self._fetch = None
+            return await self._readable()
+        return batch
+
+    async def _pause(self, error: BookKeeperError) -> None:
+        """Wait before the next try; raises `error` when none has succeeded for too long."""
+        now = asyncio.get_running_loop().time()
+        if self._failures == 0 or isinstance(error, NEGATIVE):
+            self._failing_since = now  # That no bookie knows the ledger only says that nothing was written yet.
+        elif now - self._failing_since >= PATIENCE_S:
+            raise error
+        pause = PAUSES_S[min(self._failures, len(PAUSES_S) - 1)]
+        self._failures += 1
+        self._view.mark_stale()  # The ensemble may have been replaced, or the watch lost.
+        await self._view.wait_for_change(pause)

@@ -1,0 +1,85 @@
+"""The administrative open: any ledger, with the password that its record holds. Source: client-protocol 7.1."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from bookies.client.base.keys import keys_of
+from bookies.client.read import LedgerReader
+from bookies.client.repair.recovery import recover_ledger
+from bookies.client.repair.replicas import LedgerReplicas
+from bookies.client.transport import BookiePool
+from bookies.config import ClientConfig
+from bookies.metadata.interface import MetadataDriver
+from bookies.metadata.interface.driver import Versioned
+from bookies.model import DigestType, LedgerMetadata
+from bookies.protocol.placement.candidates import Candidates
+from bookies.runtime.ports import Runtime
+
+
+class LedgerAccess:
+    """`password` and `digest_type` count only for ledgers whose record has none. `candidates`: the writable bookies in
+    order of preference. `locate`: learns where they are, before any are chosen."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: ClientConfig,
+        pool: BookiePool,
+        driver: MetadataDriver,
+        candidates: Callable[[], Candidates],
+        locate: Callable[[], Awaitable[None]],
+        *,
+        password: bytes,
+        digest_type: DigestType,
+    ) -> None:
+        self.runtime = runtime
+        self.pool = pool
+        self.driver = driver
+        self.candidates = candidates
+        self.locate = locate
+        self._config = config
+        self._password = password
+        self._digest_type = digest_type
+
+    async def read(self, ledger_id: int) -> Versioned:
+        """The ledger's record. Raises `LedgerNotFound`."""
+        return await self.driver.read_ledger(ledger_id)
+
+    async def reader(self, found: Versioned) -> LedgerReader:
+        """Open it without recovery. Raises as `LedgerReader.begin`."""
+        record = found.metadata
+        keys = keys_of(record, self._password_of(record), self._digest_type)
+        return await LedgerReader.begin(self.pool, self.driver, self._config, keys, found)
+
+    async def last_add_confirmed(self, found: Versioned) -> int:
+        """Of a sealed ledger from its record, of another one from its bookies. Raises as `LedgerReader.begin`."""
+        if found.metadata.is_closed:
+            return found.metadata.last_entry_id
+        reader = await self.reader(found)
+        try:
+            return reader.last_add_confirmed
+        finally:
+            await reader.close()
+
+    async def sealed(self, ledger_id: int) -> Versioned:
+        """The record, after a recovery unless it was closed before. Raises as `recover_ledger`."""
+        record = (await self.read(ledger_id)).metadata
+        await self.locate()
+        return await recover_ledger(
+            self.runtime,
+            self._config,
+            self.pool,
+            self.driver,
+            ledger_id,
+            password=self._password_of(record),
+            candidates=self.candidates,
+            digest_type=self._digest_type,
+        )
+
+    def replicas(self, record: LedgerMetadata) -> LedgerReplicas:
+        password = self._password_of(record)
+        return LedgerReplicas(self.pool, keys_of(record, password, self._digest_type), password)
+
+    def _password_of(self, record: LedgerMetadata) -> bytes:
+        return self._password if record.password is None else record.password

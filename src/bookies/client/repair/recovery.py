@@ -1,0 +1,507 @@
+"""`recover_ledger`: stop a ledger's writer, find the end, make every kept entry as safe as any, publish the end.
+
+The shell of `protocol/ledger/fence.py` and `protocol/ledger/recover.py`, where the reasons are; the steps here carry the names used
+there. It may be cancelled, or killed, anywhere: what was decided is visible only after the last swap, the ledger
+stays in recovery, and the next recovery begins anew. Any number may run at once; one end wins and the others adopt it.
+
+Reads run ahead of the write-back, as far as the memory for the entries allows. Where every bookie stores every entry
+a read asks for as many entries as fit into one answer, each verified by itself; a bookie that runs out of entries
+says so about the first one it lacks, which is then decided by the others. Striped ledgers are read entry by entry,
+several at once. Bookies answer the fencing round with their last entries: behind the last of all, as many replicas are
+asked at once as have to deny an entry that is not there.
+
+Source: client-protocol 4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from bookies.client.base.metadata_loop import MetadataLoop
+from bookies.client.write.adds import AddChannel, AddPool
+from bookies.config import ClientConfig
+from bookies.errors import (
+    BookieTimeout,
+    BookieUnreachable,
+    BookKeeperError,
+    ClientClosed,
+    DataUnknown,
+    DigestMismatch,
+    LedgerClosed,
+    LocalProtocolError,
+    NotEnoughBookies,
+    Unauthorized,
+)
+from bookies.kernels import verify_records
+from bookies.metadata.interface import MetadataDriver
+from bookies.metadata.interface.driver import Versioned
+from bookies.model import (
+    ENTRY_HEADER_SIZE,
+    INVALID_ENTRY_ID,
+    LAST_ENTRY,
+    BookieId,
+    DigestType,
+    Ensemble,
+    LedgerMetadata,
+)
+from bookies.protocol.ledger import AddPipeline
+from bookies.protocol.ledger.add import ChangeEnsemble, CloseLedger
+from bookies.protocol.ledger.fence import Fenced, FenceRound, NotFenced, recovery_start
+from bookies.protocol.ledger.ledger import (
+    announcement_needed,
+    close_recovered,
+    in_recovery,
+    recovery_close_needed,
+)
+from bookies.protocol.ledger.read import NEGATIVE
+from bookies.protocol.ledger.recover import EndOfLedger, EntryRead, TailScan, Undecided, Verdict, recovery_error
+from bookies.protocol.placement.placement import replace_failed
+from bookies.protocol.quorums import write_set
+from bookies.runtime.ports import Runtime
+from bookies.wire.digest import EntryHeader, mac_key, master_key, verify_entry
+from bookies.wire.messages import ReadResponse
+
+T = TypeVar("T")
+STRIPED_READS = 64  # ids of a striped ledger read at once
+BATCH_COUNT_MAX = 10_000  # entries asked for in one batch read
+BATCH_SIZE_MAX = 1 << 20  # bytes asked for in one batch read
+SPECULATION_S = 0.25  # a replica that has not answered by then gets company
+# Answers to a batch read that a plain read of its first entry would only repeat.
+DEFINITE = (*NEGATIVE, BookieTimeout, Unauthorized, ClientClosed, DataUnknown, DigestMismatch)
+_LENGTH_OFFSET = 28  # of the accumulated length in a record, whose first word is its size
+_I64 = struct.Struct(">q")
+
+
+class RecoveryPool(AddPool, Protocol):
+    """The part of a `BookiePool` that a recovery needs."""
+
+    @property
+    def has_batch_reads(self) -> bool: ...
+
+    async def read_entry(
+        self,
+        bookie: BookieId,
+        ledger_id: int,
+        entry_id: int,
+        *,
+        key: bytes | None = None,
+        is_high_priority: bool = False,
+        timeout_ms: int | None = None,
+    ) -> ReadResponse: ...
+
+    async def read_batch(
+        self,
+        bookie: BookieId,
+        ledger_id: int,
+        first: int,
+        count_max: int,
+        size_max: int,
+        *,
+        key: bytes | None = None,
+        is_high_priority: bool = False,
+        timeout_ms: int | None = None,
+    ) -> bytes: ...
+
+
+async def recover_ledger(
+    runtime: Runtime,
+    config: ClientConfig,
+    pool: RecoveryPool,
+    driver: MetadataDriver,
+    ledger_id: int,
+    *,
+    password: bytes,
+    candidates: Callable[[], Sequence[BookieId]],
+    digest_type: DigestType = DigestType.CRC32C,
+) -> Versioned:
+    """Fence the writer, find the end, close the ledger; the CLOSED record. At once for a ledger that is closed.
+
+    `candidates`: writable bookies in order of preference, for replacements. `digest_type` is used only for ledgers
+    whose record has none. Raises: `LedgerNotFound`; `Unauthorized` (wrong password); `BookieTimeout` and
+    `RecoveryFailed` (with its cause): not decided, nothing lost, repeat when more bookies answer; `ClientClosed`.
+    """
+    versioned = await driver.read_ledger(ledger_id)
+    stored = versioned.metadata.password
+    if stored is not None and stored != password:
+        raise Unauthorized("the password is not the ledger's", ledger_id=ledger_id)
+    if versioned.metadata.is_closed:
+        return versioned
+    recovery = _Recovery(runtime, config, pool, driver, versioned, password, candidates, digest_type)
+    try:
+        return await recovery.run()
+    except BookKeeperError as cause:
+        error = recovery_error(cause, ledger_id)
+        if error is cause:
+            raise
+        raise error from cause
+    finally:
+        await recovery.stop()
+
+
+class _Entries(NamedTuple):
+    """Consecutive verified entries. `lengths`: the ledger's accumulated length after each."""
+
+    first: int
+    payloads: list[bytes]
+    lengths: list[int]
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.payloads) - 1
+
+    def chains(self) -> Iterator[tuple[int, list[bytes]]]:
+        """Cut where lengths do not add up (ids chosen by the writer): (length before, payloads) of each part."""
+        start, length = 0, self.lengths[0]
+        for index in range(1, len(self.payloads)):
+            length += len(self.payloads[index])
+            if length != self.lengths[index]:
+                yield self.lengths[start] - len(self.payloads[start]), self.payloads[start:index]
+                start, length = index, self.lengths[index]
+        yield self.lengths[start] - len(self.payloads[start]), self.payloads[start:]
+
+
+class _Recovery:
+    """One run over one ledger that is not closed."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: ClientConfig,
+        pool: RecoveryPool,
+        driver: MetadataDriver,
+        versioned: Versioned,
+        password: bytes,
+        candidates: Callable[[], Sequence[BookieId]],
+        digest_type: DigestType,
+    ) -> None:
+        self._config = config
+        self._pool = pool
+        self._record = MetadataLoop(runtime, driver, versioned)
+        self._ledger_id = versioned.metadata.ledger_id
+        self._digest_type = versioned.metadata.digest_type or digest_type
+        self._password = password
+        self._key = master_key(password)
+        self._mac_key = mac_key(password)
+        self._candidates = candidates
+        self._may_batch = pool.has_batch_reads
+        self._last_seen = INVALID_ENTRY_ID  # of the entries that bookies answered the fencing round with
+        self._suspects: frozenset[BookieId] = frozenset()  # could not be reached in this recovery: asked last
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._write_back: _WriteBack | None = None
+
+    async def run(self) -> Versioned:
+        announced = await self._record.update(announcement_needed, in_recovery)  # S1
+        metadata = announced.metadata
+        if metadata.is_closed:
+            return announced
+        fenced = await self._fence(metadata)  # S2
+        start = recovery_start(metadata, fenced.last_add_confirmed)  # S3
+        write_back = _WriteBack(
+            self._config,
+            self._pool,
+            metadata,
+            start,
+            fenced.length,
+            self._digest_type,
+            self._password,
+            self._candidates,
+        )
+        self._write_back = write_back
+        end = await self._read_tail(metadata, start, write_back)  # S4
+        await write_back.wait_confirmed()  # S5
+        length = write_back.length_at(end) if end > start else await self._length_at(metadata, end, fenced.length)
+        fragments = write_back.fragments
+        return await self._record.update(  # S6
+            recovery_close_needed,
+            lambda record: close_recovered(record, metadata.last_fragment_first_entry, fragments, end, length),
+        )
+
+    async def stop(self) -> None:
+        """Give up what is still under way. Late answers to fencing requests matter only to the bookies."""
+        if self._write_back is not None:
+            self._write_back.stop()
+        running = list(self._tasks)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _start(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(coroutine, name=f"recover ledger {self._ledger_id}")
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        return task
+
+    # -- asking one bookie ---------------------------------------------------------------------------------------
+
+    async def _ask(self, bookie: BookieId, entry_id: int, is_batch: bool) -> _Entries | BookKeeperError:
+        """The entry, in a batch with those behind it; or why not. The bookie fences the ledger before it answers."""
+        try:
+            if is_batch and self._may_batch:
+                try:
+                    return await self._ask_batch(bookie, entry_id)
+                except DEFINITE:
+                    raise
+                except BookKeeperError:
+                    # Bookies without batch reads close the connection, which also carries our adds: once is enough.
+                    # The plain read says what is wrong.
+                    self._may_batch = False
+            body, header = await self._read(bookie, entry_id, self._key)
+            return _Entries(entry_id, [body[header.payload_offset :]], [header.length])
+        except BookKeeperError as error:
+            if isinstance(error, BookieUnreachable):
+                self._suspects |= {bookie}
+            return error
+
+    async def _ask_batch(self, bookie: BookieId, first: int) -> _Entries:
+        data = await self._pool.read_batch(
+            bookie, self._ledger_id, first, BATCH_COUNT_MAX, BATCH_SIZE_MAX, key=self._key, is_high_priority=True
+        )
+        starts, problem = verify_records(
+            data, 0, len(data), self._ledger_id, first, BATCH_COUNT_MAX, self._digest_type, self._mac_key
+        )
+        if len(starts) < 2:
+            raise DigestMismatch(f"unusable entry: {problem}", ledger_id=self._ledger_id, entry_id=first, bookie=bookie)
+        skip = 4 + ENTRY_HEADER_SIZE + self._digest_type.size
+        payloads = [data[start + skip : stop] for start, stop in pairwise(starts)]
+        return _Entries(first, payloads, [_I64.unpack_from(data, start + _LENGTH_OFFSET)[0] for start in starts[:-1]])
+
+    async def _read(self, bookie: BookieId, entry_id: int, key: bytes | None) -> tuple[bytes, EntryHeader]:
+        """A verified entry body. Raises `DigestMismatch` and what the pool raises."""
+        is_numbered = entry_id != LAST_ENTRY
+        response = await self._pool.read_entry(
+            bookie, self._ledger_id, entry_id, key=key, is_high_priority=is_numbered and key is not None
+        )
+        body = bytes(response.body or b"")
+        expected = entry_id if is_numbered else None
+        return body, verify_entry(self._digest_type, self._mac_key, body, self._ledger_id, expected)
+
+    # -- S2: fence -----------------------------------------------------------------------------------------------
+
+    async def _fence(self, metadata: LedgerMetadata) -> Fenced:
+        """Ask everybody at once. Requests still under way at the verdict go on fencing while the tail is read."""
+        fencing = FenceRound(metadata)
+        asked = {
+            self._start(self._ask_last(bookie)): position for position, bookie in enumerate(metadata.last_ensemble)
+        }
+        while True:
+            for task in await _first_done(asked):
+                position, answer = asked.pop(task), task.result()
+                if isinstance(answer, BookKeeperError):
+                    verdict = fencing.failed(position, answer)
+                else:
+                    self._last_seen = max(self._last_seen, answer.entry_id)
+                    verdict = fencing.found(position, answer.last_add_confirmed, answer.length)
+                if isinstance(verdict, NotFenced):
+                    raise verdict.error
+                if verdict is not None:
+                    return verdict
+
+    async def _ask_last(self, bookie: BookieId) -> EntryHeader | BookKeeperError:
+        try:
+            return (await self._read(bookie, LAST_ENTRY, self._key))[1]
+        except BookKeeperError as error:
+            if isinstance(error, BookieUnreachable):
+                self._suspects |= {bookie}
+            return error
+
+    # -- S4: read the tail ---------------------------------------------------------------------------------------
+
+    async def _read_tail(self, metadata: LedgerMetadata, start: int, write_back: _WriteBack) -> int:
+        """Read and hand over entry after entry; the last one to keep."""
+        is_batch = metadata.write_quorum == metadata.ensemble_size and self._may_batch
+        scan = TailScan(start, 1 if is_batch else STRIPED_READS)
+        end = max(start, self._last_seen) + 1  # as far as anybody has said
+        reading: dict[asyncio.Task[_Decision], None] = {}
+        decisions: dict[int, _Decision] = {}  # by first id, until handed over
+        while True:
+            for entry_id in scan.reads():
+                reading[self._start(self._decide(metadata, entry_id, is_batch, entry_id == end))] = None
+            for task in await _first_done(reading):
+                del reading[task]
+                decision = task.result()
+                decisions[decision.first] = decision
+                for effect in scan.decided(decision.first, decision.last, decision.verdict):
+                    if isinstance(effect, EndOfLedger):
+                        return effect.last_entry_id
+                    if isinstance(effect, Undecided):
+                        raise decisions[effect.entry_id].error
+                    first = effect.first
+                    while first <= effect.last:
+                        entries = decisions.pop(first).entries
+                        await write_back.add(entries)
+                        first = entries.last + 1
+
+    async def _decide(self, metadata: LedgerMetadata, entry_id: int, is_batch: bool, is_end: bool) -> _Decision:
+        """Ask replicas of the announced record until the entry is found, absent or undecided.
+
+        `is_end`: it is probably absent.
+        """
+        reading = EntryRead(metadata, entry_id, self._suspects)
+        asked: dict[asyncio.Task[_Entries | BookKeeperError], BookieId] = {}
+        late = 0  # that get company
+        try:
+            while reading.verdict is None:
+                wanted = late + max(1, reading.negatives_missing if is_end else 0)
+                while len(asked) < wanted and (bookie := reading.next()) is not None:
+                    asked[self._start(self._ask(bookie, entry_id, is_batch))] = bookie
+                done = await _first_done(asked, SPECULATION_S if reading.has_more else None)
+                late += not done
+                for task in done:
+                    bookie, answer = asked.pop(task), task.result()
+                    if isinstance(answer, BookKeeperError):
+                        reading.failed(bookie, answer)
+                    elif reading.found() is Verdict.FOUND:
+                        return _Decision(Verdict.FOUND, answer, None)
+            return _Decision(reading.verdict, _Entries(entry_id, [b""], [0]), reading.error)
+        finally:
+            for task in asked:
+                task.cancel()
+
+    async def _length_at(self, metadata: LedgerMetadata, end: int, otherwise: int) -> int:
+        """The length up to an entry that was not written back, from its header; `otherwise` when unreadable (D-10)."""
+        if end < 0:
+            return 0
+        ensemble = metadata.ensemble_at(end)
+        for position in write_set(end, metadata.ensemble_size, metadata.write_quorum):
+            try:
+                return (await self._read(ensemble[position], end, None))[1].length
+            except BookKeeperError:
+                continue  # Only an accurate length depends on it, never the recovery.
+        return otherwise
+
+
+class _Decision(NamedTuple):
+    """What became of one read. `entries`: found ones, or a placeholder that names the id."""
+
+    verdict: Verdict
+    entries: _Entries
+    cause: BookKeeperError | None
+
+    @property
+    def first(self) -> int:
+        return self.entries.first
+
+    @property
+    def last(self) -> int:
+        return self.entries.last
+
+    @property
+    def error(self) -> BookKeeperError:
+        assert self.cause is not None
+        return self.cause
+
+
+class _WriteBack:
+    """S5: the tail's entries on their way back to the bookies. An `AddOwner`."""
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        pool: AddPool,
+        metadata: LedgerMetadata,
+        start: int,
+        length: int,
+        digest_type: DigestType,
+        password: bytes,
+        candidates: Callable[[], Sequence[BookieId]],
+    ) -> None:
+        self._pipeline = AddPipeline(metadata, recovery_start=start)
+        self._channel = AddChannel(
+            config,
+            pool,
+            self._pipeline,
+            self,
+            digest_type=digest_type,
+            password=password,
+            length=length,
+            is_recovery=True,
+        )
+        self._candidates = candidates
+        self._limit = config.memory_limit
+        self._held = 0  # bytes of frames not answered by every replica
+        self._loop = asyncio.get_running_loop()
+        self._news: asyncio.Future[None] | None = None  # something was confirmed, released or has failed
+
+    @property
+    def fragments(self) -> dict[int, Ensemble]:
+        return self._pipeline.fragments
+
+    def length_at(self, entry_id: int) -> int:
+        return self._channel.length_at(entry_id)
+
+    async def add(self, entries: _Entries) -> None:
+        """Send the next entries, once there is memory for them. Raises what ended the write-back."""
+        self._check()
+        if entries.first != self._pipeline.last_add_pushed + 1:
+            raise LocalProtocolError("entries are written back out of order", entry_id=entries.first)
+        for length, payloads in entries.chains():
+            size = sum(map(len, payloads)) + len(payloads) * self._channel.overhead
+            while self._pipeline.is_open and self._held and self._held + size > self._limit:
+                await self._wait_news()
+            self._check()
+            self._held += size
+            self._channel.add(payloads, length)
+
+    async def wait_confirmed(self) -> None:
+        """Wait until everything is on its ack quorum. Raises what ended the write-back."""
+        while self._pipeline.is_open and self._pipeline.pending_count:
+            await self._wait_news()
+        self._check()
+
+    def stop(self) -> None:
+        """Nothing more is sent, whatever is still answered."""
+        self._channel.carry_out(self._pipeline.abandon(LedgerClosed("the recovery has ended")))
+
+    def _check(self) -> None:
+        if self._pipeline.error is not None:
+            raise self._pipeline.error
+
+    async def _wait_news(self) -> None:
+        self._news = self._loop.create_future()
+        await self._news
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    def on_confirmed(self, first: int, last: int) -> None:
+        self._wake()
+
+    def on_failed(self, first: int, last: int, error: BookKeeperError) -> None:
+        self._wake()
+
+    def on_released(self, size: int) -> None:
+        self._held -= size
+        self._wake()
+
+    def on_change(self, change: ChangeEnsemble) -> None:
+        self._loop.call_soon(self._choose, change)
+
+    def on_close(self, close: CloseLedger) -> None:
+        raise LocalProtocolError("a write-back asked to close the ledger")
+
+    def _choose(self, change: ChangeEnsemble) -> None:
+        try:
+            record = self._pipeline.metadata
+            ensemble = replace_failed(
+                record.last_ensemble,
+                change.failed,
+                self._candidates(),
+                change.excluded,
+                write_quorum=record.write_quorum,
+                ack_quorum=record.ack_quorum,
+            )
+        except NotEnoughBookies as error:
+            self._channel.carry_out(self._pipeline.change_failed(error))
+        else:
+            self._channel.ensemble_chosen(ensemble)
+
+
+async def _first_done(tasks: dict[asyncio.Task[T], Any], timeout: float | None = None) -> list[asyncio.Task[T]]:
+    """Wait for some; those that are done, in the order in which they were started; none after `timeout` seconds."""
+    done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    return [task for task in tasks if task in done]

@@ -1,0 +1,8 @@
+"""Connections to bookies, and the list of bookies that are registered."""
+
+from __future__ import annotations
+
+from bookies.client.transport.pool import BookiePool
+from bookies.client.transport.watcher import BookieStatus, BookieWatcher
+
+__all__ = ["BookiePool", "BookieStatus", "BookieWatcher"]

@@ -1,0 +1,200 @@
+"""What a client does with a new connection before the first request: encrypt, authenticate, hand over.
+
+A `Handshake` is the first protocol of a connection for which the settings ask for one of the two; when it is through,
+the transport calls the `Connection` as if nothing had been before. Source: wire-protocol 5.1 to 5.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tomllib
+from collections.abc import Sequence
+from typing import cast
+
+from bookies.client.transport.connection import Connection
+from bookies.config import ClientConfig
+from bookies.errors import BookieUnreachable, BookKeeperError, ConfigError, RemoteProtocolError, TlsFailed
+from bookies.runtime.ports import Disk, Encryption, Runtime, TlsFiles
+from bookies.wire import v2, v3
+from bookies.wire.auth import Ask, BeginTls, ClientOpening, Fail, Open, Step
+from bookies.wire.client import encode_request
+from bookies.wire.digest_md5 import DigestMd5Client
+from bookies.wire.framing import PREFIX_SIZE
+from bookies.wire.messages import Response
+
+NONCE_BITS = 192
+FRAME_SIZE_MAX = 64 << 10  # bytes of an answer to START_TLS or AUTH
+
+
+class ClientSecurity:
+    """How one client encrypts and authenticates; files are read at once. Raises `ConfigError`."""
+
+    def __init__(self, runtime: Runtime, config: ClientConfig) -> None:
+        self.encryption = _encryption(runtime, config)
+        self.tls_port = config.tls_port if config.tls else 0
+        self._credentials = read_credentials(runtime.disk, config.sasl_file) if config.sasl_file else None
+        self._runtime = runtime
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether connections begin otherwise than with the first request."""
+        return self.encryption is not None or self._credentials is not None
+
+    def opening(self, connection: Connection) -> ClientOpening:
+        """Of a new connection."""
+        tls = "" if self.encryption is None else "direct" if self.tls_port else "start"
+        sasl = None
+        if self._credentials is not None:
+            sasl = DigestMd5Client(*self._credentials, f"{self._runtime.random.getrandbits(NONCE_BITS):x}")
+        version = v3.VERSION if connection.wire == "v3" else v2.VERSION
+        return ClientOpening(version, tls, sasl, lambda: connection.next_txn_ids()[0])
+
+
+class Handshake(asyncio.Protocol):
+    """See the module. `wait` returns when the connection is open."""
+
+    def __init__(self, connection: Connection, security: ClientSecurity, host: str) -> None:
+        self._connection = connection
+        self._encryption = security.encryption
+        self._opening = security.opening(connection)
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[None] = self._loop.create_future()
+        self._held = b""
+        self._is_shaking = self._is_lost = False
+        self._transport: asyncio.Transport
+        self._encrypting: asyncio.Task[None] | None = None
+
+    async def wait(self) -> None:
+        """Raises `TlsFailed`, `Unauthorized`, `BookieUnreachable`. When it is given up so is the connection."""
+        try:
+            await self._done
+        except BaseException:
+            if self._encrypting is not None:
+                self._encrypting.cancel()
+            self._transport.abort()
+            raise
+
+    @property
+    def waits_for(self) -> str:
+        return self._opening.waits_for
+
+    # -- what the transport calls --------------------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._carry_out(self._opening.connected())
+
+    def data_received(self, data: bytes) -> None:
+        self._held += data
+        try:
+            while not self._done.done() and (frame := self._take_frame()):
+                for response in self._parse(frame):
+                    self._carry_out(self._opening.received(response))
+        except RemoteProtocolError as error:
+            self._fail(BookieUnreachable(f"connection dropped: {error.message}"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._is_shaking:
+            self._is_lost = True  # The handshake says more about why.
+            return
+        reason = f": {error}" if error else " by the bookie"
+        self._fail(BookieUnreachable(f"connection closed{reason} while we waited for {self.waits_for}"))
+
+    # -- inside --------------------------------------------------------------------------------------------------
+    def _take_frame(self) -> bytes:
+        """The next frame, its length word included; empty while it is not there."""
+        if len(self._held) < PREFIX_SIZE:
+            return b""
+        end = PREFIX_SIZE + int.from_bytes(self._held[:PREFIX_SIZE], "big")
+        if not PREFIX_SIZE < end <= FRAME_SIZE_MAX:
+            raise RemoteProtocolError(f"answer of {end:,} bytes before the first request")
+        if len(self._held) < end:
+            return b""
+        frame, self._held = self._held[:end], self._held[end:]
+        return frame
+
+    def _parse(self, frame: bytes) -> Sequence[Response]:
+        """Answers to START_TLS are v3 whatever the connection is for; no v3 message begins below 0x08."""
+        if frame[PREFIX_SIZE] < 0x08:
+            return [v2.parse_response(frame, 0, len(frame))]
+        responses: list[Response] = []
+        v3.parse_responses(frame, [0, len(frame)], 0, responses)
+        return responses
+
+    def _carry_out(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            match step:
+                case Ask(request):
+                    self._transport.write(b"".join(encode_request(request)))
+                case BeginTls():
+                    self._encrypting = self._loop.create_task(self._encrypt())
+                case Open():
+                    self._hand_over()
+                case Fail(error):
+                    self._fail(error)
+
+    async def _encrypt(self) -> None:
+        assert self._encryption is not None
+        self._is_shaking = True
+        try:
+            # What a bookie says behind its answer to START_TLS is part of nothing: it could be anybody's.
+            self._held = b""
+            self._transport = await self._encryption.encrypt(self._transport, self, host_name=self._host)
+        except TlsFailed as error:
+            self._fail(error)
+        else:
+            self._is_shaking = False
+            if self._is_lost:
+                self.connection_lost(None)
+            elif not self._done.done():
+                self._carry_out(self._opening.encrypted())
+
+    def _hand_over(self) -> None:
+        connection, transport = self._connection, self._transport
+        transport.set_protocol(connection)
+        self._done.set_result(None)
+        connection.connection_made(transport)
+        held, self._held = self._held, b""
+        while held and connection.error is None:
+            room = memoryview(connection.get_buffer(len(held)))
+            count = min(len(room), len(held))
+            room[:count] = held[:count]
+            connection.buffer_updated(count)
+            held = held[count:]
+
+    def _fail(self, error: BookKeeperError) -> None:
+        if not self._done.done():
+            self._done.set_exception(error)
+
+
+def _encryption(runtime: Runtime, config: ClientConfig) -> Encryption | None:
+    if not config.tls:
+        return None
+    if runtime.tls is None:
+        raise ConfigError("tls = true: there is no TLS in this environment")
+    files = TlsFiles(
+        certificate=config.tls_certificate,
+        key=config.tls_key,
+        key_password_file=config.tls_key_password_file,
+        authority=config.tls_authority,
+        checks_peer=True,
+        checks_host_name=config.tls_check_host_name,
+        version_min=config.tls_version_min,
+        ciphers=config.tls_ciphers,
+        reload_interval_s=config.tls_reload_interval_ms / 1000,
+    )
+    return runtime.tls(files, False)
+
+
+def read_credentials(disk: Disk, path: str) -> tuple[str, str]:
+    """User and password from a TOML file. Raises `ConfigError`, which names no password."""
+    try:
+        found = tomllib.loads(disk.read_bytes(path).decode("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"sasl_file {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"sasl_file {path} is not TOML: {error}") from error
+    user, password = found.get("username"), found.get("password")
+    if set(found) != {"username", "password"} or not isinstance(user, str) or not isinstance(password, str):
+        raise ConfigError(f'sasl_file {path} has to have two lines, username = "..." and password = "..."')
+    return user, password

@@ -1,0 +1,501 @@
+"""Connections by bookie, and every request that a client makes of a bookie.
+
+Adds, reads and batch reads travel over the bookie's v2 connection, everything that v2 cannot say over its v3
+connection; with `ClientConfig.wire` "v3" all of it over v3. Both are opened by the first request that needs them and
+again by the first one after they were lost. Nothing is retried here: that is a decision of the protocol.
+
+Methods named `start_...` return a future whose result is the response or the error (it never carries an exception);
+the coroutines beside them raise. Source: wire-protocol 1.1, 6.1 and 6.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from bookies.client.base.bookie_ranking import READ, READ_BATCH, BookieHealth
+from bookies.client.transport.connection import AddSink, Connection, Outcome
+from bookies.client.transport.copy_admission import CopyTurns
+from bookies.client.transport.handshake import ClientSecurity, Handshake
+from bookies.config import ClientConfig
+from bookies.errors import (
+    BookieUnreachable,
+    BookKeeperError,
+    ClientClosed,
+    InvalidArgument,
+    RemoteProtocolError,
+    Status,
+    TlsFailed,
+    Unauthorized,
+    error_of_status,
+)
+from bookies.model import BookieId
+from bookies.protocol.ledger.bookie_health import Rank
+from bookies.protocol.ledger.read import BatchSupport
+from bookies.runtime.ports import Runtime
+from bookies.runtime.tasks import Tasks
+from bookies.wire import v2, v3
+from bookies.wire.availability import parse_availability
+from bookies.wire.client import adds_as_v3, encode_request
+from bookies.wire.messages import (
+    BatchReadRequest,
+    BatchReadResponse,
+    Buffer,
+    ForceLedgerRequest,
+    ForceLedgerResponse,
+    GetBookieInfoRequest,
+    GetBookieInfoResponse,
+    ListEntriesRequest,
+    ListEntriesResponse,
+    ReadLacRequest,
+    ReadLacResponse,
+    ReadRequest,
+    ReadResponse,
+    Request,
+    WriteLacRequest,
+    WriteLacResponse,
+)
+
+R = TypeVar("R")
+BATCH_OVERHEAD = 36  # bytes of a batch-read answer that are not records
+BATCH_HEADROOM = 64
+ANSWER_SLACK = 1024  # bytes by which an answer may be longer than the add of its entry: batch reads, long polls
+OBSERVED_EVERY = 8  # single reads, and short batches, are timed one in so many: a scan makes hundreds at once
+SHORT_BATCH = 8  # entries
+RECEIVE_SIZE = 256 << 10  # bytes taken from a connection at once
+BOTH_CAPACITIES = 3  # of `GetBookieInfoRequest.requested`
+
+
+class _Peer:
+    """One bookie: its connections by protocol version, how many of v3 have ended, and single reads it was asked for."""
+
+    __slots__ = ("connections", "ended_count", "read_count")
+
+    def __init__(self) -> None:
+        self.connections: dict[str, Connection] = {}
+        self.ended_count = 0
+        self.read_count = 0
+
+
+class BookiePool:
+    """All connections of one client. `resolve`: the address of a bookie; raises `BookKeeperError` or OSError.
+
+    `on_suspect`: called with each bookie that could not be reached or did not answer in time. `health`: what has been
+    learnt of each bookie; decides whom to prefer. `batch_support`: which of them know batch reads. `copy_turns`: of
+    copies of ledgers.
+    Raises `ConfigError` for certificates and credentials that cannot be read.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: ClientConfig,
+        resolve: Callable[[BookieId], Awaitable[tuple[str, int]]],
+        *,
+        on_suspect: Callable[[BookieId], None] | None = None,
+    ) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._resolve = resolve
+        self._on_suspect = on_suspect
+        self.health = BookieHealth(config, self._probe)
+        self.batch_support = BatchSupport()
+        self.copy_turns = CopyTurns(self.bookie_info)
+        self._security = ClientSecurity(runtime, config)
+        self._scratch = memoryview(bytearray(RECEIVE_SIZE))
+        self._peers: dict[BookieId, _Peer] = {}
+        self._loop = asyncio.get_running_loop()
+        self._tasks = Tasks(self._connecting_died)
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        count = sum(len(peer.connections) for peer in self._peers.values())
+        return f"<BookiePool bookies={len(self._peers)} connections={count} unanswered={self.total_size:,} bytes>"
+
+    def any_below(self, count: int) -> int:
+        """One of 0..count-1 by chance, for choices that are to differ from handle to handle."""
+        return self._runtime.random.randrange(count)
+
+    # -- adds ----------------------------------------------------------------------------------------------------
+    def send_adds(
+        self,
+        bookie: BookieId,
+        ledger_id: int,
+        entry_ids: Sequence[int],
+        frames: bytes,
+        sink: AddSink,
+        *,
+        timeout_ms: int | None = None,
+        is_deferred_sync: bool = False,
+    ) -> None:
+        """Send v2 ADD frames, as from `kernels.pack_add_frames`, that add these entries. Never blocks.
+
+        `sink` hears of every entry exactly once, never before this call returns. `is_deferred_sync`: the bookie may
+        answer before the entries are durable; only v3 can say so. Raises `ClientClosed`.
+        """
+        timeout_ms = self._config.add_timeout_ms if timeout_ms is None else timeout_ms
+        is_recovery = bool(frames[7] & v2.FLAG_RECOVERY)
+        connection = self._connection(bookie, "v3" if is_deferred_sync else self._config.wire)
+        if connection.wire == "v2":
+            buffers: Sequence[bytes] = (frames,)
+            txn_ids: range | None = None
+        else:
+            txn_ids = connection.next_txn_ids(len(entry_ids))
+            buffers = (adds_as_v3(frames, txn_ids[0], is_deferred_sync=is_deferred_sync)[0],)
+        size = len(frames)
+        connection.send_adds(
+            ledger_id, entry_ids, buffers, size, sink, timeout_ms, txn_ids=txn_ids, is_recovery=is_recovery
+        )
+
+    def pending_size(self, bookie: BookieId) -> int:
+        """Bytes of adds that this bookie has not answered, waiting to be sent or sent."""
+        peer = self._peers.get(bookie)
+        return sum(connection.adds_size for connection in peer.connections.values()) if peer else 0
+
+    @property
+    def total_size(self) -> int:
+        """Bytes of unanswered adds, counted once per bookie."""
+        return sum(self.pending_size(bookie) for bookie in self._peers)
+
+    # -- reads ---------------------------------------------------------------------------------------------------
+    def start_read_entry(
+        self,
+        bookie: BookieId,
+        ledger_id: int,
+        entry_id: int,
+        *,
+        key: bytes | None = None,
+        is_high_priority: bool = False,
+        timeout_ms: int | None = None,
+    ) -> asyncio.Future[Outcome]:
+        """Ask for one entry, -1: the highest. With `key` the bookie fences the ledger first."""
+        is_fencing = key is not None
+        connection = self._connection(bookie, self._config.wire)
+        if connection.wire == "v2" and not connection.accepts_read((ledger_id, entry_id), is_fencing):
+            connection = self._connection(bookie, "v3")
+        read_key = txn_id = None
+        if connection.wire == "v2":
+            version, read_key = v2.VERSION, (ledger_id, entry_id)
+        else:
+            version, txn_id = v3.VERSION, connection.next_txn_ids()[0]
+        frames: Sequence[Buffer]
+        if version == v2.VERSION and not is_fencing and not is_high_priority:
+            frames = (v2.pack_read(ledger_id, entry_id),)
+        else:
+            frames = encode_request(
+                ReadRequest(version, txn_id or 0, ledger_id, entry_id, key, is_fencing, is_high_priority)
+            )
+        answer = connection.request(
+            frames,
+            self._config.read_timeout_ms if timeout_ms is None else timeout_ms,
+            txn_id=txn_id,
+            key=read_key,
+            is_fencing=is_fencing,
+        )
+        peer = self._peers[bookie]
+        peer.read_count += 1
+        if not peer.read_count % OBSERVED_EVERY:
+            self._observe(bookie, READ, answer)
+        return answer
+
+    async def read_entry(
+        self,
+        bookie: BookieId,
+        ledger_id: int,
+        entry_id: int,
+        *,
+        key: bytes | None = None,
+        is_high_priority: bool = False,
+        timeout_ms: int | None = None,
+    ) -> ReadResponse:
+        """One entry, -1: the highest. With `key` the bookie fences the ledger first."""
+        future = self.start_read_entry(
+            bookie, ledger_id, entry_id, key=key, is_high_priority=is_high_priority, timeout_ms=timeout_ms
+        )
+        response = self.check(bookie, await future, ReadResponse, ledger_id, entry_id)
+        if response.body is None:
+            raise RemoteProtocolError("read answer without an entry", ledger_id=ledger_id, bookie=bookie)
+        return response
+
+    @property
+    def batch_size_max(self) -> int:
+        """Bytes of records that a batch-read answer may hold."""
+        return self._config.frame_size_max - BATCH_OVERHEAD - BATCH_HEADROOM
+
+    @property
+    def has_batch_reads(self) -> bool:
+        """Batch reads exist in v2 only."""
+        return self._config.wire == "v2"
+
+    def start_read_batch(
+        self,
+        bookie: BookieId,
+        ledger_id: int,
+        first: int,
+        count_max: int,
+        size_max: int,
+        *,
+        key: bytes | None = None,
+        is_high_priority: bool = False,
+        timeout_ms: int | None = None,
+    ) -> asyncio.Future[Outcome]:
+        """Ask for consecutive entries from `first` on. `size_max`: bytes; at least one entry comes anyhow."""
+        if not self.has_batch_reads:
+            raise InvalidArgument("batch reads exist in protocol v2 only; use read_entry")
+        connection = self._connection(bookie, "v2")
+        txn_id = connection.next_txn_ids()[0]
+        # What counts for a bookie is the whole answer, its head included.
+        size_max = min(size_max, self.batch_size_max) + BATCH_OVERHEAD
+        request = BatchReadRequest(
+            v2.VERSION, txn_id, ledger_id, first, count_max, size_max, key, key is not None, is_high_priority
+        )
+        timeout_ms = self._config.read_timeout_ms if timeout_ms is None else timeout_ms
+        answer = connection.request(encode_request(request), timeout_ms, txn_id=txn_id)
+        peer = self._peers[bookie]
+        peer.read_count += 1
+        if count_max > SHORT_BATCH or not peer.read_count % OBSERVED_EVERY:
+            self._observe(bookie, READ_BATCH, answer)
+        return answer
+
+    async def read_batch(
+        self,
+        bookie: BookieId,
+        ledger_id: int,
+        first: int,
+        count_max: int,
+        size_max: int,
+        *,
+        key: bytes | None = None,
+        is_high_priority: bool = False,
+        timeout_ms: int | None = None,
+    ) -> bytes:
+        """Consecutive entries from `first` on, in record framing, unverified; at least one, at most `count_max`."""
+        future = self.start_read_batch(
+            bookie,
+            ledger_id,
+            first,
+            count_max,
+            size_max,
+            key=key,
+            is_high_priority=is_high_priority,
+            timeout_ms=timeout_ms,
+        )
+        response = self.check(bookie, await future, BatchReadResponse, ledger_id, first)
+        return bytes(response.records)[response.start :]
+
+    def start_long_poll(
+        self, bookie: BookieId, ledger_id: int, previous_lac: int, wait_ms: int
+    ) -> asyncio.Future[Outcome]:
+        """Ask for the entry behind `previous_lac` once the last add confirmed exceeds that, or an empty answer."""
+        timeout_ms = wait_ms + self._config.read_timeout_ms
+
+        def request(txn_id: int) -> Request:
+            return ReadRequest(
+                v3.VERSION,
+                txn_id,
+                ledger_id,
+                -1,
+                previous_lac=previous_lac,
+                timeout_ms=wait_ms,
+                wants_piggyback=True,
+            )
+
+        return self._start_v3(bookie, request, timeout_ms)
+
+    async def long_poll(self, bookie: BookieId, ledger_id: int, previous_lac: int, wait_ms: int) -> ReadResponse:
+        """See `start_long_poll`. `entry_id` of the answer is -1 when it brings no entry."""
+        future = self.start_long_poll(bookie, ledger_id, previous_lac, wait_ms)
+        return self.check(bookie, await future, ReadResponse, ledger_id, previous_lac + 1)
+
+    # -- the rest: always v3 -------------------------------------------------------------------------------------
+    async def write_lac(
+        self,
+        bookie: BookieId,
+        ledger_id: int,
+        last_add_confirmed: int,
+        master_key: bytes,
+        body: bytes,
+        *,
+        timeout_ms: int | None = None,
+    ) -> None:
+        """Store an explicit last add confirmed; `body`: from `wire.digest.package_lac`."""
+        outcome = await self._start_v3(
+            bookie,
+            lambda txn_id: WriteLacRequest(v3.VERSION, txn_id, ledger_id, last_add_confirmed, master_key, body),
+            timeout_ms,
+        )
+        self.check(bookie, outcome, WriteLacResponse, ledger_id, is_write=True)
+
+    def start_read_lac(
+        self, bookie: BookieId, ledger_id: int, *, timeout_ms: int | None = None
+    ) -> asyncio.Future[Outcome]:
+        return self._start_v3(bookie, lambda txn_id: ReadLacRequest(v3.VERSION, txn_id, ledger_id), timeout_ms)
+
+    async def read_lac(self, bookie: BookieId, ledger_id: int, *, timeout_ms: int | None = None) -> ReadLacResponse:
+        """The explicit last add confirmed and the last entry, as far as the bookie has them; unverified."""
+        outcome = await self.start_read_lac(bookie, ledger_id, timeout_ms=timeout_ms)
+        return self.check_lac(bookie, outcome, ledger_id)
+
+    async def force(self, bookie: BookieId, ledger_id: int, *, timeout_ms: int | None = None) -> None:
+        """Make durable what this bookie has accepted of the ledger."""
+        outcome = await self._start_v3(
+            bookie, lambda txn_id: ForceLedgerRequest(v3.VERSION, txn_id, ledger_id), timeout_ms
+        )
+        self.check(bookie, outcome, ForceLedgerResponse, ledger_id, is_write=True)
+
+    def ended_count(self, bookie: BookieId) -> int:
+        """How many connections with protocol v3 to this bookie have ended; one that restarts ends them."""
+        return self._peer(bookie).ended_count
+
+    async def bookie_info(self, bookie: BookieId, *, timeout_ms: int | None = None) -> tuple[int, int]:
+        """(total, free) bytes of the bookie's ledger directories."""
+        outcome = await self._start_v3(
+            bookie, lambda txn_id: GetBookieInfoRequest(v3.VERSION, txn_id, BOTH_CAPACITIES), timeout_ms
+        )
+        response = self.check(bookie, outcome, GetBookieInfoResponse)
+        return response.total_disk_capacity or 0, response.free_disk_space or 0
+
+    async def list_entries(self, bookie: BookieId, ledger_id: int, *, timeout_ms: int | None = None) -> list[range]:
+        """Which entries of the ledger the bookie holds: ranges, ascending."""
+        outcome = await self._start_v3(
+            bookie, lambda txn_id: ListEntriesRequest(v3.VERSION, txn_id, ledger_id), timeout_ms
+        )
+        response = self.check(bookie, outcome, ListEntriesResponse, ledger_id)
+        return parse_availability(response.availability or b"")
+
+    # -- outcomes ------------------------------------------------------------------------------------------------
+    def check(
+        self,
+        bookie: BookieId,
+        outcome: Outcome,
+        kind: type[R],
+        ledger_id: int | None = None,
+        entry_id: int | None = None,
+        *,
+        is_write: bool = False,
+    ) -> R:
+        """The response when it is one of that kind with status OK; raises what it says otherwise."""
+        if isinstance(outcome, BookKeeperError):
+            raise outcome.with_traceback(None)
+        if outcome.status is not Status.OK:
+            raise error_of_status(
+                outcome.status, is_write=is_write, ledger_id=ledger_id, entry_id=entry_id, bookie=bookie
+            )
+        if not isinstance(outcome, kind):
+            raise RemoteProtocolError(f"answered with {type(outcome).__name__}", ledger_id=ledger_id, bookie=bookie)
+        return outcome
+
+    def check_lac(self, bookie: BookieId, outcome: Outcome, ledger_id: int) -> ReadLacResponse:
+        """As `check`; Apache's bookies say I/O error beside a valid packet when they hold no entry."""
+        if isinstance(outcome, ReadLacResponse) and outcome.lac_body is not None:
+            return outcome
+        return self.check(bookie, outcome, ReadLacResponse, ledger_id)
+
+    def is_suspect(self, bookie: BookieId) -> bool:
+        """Whether the bookie failed to connect, or to answer in time, within the last seconds."""
+        return self.health.rank(bookie) is Rank.OPEN
+
+    def suspect(self, bookie: BookieId) -> None:
+        """Ask this bookie last for a while."""
+        self.health.failed(bookie)
+        if self._on_suspect is not None:
+            self._on_suspect(bookie)
+
+    def _observe(self, bookie: BookieId, kind: str, answer: asyncio.Future[Outcome]) -> None:
+        """Time a request that has just been sent; one that is given up, or fails, says nothing."""
+        begun = self._loop.time()
+
+        def answered(answer: asyncio.Future[Outcome]) -> None:
+            if not answer.cancelled() and not isinstance(answer.result(), BookKeeperError):
+                self.health.observe(bookie, kind, self._loop.time() - begun)
+
+        answer.add_done_callback(answered)
+
+    def _probe(self, bookie: BookieId) -> None:
+        """Ask the cheapest question there is. That it fails is noticed as with any other request."""
+        if self._is_closed:
+            return
+
+        def answered(answer: asyncio.Future[Outcome]) -> None:
+            if not isinstance(answer.result(), BookKeeperError):
+                self.health.succeeded(bookie)
+
+        request = self._start_v3(bookie, lambda txn_id: GetBookieInfoRequest(v3.VERSION, txn_id, BOTH_CAPACITIES), None)
+        request.add_done_callback(answered)
+
+    async def close(self) -> None:
+        """Drop all connections; everything outstanding fails with `ClientClosed`. Idempotent."""
+        self._is_closed = True
+        for peer in self._peers.values():
+            for connection in list(peer.connections.values()):
+                connection.close(ClientClosed("the client was closed"))
+        await self._tasks.stop()
+
+    # -- connections ---------------------------------------------------------------------------------------------
+    def _peer(self, bookie: BookieId) -> _Peer:
+        peer = self._peers.get(bookie)
+        if peer is None:
+            peer = self._peers[bookie] = _Peer()
+        return peer
+
+    def _connection(self, bookie: BookieId, wire: str) -> Connection:
+        if self._is_closed:
+            raise ClientClosed("the client is closed")
+        peer = self._peer(bookie)
+        connection = peer.connections.get(wire)
+        if connection is None:
+            frame_size_max = self._config.frame_size_max + ANSWER_SLACK
+            connection = Connection(bookie, wire, frame_size_max, self._ended, self.suspect, self._scratch)
+            peer.connections[wire] = connection
+            self._tasks.start(self._connect(connection), f"connect to {bookie}")
+        return connection
+
+    async def _connect(self, connection: Connection) -> None:
+        bookie = connection.bookie
+        where, handshake = "", None
+        try:
+            async with asyncio.timeout(self._config.connect_timeout_ms / 1000):
+                host, port = await self._resolve(bookie)
+                if not self._security.is_needed:
+                    where = f" at {host}:{port}"
+                    await self._runtime.network.connect(host, port, lambda: connection)
+                else:
+                    port = self._security.tls_port or port
+                    where = f" at {host}:{port}"
+                    handshake = Handshake(connection, self._security, host)
+                    await self._runtime.network.connect(host, port, lambda: handshake)
+                    await handshake.wait()
+        except (OSError, BookKeeperError) as cause:  # TimeoutError is an OSError.
+            reason = cause.message if isinstance(cause, BookKeeperError) else str(cause) or type(cause).__name__
+            if handshake is not None and isinstance(cause, TimeoutError):
+                reason = f"no word in time while we waited for {handshake.waits_for}"
+            kind = type(cause) if isinstance(cause, TlsFailed | Unauthorized) else BookieUnreachable
+            error = kind(f"cannot connect{where}: {reason}", bookie=bookie)
+            error.__cause__ = cause
+            connection.close(error)
+
+    def _start_v3(
+        self, bookie: BookieId, request: Callable[[int], Request], timeout_ms: int | None
+    ) -> asyncio.Future[Outcome]:
+        connection = self._connection(bookie, "v3")
+        txn_id = connection.next_txn_ids()[0]
+        timeout_ms = self._config.read_timeout_ms if timeout_ms is None else timeout_ms
+        return connection.request(encode_request(request(txn_id)), timeout_ms, txn_id=txn_id)
+
+    def _ended(self, connection: Connection, error: BookKeeperError) -> None:
+        """Forget a closed connection before its requests hear of it, so that a retry opens another."""
+        peer = self._peers[connection.bookie]
+        peer.ended_count += connection.wire == "v3"
+        if peer.connections.get(connection.wire) is connection:
+            del peer.connections[connection.wire]
+        if isinstance(error, BookieUnreachable) and not self._is_closed:
+            self.suspect(connection.bookie)
+
+    def _connecting_died(self, cause: BaseException) -> None:
+        """A task that opens connections failed in a way it does not know: our own mistake. Nobody must wait for it."""
+        for peer in self._peers.values():
+            for connection in list(peer.connections.values()):
+                error = BookieUnreachable(f"cannot connect: {cause!r}", bookie=connection.bookie)
+                error.__cause__ = cause
+                connection.close(error)

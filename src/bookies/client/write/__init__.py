@@ -1,0 +1,8 @@
+"""The writer of a ledger: batching, adds in flight, ensemble changes, closing."""
+
+from __future__ import annotations
+
+from bookies.client.write.advanced import AdvancedLedgerWriter
+from bookies.client.write.writer import LedgerWriter
+
+__all__ = ["AdvancedLedgerWriter", "LedgerWriter"]

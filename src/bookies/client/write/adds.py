@@ -1,0 +1,413 @@
+"""Carry out what an `AddPipeline` decides: package entries, send them, keep their bytes until nobody needs them.
+
+A batch of entries is packaged once into one buffer of v2 ADD frames. Every bookie is sent that very buffer, or slices
+of it where a striped ledger gives a bookie only some of the entries; resending after an ensemble change sends the
+same bytes again, so that all replicas are identical. A batch is kept until each replica of each of its entries has
+answered or been replaced.
+
+`AddChannel` is shared by the writer and by the write-back of a recovery; its owner hears of what concerns the ledger
+as a whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+from bookies.config import ClientConfig
+from bookies.errors import BookieBusy, BookKeeperError, ClientClosed, NotEnoughBookies
+from bookies.kernels import pack_add_frames
+from bookies.model import BookieId, DigestType, Ensemble, LedgerMetadata
+from bookies.protocol.ledger import AddPipeline
+from bookies.protocol.ledger.add import ChangeEnsemble, CloseLedger, Confirmed, Effects, Failed, RetryLater, Send
+from bookies.protocol.ledger.busy_backoff import delay_s, maybe_delay_s
+from bookies.wire.digest import mac_key, master_key
+from bookies.wire.v2 import add_head
+
+FRAME_OVERHEAD = 60  # bytes of a frame that are neither digest nor payload: length word, packet header, key, header
+_LENGTH_OFFSET = 52  # of the accumulated length in a frame
+_I64 = struct.Struct(">q")
+
+
+class AddPool(Protocol):
+    """The part of a `BookiePool` that adds need."""
+
+    def send_adds(
+        self,
+        bookie: BookieId,
+        ledger_id: int,
+        entry_ids: Sequence[int],
+        frames: bytes,
+        sink: AddReplica,
+        *,
+        timeout_ms: int | None = None,
+        is_deferred_sync: bool = False,
+    ) -> None: ...
+
+    async def force(self, bookie: BookieId, ledger_id: int) -> None: ...
+
+    def ended_count(self, bookie: BookieId) -> int: ...
+
+
+class AddOwner(Protocol):
+    """Who owns an `AddChannel`. Called on the loop, in the order of the pipeline's effects; must not call back."""
+
+    def on_confirmed(self, first: int, last: int) -> None: ...
+
+    def on_failed(self, first: int, last: int, error: BookKeeperError) -> None: ...
+
+    def on_change(self, change: ChangeEnsemble) -> None: ...
+
+    def on_close(self, close: CloseLedger) -> None: ...
+
+    def on_released(self, size: int) -> None:
+        """Frames of `size` bytes are no longer held."""
+
+
+class Window(Protocol):
+    """The frames of entries that somebody may still need."""
+
+    def push(self, first: int, frames: bytes, starts: Sequence[int]) -> None: ...
+
+    def frames(self, entry_ids: Sequence[int]) -> bytes: ...
+
+    def length_at(self, entry_id: int) -> int: ...
+
+    def may_release(self, last: int) -> bool: ...
+
+    def release(self, bound: int) -> int: ...
+
+
+class _Batch(NamedTuple):
+    """Entries first..last as frames. `starts`: offsets of the frames in `frames`, and the end of the last one."""
+
+    first: int
+    last: int
+    frames: bytes
+    starts: Sequence[int]
+
+
+class SendWindow:
+    """The frames of entries that somebody may still need, in batches of consecutive ids.
+
+    `first`: the id the first batch will have; `length`: payload bytes of the ledger before it.
+    """
+
+    def __init__(self, first: int, length: int) -> None:
+        self._batches: deque[_Batch] = deque()
+        self._released = first - 1
+        self._released_length = length
+
+    def may_release(self, last: int) -> bool:
+        """Whether the oldest batch ends at or before this id."""
+        return bool(self._batches) and self._batches[0].last <= last
+
+    def push(self, first: int, frames: bytes, starts: Sequence[int]) -> None:
+        """Keep the frames of the ids that come next, from `first` on."""
+        self._batches.append(_Batch(first, first + len(starts) - 2, frames, starts))
+
+    def frames(self, entry_ids: Sequence[int]) -> bytes:
+        """The frames of these ids, ascending; the buffer of a batch itself when they are all of it."""
+        newest = self._batches[-1]
+        if len(entry_ids) == newest.last - newest.first + 1 and entry_ids[0] == newest.first:
+            return newest.frames
+        batches = [newest] if entry_ids[0] >= newest.first else list(self._batches)
+        parts: list[bytes] = []
+        index = bisect_right(batches, entry_ids[0], key=_first_of) - 1
+        for first, last in _runs(entry_ids):
+            while batches[index].last < first:
+                index += 1
+            batch = batches[index]
+            while batch.last < last:
+                parts.append(batch.frames[batch.starts[first - batch.first] :])
+                index += 1
+                batch, first = batches[index], batch.last + 1
+            parts.append(batch.frames[batch.starts[first - batch.first] : batch.starts[last - batch.first + 1]])
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def length_at(self, entry_id: int) -> int:
+        """Payload bytes of the ledger up to and with this entry, one that is held or the last one released."""
+        if entry_id == self._released:
+            return self._released_length
+        batches = list(self._batches)
+        batch = batches[bisect_right(batches, entry_id, key=_first_of) - 1]
+        return _length_in(batch, entry_id)
+
+    def release(self, bound: int) -> int:
+        """Drop the batches whose ids are all below `bound`; bytes freed."""
+        size = 0
+        while self._batches and self._batches[0].last < bound:
+            batch = self._batches.popleft()
+            self._released = batch.last
+            self._released_length = _length_in(batch, batch.last)
+            size += len(batch.frames)
+        return size
+
+
+class AddReplica:
+    """One bookie at one position of the ensemble: the sink of its answers.
+
+    Answers reach the pipeline with the position they were sent for, so that a bookie that comes back at another
+    position cannot speak for the former one (X-43).
+
+    What a busy bookie refuses is sent to it again, see `protocol/ledger/busy_backoff.py`; meanwhile the pipeline takes it for not
+    answered.
+    """
+
+    __slots__ = ("_attempt", "_channel", "_refused", "_refused_at", "bookie", "position")
+
+    def __init__(self, channel: AddChannel, position: int, bookie: BookieId) -> None:
+        self._channel = channel
+        self.position = position
+        self.bookie = bookie
+        self._attempt = 0  # how often it was asked again since it last took something
+        self._refused: list[int] = []  # to be sent again, by a timer
+        self._refused_at = 0.0  # when it refused the first of what it has refused since it last took something
+
+    def on_acknowledged(self, bookie: BookieId, entry_ids: Sequence[int]) -> None:
+        if self._attempt:
+            self._attempt = 0
+        self._channel.on_acknowledged(self.position, bookie, entry_ids)
+
+    def on_failed(self, bookie: BookieId, entry_ids: Sequence[int], error: BookKeeperError) -> None:
+        if not isinstance(error, BookieBusy) or not self._is_borne_with(entry_ids, error):
+            self._channel.on_failed(self.position, bookie, entry_ids, error)
+
+    def _is_borne_with(self, entry_ids: Sequence[int], error: BookieBusy) -> bool:
+        """Keep these entries, to be sent again, unless it has been busy for too long."""
+        channel = self._channel
+        if not channel.is_in_use(self):
+            return False
+        if not self._refused:
+            now = channel.loop.time()
+            if self._attempt == 0:
+                self._refused_at = now
+            delay = maybe_delay_s(self._attempt, now - self._refused_at, channel.timeout_s)
+            if delay is None:
+                return False
+            self._attempt += 1
+            channel.loop.call_later(delay, self._ask_again, error)
+        self._refused += entry_ids
+        return True
+
+    def _ask_again(self, error: BookieBusy) -> None:
+        entry_ids, self._refused = sorted(set(self._refused)), []
+        self._channel.send_again(self, entry_ids, error)
+
+
+class Unforced:
+    """Deferred sync: the bookies that entries went to since the last force, and whether they may have lost them.
+
+    A bookie answers such an add before it is on disk. It may lose power, come back, and sync what it still has: only on
+    the connection on which it took an entry its answer to a force says something about that entry (I-25).
+    """
+
+    def __init__(self, pool: AddPool) -> None:
+        self._pool = pool
+        self._counts: dict[BookieId, int] = {}  # connections that had ended when it was sent the first of the entries
+
+    def sent(self, bookie: BookieId) -> None:
+        """Entries are about to be sent."""
+        if bookie not in self._counts:
+            self._counts[bookie] = self._pool.ended_count(bookie)
+
+    def forced(self) -> None:
+        """Everything sent until now is durable."""
+        self._counts.clear()
+
+    def gone(self) -> BookieId | None:
+        """A bookie whose connection has ended since; None: there is none."""
+        for bookie, count in self._counts.items():
+            if self._pool.ended_count(bookie) != count:
+                return bookie
+        return None
+
+
+class AddChannel:
+    """An `AddPipeline` with bytes. `length`: payload bytes of the ledger before the first entry to add."""
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        pool: AddPool,
+        pipeline: AddPipeline,
+        owner: AddOwner,
+        *,
+        digest_type: DigestType,
+        password: bytes,
+        length: int = 0,
+        is_recovery: bool = False,
+        is_deferred_sync: bool = False,
+        window: Window | None = None,
+    ) -> None:
+        self._pool = pool
+        self._owner = owner
+        self._timeout_ms = config.add_timeout_ms
+        self._ledger_id = pipeline.metadata.ledger_id
+        self._digest_type = digest_type
+        self._mac_key = mac_key(password)
+        self._head = add_head(master_key(password), is_recovery=is_recovery, is_high_priority=is_recovery)
+        self._replicas = [AddReplica(self, position, bookie) for position, bookie in enumerate(pipeline.ensemble)]
+        self._is_deferred_sync = is_deferred_sync
+        self._failures: dict[str, BookKeeperError] = {}  # the last of each bookie
+        self.unforced = Unforced(pool)
+        self._window: Window = window or SendWindow(pipeline.last_add_pushed + 1, length)
+        self.loop = asyncio.get_running_loop()
+        self.timeout_s = config.add_timeout_ms / 1000
+        self.pipeline = pipeline
+        self.length = length  # payload bytes of everything added
+        self.piggybacked = -1  # the last add confirmed that the newest entry carries
+        self.overhead = FRAME_OVERHEAD + digest_type.size  # bytes of a frame besides its payload
+
+    def add(self, payloads: Sequence[bytes], length: int | None = None) -> None:
+        """Add entries, with ids from `pipeline.last_add_pushed + 1` on. Costs `overhead` and the payload in memory.
+
+        `length`: payload bytes of the ledger before them, when that is not what was added so far (write-back).
+        """
+        if length is not None:
+            self.length = length
+        pipeline = self.pipeline
+        frames = self._package(pipeline.last_add_pushed + 1, payloads)
+        entry_ids = pipeline.add_to_all(len(payloads))
+        if entry_ids is None:
+            self.carry_out(pipeline.add(len(payloads)))
+            return
+        for position, bookie in enumerate(pipeline.ensemble):
+            self._send_frames(position, bookie, entry_ids, frames)
+
+    def _package(self, first: int, payloads: Sequence[bytes]) -> bytes:
+        """Make the frames of entries from `first` on, and keep them."""
+        self.piggybacked = self.pipeline.header_last_add_confirmed
+        frames: bytes
+        frames, starts, self.length = pack_add_frames(
+            self._head,
+            self._ledger_id,
+            first,
+            self.piggybacked,
+            self.length,
+            payloads,
+            self._digest_type,
+            self._mac_key,
+        )
+        self._window.push(first, frames, starts)
+        return frames
+
+    def length_at(self, entry_id: int) -> int:
+        """Payload bytes of the ledger up to and with this entry, not older than the confirmed end."""
+        return self._window.length_at(entry_id)
+
+    def metadata_changed(self, metadata: LedgerMetadata) -> None:
+        """The writer's ensemble change has come to an end: the record now."""
+        self.carry_out(self.pipeline.metadata_changed(metadata))
+        self._release()
+
+    def ensemble_chosen(self, ensemble: Ensemble) -> None:
+        """The recovery's ensemble change has come to an end."""
+        self.carry_out(self.pipeline.ensemble_chosen(ensemble))
+        self._release()
+
+    def on_acknowledged(self, position: int, bookie: BookieId, entry_ids: Sequence[int]) -> None:
+        pipeline = self.pipeline
+        if effects := pipeline.acknowledged(position, bookie, entry_ids):
+            self.carry_out(effects)
+        if self._window.may_release(pipeline.head) or not pipeline.is_open:
+            self._release()
+
+    def on_failed(self, position: int, bookie: BookieId, entry_ids: Sequence[int], error: BookKeeperError) -> None:
+        self._failures[bookie] = error
+        self.carry_out(self.pipeline.failed(position, bookie, entry_ids, error))
+        self._release()
+
+    def is_in_use(self, replica: AddReplica) -> bool:
+        """Whether entries are still sent to it."""
+        pipeline = self.pipeline
+        return (
+            pipeline.is_open
+            and self._replicas[replica.position] is replica
+            and pipeline.ensemble[replica.position] == replica.bookie
+        )
+
+    def send_again(self, replica: AddReplica, entry_ids: Sequence[int], error: BookieBusy) -> None:
+        """The bookie was too busy for these entries, ascending; what nobody needs any more is left out."""
+        if not self.is_in_use(replica):
+            self.on_failed(replica.position, replica.bookie, entry_ids, error)
+        elif needed := entry_ids[bisect_left(entry_ids, self.pipeline.answered_bound) :]:
+            self._send(Send(replica.position, replica.bookie, needed))
+
+    def explained(self, error: BookKeeperError) -> BookKeeperError:
+        """The error, and if it is that there are not enough bookies also what the ones that failed said last."""
+        if not isinstance(error, NotEnoughBookies) or not self._failures:
+            return error
+        said = "; ".join(f"{bookie}: {cause.message}" for bookie, cause in self._failures.items())
+        explained = NotEnoughBookies(f"{error.message} ({said})", causes=self._failures)
+        explained.__cause__ = error
+        return explained
+
+    def carry_out(self, effects: Effects) -> None:
+        """In order."""
+        for effect in effects:
+            if isinstance(effect, Send):
+                self._send(effect)
+            elif isinstance(effect, Confirmed):
+                self._owner.on_confirmed(effect.first, effect.last)
+            elif isinstance(effect, Failed):
+                self._owner.on_failed(effect.first, effect.last, effect.error)
+                self._release()  # what is answered is of no use any more, whatever it waited for
+            elif isinstance(effect, ChangeEnsemble):
+                self._owner.on_change(effect)
+            elif isinstance(effect, RetryLater):
+                self.loop.call_later(delay_s(effect.attempt), self._retry, effect)
+            else:
+                self._owner.on_close(effect)
+
+    def _send(self, send: Send) -> None:
+        self._send_frames(send.position, send.bookie, send.entry_ids, self._window.frames(send.entry_ids))
+
+    def _send_frames(self, position: int, bookie: BookieId, entry_ids: Sequence[int], frames: bytes) -> None:
+        replica = self._replicas[position]
+        if replica.bookie != bookie:
+            replica = self._replicas[position] = AddReplica(self, position, bookie)
+        if self._is_deferred_sync:
+            self.unforced.sent(bookie)
+        try:
+            self._pool.send_adds(
+                bookie,
+                self._ledger_id,
+                entry_ids,
+                frames,
+                replica,
+                timeout_ms=self._timeout_ms,
+                is_deferred_sync=self._is_deferred_sync,
+            )
+        except ClientClosed as error:
+            self.loop.call_soon(replica.on_failed, bookie, entry_ids, error)
+
+    def _retry(self, retry: RetryLater) -> None:
+        self.carry_out(self.pipeline.retry(retry.position, retry.bookie))
+
+    def _release(self) -> None:
+        if size := self._window.release(self.pipeline.answered_bound):
+            self._owner.on_released(size)
+
+
+def _first_of(batch: _Batch) -> int:
+    return batch.first
+
+
+def _length_in(batch: _Batch, entry_id: int) -> int:
+    return int(_I64.unpack_from(batch.frames, batch.starts[entry_id - batch.first] + _LENGTH_OFFSET)[0])
+
+
+def _runs(entry_ids: Sequence[int]) -> Sequence[tuple[int, int]]:
+    """The ids as (first, last) of consecutive ones."""
+    if isinstance(entry_ids, range) and entry_ids.step == 1:
+        return [(entry_ids[0], entry_ids[-1])]
+    ends = [at for at, (this, following) in enumerate(pairwise(entry_ids)) if following - this != 1]
+    ends.append(len(entry_ids) - 1)
+    starts = [0, *[end + 1 for end in ends[:-1]]]
+    return [(entry_ids[start], entry_ids[end]) for start, end in zip(starts, ends, strict=True)]

@@ -1,0 +1,185 @@
+"""How a writer ends its ledger: wait until nothing is pending, force if need be, decide the end and write it down.
+
+An end comes about in two ways: in order, by `seal`, or because an append failed for good; then the record is closed
+before the first entry that failed, if nobody else was quicker. Either way it is written once, and everybody who asks
+gets the same outcome. An end that was not written only because the metadata store was away can be written again (D-25).
+
+Source: client-protocol 2.10 to 2.13.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable
+from typing import Protocol
+
+from bookies.client.base.metadata_loop import MetadataLoop
+from bookies.client.write.adds import AddChannel
+from bookies.client.write.send_scheduler import Queue
+from bookies.errors import AckQuorumTimeout, BookKeeperError, MetadataError, VersionConflict
+from bookies.protocol.ledger import AddPipeline
+from bookies.protocol.ledger.add import CloseLedger
+from bookies.protocol.ledger.ledger import close_needed, closed
+from bookies.runtime.tasks import Tasks
+
+
+class Ended(Protocol):
+    """The writer, as far as its end goes."""
+
+    @property
+    def ledger_id(self) -> int: ...
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def pending_count(self) -> int: ...
+
+    async def force(self) -> int: ...
+
+
+class LedgerCloser:
+    """The end of one ledger. `turn`: held by the append that waits for memory; `flush`: sends what is queued.
+
+    `is_sealing`: nothing more is accepted. `is_abandoned`: set by `close`, after which no end is written any more.
+    """
+
+    def __init__(
+        self,
+        writer: Ended,
+        pipeline: AddPipeline,
+        channel: AddChannel,
+        record: MetadataLoop,
+        tasks: Tasks,
+        appends: Queue,
+        flush: Callable[[], None],
+        *,
+        is_deferred_sync: bool,
+    ) -> None:
+        self.is_sealing = False
+        self.is_abandoned = False
+        self._writer = writer
+        self._pipeline = pipeline
+        self._channel = channel
+        self._record = record
+        self._tasks = tasks
+        self._appends = appends
+        self._flush = flush
+        self._is_deferred_sync = is_deferred_sync
+        self._loop = asyncio.get_running_loop()
+        self._waiters: list[asyncio.Future[None]] = []  # who waits for nothing to be pending
+        self._is_in_order = False  # by `seal`, not by a failure
+        self._written: asyncio.Future[BookKeeperError | None] | None = None  # outcome of writing CLOSED
+
+    # -- in order ------------------------------------------------------------------------------------------------
+    async def seal(self, force: bool, timeout: float | None) -> int:
+        """See `LedgerWriter.seal`."""
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._seal(force)
+        except TimeoutError:
+            if self._written is None:
+                count = self._writer.pending_count
+                what = f"{count} entries were not confirmed" if count else "what was acknowledged was not forced"
+                raise AckQuorumTimeout(
+                    f"{what} within {timeout:g} s; the ledger is not sealed, call seal() again",
+                    ledger_id=self._writer.ledger_id,
+                ) from None
+            raise MetadataError(
+                f"the metadata store did not answer within {timeout:g} s; the ledger may or may not be sealed, call "
+                "seal() again",
+                ledger_id=self._writer.ledger_id,
+            ) from None
+
+    async def _seal(self, force: bool) -> int:
+        async with self._appends:  # Appends that wait for memory came first.
+            self._flush()
+            if force and self._is_deferred_sync and self._pipeline.is_open and not self.is_sealing:
+                await self._wait_idle()
+                if self._pipeline.is_open:
+                    await self._force()
+            self.is_sealing = True
+        try:
+            await self._wait_idle()
+        except asyncio.CancelledError:
+            self.is_sealing = False
+            raise
+        if self._pipeline.is_open:
+            self._is_in_order = True
+            self._channel.carry_out(self._pipeline.close())
+        elif self._may_write_again():
+            self.begin(CloseLedger(self._pipeline.last_add_confirmed, is_implicit=not self._is_in_order))
+        outcome = await self.wait_written()
+        failure = outcome if self._is_in_order else self._pipeline.error
+        if failure is not None:
+            raise copy.copy(failure)
+        return self._pipeline.last_add_confirmed
+
+    async def _force(self) -> None:
+        try:
+            await self._writer.force()
+        except BookKeeperError as error:
+            about = copy.copy(error)
+            about.args = (
+                f"what was acknowledged could not be forced ({error.message}), so the ledger is not sealed: call "
+                "seal() again, or seal(force=False), which leaves out what is not forced",
+            )
+            about.ledger_id = self._writer.ledger_id
+            raise about from error
+
+    def _may_write_again(self) -> bool:
+        """Whether the end was not written only because the store was away (D-25)."""
+        if self._written is None or not self._written.done() or self.is_abandoned:
+            return False
+        outcome = self._written.result()
+        return isinstance(outcome, MetadataError) and outcome.retriable and not isinstance(outcome, VersionConflict)
+
+    # -- waiting until nothing is pending ------------------------------------------------------------------------
+    @property
+    def has_waiters(self) -> bool:
+        """Whether somebody waits for nothing to be pending."""
+        return bool(self._waiters)
+
+    async def _wait_idle(self) -> None:
+        while self._pipeline.is_open and self._pipeline.has_undelivered:
+            future: asyncio.Future[None] = self._loop.create_future()
+            self._waiters.append(future)
+            await future
+
+    def wake(self) -> None:
+        """Nothing is pending, or nothing more will be confirmed."""
+        for future in self._waiters:
+            if not future.done():
+                future.set_result(None)
+        self._waiters.clear()
+
+    # -- writing it ----------------------------------------------------------------------------------------------
+    def begin(self, close: CloseLedger) -> None:
+        """Write the end to the record, in the background."""
+        written = self._written = self._loop.create_future()
+        name = f"close ledger {self._writer.ledger_id}"
+        self._tasks.start(self._write(close, self._writer.length, written), name)
+
+    async def _write(self, close: CloseLedger, length: int, written: asyncio.Future[BookKeeperError | None]) -> None:
+        last = close.last_entry_id
+        outcome: BookKeeperError | None = None
+        try:
+            await self._record.update(
+                lambda record: close_needed(record, last, length, is_implicit=close.is_implicit),
+                lambda record: closed(record, last, length),
+            )
+        except BookKeeperError as error:
+            outcome = error
+        written.set_result(outcome)
+
+    async def wait_written(self) -> BookKeeperError | None:
+        """Until an end that is being written is; why it could not be."""
+        return None if self._written is None else await asyncio.shield(self._written)
+
+    def failed(self, error: BookKeeperError) -> bool:
+        """Whoever waits for the end gets this error, if it is being written; whether it is."""
+        if self._written is None or self._written.done():
+            return False
+        self._written.set_result(error)
+        return True

@@ -1,0 +1,121 @@
+"""The list of a log's ledgers as one process knows it, and the loop that changes it by compare-and-swap.
+
+As `metadata_loop.py` does with a ledger's record: a change is a function from the list that was read to the list to
+write, or None when nothing is left to do. The loop only writes what it derived from what it read at that version.
+After a conflict or a lost reply it reads again and asks the function again; who made the change it meets does not
+matter, only what the list says.
+
+Source: client-protocol 5.2, 5.3; the changes are in `protocol/log/log_model.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+
+from bookies.client.base.metadata_loop import FAILURES_MAX, PROMPT_CONFLICTS, back_off
+from bookies.client.base.segments import LOGS, LogStore
+from bookies.errors import LogNotFound, MetadataError, RecordNotFound, VersionConflict
+from bookies.metadata.interface import MetadataDriver, Watch
+from bookies.metadata.interface.driver import RecordWrite, Step
+from bookies.protocol.log import Manifest
+from bookies.protocol.log.log_model import check_log_name
+from bookies.protocol.log.log_segments import Stored, stored
+from bookies.runtime.ports import Runtime
+
+
+class ManifestLoop:
+    """One log's record. Changes of one loop follow each other. `refresh` comes first."""
+
+    current: Manifest
+
+    def __init__(self, runtime: Runtime, driver: MetadataDriver, name: str) -> None:
+        self.name = check_log_name(name)
+        self.record = LOGS + name
+        self.version = 0
+        self._store = LogStore(driver, name)
+        self._runtime = runtime
+        self._driver = driver
+        self._turn = asyncio.Lock()
+
+    async def refresh(self) -> Manifest:
+        """Read the list. Raises `LogNotFound`, also for a log of that name made since, and `MetadataError`."""
+        try:
+            found, version = await self._store.read()
+        except RecordNotFound:
+            raise LogNotFound(f"there is no log {self.name}") from None
+        if version > self.version:
+            if self.version and found.token != self.current.token:
+                raise LogNotFound(f"log {self.name} was deleted, and there is another one of that name")
+            self.current, self.version = found, version
+        return self.current
+
+    async def update(
+        self,
+        change: Callable[[Manifest], Manifest | None],
+        guard: Callable[[Manifest], Awaitable[Sequence[Step]]] | None = None,
+    ) -> Manifest:
+        """Bring the list into a state in which there is nothing to change. Safe to cancel: nothing half done.
+
+        `guard`: asked before each swap for what else has to be true at the moment of it; it may raise.
+
+        Raises what the function raises, `LogNotFound`, `InvalidArgument` (the list would be too long for the store),
+        and `MetadataError` when the store stays unusable; then the change may or may not have been made.
+        """
+        async with self._turn:
+            conflicts = failures = 0
+            while (changed := change(self.current)) is not None:
+                layout = stored(self.name, changed)
+                try:
+                    self.version = await self._swap(layout, guard)
+                    self.current = layout.manifest
+                    break
+                except RecordNotFound:
+                    if not layout.new:
+                        raise LogNotFound(f"log {self.name} was deleted") from None
+                    conflicts += 1  # The log, or one of its new segments: reading it again tells.
+                except VersionConflict:
+                    conflicts += 1
+                    failures = 0
+                except MetadataError as error:
+                    failures = _counted(failures, error)
+                while True:
+                    await self._pause(max(0, conflicts - PROMPT_CONFLICTS) + failures)
+                    try:
+                        await self.refresh()
+                        break
+                    except MetadataError as error:
+                        failures = _counted(failures, error)
+            return self.current
+
+    async def _swap(self, layout: Stored, guard: Callable[[Manifest], Awaitable[Sequence[Step]]] | None) -> int:
+        """Store a list, if it is still the one that was read; its version."""
+        if guard is None and not layout.new and not layout.dropped:
+            return await self._driver.write_record(self.record, layout.head, self.version)
+        checks = [] if guard is None else list(await guard(self.current))
+        checks += await self._store.prepare(layout)
+        version = await self._driver.transact([RecordWrite(self.record, layout.head, self.version), *checks])
+        self._store.swapped(layout)
+        with contextlib.suppress(MetadataError):  # Else the next sweep does it.
+            await self._store.delete(layout.dropped, version)
+        return version
+
+    async def sweep(self) -> None:
+        """Delete segments that the list does not name. Raises `MetadataError`."""
+        await self._store.sweep(self.current, self.version)
+
+    async def _pause(self, count: int) -> None:
+        if count > 0:
+            await back_off(self._runtime, count)
+
+    def watch(self, callback: Callable[[], None]) -> Watch:
+        """Call back when the list is not what it is here, or soon after that."""
+        return self._driver.watch_record(self.record, self.version, callback)
+
+
+def _counted(failures: int, error: MetadataError) -> int:
+    """One failure of the store more. Raises it when it has failed too often."""
+    if not error.retriable or failures + 1 >= FAILURES_MAX:
+        raise error
+    return failures + 1

@@ -1,0 +1,661 @@
+"""`LedgerWriter`: appends to an open ledger. The shell of `AddPipeline`: moves bytes, wakes waiters, decides nothing.
+
+Appends of one turn of the event loop are packaged together and cost one write per bookie. `append_many` is the fast
+path; `append_nowait` is for those who keep futures; `append` is one entry and waits for it.
+
+What a caller may rely on:
+
+* an entry id is returned when `ack_quorum` bookies have the entry on disk and all earlier entries are as safe;
+* memory is bounded by `ClientConfig.memory_limit`, per client: an append waits *before* it gets an id, so nothing is
+  ever half in the pipeline; the bytes count until every replica has answered or been replaced;
+* an append that is cancelled, times out or fails is *unknown*: the entry may or may not be in the ledger. After a
+  failure nothing more can be appended, and nothing after the failed entry is in the ledger unless that entry is;
+* `seal` waits for what is pending and ends the ledger for ever; `close` only lets go of it. Leaving the `async with`
+  block normally seals; leaving it by an exception only closes, so that a recovery decides the end.
+
+How a client makes one: create the metadata (`protocol.ledger.new_ledger`, `driver.create_ledger`), then
+
+    LedgerWriter(runtime, config, pool, driver, versioned, password=password, candidates=watcher.candidates,
+                 budget=one MemoryBudget per client)
+
+Source: client-protocol 2.3 to 2.13, 2.16.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from types import TracebackType
+from typing import Self, TypeVar
+
+from bookies.client.base.arguments import TimeLimit, seconds, switch
+from bookies.client.base.budget import MemoryBudget
+from bookies.client.base.metadata_loop import MetadataLoop
+from bookies.client.write.adds import AddChannel, AddPool
+from bookies.client.write.closing import LedgerCloser
+from bookies.client.write.lac_announcer import Announcer
+from bookies.client.write.quorum_timeout import QuorumTimeout, deadline_of, force_everywhere, rules_of
+from bookies.client.write.send_scheduler import Queue, SendScheduler
+from bookies.config import ClientConfig
+from bookies.errors import (
+    AckQuorumTimeout,
+    BookieBusy,
+    BookKeeperError,
+    ClientClosed,
+    InvalidArgument,
+    LedgerClosed,
+    LedgerFenced,
+    LocalProtocolError,
+    NotSupported,
+    WriteFailed,
+)
+from bookies.metadata.interface import MetadataDriver
+from bookies.metadata.interface.driver import Versioned
+from bookies.model import BookieId, DigestType, LedgerMetadata
+from bookies.protocol.ledger import AddPipeline
+from bookies.protocol.ledger.add import AddRules, ChangeEnsemble, CloseLedger
+from bookies.protocol.ledger.ledger import change_needed, with_ensemble
+from bookies.protocol.placement.placement import replace_failed
+from bookies.protocol.quorums import write_set
+from bookies.runtime.ports import Runtime
+from bookies.runtime.tasks import Tasks
+
+T = TypeVar("T")
+Payload = bytes | bytearray | memoryview
+Announce = Callable[[BookieId, int], Awaitable[None]]  # tells a bookie of a last add confirmed
+BATCH_SIZE_MAX = 256 * 1024  # bytes packaged into one buffer: large enough to amortise, small enough to overlap
+HELD_MAX = 256  # entries that are queued while others are on their way, at most
+V3_OVERHEAD = 96  # bytes that an add takes beyond its v2 frame when it is sent over v3
+
+
+class LedgerWriter:
+    """The one writer of a ledger. Made by `Client.create`; `candidates`: writable bookies in order of preference."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: ClientConfig,
+        pool: AddPool,
+        driver: MetadataDriver,
+        versioned: Versioned,
+        *,
+        password: bytes,
+        candidates: Callable[[], Sequence[BookieId]],
+        budget: MemoryBudget | None = None,
+        announce: Announce | None = None,
+        announcer: Announcer | None = None,
+        turns: SendScheduler | None = None,
+        rules: AddRules | None = None,
+    ) -> None:
+        metadata = versioned.metadata
+        self._record = MetadataLoop(runtime, driver, versioned)
+        self._candidates = candidates
+        self._budget = budget or MemoryBudget(config.memory_limit)
+        self._rules = rules or rules_of(config)
+        self._pool = pool
+        self._make_pipeline(config, metadata, password)
+        self._pipeline.allows_changes = config.ensemble_changes_allowed
+        self._overhead = self._channel.overhead
+        v3_overhead = V3_OVERHEAD if config.wire == "v3" else 0
+        self._payload_size_max = min(config.frame_size_max - v3_overhead, self._budget.limit) - self._overhead
+        self._batch_size_max = min(BATCH_SIZE_MAX, self._budget.limit)
+        self._loop = asyncio.get_running_loop()
+        self._tasks = Tasks(self._task_died)
+        self._queue_for_memory = Queue()  # of appends; entries get their ids in the order of the calls
+        self._payloads: list[bytes] = []  # this turn's appends, not packaged yet
+        self._futures: list[asyncio.Future[int]] = []
+        self._waiting: deque[tuple[int, list[asyncio.Future[int]]]] = deque()  # first id, who waits for it and on
+        self._ending = LedgerCloser(
+            self,
+            self._pipeline,
+            self._channel,
+            self._record,
+            self._tasks,
+            self._queue_for_memory,
+            self._flush,
+            is_deferred_sync=self._rules.is_deferred_sync,
+        )
+        self._turns = turns or SendScheduler()
+        self._is_held = False  # what is queued waits for what is on its way
+        self._tell = announce
+        self._announcer = announcer or Announcer(config.explicit_lac_interval_ms / 1000)
+        self._announced = -1  # the last add confirmed that readers were told of explicitly
+        self._final_length: int | None = None  # of the confirmed prefix, once something pending has failed
+        self._forced_length = 0  # deferred sync: payload bytes up to the last add confirmed
+        self._stall = QuorumTimeout(config.add_quorum_timeout_ms / 1000, self._pipeline, self._channel)
+
+    def _make_pipeline(self, config: ClientConfig, metadata: LedgerMetadata, password: bytes) -> None:
+        self._pipeline = AddPipeline(metadata, rules=self._rules)
+        self._channel = AddChannel(
+            config,
+            self._pool,
+            self._pipeline,
+            self,
+            digest_type=metadata.digest_type or DigestType.CRC32C,
+            password=password,
+            is_deferred_sync=self._rules.is_deferred_sync,
+        )
+
+    # -- what it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def ledger_id(self) -> int:
+        return self._record.current.metadata.ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """The record as this writer knows it."""
+        return self._record.current.metadata
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """The last entry that is durable, as all before it are; -1 when there is none."""
+        return self._pipeline.last_add_confirmed
+
+    @property
+    def length(self) -> int:
+        """Payload bytes of the confirmed entries."""
+        if self._final_length is not None:
+            return self._final_length
+        return self._confirmed_length()
+
+    def _confirmed_length(self) -> int:
+        if self._rules.is_deferred_sync:
+            return self._forced_length
+        return self._channel.length_at(self._pipeline.last_add_confirmed)
+
+    @property
+    def pending_count(self) -> int:
+        """Entries appended but neither confirmed nor failed."""
+        return self._pipeline.pending_count + len(self._payloads)
+
+    def __repr__(self) -> str:
+        metadata = self.metadata
+        return (
+            f"<Ledger {metadata.ledger_id} {self._state()} "
+            f"E{metadata.ensemble_size}/Qw{metadata.write_quorum}/Qa{metadata.ack_quorum} "
+            f"last_add_confirmed={self.last_add_confirmed} pending={self.pending_count} "
+            f"ensemble=[{', '.join(self._pipeline.ensemble)}]>"
+        )
+
+    def _state(self) -> str:
+        if self._record.current.metadata.is_closed:
+            return "sealed"
+        if self._pipeline.error is None:
+            return "sealing" if self._ending.is_sealing else "open"
+        if isinstance(self._pipeline.error, LedgerClosed):
+            return "closed"
+        return f"failed({type(self._pipeline.error).__name__})"
+
+    # -- appending -----------------------------------------------------------------------------------------------
+
+    async def append(self, payload: Payload, *, timeout: float | None = None) -> int:
+        """Append one entry; its id, once it is durable on the ack quorum. `timeout`: seconds.
+
+        Ids are in the order of the calls, also of those that wait for memory.
+
+        Raises: `LedgerClosed`, `LedgerFenced`, `NotEnoughBookies`, `Unauthorized`, `MetadataError`, `WriteFailed`
+        (the writer has ended; the entry may or may not be stored), `AckQuorumTimeout` (not confirmed in time; it may
+        still be), `BookieBusy` (no memory in time, nothing was sent), `InvalidArgument` (too large).
+        """
+        data = payload if type(payload) is bytes else _as_bytes(payload)
+        if timeout is not None:
+            deadline = deadline_of(timeout)
+            future = self._try_enqueue(data)
+            if future is None:
+                future = await self._in_time(self._enqueue(data), deadline)
+            return await self._confirmed_in_time(future, deadline)
+        future = self._try_enqueue(data)
+        if future is None:
+            future = await self._enqueue(data)
+        try:  # The same as `_outcome`, which would cost another coroutine per entry.
+            return await future
+        except asyncio.CancelledError:
+            raise asyncio.CancelledError(self._cancelled()) from None
+
+    def append_nowait(self, payload: Payload) -> asyncio.Future[int]:
+        """Append one entry without waiting; the future becomes its id, or raises as `append` does.
+
+        Raises: `BookieBusy` when the memory limit is reached (`wait_writable`, then repeat), `LedgerClosed`,
+        `InvalidArgument`.
+        """
+        future = self._try_enqueue(payload if type(payload) is bytes else _as_bytes(payload))
+        if future is None:
+            raise BookieBusy(
+                f"memory_limit of {self._budget.limit:,} bytes is used up by entries that not every replica has "
+                "answered; await wait_writable(), or use append(), which waits",
+                ledger_id=self.ledger_id,
+            )
+        return future
+
+    async def append_many(self, payloads: Iterable[Payload], *, timeout: float | None = None) -> int:
+        """Append entries with consecutive ids; the last id, once all are durable. The fast path.
+
+        Raises as `append`; then the first of them may be stored and the rest not.
+        """
+        if timeout is None:
+            return await self._outcome(await self.push_many(payloads))
+        deadline = deadline_of(timeout)
+        future = await self._in_time(self.push_many(payloads), deadline)
+        return await self._confirmed_in_time(future, deadline)
+
+    async def push_many(self, payloads: Iterable[Payload]) -> asyncio.Future[int]:
+        """Append entries as `append_many` does, waiting only for memory; the future becomes the last id.
+
+        Nobody need await it: `seal` raises the first failure.
+        """
+        if not isinstance(payloads, Iterable):
+            raise InvalidArgument(f"append_many({payloads!r}): expected payloads, one after the other")
+        batch = [_as_bytes(payload) for payload in payloads]
+        if not batch:
+            raise InvalidArgument("append_many needs at least one payload")
+        self._check_size(max(map(len, batch)))
+        return await self._enqueue_many(batch)
+
+    async def wait_writable(self, *, timeout: float | None = None) -> None:
+        """Wait until an entry of the largest size could be appended. Raises `BookieBusy` on timeout, `LedgerClosed`."""
+        size = self._payload_size_max + self._overhead
+        if timeout is None:
+            await self._budget.acquire(size)
+        else:
+            deadline = deadline_of(timeout)
+            await self._in_time(self._budget.acquire(size), deadline)
+        self._budget.release(size)
+        self._check_open()
+
+    async def write(self, entry_id: int, payload: Payload, *, timeout: float | None = None) -> int:
+        """Append with an id of one's own: see `AdvancedLedgerWriter`. Raises `NotSupported` on any other ledger."""
+        raise NotSupported(
+            "this ledger numbers its entries itself: use append(), or create it with advanced=True",
+            ledger_id=self.ledger_id,
+            entry_id=entry_id,
+        )
+
+    async def force(self, *, timeout: float | None = None) -> int:
+        """Make durable what was acknowledged before the call; the last add confirmed, which readers may then see.
+
+        With `deferred_sync` an append is acknowledged before it is on disk, and only this confirms it. On any other
+        ledger it asks every bookie to sync, and proves what is true already. `timeout`: seconds.
+
+        Raises: `LedgerClosed`; the error of the first bookie that did not sync: nothing is confirmed then, and the
+        call may be repeated; `WriteFailed`: a bookie went away in between and may have lost what it had acknowledged,
+        so the writer has ended behind what was forced before. Source: client-protocol 2.18.
+        """
+        self._check_open()
+        self._flush()
+        target = self._pipeline.head
+        if target < 0:
+            return self.last_add_confirmed
+        length = self._channel.length_at(target)
+        async with TimeLimit(timeout, f"force ledger {self.ledger_id}"):
+            await force_everywhere(self._pool, self.ledger_id, list(dict.fromkeys(self._pipeline.ensemble)))
+        if self._rules.is_deferred_sync and target > self._pipeline.last_add_confirmed:
+            self._check_pipeline()
+            self._check_unforced()
+            self._pipeline.forced(target)
+            if target == self._pipeline.last_add_pushed:
+                self._channel.unforced.forced()
+            self._forced_length = length
+            if self._tell is not None:
+                self._announcer.later(self)
+        return self.last_add_confirmed
+
+    def allow_ensemble_changes(self, allowed: bool) -> None:
+        """Switch the replacement of failed bookies on or off (client-protocol 2.9)."""
+        self._pipeline.allows_changes = switch("allow_ensemble_changes", allowed)
+
+    def _check_pipeline(self) -> None:
+        error = self._pipeline.error
+        if error is not None:
+            raise LedgerClosed(f"the writer has ended: {error}", ledger_id=self.ledger_id) from error
+
+    def _check_unforced(self) -> None:
+        """Raises `WriteFailed`, and ends the writer, if a bookie may have lost what it acknowledged."""
+        if (bookie := self._channel.unforced.gone()) is None:
+            return
+        error = WriteFailed(
+            f"the connection to bookie {bookie} ended before it was forced: what it had acknowledged may be lost, and "
+            "a ledger with deferred sync cannot replace it",
+            ledger_id=self.ledger_id,
+            bookie=bookie,
+        )
+        self._channel.carry_out(self._pipeline.fail(error))
+        raise error
+
+    def _check_open(self) -> None:
+        error = self._pipeline.error
+        if error is not None:
+            raise LedgerClosed(f"the writer has ended, nothing was sent: {error}", ledger_id=self.ledger_id) from error
+        if self._ending.is_sealing:
+            raise LedgerClosed("the ledger is being sealed, nothing was sent", ledger_id=self.ledger_id)
+
+    def _accepted(self, payload: Payload) -> bytes:
+        """The payload as bytes. Raises `InvalidArgument` if it is too large."""
+        data = _as_bytes(payload)
+        if len(data) > self._payload_size_max:
+            self._check_size(len(data))
+        return data
+
+    def _check_size(self, size: int) -> None:
+        if size > self._payload_size_max:
+            raise InvalidArgument(
+                f"an entry of {size:,} bytes exceeds the limit of {self._payload_size_max:,}, which follows from "
+                "frame_size_max and memory_limit; split it",
+                ledger_id=self.ledger_id,
+            )
+
+    def _try_enqueue(self, data: bytes) -> asyncio.Future[int] | None:
+        """Queue one entry for this turn of the loop; None when that needs waiting for memory."""
+        if self._pipeline.error is not None or self._ending.is_sealing:
+            self._check_open()
+        if len(data) > self._payload_size_max:
+            self._check_size(len(data))
+        if not self._queue_for_memory.is_empty or not self._budget.try_acquire(len(data) + self._overhead):
+            return None
+        return self._queue(data)
+
+    def _queue(self, data: bytes) -> asyncio.Future[int]:
+        future: asyncio.Future[int] = self._loop.create_future()
+        if not self._payloads:
+            self._turns.join(self)
+        self._payloads.append(data)
+        self._futures.append(future)
+        if self._is_held and len(self._payloads) == HELD_MAX:
+            self._resume()
+        return future
+
+    async def _enqueue(self, data: bytes) -> asyncio.Future[int]:
+        async with self._queue_for_memory:
+            await self._acquire(len(data) + self._overhead)
+            return self._queue(data)
+
+    async def _enqueue_many(self, batch: list[bytes]) -> asyncio.Future[int]:
+        """Send a batch in pieces, as memory allows; the future of its last entry."""
+        async with self._queue_for_memory:
+            self._flush()
+            future: asyncio.Future[int] = self._loop.create_future()
+            start = 0
+            for stop, size in self._pieces(batch):
+                await self._acquire(size)
+                piece = batch[start:stop] if stop - start < len(batch) else batch
+                start = stop
+                if stop == len(batch):
+                    self._waiting.append((self._pipeline.last_add_pushed + len(piece), [future]))
+                self._channel.add(piece)
+                self._stall.watch()
+            return future
+
+    def _pieces(self, batch: list[bytes]) -> list[tuple[int, int]]:
+        """Cut a batch into buffers: (index behind the last entry, bytes) of each."""
+        overhead = self._overhead
+        if len(batch) == 1:
+            return [(1, len(batch[0]) + overhead)]
+        ends = list(accumulate([len(data) + overhead for data in batch]))
+        if ends[-1] <= self._batch_size_max:
+            return [(len(batch), ends[-1])]
+        pieces: list[tuple[int, int]] = []
+        start = size = 0
+        while start < len(batch):
+            stop = max(start + 1, bisect_right(ends, size + self._batch_size_max, start))
+            pieces.append((stop, ends[stop - 1] - size))
+            start, size = stop, ends[stop - 1]
+        return pieces
+
+    async def _acquire(self, size: int) -> None:
+        self._check_open()
+        if self._budget.try_acquire(size):
+            return
+        self._flush()  # otherwise it could wait for memory that its own queue holds
+        await self._budget.acquire(size)
+        try:
+            self._check_open()
+        except LedgerClosed:
+            self._budget.release(size)
+            raise
+
+    def send_queued(self, *, may_hold: bool) -> None:
+        """See `turns.Sending`."""
+        self._is_held = may_hold and self._pipeline.pending_count > 0 and len(self._payloads) < HELD_MAX
+        if not self._is_held:
+            self._flush()
+
+    def _resume(self) -> None:
+        """Nothing is on its way any more: what was held is sent with this turn's."""
+        self._is_held = False
+        if self._payloads:
+            self._turns.join(self)
+
+    def _flush(self) -> None:
+        """Package and send what is queued."""
+        self._is_held = False
+        if not self._payloads:
+            return
+        payloads, futures = self._payloads, self._futures
+        self._payloads, self._futures = [], []
+        start = 0
+        for stop, size in self._pieces(payloads):
+            if self._pipeline.error is not None:
+                self._budget.release(size)
+                self._refuse(futures[start:stop])
+            else:
+                self._waiting.append((self._pipeline.last_add_pushed + 1, futures[start:stop]))
+                self._channel.add(payloads[start:stop])
+            start = stop
+        self._stall.watch()
+
+    def _refuse(self, futures: list[asyncio.Future[int]]) -> None:
+        cause = self._pipeline.error
+        for future in futures:
+            if not future.done():
+                error = LedgerClosed(f"the writer has ended, nothing was sent: {cause}", ledger_id=self.ledger_id)
+                error.__cause__ = cause
+                _fail(future, error)
+
+    # -- waiting -------------------------------------------------------------------------------------------------
+
+    async def _outcome(self, future: asyncio.Future[int]) -> int:
+        try:
+            return await future
+        except asyncio.CancelledError:
+            raise asyncio.CancelledError(self._cancelled()) from None
+
+    def _cancelled(self) -> str:
+        return f"append to ledger {self.ledger_id} cancelled: the entry may or may not be stored"
+
+    async def _confirmed_in_time(self, future: asyncio.Future[int], deadline: float) -> int:
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self._outcome(future)
+        except TimeoutError:
+            raise AckQuorumTimeout(
+                "the entry was not confirmed in time; it may or may not be stored", ledger_id=self.ledger_id
+            ) from None
+
+    async def _in_time(self, waiting: Awaitable[T], deadline: float) -> T:
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await waiting
+        except TimeoutError:
+            raise BookieBusy(
+                f"no room within the memory_limit of {self._budget.limit:,} bytes in time; of this entry, or of the "
+                "rest of this batch, nothing was sent",
+                ledger_id=self.ledger_id,
+            ) from None
+
+    # -- what the pipeline decides (AddOwner) --------------------------------------------------------------------
+
+    def on_confirmed(self, first: int, last: int) -> None:
+        for entry_id, future in self._take_waiting(last):
+            if not future.done():
+                future.set_result(entry_id)
+        if (self._is_held or self._ending.has_waiters) and not self._pipeline.has_undelivered:
+            self._ending.wake()
+            self._resume()
+        if self._tell is not None:
+            self._announcer.later(self)
+
+    def on_failed(self, first: int, last: int, error: BookKeeperError) -> None:
+        self._final_length = self._confirmed_length()
+        for entry_id, future in self._take_waiting(last):
+            if not future.done():
+                _fail(future, _unknown(error, self.ledger_id, entry_id))
+        self._ending.wake()
+        if self._is_held:
+            self._resume()
+
+    def on_change(self, change: ChangeEnsemble) -> None:
+        self._tasks.start(self._change(change), f"change the ensemble of ledger {self.ledger_id}")
+
+    def on_close(self, close: CloseLedger) -> None:
+        self._ending.begin(close)
+
+    def on_released(self, size: int) -> None:
+        self._budget.release(size)
+
+    def _take_waiting(self, last: int) -> Iterator[tuple[int, asyncio.Future[int]]]:
+        """Everybody who waits for an entry up to `last`, in order."""
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= last:
+            first, futures = waiting.popleft()
+            count = last - first + 1
+            if count < len(futures):
+                waiting.appendleft((last + 1, futures[count:]))
+                futures = futures[:count]
+            yield from enumerate(futures, first)
+
+    async def _change(self, change: ChangeEnsemble) -> None:
+        """Commit replacements for the failed bookies, whatever others do to the record meanwhile."""
+        candidates = self._candidates()
+
+        def needed(record: LedgerMetadata) -> bool:
+            return self._pipeline.is_open and change_needed(record, change.failed)
+
+        def transform(record: LedgerMetadata) -> LedgerMetadata:
+            ensemble = replace_failed(
+                record.last_ensemble,
+                change.failed,
+                candidates,
+                change.excluded,
+                write_quorum=record.write_quorum,
+                ack_quorum=record.ack_quorum,
+            )
+            return with_ensemble(record, change.first_entry_id, ensemble)
+
+        try:
+            versioned = await self._record.update(needed, transform)
+        except BookKeeperError as error:
+            self._channel.carry_out(self._pipeline.change_failed(self._channel.explained(error)))
+        else:
+            self._channel.metadata_changed(versioned.metadata)
+
+    def _task_died(self, cause: BaseException) -> None:
+        """A background task failed in a way that it does not know: our own mistake. Nobody may wait for it."""
+        error = LocalProtocolError(f"the writer has failed: {cause!r}", ledger_id=self.ledger_id)
+        error.__cause__ = cause
+        if not self._ending.failed(error):
+            self._channel.carry_out(self._pipeline.change_failed(error))
+
+    # -- telling readers (Announcing) ----------------------------------------------------------------------------
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether entries are on their way: they tell readers what is confirmed."""
+        return self._pipeline.pending_count > 0
+
+    def announce(self) -> bool:
+        """Tell the bookies of the last entry what is confirmed, in the background; whether that is news to them."""
+        lac = self._pipeline.last_add_confirmed
+        if self._tell is None or not self._pipeline.is_open or self._ending.is_sealing:
+            return False
+        if lac <= max(self._announced, self._channel.piggybacked):
+            return False
+        self._announced = lac
+        ensemble = self._pipeline.ensemble
+        bookies = [ensemble[at] for at in write_set(lac, len(ensemble), self.metadata.write_quorum)]
+        self._tasks.start(self._announce(self._tell, lac, bookies), f"announce {self.ledger_id}/{lac}")
+        return True
+
+    async def _announce(self, announce: Announce, lac: int, bookies: Sequence[BookieId]) -> None:
+        """Best effort: it concerns nobody's safety, and the next entry or the seal says it again."""
+        for bookie in bookies:
+            with contextlib.suppress(BookKeeperError):
+                await announce(bookie, lac)
+
+    # -- ending --------------------------------------------------------------------------------------------------
+
+    async def seal(self, *, force: bool = True, timeout: float | None = None) -> int:
+        """Wait until everything appended is confirmed, then end the ledger for ever; its last entry id.
+
+        With `deferred_sync` entries that were acknowledged are forced first; with `force=False` those that are not
+        forced yet are not in the sealed ledger.
+
+        Raises the error of the first append that failed, if any did: the ledger then ends before that entry, or a
+        recovery decides its end. `VersionConflict`: somebody else ended it elsewhere. On a timeout or cancellation
+        before the end is written the writer stays open; later: call `seal` again. Idempotent, with one outcome.
+        """
+        return await self._ending.seal(switch("force", force), seconds(timeout))
+
+    async def close(self) -> None:
+        """Let go of the ledger without sealing it; a recovery decides its end. What is pending becomes unknown.
+
+        An end that is already being written is finished first. Idempotent.
+        """
+        self._ending.is_abandoned = True
+        error = LedgerClosed("the writer was closed", ledger_id=self.ledger_id)
+        self._announcer.forget(self)
+        self._stall.stop()
+        self._channel.carry_out(self._pipeline.abandon(error))
+        self._flush()
+        await self._ending.wait_written()
+        await self._tasks.stop()
+
+    def client_closed(self) -> None:
+        """The client goes: what is pending becomes unknown, also what waits behind an id that nobody has written."""
+        self._stall.stop()
+        self._channel.carry_out(self._pipeline.abandon(ClientClosed("the client was closed", ledger_id=self.ledger_id)))
+        self._flush()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Seal after a normal end of the block; after an exception only let go."""
+        try:
+            if kind is None:
+                await self.seal()
+        finally:
+            await self.close()
+
+
+def _as_bytes(payload: Payload) -> bytes:
+    """The payload itself, or a copy of what the caller may change."""
+    if type(payload) is bytes:
+        return payload
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return bytes(payload)
+    raise InvalidArgument(f"a payload is bytes, bytearray or memoryview, not {type(payload).__name__}")
+
+
+def _fail(future: asyncio.Future[int], error: BookKeeperError) -> None:
+    """Fail an append that perhaps nobody awaits: `seal` reports the failure, asyncio need not, once per entry."""
+    future.set_exception(error)
+    future.exception()
+
+
+def _unknown(error: BookKeeperError, ledger_id: int, entry_id: int) -> BookKeeperError:
+    """The error of one pending append, which must not be mistaken for "not stored"."""
+    about = copy.copy(error)
+    message = error.message
+    if isinstance(error, LedgerFenced):
+        message = "another client recovers or has recovered the ledger, so this writer has ended"
+    about.args = (f"{message}: the entry may or may not be stored",)
+    about.ledger_id, about.entry_id = ledger_id, entry_id
+    about.__cause__ = error
+    return about

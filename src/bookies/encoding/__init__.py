@@ -1,0 +1,1 @@
+"""Encodings that several packages share: protobuf, and its text format."""

@@ -1,0 +1,1 @@
+"""Laboratory: simulator, chaos tests, benchmarks and the demo. The product does not import it."""

@@ -1,0 +1,112 @@
+"""`bk bench placement`: how even placement is, and what a choice costs. No cluster: the decisions alone.
+
+For each shape of a cluster ensembles are chosen for as many ledgers as asked for, as a client chooses them. *Busiest*
+and *idlest* are the bookies with the most and the fewest places, as multiples of the mean; by chance alone they differ
+from it too, and *by chance* says how much the busiest would have if every place were drawn at random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bookies.admin.shared import UsageError
+from bookies.admin.shared.common import print_json, print_table
+from bookies.client.base.preference import preferred
+from bookies.model import BookieId
+from bookies.protocol.placement import PlacementPolicy, Topology, choose_ensemble
+from bookies.protocol.placement.candidates import Candidates, Cluster
+from bookies.protocol.placement.placement import judge
+from bookies.protocol.placement.topology import Kind
+
+JUDGED = 100  # ensembles of each cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A cluster: its name, the racks by size, and what is asked for."""
+
+    name: str
+    racks: Mapping[str, int]
+    policy: PlacementPolicy
+    size: int = 3
+    write_quorum: int = 3
+    ack_quorum: int = 2
+
+
+def shapes(bookies: int) -> list[Shape]:
+    """Clusters of that many bookies in all."""
+    rack, rule = PlacementPolicy(Kind.RACK), PlacementPolicy(Kind.RACK, is_rule=True)
+    even = {f"/r{n}": bookies // 50 for n in range(50)}
+    three = {f"/r{n}": bookies // 3 for n in range(3)}
+    regions = {f"/g{n % 3}/r{n}": bookies // 30 for n in range(30)}
+    return [
+        Shape("no racks", {"": bookies}, PlacementPolicy(Kind.RANDOM)),
+        Shape("50 racks", even, rack),
+        Shape("50 racks, striped 10/3", even, rule, size=10),
+        Shape("3 racks", three, rule),
+        Shape("3 racks, striped 5/3", three, rule, size=5),
+        Shape("3 racks, one new and small", {**three, "/r2": max(1, bookies // 100)}, rule),
+        Shape("3 regions", regions, PlacementPolicy(Kind.REGION, regions_min=2)),
+        Shape("3 zones", regions, PlacementPolicy(Kind.ZONE, is_rule=True)),
+    ]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bookies", type=int, default=5000, help="of each cluster (default 5000)")
+    parser.add_argument("--creates", type=int, default=100_000, help="ensembles chosen in each (default 100000)")
+    parser.add_argument("--seed", type=int, default=1)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.bookies < 100 or arguments.creates < 1:
+        raise UsageError("--bookies must be 100 or more and --creates 1 or more")
+    rows = [measure(shape, arguments.creates, arguments.seed) for shape in shapes(arguments.bookies)]
+    if arguments.json:
+        print_json(rows)
+    else:
+        headings = {name: name.replace("_", " ") for name in rows[0]}
+        print_table([tuple(row.values()) for row in rows], tuple(headings.values()))
+    return 0
+
+
+def measure(shape: Shape, creates: int, seed: int) -> dict[str, object]:
+    """Choose so many ensembles; a row of the table. Times are of the processor, in microseconds a choice."""
+    rng = random.Random(seed)
+    locations = {
+        f"10.{number >> 8}.{number & 255}.{index}:3181": rack
+        for number, (rack, count) in enumerate(shape.racks.items())
+        for index in range(count)
+    }
+    topology = Topology({name: rack for name, rack in locations.items() if rack})
+    begun = time.process_time()
+    cluster = Cluster(map(BookieId, locations), topology, shape.policy)
+    built = time.process_time()
+    places: Counter[BookieId] = Counter()
+    quorums = shape.write_quorum, shape.ack_quorum
+    for _ in range(creates):
+        candidates = Candidates(cluster, preferred(cluster.bookies, rng, {}), turn=rng.getrandbits(16))
+        places.update(choose_ensemble(candidates, shape.size, *quorums))
+    chosen = time.process_time()
+    ensembles = [
+        choose_ensemble(Candidates(cluster, preferred(cluster.bookies, rng, {})), shape.size, *quorums)
+        for _ in range(JUDGED)
+    ]
+    adhering = sum(judge(topology, shape.policy, each, *quorums).is_adhering for each in ensembles)
+    mean = creates * shape.size / len(locations)
+    counts = [places[BookieId(name)] for name in locations]
+    return {
+        "cluster": shape.name,
+        "bookies": len(locations),
+        "busiest": round(max(counts) / mean, 2),
+        "idlest": round(min(counts) / mean, 2),
+        "by_chance": round(1 + math.sqrt(2 * math.log(len(counts)) / mean), 2),
+        "us_a_choice": round((chosen - built) / creates * 1e6, 1),
+        "ms_a_change": round((built - begun) * 1e3, 1),
+        "adhering_percent": round(100 * adhering / JUDGED),
+    }

@@ -1,0 +1,123 @@
+"""Processes of `bk chaos` for auto-recovery, until their standard input ends: one that takes part, one that watches.
+
+`heal NAME` is what `bk recovery run` is, with the settings of the run. `watch` adds up what all that take part say of
+themselves, also those that are killed, and prints it at the end as one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from bookies.admin.shared.common import run_async
+from bookies.admin.shared.lines import read_lines
+from bookies.errors import BookKeeperError
+
+if TYPE_CHECKING:
+    from bookies.replication.operator.status import ProcessStatus
+
+SETTINGS = {
+    "lost_bookie_delay_s": 4,
+    "audit_replicas_interval_s": 15,
+    "recovery_open_ledger_grace_ms": 5_000,
+    "recovery_backoff_ms": 500,
+    "recovery_backoff_max_ms": 5_000,
+    "recovery_report_interval_ms": 1_000,
+}
+LOOK_S = 1.0
+COUNTED = {
+    "bytes_copied": "bytes copied by repairs",
+    "entries_copied": "entries copied by repairs",
+    "ledgers_repaired": "ledgers repaired",
+    "ledgers_sealed": "ledgers sealed by repairs",
+}
+
+
+async def heal(arguments: argparse.Namespace) -> int:
+    from bookies.bookie.main import configure_logging
+    from bookies.config import ClientConfig, RecoveryConfig
+    from bookies.metadata.uri import connect
+    from bookies.model import BookieId
+    from bookies.replication.daemon.process import Participant, RecoveryProcess
+    from bookies.runtime import aio
+
+    configure_logging()
+    runtime = aio.runtime()
+    who = Participant(
+        runtime,
+        lambda: connect(arguments.metadata, runtime, lease_ms=arguments.lease_ms, may_create=False),
+        RecoveryConfig(**SETTINGS),  # type: ignore[arg-type]
+        ClientConfig(),
+        BookieId(arguments.name),
+        arguments.name,
+    )
+    work = asyncio.create_task(RecoveryProcess(who).run())
+    await _wait_input_ends()
+    work.cancel()
+    await asyncio.wait((work,))
+    return 0
+
+
+class Sums:
+    """What every process has done, over all its lives: a number that is smaller than before begins anew."""
+
+    def __init__(self) -> None:
+        self.total = dict.fromkeys(COUNTED.values(), 0)
+        self.auditors: list[str] = []
+        self._seen: dict[tuple[str, str], int] = {}
+
+    def add(self, process: ProcessStatus) -> None:
+        for name, what in COUNTED.items():
+            now, before = int(process.worker.get(name, 0)), self._seen.get((process.name, name), 0)
+            self.total[what] += now - before if now >= before else now
+            self._seen[process.name, name] = now
+
+    def leads(self, auditor: str | None) -> None:
+        if auditor is not None and self.auditors[-1:] != [auditor]:
+            self.auditors.append(auditor)
+
+
+async def watch(arguments: argparse.Namespace) -> int:
+    from bookies.metadata.uri import connect
+    from bookies.replication.operator.status import read_processes
+    from bookies.runtime import aio
+
+    driver = connect(arguments.metadata, aio.runtime(), may_create=False)
+    sums = Sums()
+    await driver.open()
+    try:
+        ending = asyncio.create_task(_wait_input_ends())
+        while not ending.done():
+            with contextlib.suppress(BookKeeperError):  # The store is stopped now and then; later counts have it all.
+                sums.leads(await driver.recovery.auditor())
+                for process in await read_processes(driver):
+                    sums.add(process)
+            await asyncio.wait((ending,), timeout=LOOK_S)
+    finally:
+        await driver.close()
+    print(json.dumps({**sums.total, "auditors elected": len(sums.auditors)}), flush=True)
+    return 0
+
+
+async def _wait_input_ends() -> None:
+    async for _ in read_lines(sys.stdin.fileno()):
+        pass
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=("heal", "watch"))
+    parser.add_argument("--name", default="")
+    parser.add_argument("--metadata", required=True)
+    parser.add_argument("--lease-ms", type=int, required=True)
+    arguments = parser.parse_args()
+    work = heal if arguments.what == "heal" else watch
+    return run_async(lambda: work(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,530 @@
+"""The conductor of `bk chaos`: starts the processes, breaks things for a while, heals everything, checks.
+
+Everything is real: bookie processes with their disks, client processes, sockets through a proxy, signals. So unlike in
+the simulator a seed gives the same plan of faults and not the same run. What is checked: `chaos_checker`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import pathlib
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bookies.admin.cluster import LocalCluster
+from bookies.admin.cluster.local_cluster import START_S, LocalBookie
+from bookies.admin.shared.common import run_async
+from bookies.bookie.main import EXIT_METADATA
+from bookies.errors import BookKeeperError
+from bookies.lab.chaos.chaos_checker import SLACK_S, Checker, LastCheck
+from bookies.lab.chaos.chaos_client import BOUND_S, CONFIG, LABEL
+from bookies.lab.chaos.chaos_history import payload_of
+from bookies.lab.chaos.chaos_processes import ChaosProcess, ClientProcess, ProxyProcess, last_line
+from bookies.lab.chaos.chaos_recovery import BOOKIE_SETTINGS as HEALING_SETTINGS
+from bookies.lab.chaos.chaos_recovery import HealerProcesses, HealingCheck
+
+if TYPE_CHECKING:
+    from bookies.client.client import Client
+
+LEASE_MS = 2_000
+# Small enough that journals and entry logs roll and checkpoints happen between and during the crashes.
+BOOKIE_SETTINGS = {
+    "journal_preallocate_size": 1 << 20,
+    "journal_size_max": 4 << 20,
+    "write_cache_size": 1 << 20,
+    "entry_log_size_max": 4 << 20,
+    "index_cache_size": 1 << 20,
+    "checkpoint_interval_ms": 500,
+    "checkpoint_journal_size": 2 << 20,
+}
+ROLES = (("writer", 3), ("recoverer", 2), ("reader", 2), ("tailer", 2))
+# fault -> how often it is chosen, compared with the others
+WEIGHTS = {
+    "kill bookie": 5,
+    "stop bookie": 4,
+    "kill all bookies": 0.4,
+    "kill client": 4,
+    "stop client": 4,
+    "cut": 5,
+    "cut in a frame": 4,
+    "half-open": 3,
+    "stall": 4,
+    "slow": 2,
+    "refuse": 2,
+}
+# The same, of those that auto-recovery is there for.
+HEALING_WEIGHTS = {"lose bookie": 1.2, "flap bookie": 0.6, "kill healer": 2, "stop healer": 2}
+AWAY_S = (12.0, 25.0)  # of a bookie that counts as lost meanwhile
+FLAPS = (3, 10, 25)  # how often in a row a bookie goes
+FLAP_STOP_S, FLAP_GO_S = (2.1, 3.0), (0.2, 1.5)  # longer than a lease, shorter than the delay
+GAP_S = 0.5  # mean time between two faults
+SHORT_S, LONG_S = (0.05, 1.0), (2.5, 7.0)  # below and above the clients' time-outs and the bookies' leases
+TICK_S = 0.05
+PAUSE_S = 1.0  # before what has ended by itself is started again
+HEAL_S = 180.0  # then a bookie that has not started again is left alone
+CALM_S = 2.0  # between the healing and the end of the clients
+
+
+@dataclass
+class Report:
+    """What came of a run. Empty `violations`: every promise held. `counts`: of faults and of what followed."""
+
+    seconds: float
+    violations: list[str]
+    operations: dict[str, dict[str, Any]]
+    counts: dict[str, int]
+
+
+@dataclass
+class Chaos:
+    """One run in `directory`, which exists and is empty. `progress` is told a line every `progress_s`.
+
+    `is_hostile`: there is one bookie more, which is hostile; every acknowledgement then takes a good one too.
+    `heals`: bookies take part in auto-recovery, and so do some processes of their own.
+    """
+
+    directory: pathlib.Path
+    seed: int
+    bookies: int
+    seconds: float
+    progress: Callable[[str], None]
+    is_hostile: bool = False
+    heals: bool = True
+    progress_s: float = 5.0
+    checker: Checker = field(default_factory=Checker)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+        settings = BOOKIE_SETTINGS | (HEALING_SETTINGS if self.heals else {})
+        self._cluster = LocalCluster(self.directory / "bk-data", self.bookies, lease_ms=LEASE_MS, settings=settings)
+        self._weights = WEIGHTS | (HEALING_WEIGHTS if self.heals else {})
+        self._healers = HealerProcesses(self.directory, self._cluster.metadata_uri, LEASE_MS)
+        self._healing = HealingCheck(self.checker)
+        self._clients: list[ClientProcess] = []
+        self._proxy: ProxyProcess | None = None
+        self._hostile: ChaosProcess | None = None
+        self._due: list[tuple[float, int, Callable[[], None]]] = []  # what ends a fault, by its time
+        self._numbers = itertools.count()
+        self._is_healing = False
+        self._impaired: dict[str, None] = {}  # bookies that are dead or stopped
+        self._starting: dict[str, float] = {}  # of these, since when
+        self._broken_links: dict[str, None] = {}
+        self._begin = self._shown = time.monotonic()
+
+    def run(self) -> Report:
+        """Run to the end. Whatever happens, no process is left."""
+        last_check = LastCheck(self.checker, (LABEL, "1"), counts_copies=not self.is_hostile)
+        try:
+            self._start()
+            self._break_things(self._begin + self.seconds)
+            self._heal()
+            self._conduct(time.monotonic() + CALM_S)
+            self._end_clients()
+            self._end_hostile()
+            self._show(f"checking {len(self.checker.stories):,} ledgers")
+            run_async(lambda: self._check(last_check))
+            self._end_healers()
+            assert self._proxy is not None
+            self.counts.update({f"connections {what}": count for what, count in self._proxy.finish().items()})
+        finally:
+            self._stop()
+        self.counts["recoveries"] = self.checker.outcomes.get("recover", Counter())["ok"]
+        self.counts["ledgers"], self.counts["entries"] = last_check.ledgers, last_check.entries
+        self.counts["ensemble changes"] = last_check.ensemble_changes
+        counts = dict(sorted((self.counts + self.checker.counts).items()))
+        return Report(time.monotonic() - self._begin, self.checker.violations, self._operations(), counts)
+
+    def _operations(self) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        for kind, outcomes in self.checker.outcomes.items():
+            latencies = self.checker.latencies.get(kind)
+            found[kind] = {"outcomes": dict(outcomes.most_common())} | (latencies.summary() if latencies else {})
+        return found
+
+    # -- beginning and end ---------------------------------------------------------------------------------------
+    def _start(self) -> None:
+        (self.directory / "clients").mkdir()
+        self._proxy = ProxyProcess([each.id for each in self._cluster.bookies], self.directory / "proxy.log")
+        for bookie in self._cluster.bookies:
+            bookie.settings["advertised_port"] = self._proxy.ports[bookie.id]
+        self._cluster.start()
+        for bookie in self._cluster.bookies:
+            self._proxy.tell("backend", bookie=bookie.id, port=bookie.port)
+        if self.is_hostile:
+            arguments = ["hostile", "--metadata", self._cluster.metadata_uri, "--seed", str(self.seed)]
+            arguments += ["--lease-ms", str(LEASE_MS)]
+            self._hostile = ChaosProcess("bookies.lab.chaos.chaos_hostile", arguments, self.directory / "hostile.log")
+        if self.heals:
+            self._healers.start()
+        for role, count in ROLES:
+            for number in range(1, count + 1):
+                self._start_client(role, number, 1)
+        self._begin = self._shown = time.monotonic()
+
+    def _start_client(self, role: str, number: int, life: int) -> None:
+        where, uri = self.directory / "clients", self._cluster.metadata_uri
+        least_ack_quorum = 2 if self.is_hostile else 1
+        self._clients.append(
+            ClientProcess(role, number, life, where, uri, str(self.seed), self.bookies, least_ack_quorum)
+        )
+
+    def _heal(self) -> None:
+        """End all faults now; every bookie serves again."""
+        self._show("healing")
+        self._is_healing = True
+        deadline = time.monotonic() + HEAL_S
+        while (self._due or self._starting) and time.monotonic() < deadline:
+            while self._due:
+                heapq.heappop(self._due)[2]()
+            self._conduct(time.monotonic() + TICK_S)
+        assert self._proxy is not None
+        for bookie in self._cluster.bookies:
+            self._proxy.tell("heal", bookie=bookie.id)
+
+    def _end_clients(self) -> None:
+        """Every operation under way ends, and so does its process."""
+        for client in self._clients:
+            client.end_input()
+        deadline = time.monotonic() + BOUND_S + SLACK_S
+        for client in list(self._clients):
+            if not client.wait(deadline - time.monotonic()):
+                client.print_tasks()
+                client.wait(1.0)
+                self.checker.violated("in time", f"{client.name} does not end; its tasks are in {client.log}")
+            elif client.process.returncode:
+                self._note_bad_end(client)
+            client.kill()
+            self.checker.take(client.name, client.read_new())
+            client.close()
+            self._clients.remove(client)
+        self.checker.overdue()
+
+    def _end_hostile(self) -> None:
+        """Every entry is on a good bookie as well, so the last check does without it."""
+        if self._hostile is not None:
+            if self._hostile.has_ended():
+                self.checker.violated("bookies live", f"the hostile bookie ended: {self._hostile.last_words()}")
+            self._hostile.end_input()
+            self._hostile.wait(SLACK_S)
+
+    async def _check(self, last_check: LastCheck) -> None:
+        from bookies.client.connect import connect
+
+        async with connect(self._cluster.metadata_uri, config=CONFIG, timeout=BOUND_S) as client:
+            try:
+                async with client.create(ensemble=min(3, self.bookies), timeout=BOUND_S) as ledger:
+                    await ledger.append_many(
+                        [payload_of(ledger.ledger_id, each) for each in range(100)], timeout=BOUND_S
+                    )
+            except (BookKeeperError, TimeoutError) as error:
+                self.checker.violated("in time", f"nothing is broken any more, but an append fails: {error!r}")
+            await last_check.run(client)
+            if self.heals:
+                await self._check_healing(client)
+
+    async def _check_healing(self, client: Client) -> None:
+        from bookies.metadata.uri import connect
+        from bookies.runtime import aio
+
+        self._show("waiting until every ledger is whole")
+        records = [each async for each in client.ledgers(label=(LABEL, "1"))]
+        driver = connect(self._cluster.metadata_uri, aio.runtime(), may_create=False)
+        await driver.open()
+        try:
+            await self._healing.run(client, driver, records)
+        finally:
+            await driver.close()
+        self.counts["seconds until all was whole"] = round(self._healing.took_s)
+        self.counts["ledgers not whole, with a reason"] = self._healing.explained
+
+    def _end_healers(self) -> None:
+        if self.heals:
+            sums, problems = self._healers.finish(SLACK_S)
+            self.counts.update(sums)
+            for problem in problems:
+                self.checker.violated("healers live", problem)
+            self._healing.check_thrift(self.counts["bytes copied by repairs"], self.counts["lose bookie"], self.bookies)
+
+    def _stop(self) -> None:
+        for client in self._clients:
+            client.kill()
+            client.close()
+        self._clients.clear()
+        self._healers.kill()
+        self._cluster.stop()
+        for process in (self._proxy, self._hostile):
+            if process is not None:
+                process.kill()
+
+    # -- the time between ----------------------------------------------------------------------------------------
+    def _break_things(self, deadline: float) -> None:
+        """A fault now and then until the deadline."""
+        faults = list(self._weights)
+        weights = list(self._weights.values())
+        while (now := time.monotonic()) < deadline:
+            self._conduct(min(deadline, now + self._random.expovariate(1 / GAP_S)))
+            (fault,) = self._random.choices(faults, weights)
+            self._do(fault)
+
+    def _conduct(self, until: float) -> None:
+        """End faults whose time is over, read histories, look after processes, until the time has come."""
+        while True:
+            now = time.monotonic()
+            while self._due and self._due[0][0] <= now:
+                heapq.heappop(self._due)[2]()
+            self._look_after_clients()
+            self._look_after_bookies()
+            self._look_after_starts()
+            self._look_after_healers()
+            if now - self._shown >= self.progress_s:
+                self._show("")
+            if now >= until:
+                return
+            time.sleep(max(0.0, min(TICK_S, until - now)))
+
+    def _later(self, delay_s: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (time.monotonic() + delay_s, next(self._numbers), act))
+
+    def _look_after_clients(self) -> None:
+        for client in list(self._clients):
+            has_ended = client.has_ended()
+            self.checker.take(client.name, client.read_new())
+            if has_ended:
+                self._note_bad_end(client)
+                self._remove(client)
+                self._later(PAUSE_S, lambda old=client: self._start_client(old.role, old.number, old.life + 1))  # type: ignore[misc]
+        for name in self.checker.overdue():
+            for client in self._clients:
+                if client.name == name and not client.has_ended():
+                    client.print_tasks()
+
+    def _note_bad_end(self, client: ClientProcess) -> None:
+        text = f"{client.name} ended with status {client.process.returncode}: {client.last_words()}"
+        self.checker.violated("clients live", text)
+
+    def _remove(self, client: ClientProcess) -> None:
+        client.kill()
+        self.checker.take(client.name, client.read_new())
+        self.checker.killed(client.name)
+        client.close()
+        self._clients.remove(client)
+
+    def _look_after_bookies(self) -> None:
+        for bookie in self._cluster.bookies:
+            if bookie.id not in self._impaired and bookie.process is not None and bookie.process.poll() is not None:
+                text = f"{bookie.id} ended by itself, status {bookie.process.returncode}: {last_line(bookie.log)}"
+                self.checker.violated("bookies live", text)
+                self._impaired[bookie.id] = None
+                self._restart(bookie.id)
+
+    def _look_after_healers(self) -> None:
+        for number in self._healers.ended():
+            text = f"healer{number + 1} ended by itself: {self._healers.healers[number].last_words()}"
+            self.checker.violated("healers live", text)
+            self._healers.restart(number)
+
+    def _show(self, doing: str) -> None:
+        self._shown = time.monotonic()
+        counts = self.checker.counts
+        faults = sum(self.counts[fault] for fault in self._weights)
+        self.progress(
+            f"{self._shown - self._begin:5.0f} s  {counts['entries acknowledged']:>9,} entries acknowledged  "
+            f"{len(self.checker.stories):>5,} ledgers  {faults:>4} faults  {len(self._impaired)} of {self.bookies} "
+            f"bookies down or stopped  {len(self.checker.violations)} violations  {doing}".rstrip()
+        )
+
+    # -- faults --------------------------------------------------------------------------------------------------
+    def _duration_s(self) -> float:
+        return self._random.uniform(*self._random.choice((SHORT_S, LONG_S)))
+
+    def _do(self, fault: str) -> None:
+        if fault == "kill all bookies":
+            self._kill_all_bookies()
+        elif fault.endswith("healer"):
+            self._hit_healer(fault)
+        elif fault.endswith("client"):
+            self._hit_client(fault)
+        elif fault.endswith("bookie"):
+            self._hit_bookie(fault)
+        else:
+            self._hit_link(fault)
+
+    def _hit_client(self, fault: str) -> None:
+        able = [client for client in self._clients if not client.is_stopped and not client.has_ended()]
+        if not able:
+            return
+        # Half of the time a writer, because those leave most behind.
+        writers = [client for client in able if client.role == "writer"]
+        client = self._random.choice(writers if writers and self._random.random() < 0.5 else able)
+        self.counts[fault] += 1
+        if fault == "kill client":
+            self._remove(client)
+            self._start_client(client.role, client.number, client.life + 1)
+            return
+        assert self._proxy is not None
+        self._proxy.tell("stopped", pid=client.pid)
+        self.checker.stopped(client.name)
+        client.is_stopped = True
+        client.process.send_signal(signal.SIGSTOP)
+        self._later(self._duration_s(), lambda: self._continue_client(client))
+
+    def _continue_client(self, client: ClientProcess) -> None:
+        assert self._proxy is not None
+        client.process.send_signal(signal.SIGCONT)
+        client.is_stopped = False
+        self.checker.continued(client.name)
+        self._proxy.tell("continued", pid=client.pid)
+
+    @property
+    def _impaired_max(self) -> int:
+        return max(1, (self.bookies - 1) // 2)
+
+    def _hit_bookie(self, fault: str) -> None:
+        able = [bookie for bookie in self._cluster.bookies if bookie.id not in self._impaired]
+        if len(self._impaired) >= self._impaired_max or not able:
+            return
+        bookie = self._random.choice(able)
+        self.counts[fault] += 1
+        self._impaired[bookie.id] = None
+        if fault in ("kill bookie", "lose bookie"):
+            self._cluster.kill(bookie.id)
+            away_s = self._duration_s() if fault == "kill bookie" else self._random.uniform(*AWAY_S)
+            self._later(away_s, lambda: self._restart(bookie.id))
+        elif fault == "flap bookie":
+            self._flap(bookie.id, self._random.choice(FLAPS))
+        else:
+            self._stop_bookie(bookie)
+            self._later(self._duration_s(), lambda: self._continue_bookie(bookie.id))
+
+    def _stop_bookie(self, bookie: LocalBookie) -> None:
+        assert self._proxy is not None
+        self._proxy.tell("stopped", pid=bookie.pid)
+        bookie.send(signal.SIGSTOP)
+
+    def _flap(self, name: str, count: int) -> None:
+        """Its registration ends, and comes back, again and again."""
+        bookie = next(each for each in self._cluster.bookies if each.id == name)
+        if not bookie.is_running() or name in self._starting or self._is_healing:
+            return  # It was killed meanwhile.
+        if name not in self._impaired and len(self._impaired) >= self._impaired_max:
+            return  # Others have gone.
+        self._impaired[name] = None
+        self.counts["registrations that went and came"] += 1
+        self._stop_bookie(bookie)
+
+        def go_on() -> None:
+            self._continue_bookie(name)
+            if count > 1:
+                self._later(self._random.uniform(*FLAP_GO_S), lambda: self._flap(name, count - 1))
+
+        self._later(self._random.uniform(*FLAP_STOP_S), go_on)
+
+    def _hit_healer(self, fault: str) -> None:
+        healers = self._healers
+        able = [number for number in range(len(healers.healers)) if number not in healers.stopped]
+        if not able:
+            return
+        number = self._random.choice(able)
+        self.counts[fault] += 1
+        if fault == "kill healer":
+            healers.restart(number)
+            return
+        assert self._proxy is not None
+        process = healers.healers[number]
+        self._proxy.tell("stopped", pid=process.pid)
+        healers.stopped[number] = None
+        process.process.send_signal(signal.SIGSTOP)
+        self._later(self._duration_s(), lambda: self._continue_healer(number))
+
+    def _continue_healer(self, number: int) -> None:
+        assert self._proxy is not None
+        process = self._healers.healers[number]
+        process.process.send_signal(signal.SIGCONT)
+        self._healers.stopped.pop(number, None)
+        self._proxy.tell("continued", pid=process.pid)
+
+    def _continue_bookie(self, name: str) -> None:
+        bookie = next(each for each in self._cluster.bookies if each.id == name)
+        if not bookie.is_running() or name not in self._impaired or name in self._starting:
+            return  # It was killed meanwhile, and is restarted by whoever killed it.
+        assert self._proxy is not None
+        bookie.send(signal.SIGCONT)
+        self._proxy.tell("continued", pid=bookie.pid)
+        del self._impaired[name]
+
+    def _kill_all_bookies(self) -> None:
+        self.counts["kill all bookies"] += 1
+        for bookie in self._cluster.bookies:
+            self._impaired[bookie.id] = None
+            self._starting.pop(bookie.id, None)
+            bookie.send(signal.SIGKILL)
+        for bookie in self._cluster.bookies:
+            self._cluster.kill(bookie.id)
+            self._later(self._duration_s(), lambda name=bookie.id: self._restart(name))  # type: ignore[misc]
+
+    def _restart(self, name: str) -> None:
+        bookie = next(each for each in self._cluster.bookies if each.id == name)
+        if bookie.process is not None and bookie.is_running():
+            return
+        self._cluster.begin_restart(name)
+        self._starting[name] = time.monotonic()
+
+    def _look_after_starts(self) -> None:
+        """Bookies that are starting serve sooner or later."""
+        for bookie in self._cluster.bookies:
+            if bookie.id not in self._starting:
+                continue
+            assert bookie.process is not None
+            if bookie.process.poll() is not None:
+                del self._starting[bookie.id]
+                if bookie.process.returncode == EXIT_METADATA:
+                    # A process that is stopped in the middle of a change of the embedded store keeps all others out.
+                    self.counts["starts without metadata"] += 1
+                else:
+                    self.checker.violated("bookies live", f"{bookie.id} does not start again: {last_line(bookie.log)}")
+                self._later(PAUSE_S, lambda name=bookie.id: self._restart(name))  # type: ignore[misc]
+            elif bookie.serves():
+                del self._starting[bookie.id]
+                assert self._proxy is not None
+                self._proxy.tell("backend", bookie=bookie.id, port=bookie.port)
+                self._impaired.pop(bookie.id, None)
+            elif time.monotonic() - self._starting[bookie.id] > START_S:
+                self.checker.violated("bookies live", f"{bookie.id} does not serve {START_S:g} s after its start")
+                self._starting[bookie.id] = time.monotonic()
+
+    def _hit_link(self, fault: str) -> None:
+        assert self._proxy is not None
+        names = [bookie.id for bookie in self._cluster.bookies if bookie.id not in self._broken_links]
+        if not names:
+            return
+        name = self._random.choice(names)
+        self.counts[fault] += 1
+        match fault:
+            case "cut" | "cut in a frame":
+                self._proxy.tell("cut", bookie=name, torn=fault != "cut")
+                return
+            case "half-open":
+                self._proxy.tell("half-open", bookie=name, side=self._random.choice(("client", "bookie")))
+            case "stall":
+                ways = self._random.choice((["requests"], ["answers"], ["requests", "answers"]))
+                self._proxy.tell("stall", bookie=name, ways=ways)
+            case "slow":
+                self._proxy.tell("slow", bookie=name, delay_s=self._random.choice((0.01, 0.1, 0.5)))
+            case _:
+                self._proxy.tell("refuse", bookie=name)
+        self._broken_links[name] = None
+        self._later(self._duration_s(), lambda: self._mend_link(name))
+
+    def _mend_link(self, name: str) -> None:
+        assert self._proxy is not None
+        self._proxy.tell("heal", bookie=name)
+        with contextlib.suppress(KeyError):
+            del self._broken_links[name]

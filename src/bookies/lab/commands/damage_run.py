@@ -1,0 +1,44 @@
+"""`bk sim --damage N`: so many random mutations of a bookie's files, and whether the bookie still told the truth."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from bookies.admin.shared import Progress
+from bookies.admin.shared.common import print_json, print_table, quiet_logs
+from bookies.lab.sim.faults.damage import Summary, build, fuzz
+
+
+def run_damage(count: int, *, first: int = 0, as_json: bool = False) -> int:
+    """Mutations `first` to `first + count - 1`, of a stopped bookie and of a killed one; exit status."""
+    with quiet_logs(logging.CRITICAL):  # damage is what every line would be about
+        return _run(count, first, as_json)
+
+
+def _run(count: int, first: int, as_json: bool) -> int:
+    began = time.process_time()
+    bases = build("fuzz", is_clean=True), build("fuzz", is_clean=False)
+    others = build("other", is_clean=True, skip=1).files
+    progress = Progress("mutations", count, quiet=as_json)
+    total = Summary()
+    for number in range(first, first + count):
+        total.add(fuzz(number, 1, bases, others))
+        progress.update(total.count, f"{len(total.lies)} lies")
+    progress.clear()
+    row = {
+        "mutations": total.count,
+        "lies": len(total.lies),
+        "starts_refused": total.refused,
+        "served_whole": total.unharmed,
+        "cpu_s": round(time.process_time() - began),
+    }
+    if as_json:
+        print_json(row | {"said": [{"mutation": name, "lie": text} for name, text in total.lies]})
+    else:
+        for name, text in total.lies:
+            print(f"mutation {name}: {text}")
+        print_table(
+            [(name.replace("_", " "), f"{value:,}") for name, value in row.items()], ("what", "count"), right=(1,)
+        )
+    return 1 if total.lies else 0

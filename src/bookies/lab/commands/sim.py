@@ -1,0 +1,284 @@
+"""`bk sim`: run the whole cluster on virtual time, from seeds with faults or by the schedule of a scenario file; say
+what broke, or that nothing did. A run that breaks a promise is made as simple as possible and kept in a file."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import pathlib
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bookies.admin.shared import Progress, UsageError
+from bookies.admin.shared.common import print_json
+
+if TYPE_CHECKING:
+    from bookies.lab.sim.run import Result
+    from bookies.lab.sim.scenario.scenario import ScenarioResult
+
+COUNT_INTERVAL_S = 15.0  # between lines that say how far a sweep is, where no progress bar is shown
+SHRUNK_COUNT_MAX = 3  # failing runs that are made simpler; the others are only reported
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "example:  bk sim --seed 7 --trace        bk sim --profile small --minutes 10 --jobs 2\n"
+        "          bk sim --replay FILE           bk sim --scenario FILE"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="run this seed (default 1)")
+    parser.add_argument("--seeds", metavar="A-B", help="run all seeds from A to B")
+    parser.add_argument("--minutes", type=float, metavar="M", help="run seeds from --seed on for so long")
+    parser.add_argument("--profile", default="mixed", metavar="NAME", help="what goes wrong; --profile list names them")
+    parser.add_argument(
+        "--scenario", action="append", metavar="FILE", help="run this schedule instead of seeds; may be repeated"
+    )
+    parser.add_argument(
+        "--damage", type=int, metavar="N", help="N random mutations of a bookie's files, from --seed on"
+    )
+    parser.add_argument("--replay", metavar="FILE", help="repeat a run that broke a promise")
+    parser.add_argument(
+        "--keep-in", metavar="DIR", default=".", help="where runs that break a promise are kept (default: here)"
+    )
+    parser.add_argument("--trace", action="store_true", help="print every line of the trace, not only a failure's last")
+    parser.add_argument("--jobs", type=int, default=1, metavar="J", help="processes (default 1)")
+    parser.add_argument("--json", action="store_true", help="one JSON document per run on stdout")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+@dataclass
+class _Row:
+    """What all runs of one profile came to."""
+
+    histories: int = 0
+    ledgers: int = 0
+    steps: int = 0
+    faults: int = 0
+    violations: int = 0
+    cpu_s: float = 0.0
+
+    def add(self, result: Result) -> None:
+        self.histories += 1
+        self.ledgers += int(result.statistics.get("ledgers", 0))
+        self.steps += int(result.statistics["callbacks"])
+        self.faults += len(result.faults)
+        self.violations += len(result.violations)
+        self.cpu_s += result.cpu_s
+
+    def cells(self) -> tuple[str, ...]:
+        rate = 60 * self.histories / self.cpu_s if self.cpu_s else 0.0
+        numbers = (self.histories, self.ledgers, self.steps, self.faults, self.violations, round(rate))
+        return tuple(f"{number:,}" for number in numbers)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from bookies.lab.sim.faults.profiles import PROFILE_NAMES
+
+    _check(arguments)
+    if arguments.damage is not None:
+        from bookies.lab.commands.damage_run import run_damage
+
+        return run_damage(arguments.damage, first=arguments.seed or 0, as_json=arguments.json)
+    if arguments.scenario:
+        return _run_scenarios(arguments)
+    if arguments.replay:
+        return _replay(arguments)
+    if arguments.profile not in PROFILE_NAMES:
+        print("profiles:", ", ".join(PROFILE_NAMES), file=sys.stderr)
+        return 0 if arguments.profile == "list" else 2
+    seeds, is_endless = _seeds(arguments)
+    deadline = time.monotonic() + 60 * arguments.minutes if arguments.minutes else None
+    progress = Progress("histories", None if is_endless else len(seeds), quiet=arguments.json or arguments.trace)
+    rows: dict[str, _Row] = {}
+    done = failed = 0
+    is_interrupted = False
+    counted = time.monotonic()
+    try:
+        for result in _results(seeds, arguments, deadline):
+            done += 1
+            failed += bool(result.violations)
+            rows.setdefault(result.profile, _Row()).add(result)
+            progress.update(done, f"{failed} failed")
+            if not sys.stderr.isatty() and time.monotonic() - counted > COUNT_INTERVAL_S:
+                counted = time.monotonic()
+                print(f"{done:,} histories, {failed} failed", file=sys.stderr, flush=True)
+            _show(result, arguments, progress)
+            if result.violations and not arguments.json and failed <= SHRUNK_COUNT_MAX:
+                _keep(result, pathlib.Path(arguments.keep_in), progress)
+    except KeyboardInterrupt:
+        is_interrupted = True
+    progress.clear()
+    with contextlib.redirect_stdout(sys.stderr if arguments.json else sys.stdout):
+        if done > 1:
+            _print_table(rows)
+        print(f"{done} {'seed' if done == 1 else 'seeds'}, {failed} failed{', interrupted' if is_interrupted else ''}")
+    return 130 if is_interrupted and not failed else 1 if failed else 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Raises `UsageError` for what would run nothing, or something else than it says."""
+    if arguments.jobs < 1:
+        raise UsageError(f"--jobs {arguments.jobs}: at least one is needed")
+    if arguments.minutes is not None and not 0 < arguments.minutes < float("inf"):
+        raise UsageError(f"--minutes {arguments.minutes:g}: must be more than 0")
+    if arguments.seed is not None and arguments.seed < 0:
+        raise UsageError(f"--seed {arguments.seed}: must be 0 or more")
+    names = {"--scenario": arguments.scenario, "--replay": arguments.replay, "--seeds": arguments.seeds}
+    given = [name for name, value in names.items() if value]
+    if arguments.seed is not None:
+        given.append("--seed")
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)}: only one of them says what is run")
+
+
+def _print_table(rows: dict[str, _Row]) -> None:
+    titles = ("profile", "histories", "ledgers", "steps", "faults", "violations", "histories/min/core")
+    lines = [titles, *((name, *row.cells()) for name, row in sorted(rows.items()))]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(titles))]
+    for line in lines:
+        cells = [
+            line[0].ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)),
+        ]
+        print("  ".join(cells))
+
+
+def _keep(result: Result, directory: pathlib.Path, progress: Progress) -> None:
+    """Make a failing run simpler and write it where `--replay` finds it."""
+    from bookies.lab.sim.shrink import shrink
+
+    recording = shrink(result, on_run=lambda runs, count: progress.update(runs, f"simplifying: {count} faults left"))
+    progress.clear()
+    path = directory / f"sim-{recording.profile}-{recording.seed}.json"
+    path.write_text(recording.pack())
+    print(f"{len(recording.faults)} of {len(result.faults)} faults suffice; again: bk sim --replay {path}")
+    for name, what in recording.faults.items():
+        print(f"  {name}: {what}")
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from bookies.lab.sim.shrink import Recording, UnusableRecording
+
+    try:
+        recording = Recording.parse(pathlib.Path(arguments.replay).read_text())
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--replay {arguments.replay}: no text, from byte {error.start} on") from None
+    except (UnusableRecording, OSError) as error:
+        raise UsageError(f"--replay {arguments.replay}: {error}") from None
+    result = recording.replay()
+    _show(result, arguments, Progress("histories", None, quiet=True))
+    if not arguments.json:
+        if result.digest != recording.digest:
+            print("not the recorded run any more: the code has changed since", file=sys.stderr)
+        print(f"{len(result.faults)} faults, {len(result.violations)} violations")
+    return 1 if result.violations else 0
+
+
+def _run_scenarios(arguments: argparse.Namespace) -> int:
+    from bookies.lab.sim.scenario import read_scenario, run_scenario
+    from bookies.lab.sim.scenario.scenario import ScenarioError
+
+    failed = 0
+    for name in arguments.scenario:
+        try:
+            scenario = read_scenario(pathlib.Path(name))
+        except UnicodeDecodeError as error:
+            raise UsageError(f"--scenario {name}: no text, from byte {error.start} on") from None
+        except (ScenarioError, OSError) as error:
+            raise UsageError(f"--scenario {name}: {error}") from None
+        for variant in scenario.variants:
+            result = run_scenario(scenario, variant)
+            failed += bool(result.failures)
+            _show_scenario(result, variant.title, arguments)
+    return 1 if failed else 0
+
+
+def _show_scenario(result: ScenarioResult, title: str, arguments: argparse.Namespace) -> None:
+    if arguments.json:
+        print_json({"scenario": result.name, "title": title, "failures": list(result.failures)})
+        return
+    if arguments.trace:
+        print("\n".join(result.lines))
+    if result.failures:
+        print(result.report(0 if arguments.trace else 60))
+    else:
+        print(f"{result.name}: ok  {title}")
+
+
+def _seeds(arguments: argparse.Namespace) -> tuple[range, bool]:
+    if arguments.seeds:
+        first, dash, last = arguments.seeds.partition("-")
+        if not (dash and first.isdigit() and last.isdigit() and int(first) <= int(last)):
+            raise UsageError(f"--seeds {arguments.seeds}: expected two numbers, as in 1-500")
+        return range(int(first), int(last) + 1), False
+    first_seed = 1 if arguments.seed is None else arguments.seed
+    return (range(first_seed, sys.maxsize), True) if arguments.minutes else (range(first_seed, first_seed + 1), False)
+
+
+def _simulate(seed: int, profile: str) -> Result:
+    from bookies.lab.sim.run import simulate
+
+    return simulate(seed, profile)
+
+
+def _begin_worker() -> None:
+    """Ctrl-C is the parent's matter; what is loaded by now need not be looked at by each garbage collection."""
+    import bookies.lab.sim.run  # noqa: F401
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.collect()
+    gc.freeze()
+
+
+def _results(seeds: range, arguments: argparse.Namespace, deadline: float | None) -> Iterator[Result]:
+    def in_time() -> bool:
+        return deadline is None or time.monotonic() < deadline
+
+    if arguments.jobs == 1:
+        gc.collect()
+        gc.freeze()
+        for seed in seeds:
+            if not in_time():
+                return
+            yield _simulate(seed, arguments.profile)
+        return
+    pool = ProcessPoolExecutor(arguments.jobs, initializer=_begin_worker)
+    try:
+        ahead = []
+        for seed in seeds:
+            if not in_time():
+                break
+            ahead.append(pool.submit(_simulate, seed, arguments.profile))
+            if len(ahead) >= 4 * arguments.jobs:
+                yield ahead.pop(0).result()
+        for future in ahead:
+            yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _show(result: Result, arguments: argparse.Namespace, progress: Progress) -> None:
+    if arguments.json:
+        print_json(
+            {
+                "seed": result.seed,
+                "profile": result.profile,
+                "digest": result.digest,
+                "violations": result.violations,
+                "statistics": result.statistics,
+            }
+        )
+        return
+    if arguments.trace:
+        print("\n".join(result.lines))
+    if result.violations:
+        progress.clear()
+        print(result.report(0 if arguments.trace else 60))
+    elif arguments.trace or (arguments.seed is not None and not arguments.minutes):
+        print("  ".join(f"{name}={value:g}" for name, value in result.statistics.items()))
+        print(f"trace {result.digest}")

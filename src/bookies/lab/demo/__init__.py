@@ -1,0 +1,1 @@
+"""The programs that `bk demo` starts."""

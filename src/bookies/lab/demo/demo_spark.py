@@ -1,0 +1,136 @@
+"""The reading half of the demo, a process of its own: the whole run through Spark, its digest, and a small analysis.
+
+The digest does not depend on the order in which Spark delivers rows, but on every row's place and content: each row
+contributes the first 60 bits of md5("place:content"), summed up. Prints one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+# For a job of seconds: the optimising compiler would take more time than it saves, and so would threads that collect.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+CARRIER, ARRIVAL_DELAY, DEPARTURE_DELAY = 9, 8, 5  # columns of flights.csv
+
+
+def line_digest(place: int, line: bytes) -> int:
+    """What one line contributes to the digest; the same in Python and, below, in Spark."""
+    return int(hashlib.md5(b"%d:%s" % (place, line), usedforsecurity=False).hexdigest()[:15], 16)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--metadata", required=True)
+    parser.add_argument("--ledgers", required=True, help="JSON: [[ledger id, place of its first line], ...]")
+    parser.add_argument("--flights", action="store_true", help="the input is flights.csv: compute delays by carrier")
+    arguments = parser.parse_args()
+    threading.Thread(target=_end_with_owner, daemon=True).start()
+    from bookies.spark.base import java
+
+    java.use()
+    import bookies.spark
+
+    begin = time.monotonic()
+    spark = _session()
+    bookies.spark.register(spark)
+    try:
+        started = time.monotonic()
+        result = _read(spark, arguments)
+        result |= {"session_s": started - begin, "read_s": time.monotonic() - started}
+    finally:
+        spark.stop()
+    print(json.dumps(result))
+    return 0
+
+
+def _end_with_owner() -> None:
+    """Standard input ends when whoever started us is gone; then so is this whole process group, Java included."""
+    if os.getpgrp() == os.getpid() and not os.read(0, 1):
+        os.killpg(0, signal.SIGKILL)
+
+
+def _session() -> Any:
+    from pyspark.sql import SparkSession
+
+    return (
+        SparkSession.builder.master("local[2]")
+        .appName("bookies demo")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
+        .config("spark.sql.shuffle.partitions", "4")
+        .config("spark.sql.session.timeZone", "UTC")
+        .getOrCreate()
+    )
+
+
+def _read(spark: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    from pyspark.sql import functions as f
+
+    places = {int(ledger): int(place) for ledger, place in json.loads(arguments.ledgers)}
+    entries = (
+        spark.read.format("bookkeeper")
+        .option("bookkeeper.metadataServiceUri", arguments.metadata)
+        .option("ledgers", ",".join(map(str, places)))
+        .load()
+    )
+    first = f.create_map(*[f.lit(number) for pair in places.items() for number in pair])
+    place = f.element_at(first, f.col("ledger_id")) + f.col("entry_id")
+    # Cached, because the table is a second pass over the same rows.
+    lines = entries.select(place.alias("place"), "value").cache()
+    content = f.md5(f.concat(f.col("place").cast("string").cast("binary"), f.lit(b":"), f.col("value")))
+    row = lines.agg(
+        f.count("*").alias("rows"),
+        f.countDistinct("place").alias("places"),
+        f.sum(f.length("value")).alias("size"),
+        f.sum(f.conv(f.substring(content, 1, 15), 16, 10).cast("decimal(38,0)")).alias("digest"),
+    ).first()
+    return {
+        "rows": row["rows"],
+        "places": row["places"],
+        "size": row["size"] or 0,
+        "digest": str(row["digest"] or 0),
+        "table": _delays(lines) if arguments.flights else _lengths(lines),
+    }
+
+
+def _delays(lines: Any) -> list[list[object]]:
+    """Flights and mean delays in minutes by carrier, the latest arrivals first; flights without a figure left out."""
+    from pyspark.sql import functions as f
+
+    columns = f.split(f.col("value").cast("string"), ",")
+    flights = lines.select(
+        columns[CARRIER].alias("carrier"),
+        columns[DEPARTURE_DELAY].try_cast("double").alias("departure"),
+        columns[ARRIVAL_DELAY].try_cast("double").alias("arrival"),
+    )
+    table = flights.groupBy("carrier").agg(
+        f.count("*").alias("flights"),
+        f.round(f.avg("departure"), 1).alias("departure"),
+        f.round(f.avg("arrival"), 1).alias("arrival"),
+    )
+    return [list(row) for row in table.orderBy(f.desc("arrival")).collect()]
+
+
+def _lengths(lines: Any) -> list[list[object]]:
+    """For any other file: lines by their length, in powers of two."""
+    from pyspark.sql import functions as f
+
+    size = f.length("value")
+    bucket = f.when(size == 0, 0).otherwise(f.pow(2, f.floor(f.log2(size))).cast("bigint"))
+    table = lines.groupBy(bucket.alias("from")).agg(f.count("*").alias("lines"), f.sum(size).alias("size"))
+    return [list(row) for row in table.orderBy("from").collect()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

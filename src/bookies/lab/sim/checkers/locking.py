@@ -1,0 +1,89 @@
+"""What auto-recovery's processes may do with a ledger only under its lock, and what a mark is worth, by the store.
+
+    lock        who replaces bookies in a sealed ledger has its lock, or had it until its session was lost
+    mark        a mark goes only when the ledger does not name a bookie that was gone for good before the lock was taken
+    forgotten   a bookie's cookie goes only when no sealed ledger needs the bookie
+    storm       no process asks the store more than `REQUESTS_MAX` times in `WINDOW_S`
+
+Source: client-protocol 7, metadata 8.5 to 8.7, 8.11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bookies.lab.sim.world import SimCluster
+from bookies.lab.sim.world.sim_metadata import Commit
+from bookies.metadata.shared.store_recovery import LOCKS, MARKS
+from bookies.model import BookieId
+from bookies.protocol.repair.fragments import is_stored_on
+
+WINDOW_S = 10.0
+REQUESTS_MAX = 3_000
+SETTLED_S = 5.0  # a record that is so old was there when somebody looked before deleting a cookie
+
+
+class Locking:
+    """`report(invariant, text)` is told of broken promises. `roles`: beginnings of the names of those it is about."""
+
+    def __init__(self, cluster: SimCluster, report: Callable[[str, str], None], roles: tuple[str, ...]) -> None:
+        self._cluster = cluster
+        self._store = cluster.store
+        self._report = report
+        self._roles = roles
+        self._taken: dict[tuple[str, int], float] = {}  # host, ledger -> since when it has, or thinks to have, the lock
+        self._requests: dict[tuple[str, int], int] = {}  # host, window -> requests
+        self.most_requests = 0
+        cluster.store.on_recovery = self._noted
+        cluster.store.on_request = self._asked
+        cluster.store.on_cookie_deleted = self._forgotten
+
+    def _asked(self, host: str) -> None:
+        if host.startswith(self._roles):
+            window = int(self._store.loop.time() / WINDOW_S)
+            count = self._requests[host, window] = self._requests.get((host, window), 0) + 1
+            self.most_requests = max(self.most_requests, count)
+            if count == REQUESTS_MAX:
+                self._report("storm", f"{host} has asked the store {count:,} times within {WINDOW_S:g} s")
+
+    def _noted(self, host: str, what: str, place: str) -> None:
+        """Something has had its effect in the store."""
+        if place.startswith(LOCKS):
+            key = host, int(place.removeprefix(LOCKS), 16)
+            if what == "hold":
+                self._taken[key] = self._store.loop.time()
+            elif what == "release":
+                self._taken.pop(key, None)
+        elif place.startswith(MARKS) and what == "delete":
+            self._unmarked(host, int(place.removeprefix(MARKS), 16))
+
+    def _unmarked(self, host: str, ledger_id: int) -> None:
+        since = self._taken.get((host, ledger_id))
+        if since is None:
+            self._report("lock", f"{host} deletes the mark of ledger {ledger_id}, whose lock it does not have")
+            return
+        record = self._store.record(ledger_id)
+        if record is None or not record.is_closed:
+            return
+        for name, bookie in self._cluster.bookies.items():
+            if bookie.gone_s is not None and bookie.gone_s < since and is_stored_on(record, BookieId(name)):
+                self._report("mark", f"{host} deletes the mark of ledger {ledger_id}, which needs {name}, gone before")
+
+    def committed(self, commit: Commit) -> None:
+        """A record was committed, this very moment."""
+        before, after = commit.before, commit.after
+        if before is None or after is None or not commit.author.startswith(self._roles):
+            return
+        is_swap = before.state is after.state and before.ensembles != after.ensembles
+        if is_swap and (commit.author, after.ledger_id) not in self._taken:
+            self._report(
+                "lock", f"{commit.author} replaces bookies in ledger {after.ledger_id}, whose lock it does not have"
+            )
+
+    def _forgotten(self, host: str, name: str) -> None:
+        now = self._store.loop.time()
+        for ledger_id, commits in self._store.commits.items():
+            record = commits[-1].after
+            is_settled = record is not None and record.is_closed and now - commits[-1].at_s > SETTLED_S
+            if is_settled and record is not None and is_stored_on(record, BookieId(name)):
+                self._report("forgotten", f"{host} deletes the cookie of {name}, which ledger {ledger_id} needs")

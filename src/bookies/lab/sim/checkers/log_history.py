@@ -1,0 +1,255 @@
+"""What the users of one log saw, and what of it breaks a promise, when all is over.
+
+The checks know nothing of the code under test but the log's record: they look at what was acknowledged and when, at
+every committed list of ledgers, at what readers got, and at what a last reader finds.
+
+    I-20   what was acknowledged is in the log once, where the answer said, unless it was truncated; everybody who
+           reads a position gets the same, and nobody misses anything between two entries; what was truncated before a
+           reading began does not come back, and nothing is truncated that nobody asked for
+    I-21   every committed list follows from the one before, and at most the last two ledgers are open
+    I-22   nothing is acknowledged behind a later leader's back, and entries of an earlier leader are in front
+    I-3    of one writer nothing succeeds behind a failure
+    order  what one process appends keeps its order
+
+Source: client-protocol 5.6, 8.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from bookies.client.log import LogWriter
+from bookies.lab.sim.world.sim_metadata import SimStore
+from bookies.protocol.log import Manifest, Position
+from bookies.protocol.log.log_model import illegality
+
+Found = tuple[Position, bytes]
+Report = Callable[[str, str], None]
+EXCERPT = 5  # entries that a message shows
+
+
+class ListCommit(NamedTuple):
+    """One committed list of ledgers. None: the log was deleted."""
+
+    at_s: float
+    author: str
+    manifest: Manifest | None
+
+
+@dataclass(frozen=True)
+class Ack:
+    """An append that succeeded. `position`: None for all but the last of a batch, whose positions nobody is told."""
+
+    at_s: float
+    process: str
+    position: Position | None
+    payload: bytes
+
+
+@dataclass
+class Reading:
+    """What one reader got, one after the other. `start`: where it began; None: at the beginning of the log then."""
+
+    began_s: float
+    start: Position | None = None
+    entries: list[Found] = field(default_factory=list)
+
+
+@dataclass
+class Truncation:
+    """Somebody wanted the log to begin at a position. `done_s`: None: it is not known whether it does."""
+
+    before: Position
+    done_s: float | None = None
+
+
+@dataclass
+class LogHistory:
+    """What everybody saw. `final`: what a last reader got when all was over."""
+
+    acks: list[Ack] = field(default_factory=list)
+    attempted: dict[bytes, tuple[str, int]] = field(default_factory=dict)  # payload -> by whom, as which of all
+    readings: list[Reading] = field(default_factory=list)
+    truncations: list[Truncation] = field(default_factory=list)
+    final: list[Found] = field(default_factory=list)
+    outcomes: dict[LogWriter, list[tuple[int, bool]]] = field(default_factory=dict)  # (which attempt, success)
+
+    def attempt(self, process: str, payloads: Sequence[bytes]) -> int:
+        """These are about to be appended, in one call; the number of the attempt."""
+        number = len(self.attempted)
+        for payload in payloads:
+            self.attempted[payload] = (process, len(self.attempted))
+        return number
+
+    def succeeded(
+        self, at_s: float, process: str, writer: LogWriter, number: int, payloads: Sequence[bytes], last: Position
+    ) -> None:
+        self.outcomes.setdefault(writer, []).append((number, True))
+        self.acks += [Ack(at_s, process, None, payload) for payload in payloads[:-1]]
+        self.acks.append(Ack(at_s, process, last, payloads[-1]))
+
+    def failed(self, writer: LogWriter, number: int) -> None:
+        self.outcomes.setdefault(writer, []).append((number, False))
+
+
+class LogCheck:
+    """All checks of one history. `commits`: of the list, all; `report(promise, text)` is told of broken promises."""
+
+    def __init__(self, history: LogHistory, commits: Sequence[ListCommit], store: SimStore, report: Report) -> None:
+        self._history = history
+        self._commits = commits
+        self._store = store
+        self._report = report
+        self._seq: dict[int, int] = {}  # ledger -> its place in the log
+        for commit in commits:
+            for extent in commit.manifest.extents if commit.manifest is not None else ():
+                self._seq.setdefault(extent.ledger_id, extent.seq)
+        self._order = sorted(self._seq, key=self._seq.__getitem__)
+
+    def run(self) -> None:
+        self._check_lists()
+        self._check_content()
+        self._check_readings()
+        self._check_acks()
+        self._check_outcomes()
+        self._check_leaders()
+
+    # -- the list ------------------------------------------------------------------------------------------------
+    def _check_lists(self) -> None:
+        before: Manifest | None = None
+        for at_s, author, after in self._commits:
+            if problem := illegality(before, after):
+                self._report("I-21", f"{author} committed at {at_s:.3f}: {problem}")
+            for ledger_id in after.ledger_ids[:-2] if after is not None else ():
+                earlier = [each.after for each in self._store.commits.get(ledger_id, ()) if each.at_s <= at_s]
+                if not any(each is not None and each.is_closed for each in earlier):
+                    self._report("I-21", f"ledger {ledger_id} is open, with two behind it")
+            before = after
+        for ledger_id in before.ledger_ids if before is not None else ():
+            if self._store.record(ledger_id) is None:
+                self._report("I-20", f"ledger {ledger_id} is listed and does not exist")
+
+    # -- what is in the log --------------------------------------------------------------------------------------
+    def _key(self, position: Position) -> tuple[int, int]:
+        """Positions ascend by it, as the log goes on."""
+        return self._seq.get(position.ledger_id, -1), position.entry_id
+
+    def _all_readings(self) -> Iterator[list[Found]]:
+        for reading in self._history.readings:
+            yield reading.entries
+        yield self._history.final
+
+    def _check_content(self) -> None:
+        """One payload at each position, one position for each payload, and only what was appended."""
+        at: dict[Position, bytes] = {}
+        positions: dict[bytes, Position] = {}
+        for entries in self._all_readings():
+            for position, payload in entries:
+                if position.ledger_id not in self._seq:
+                    self._report("I-20", f"{position} was read, of a ledger that was never in the list")
+                if at.setdefault(position, payload) != payload:
+                    self._report("I-20", f"{at[position]!r} was read at {position}, and {payload!r}")
+                if positions.setdefault(payload, position) != position:
+                    self._report("I-20", f"{payload!r} is at {positions[payload]} and at {position}")
+                if payload not in self._history.attempted:
+                    self._report("I-20", f"{payload!r} was never appended")
+
+    def _check_readings(self) -> None:
+        for reading in self._history.readings:
+            if reading.entries:
+                self._check_contiguity(reading.entries)
+                first = reading.entries[0][0]
+                if reading.start is None:
+                    self._check_beginning(first, reading.began_s)
+                elif first != reading.start and not self._follows(reading.start, first, reading.start.entry_id - 1):
+                    self._report("I-20", f"a reader asked for {reading.start}, and got {first} first")
+        self._check_contiguity(self._history.final)
+        if self._history.final:
+            self._check_beginning(self._history.final[0][0], float("inf"))
+
+    def _check_contiguity(self, entries: Sequence[Found]) -> None:
+        for (before, _), (after, _) in pairwise(entries):
+            if after != before.next and not self._follows(before, after, before.entry_id):
+                self._report("I-20", f"a reader got {after} behind {before}, and misses something or has it twice")
+
+    def _follows(self, before: Position, after: Position, last: int) -> bool:
+        """Whether `after` begins a later ledger, and `before` is of one that ends at `last`, with none between."""
+        if self._end_of(before.ledger_id) != last or after.entry_id != 0 or self._key(after) <= self._key(before):
+            return False
+        between = self._order[self._order.index(before.ledger_id) + 1 : self._order.index(after.ledger_id)]
+        return all(self._end_of(ledger_id) == -1 for ledger_id in between)
+
+    def _end_of(self, ledger_id: int) -> int | None:
+        """The last entry of a ledger that was closed, if only to be deleted; None: it was not."""
+        closed = [each.after for each in self._store.commits.get(ledger_id, ()) if each.after and each.after.is_closed]
+        return closed[-1].last_entry_id if closed else None
+
+    def _check_beginning(self, first: Position, began_s: float) -> None:
+        """Of a reading that began at the beginning of the log."""
+        truncations = self._history.truncations
+        done = [each.before for each in truncations if each.done_s is not None and each.done_s <= began_s]
+        over = [each for each in done if self._key(each) > self._key(first)]
+        if over:
+            self._report("I-20", f"{first} was read after the log had been truncated before {max(over, key=self._key)}")
+        known = [position for entries in self._all_readings() for position, _ in entries]
+        known += [ack.position for ack in self._history.acks if ack.position is not None]
+        missing = [each for each in dict.fromkeys(known) if self._key(each) < self._key(first)]
+        asked = [each.before for each in truncations]
+        wrong = [each for each in missing if not any(self._key(each) < self._key(before) for before in asked)]
+        if wrong:
+            self._report(
+                "I-20", f"a reading begins at {first}; {wrong[:EXCERPT]} are before it, and were not truncated"
+            )
+
+    # -- what was acknowledged -----------------------------------------------------------------------------------
+    def _check_acks(self) -> None:
+        history = self._history
+        at = {payload: position for entries in self._all_readings() for position, payload in entries}
+        final = {payload: index for index, (_, payload) in enumerate(history.final)}
+        beginning = self._key(history.final[0][0]) if history.final else (1 << 60, 0)
+        for ack in history.acks:
+            if ack.position is not None and at.get(ack.payload, ack.position) != ack.position:
+                self._report("I-20", f"{ack.payload!r} was acknowledged at {ack.position}, and is at {at[ack.payload]}")
+            is_gone = bool(history.truncations) and (ack.position is None or self._key(ack.position) < beginning)
+            if ack.payload not in final and not is_gone:
+                self._report("I-20", f"{ack.payload!r} was acknowledged at {ack.position} and is not there")
+        for process in dict.fromkeys(process for process, _ in history.attempted.values()):
+            own = [history.attempted[payload] for payload in final if payload in history.attempted]
+            numbers = [number for author, number in own if author == process]
+            if numbers != sorted(numbers):
+                self._report("order", f"what {process} appended is in the log in another order")
+
+    def _check_outcomes(self) -> None:
+        for outcomes in self._history.outcomes.values():
+            failed = min((number for number, is_success in outcomes if not is_success), default=1 << 60)
+            late = [number for number, is_success in outcomes if is_success and number > failed]
+            if late:
+                self._report("I-3", f"attempts {late[:EXCERPT]} succeeded, and {failed} before them did not")
+
+    def _check_leaders(self) -> None:
+        """I-22: each ledger has one writer; nothing is acknowledged behind a later leader's back."""
+        listed: dict[int, tuple[int, str]] = {}  # ledger -> epoch and author of the commit that listed it
+        ends: dict[int, tuple[float, str, int]] = {}  # ledger -> when a later leader took over, who, its end then
+        for at_s, author, manifest in self._commits:
+            for extent in manifest.extents if manifest is not None else ():
+                assert manifest is not None
+                new = listed.setdefault(extent.ledger_id, (manifest.epoch, author))
+                is_over = manifest.epoch > new[0] and author != new[1]
+                if is_over and extent.ledger_id not in ends:
+                    last = -2 if extent.last is None else extent.last
+                    ends[extent.ledger_id] = (at_s, author, last)
+        for ack in self._history.acks:
+            if ack.position is None:
+                continue
+            epoch_author = listed.get(ack.position.ledger_id)
+            if epoch_author is None or epoch_author[1] != ack.process:
+                self._report("I-22", f"{ack} in a ledger of {epoch_author}")
+            at_s, author, last = ends.get(ack.position.ledger_id, (float("inf"), "", -1))
+            if ack.at_s > at_s and ack.position.entry_id > last:
+                self._report("I-22", f"{ack} after {author} took over at {at_s:.3f} with end {last}")
+        order = [listed[position.ledger_id][0] for position, _ in self._history.final if position.ledger_id in listed]
+        if order != sorted(order):
+            self._report("I-22", "entries of an earlier leader are behind those of a later one")

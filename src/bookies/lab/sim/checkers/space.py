@@ -1,0 +1,57 @@
+"""Space that bookies do not give back: what is still on their disks when everything is healed and they had time.
+
+    space   after a few collections and compactions a bookie has no ledger that was deleted, every entry log is in its
+            books and as full as compaction has to leave it, and no interrupted compaction has left a file
+
+Source: storage 7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from collections.abc import Callable
+
+from bookies.lab.sim.world import SimCluster
+from bookies.lab.sim.world.cluster import SimBookie
+from bookies.storage.entry_log import entry_log_format as layout
+from bookies.storage.gc.collection_policy import Compaction
+
+ROUNDS = 3  # one finds a ledger, the next deletes it, and the logs follow
+
+
+async def check_space(cluster: SimCluster, report: Callable[[str, str], None]) -> None:
+    """Have every bookie collect all it can, and look at what it keeps. `report(promise, text)`: of what is too much."""
+    for bookie in cluster.bookies.values():
+        assert bookie.participant is not None
+        await bookie.participant.create_task(_check_bookie(cluster, bookie, report), name="check space")
+
+
+async def _check_bookie(cluster: SimCluster, bookie: SimBookie, report: Callable[[str, str], None]) -> None:
+    assert bookie.server is not None
+    store = bookie.server.store
+    collector = store.collector
+    assert collector is not None
+    settings = bookie.config
+    for _ in range(ROUNDS):
+        await asyncio.sleep((settings.gc_quarantine_ms + settings.gc_surplus_ms) / 1000)
+        await store.checkpoint()
+        await collector.collect(is_forced=True, is_awaited=True)
+    await collector.compact(Compaction.MAJOR, is_awaited=True)
+    name = bookie.name
+    for ledger_id in sorted(store.ledger_ids()):
+        if cluster.store.record(ledger_id) is None:
+            report("space", f"{name} keeps ledger {ledger_id}, which was deleted")
+    covered = store._open().checkpointer.covered_log_id
+    known = collector._logs.known
+    for path, data in bookie.disk.files().items():
+        file_name = posixpath.basename(path)
+        log_id = layout.parse_file_name(file_name)
+        if layout.parse_compacted_name(file_name) is not None:
+            report("space", f"{name} has left {file_name} behind")
+        elif log_id is not None and log_id < covered and log_id not in known:
+            reason = collector._logs.set_aside.get(log_id, "nobody knows of it")
+            report("space", f"{name} keeps entry log {file_name}, {len(data):,} bytes: {reason}")
+    for usage in known.values():
+        if usage.share * 100 < settings.major_compaction_threshold:
+            report("space", f"{name} wants {usage.remaining:,} of {usage.total:,} bytes in {usage.path}, and keeps it")

@@ -1,0 +1,39 @@
+"""Replicas that no client of a run has written: as another implementation's client may have left them."""
+
+from __future__ import annotations
+
+import struct
+from functools import partial
+
+from bookies.errors import BookKeeperError
+from bookies.kernels import Records, digest
+from bookies.lab.sim.checkers import Story
+from bookies.lab.sim.world.cluster import SimBookie
+from bookies.model import DigestType, LedgerMetadata
+from bookies.wire.digest import mac_key, master_key
+
+
+def plant(bookie: SimBookie, record: LedgerMetadata, story: Story, entry_id: int, last_add_confirmed: int) -> bool:
+    """Let a bookie store an entry, which says that so much is confirmed. False: it is down, or refuses."""
+    if bookie.server is None or bookie.participant is None:
+        return False
+    add = partial(bookie.server.store.add, is_recovery=True, is_deferred_sync=False, done=_ignore)
+    records = Records.of([package(record, story, entry_id, last_add_confirmed)])
+    where = range(entry_id, entry_id + 1)
+    try:
+        bookie.participant.call(add, story.ledger_id, master_key(story.password), where, records, last_add_confirmed)
+    except BookKeeperError:
+        return False
+    return True
+
+
+def package(record: LedgerMetadata, story: Story, entry_id: int, last_add_confirmed: int) -> bytes:
+    """An entry of the ledger as its writer would have packaged it."""
+    payload = story.payload(entry_id)
+    head = struct.pack(">qqqq", story.ledger_id, entry_id, last_add_confirmed, story.length_up_to(entry_id))
+    kind = record.digest_type or DigestType.CRC32C
+    return b"".join((head, digest(kind, mac_key(story.password), head, payload), payload))
+
+
+def _ignore(error: BaseException | None) -> None:
+    """Whether a replica could be planted shows where it is looked for."""

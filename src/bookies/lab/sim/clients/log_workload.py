@@ -1,0 +1,224 @@
+"""What is asked of a log: leaders that take over from each other, append, roll and truncate; readers and tails.
+
+Every process is killed, paused and cut off as any other. When all is healed, everybody who leads ends; then one more
+process leads and appends the last entry, and every tail has to get to it. Source: client-protocol 5; I-20 to I-22, L-4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from itertools import count, islice
+from random import Random
+from typing import Any
+
+from bookies.client.log import Log, LogWriter
+from bookies.errors import BookKeeperError, InvalidArgument, LogTruncated
+from bookies.lab.sim.checkers import History
+from bookies.lab.sim.checkers.log_history import ListCommit, LogCheck, LogHistory, Reading, Truncation
+from bookies.lab.sim.clients.plan import LogPlan
+from bookies.lab.sim.clients.roles import Roles
+from bookies.lab.sim.world import SimClient, SimCluster
+from bookies.lab.sim.world.sim_metadata import SimStore
+from bookies.model import LedgerState
+from bookies.protocol.log import Manifest, Position
+from bookies.protocol.log.log_model import Extent, parse_manifest
+from bookies.protocol.log.log_segments import joined, parse_segment
+
+NAME = "orders"
+THE_END = b"the end"
+TAIL_STEP_S = 1.0  # a tail without news looks that often whether it is over
+
+
+def list_commits(store: SimStore, name: str = NAME) -> list[ListCommit]:
+    """Every committed list of a log's ledgers, with the extents that are in segments."""
+    found = []
+    for each in store.record_commits.get(f"logs/{name}", []):
+        head = None if each.after is None else parse_manifest(name, each.after)
+        found.append(ListCommit(each.at_s, each.author, None if head is None else joined(head, _segments(store, head))))
+    return found
+
+
+def _segments(store: SimStore, head: Manifest) -> dict[str, tuple[Extent, ...]]:
+    """The extents of a list's segments, which held the same whenever they held anything."""
+    contents = {
+        segment.name: next(each.after for each in store.record_commits[segment.name] if each.after)
+        for segment in head.segments
+    }
+    return {name: parse_segment(name, content) for name, content in contents.items()}
+
+
+class LogWorkload(Roles):
+    """Runs the plan until it is stopped."""
+
+    def __init__(self, cluster: SimCluster, history: History, random: Random, plan: LogPlan) -> None:
+        super().__init__(cluster, history, random)
+        self._plan = plan
+        self._log_history = LogHistory()
+        self._leading: list[asyncio.Task[None]] = []
+        self._is_over = False  # the last entry is in the log, or cannot be appended
+
+    def start(self) -> None:
+        plan = self._plan
+        self._leading = self.fill("leader", plan.leaders, self._lead)
+        self._leading += self.fill("truncator", plan.truncators, self._truncate)
+        self.fill("reader", plan.readers, self._read)
+        self.fill("readertail", plan.tails, self._tail)
+
+    async def check(self) -> None:
+        """A last leader can append, a last reader reads everything, and all promises hold."""
+        for task in self._leading:
+            await asyncio.shield(task)
+        client = self.cluster.new_client("last", {})
+        await client.participant.create_task(self._end(client), name="last")
+        await self.finish()
+        LogCheck(self._log_history, list_commits(self.cluster.store), self.cluster.store, self.history.violated).run()
+
+    def _now_s(self) -> float:
+        return self.cluster.loop.time()
+
+    async def _log(self, client: SimClient) -> Log:
+        """The log, which whoever comes first makes."""
+        log = client.client.log(NAME)
+        ensemble, write_quorum, ack_quorum = self._plan.quorums
+        await log.create(ensemble=ensemble, write_quorum=write_quorum, ack_quorum=ack_quorum, exist_ok=True)
+        return log
+
+    # -- leading -------------------------------------------------------------------------------------------------
+    async def _lead(self, client: SimClient) -> None:
+        """Lead, append, roll, lose the lead, try again."""
+        random, names = self.random, (f"{client.name}/{number}".encode() for number in count())
+        log = await self._log(client)
+        while not self.is_stopping:
+            roll_size, roll_age = random.choice((50, 300, 3_000, 1 << 20)), random.choice((0.2, 100.0))
+            try:
+                async with log.lead(roll_size=roll_size, roll_age=roll_age) as writer:
+                    self.history.count("leads")
+                    await self._append_some(client, writer, names)
+            except BookKeeperError as error:
+                self.history.failed(client.name, "its lead", error)
+                await self.sleep(200)
+
+    async def _append_some(self, client: SimClient, writer: LogWriter, names: Iterator[bytes]) -> None:
+        """So many at once; now and then a roll or a truncation. Raises what the first of them raises, at the end."""
+        random = self.random
+        window = random.choice((1, 4, 16, 64))
+        pending: deque[asyncio.Future[Any]] = deque()
+        try:
+            for _ in range(random.choice((3, 30, 100))):
+                batch = list(islice(names, random.choice((1, 1, 5))))
+                pending.append(asyncio.ensure_future(self._append(client, writer, batch)))
+                if random.random() < 0.06:
+                    pending.append(asyncio.ensure_future(writer.roll()))
+                if self._plan.truncators and random.random() < 0.01:
+                    pending.append(asyncio.ensure_future(self._truncate_at(client, writer)))
+                while len(pending) >= window:
+                    await pending.popleft()
+                if random.random() < 0.3:
+                    await asyncio.sleep(random.choice((0.0, 0.001, 0.01, 0.1)))
+                if self.is_stopping:
+                    break
+            while pending:
+                await pending.popleft()
+        finally:
+            await asyncio.gather(*pending, return_exceptions=True)
+
+    async def _append(self, client: SimClient, writer: LogWriter, payloads: list[bytes]) -> None:
+        """Append in one call, and write down what was answered, when."""
+        log_history, witness = self._log_history, self.history.witness
+        number = log_history.attempt(client.name, payloads)
+        try:
+            last = await (writer.append(payloads[0]) if len(payloads) == 1 else writer.append_many(payloads))
+        except BookKeeperError:
+            log_history.failed(writer, number)
+            raise
+        log_history.succeeded(self._now_s(), client.name, writer, number, payloads, last)
+        self.history.count("entries acknowledged", len(payloads))
+        record = self.cluster.store.record(last.ledger_id)
+        if witness is not None and record is not None and record.state is LedgerState.OPEN:
+            witness.check_acknowledgement(last.ledger_id, last.entry_id, last.entry_id)
+
+    async def _end(self, client: SimClient) -> None:
+        try:
+            await self.cluster.open_client(client)
+            log = await self._log(client)
+            async with log.lead() as writer:
+                await self._append(client, writer, [THE_END])
+            async with log.open() as reader:
+                self._log_history.final = [(entry.position, entry.payload) async for entry in reader.read()]
+        except BookKeeperError as error:
+            self.history.violated("L-4", f"the log has no leader that can append: {type(error).__name__}: {error}")
+        finally:
+            self._is_over = True
+
+    # -- truncating ----------------------------------------------------------------------------------------------
+    async def _truncate(self, client: SimClient) -> None:
+        """Let the log begin at some position that somebody was told of."""
+        await self.sleep(self._plan.truncate_ms)
+        if not self.is_stopping:
+            await self._truncate_at(client, client.client.log(NAME))
+
+    async def _truncate_at(self, client: SimClient, log: Log | LogWriter) -> None:
+        known = [ack.position for ack in self._log_history.acks if ack.position is not None]
+        if not known:
+            return
+        truncation = Truncation(self.random.choice(known[-40:]))
+        self._log_history.truncations.append(truncation)
+        try:
+            await log.truncate(truncation.before)
+        except (LogTruncated, InvalidArgument) as error:
+            self.cluster.trace.note(client.name, f"truncation was refused: {error}")
+        except BookKeeperError as error:
+            self.history.failed(client.name, f"truncation before {truncation.before}", error)
+        else:
+            truncation.done_s = self._now_s()
+            self.history.count("truncations")
+
+    # -- reading -------------------------------------------------------------------------------------------------
+    def _begin_reading(self, start: Position | None = None) -> Reading:
+        reading = Reading(self._now_s(), start)
+        self._log_history.readings.append(reading)
+        return reading
+
+    async def _read(self, client: SimClient) -> None:
+        """From the beginning, or from where somebody else has got to, to the end."""
+        await self.sleep(self._plan.read_ms)
+        if self.is_stopping:
+            return
+        known = [ack.position for ack in self._log_history.acks if ack.position is not None]
+        start = self.random.choice(known) if known and self.random.random() < 0.4 else None
+        try:
+            async with client.client.log(NAME).open() as reader:
+                reading = self._begin_reading(start)
+                async for entry in reader.read(start):
+                    reading.entries.append((entry.position, entry.payload))
+                    self.history.count("entries read")
+        except BookKeeperError as error:
+            self.history.failed(client.name, "a reading of the log", error)
+
+    async def _tail(self, client: SimClient) -> None:
+        """Follow the log from its beginning; again from there when what would come next was truncated."""
+        reading: Reading | None = None
+        start: Position | None = None
+        while True:
+            try:
+                async with client.client.log(NAME).open() as reader:
+                    if start is None:
+                        reading = self._begin_reading()
+                    assert reading is not None
+                    entries = reader.read() if start is None else reader.tail(start, timeout=TAIL_STEP_S)
+                    async for entry in entries:
+                        reading.entries.append((entry.position, entry.payload))
+                        start = entry.position.next
+                        if entry.payload == THE_END:
+                            return
+            except TimeoutError:
+                continue
+            except LogTruncated:
+                start = None
+            except BookKeeperError as error:
+                self.history.failed(client.name, "the tail of the log", error)
+            await self.sleep(50)
+            if self._is_over and not self._log_history.final:
+                return  # There is nothing to get to.

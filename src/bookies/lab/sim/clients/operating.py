@@ -1,0 +1,113 @@
+"""Operators among the others: they announce maintenance, empty bookies, have data moved, and are killed in between.
+
+Their intents outlive them: a bookie that was to be emptied when its operator died stays so until somebody goes on, or
+cancels it. Only one bookie at a time is being emptied, so that there are others to copy to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from bookies.errors import BookKeeperError
+from bookies.lab.sim.checkers import History
+from bookies.lab.sim.world import SimClient, SimCluster
+from bookies.metadata.shared import BookieNotes
+from bookies.model import BookieId
+from bookies.replication.operator import Balance, Drain
+from bookies.replication.operator.balance import BalanceProgress
+
+if TYPE_CHECKING:
+    from bookies.lab.sim.clients.roles import Roles
+
+OPERATOR = "replicator-operator"  # whose commits are checked as those of replicators are
+WHAT = ("maintenance", "drain", "balance")
+WEIGHTS = (2, 3, 2)
+PATIENCE_S = (0.3, 1.0, 3.0)
+TOLERANCE = 0.05
+
+
+class Operators:
+    """`mean_ms`: before each thing that one of them does."""
+
+    def __init__(self, roles: Roles, cluster: SimCluster, history: History, mean_ms: float) -> None:
+        self._roles = roles
+        self._cluster = cluster
+        self._history = history
+        self._mean_ms = mean_ms
+
+    async def operate(self, client: SimClient) -> None:
+        """One thing, to its end or until patience is over. Called as its participant."""
+        await self._roles.sleep(self._mean_ms)
+        if self._roles.is_stopping:
+            return
+        random = self._roles.random
+        (what,) = random.choices(WHAT, WEIGHTS)
+        bookie = BookieId(random.choice(list(self._cluster.bookies)))
+        work = {"maintenance": self._maintain, "drain": self._drain, "balance": self._balance}[what]
+        self._history.count(f"operators: {what}")
+        try:
+            async with asyncio.timeout(random.choice(PATIENCE_S)):
+                await work(client, bookie)
+        except TimeoutError:
+            self._history.count(f"operators: {what} broken off")
+        except BookKeeperError as error:
+            self._history.failed(client.name, what, error)
+
+    def _notes(self, client: SimClient) -> BookieNotes:
+        return BookieNotes(client.driver, client.runtime.clock.wall_ms)
+
+    async def _maintain(self, client: SimClient, bookie: BookieId) -> None:
+        until_ms = client.runtime.clock.wall_ms() + self._roles.random.randint(200, 4_000)
+        await self._notes(client).begin_maintenance(bookie, until_ms, client.name)
+
+    async def _drain(self, client: SimClient, bookie: BookieId) -> None:
+        """Go on with what another one has begun, or begin; perhaps cancel it in the end."""
+        for begun in (await self._notes(client).read()).draining:
+            bookie = begun
+        drain = Drain(client.runtime, client.client, client.driver, bookie, client.name)
+        client.participant.on_kill(lambda: self._count(drain))
+        await drain.start()
+        try:
+            await drain.begin()
+            result = await drain.run(await drain.plan())
+            self._history.count("operators: bookies emptied", int(result.is_empty))
+            if result.is_empty and self._cluster.bookies[bookie].is_gone:
+                await drain.remove()
+                self._history.count("operators: bookies removed")
+            elif self._roles.random.random() < 0.5:
+                await drain.cancel()
+        finally:
+            drain.stop()
+            if client.participant.is_alive:
+                self._count(drain)
+
+    def _count(self, drain: Drain) -> None:
+        """What it has copied. Once."""
+        done = [drain._done, *(totals for _, totals in drain._busy.values())]
+        self._history.count("entries copied by repairs", sum(each.entries for each in done))
+        self._history.count("entries renewed by repairs", sum(each.renewed for each in done))
+        for each in done:
+            each.entries = each.renewed = 0
+
+    async def _balance(self, client: SimClient, bookie: BookieId) -> None:
+        balance = Balance(client.runtime, client.client, client.driver, client.name)
+        entries = 0
+
+        def report(progress: BalanceProgress) -> None:
+            nonlocal entries
+            self._history.count("entries copied by repairs", progress.entries - entries)
+            entries = progress.entries
+
+        result = await balance.run(await balance.plan(TOLERANCE), report)
+        self._history.count("operators: fragments moved", result.moves)
+
+    async def settle(self, client: SimClient) -> None:
+        """At the end: maintenance ends; what is being emptied stays so, or is cancelled. Called as the participant."""
+        notes = self._notes(client)
+        found = await notes.read()
+        for bookie in found.exempt:
+            await notes.end_maintenance(bookie)
+        for bookie in found.draining:
+            if self._roles.random.random() < 0.5:
+                await notes.end_draining(bookie)

@@ -1,0 +1,230 @@
+"""What is asked of ledgers: writers, recoveries that come at any time and several at once, readers, and others.
+
+Every operation goes through the public client and is written down in the `History`. What writers do is in `writing.py`,
+what readers do in `reading.py`, what those try who have no password in `intruding.py`. Beside them: recoveries,
+deletions, re-replication of bookies that are well, and what another client's recovery left behind the end of a ledger
+(D-5).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+from bookies.client.read import LedgerReader
+from bookies.errors import BookKeeperError, FragmentNotFinished
+from bookies.lab.sim.checkers import History, Story
+from bookies.lab.sim.clients.final_checks import check_ledgers, recover_ledgers
+from bookies.lab.sim.clients.foreign_replicas import plant
+from bookies.lab.sim.clients.healing import HEALER, LAST_HEALER, Healers
+from bookies.lab.sim.clients.operating import OPERATOR, Operators
+from bookies.lab.sim.clients.plan import Plan
+from bookies.lab.sim.clients.reading import Readers
+from bookies.lab.sim.clients.roles import Roles
+from bookies.lab.sim.clients.writing import Writers
+from bookies.lab.sim.clients.wrong_password import Intruders
+from bookies.lab.sim.world import SimClient, SimCluster
+from bookies.model import BookieId
+
+PLANTED_MAX = 3  # entries behind an end
+
+
+class Workload(Roles):
+    """Runs the plan until it is stopped."""
+
+    def __init__(self, cluster: SimCluster, history: History, random: Random, plan: Plan) -> None:
+        super().__init__(cluster, history, random, is_replaced=plan.is_replaced)
+        self._plan = plan
+        self._writers = Writers(self, plan)
+        self.readers = Readers(self, plan)
+        self._intruders = Intruders(self)
+        self._healers = Healers(cluster, history, plan)
+        self._operators = Operators(self, cluster, history, plan.operate_ms)
+        self._waiting: list[asyncio.Future[None]] = []  # of recoveries that have not begun
+
+    def start(self) -> None:
+        plan = self._plan
+        self.fill("writer", plan.writers, self._writers.write_ledgers, plan.writer_settings)
+        self.fill("writer-veteran", plan.veterans, self._writers.serve)
+        self.fill("recoverer", plan.recoverers, self._recover)
+        self.fill("reader", plan.readers, self._read, plan.reader_settings)
+        self.fill("deleter", plan.deleters, self._delete)
+        self.fill("replicator", plan.replicators, self._replicate)
+        self.fill("foreigner", plan.foreigners, self._plant)
+        self.fill("intruder", plan.intruders, self._intrude)
+        self.fill(HEALER, plan.healers, self._healers.heal)
+        self.fill(OPERATOR, plan.operators, self._operators.operate)
+
+    async def check(self) -> None:
+        """Recover, read and look up every ledger, while those who do something end it."""
+        self.healed.set()
+        finishing = asyncio.create_task(self.finish())
+        if self._plan.healers:
+            await self._wait_healed()
+        await check_ledgers(self.cluster, self.history, self.readers)
+        await finishing
+        if self._plan.healers:
+            self._healers.check_thrift()
+            await self._healers.check_nothing_left()
+
+    async def _wait_healed(self) -> None:
+        """Seal every ledger, and let auto-recovery do its work on what the faults have left."""
+        healer, judge = self.cluster.new_client(LAST_HEALER, {}), self.cluster.new_client("judge", {})
+        await healer.participant.create_task(self.cluster.open_client(healer))
+        healing = healer.participant.create_task(self._healers.heal(healer), name="the last healer")
+
+        async def watch() -> None:
+            await self.cluster.open_client(judge)
+            await recover_ledgers(self.cluster, judge, self.history)
+            await self._operators.settle(judge)
+            await self._healers.check(judge)
+
+        await judge.participant.create_task(watch(), name="judge")
+        self._healers.is_over.set()
+        await healing
+
+    def nudge(self) -> None:
+        """Let the recoveries that wait for their time begin now."""
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def departed(self, client: SimClient) -> None:
+        await self._writers.departed(client)
+
+    async def _sleep_or_nudge(self, mean_ms: float) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        try:
+            async with asyncio.timeout(self.random.expovariate(1 / mean_ms) / 1000):
+                await future
+        except TimeoutError:
+            return
+
+    def _choose(self) -> Story | None:
+        """Some ledger, rather a young one."""
+        stories = list(self.history.stories.values())
+        return self.random.choice(stories[-6:]) if stories else None
+
+    async def _read(self, client: SimClient) -> None:
+        for _ in range(self.random.randint(1, self._plan.reads_max)):
+            await self.sleep(self._plan.read_ms)
+            story = self._choose()
+            if story is not None and not self.is_stopping:
+                await self.readers.read(client, story)
+
+    async def _intrude(self, client: SimClient) -> None:
+        for _ in range(self.random.randint(1, self._plan.reads_max)):
+            await self.sleep(self._plan.read_ms)
+            story = self._choose()
+            if story is not None and not self.is_stopping:
+                await self._intruders.intrude(client, story)
+
+    # -- deleting ------------------------------------------------------------------------------------------------
+    async def _delete(self, client: SimClient) -> None:
+        """Delete a ledger, mostly one that has its end."""
+        await self.sleep(self._plan.delete_ms)
+        stories = [each for each in self.history.stories.values() if each.ends or self.random.random() < 0.1]
+        if not stories or self.is_stopping:
+            return
+        story = self.random.choice(stories)
+        try:
+            await client.client.delete(story.ledger_id)
+            self.history.count("ledgers deleted")
+        except BookKeeperError as error:
+            self.history.failed(client.name, f"deletion of {story.ledger_id}", error)
+
+    # -- replicating ---------------------------------------------------------------------------------------------
+    async def _replicate(self, client: SimClient) -> None:
+        """Move what a bookie holds to others, though it is well."""
+        await self.sleep(self._plan.recovery_ms)
+        if self.is_stopping:
+            return
+        if self._plan.fragment_probability and self.random.random() < self._plan.fragment_probability:
+            await self._move_fragment(client)
+            return
+        bookie = BookieId(self.random.choice(list(self.cluster.bookies)))
+        skips_open = self.random.random() < 0.7
+        try:
+            report = await client.client.administration().recover_bookies([bookie], skip_open=skips_open, force=True)
+            self.history.count("fragments replicated", len(report.moves))
+        except BookKeeperError as error:
+            self.history.failed(client.name, f"replication of {bookie}", error)
+
+    async def _move_fragment(self, client: SimClient) -> None:
+        """Copy one fragment of some ledger to other bookies, or to its own once more.
+
+        Rather of one that is being written, and the fragment in front of the one that is.
+        """
+        stories = list(self.history.stories.values())
+        if not stories:
+            return
+        story = self.random.choice([each for each in stories if not each.is_over][-3:] or stories[-6:])
+        administration = client.client.administration()
+        try:
+            verdicts = (await administration.check_ledger(story.ledger_id)).fragments
+            if not verdicts:
+                return
+            fragment = self.random.choice((*verdicts, *verdicts[-2:-1] * len(verdicts))).fragment
+            positions = range(len(fragment.ensemble))
+            chosen = sorted(self.random.sample(positions, self.random.randint(1, min(2, len(positions)))))
+            await administration.replicate_fragment(fragment, chosen, in_place=self.random.random() < 0.2)
+            self.history.count("fragments moved")
+            if not fragment.is_finished:
+                self.history.violated("I-18", f"{fragment} was copied, although it may still receive entries")
+        except FragmentNotFinished:
+            self.history.count("unfinished fragments")
+        except BookKeeperError as error:
+            self.history.failed(client.name, f"replication of a fragment of {story.ledger_id}", error)
+
+    # -- planting ------------------------------------------------------------------------------------------------
+    async def _plant(self, _: SimClient) -> None:
+        """Leave entries behind the end of a ledger, as the recovery of another client that lost; each says that the
+        one before it is confirmed (D-5).
+
+        Whoever has the ledger open and does not know its end could not but believe them, so nobody has.
+        """
+        await self.sleep(self._plan.recovery_ms)
+        closed = [
+            each
+            for each in self.history.stories.values()
+            if each.ends and not any(reader in self.cluster.clients for reader in each.handles)
+        ]
+        if not closed or self.is_stopping:
+            return
+        story = self.random.choice(closed[-6:])
+        record = self.history.record_of(story.ledger_id)
+        if record is None or not record.is_closed:
+            return
+        for entry_id in range(record.last_entry_id + 1, record.last_entry_id + 1 + self.random.randint(1, PLANTED_MAX)):
+            for name in record.last_ensemble:
+                if self.random.random() < 0.8:
+                    plant(self.cluster.bookies[name], record, story, entry_id, entry_id - 1)
+                    self.history.count("entries behind an end")
+
+    # -- recovering ----------------------------------------------------------------------------------------------
+    async def _recover(self, client: SimClient) -> None:
+        for _ in range(self.random.randint(1, self._plan.recoveries_max)):
+            await self._sleep_or_nudge(self._plan.recovery_ms)
+            story = self._choose()
+            if story is None or self.is_stopping:
+                continue
+            acknowledged = story.confirmed
+            story.recoveries[client.name] = story.recoveries.get(client.name, 0) + 1
+            try:
+                ledger = await client.client.recover(story.ledger_id, password=story.password)
+            except BookKeeperError as error:
+                self.history.failed(client.name, f"recovery of {story.ledger_id}", error)
+                self.history.count("failed recoveries")
+                continue
+            self.history.count("recoveries")
+            self._note_end(client, story, ledger, acknowledged)
+            await ledger.close()
+
+    def _note_end(self, client: SimClient, story: Story, ledger: LedgerReader, acknowledged: int) -> None:
+        if not ledger.metadata.is_closed:
+            self.history.violated("I-26", f"recovery of ledger {story.ledger_id} succeeded, but it is not closed")
+        if ledger.last_add_confirmed < acknowledged - 1:
+            self.history.violated("I-26", f"ledger {story.ledger_id} recovered to {ledger.last_add_confirmed}")
+        self.history.ended(story, client.name, ledger.metadata.last_entry_id, ledger.metadata.length)

@@ -1,0 +1,282 @@
+"""What writers do: append in every way, choose the ids, force, seal or walk away, and are let go of too late.
+
+Source: client-protocol 2; I-23, I-24, I-31 of 8.2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from bookies.client.write import AdvancedLedgerWriter
+from bookies.errors import BookKeeperError
+from bookies.lab.sim.checkers import Story
+from bookies.lab.sim.clients.advanced_writer import ScatteredWriter
+from bookies.lab.sim.clients.plan import Plan
+from bookies.lab.sim.clients.roles import Roles
+from bookies.lab.sim.world import SimClient
+
+if TYPE_CHECKING:
+    from bookies.client.write import LedgerWriter
+
+PASSWORDS = (b"", b"s3cret")
+# The longest pause after failures; then the time after which a probe counts as lost; then that of a probe.
+TRUST_PAUSES_S = (31.0, 16.0, 2.0)
+CHOICES = 50  # of half of the bookies: that one of them is left out every time is chance once in 2 ** 50 runs
+LEAVING_S = 1.0  # what waits for a client that was closed ends long before
+
+
+class Writers:
+    """The acts of all writers of a workload."""
+
+    def __init__(self, roles: Roles, plan: Plan) -> None:
+        self._roles = roles
+        self._history = roles.history
+        self._random = roles.random
+        self._plan = plan
+        self._switched: dict[str, None] = {}  # clients that were told to change ensembles, or not to; that lasts
+        self._left: dict[str, list[asyncio.Task[None]]] = {}  # client -> what still waits for entries of its ledgers
+
+    async def write_ledgers(self, client: SimClient) -> None:
+        """As many ledgers as the client likes, one after the other."""
+        for _ in range(self._random.randint(1, self._plan.ledgers_max)):
+            if self._roles.is_stopping or client.name in self._left:
+                return
+            await self._write_ledger(client)
+        if not self._plan.is_replaced:
+            self._roles.nudge()
+
+    async def serve(self, client: SimClient) -> None:
+        """One ledger after the other until all faults are over. Then no bookie is passed over for ever.
+
+        Whoever chooses bookies has those probed that had failed before, so a client that does nothing learns nothing.
+        """
+        while not self._roles.is_stopping:
+            await self._write_ledger(client)
+        await self._roles.healed.wait()
+        for pause_s in TRUST_PAUSES_S:
+            await asyncio.sleep(pause_s)
+            await self._choose_bookies(client)
+        chosen: dict[str, None] = {}
+        for _ in range(CHOICES):
+            chosen |= await self._choose_bookies(client)
+        for bookie in self._roles.cluster.bookies:
+            if bookie not in chosen:
+                self._history.violated(
+                    "health",
+                    f"{client.name} has chosen {', '.join(chosen)} for {CHOICES} ledgers and never {bookie}, which has "
+                    f"been well for {sum(TRUST_PAUSES_S):.0f} s",
+                )
+
+    async def _choose_bookies(self, client: SimClient) -> dict[str, None]:
+        """The bookies of a new ledger, half of those there are; nothing is written to it."""
+        size = len(self._roles.cluster.bookies) // 2
+        ledger = await client.client.create(ensemble=size, write_quorum=size, ack_quorum=1, password=b"")
+        bookies = dict.fromkeys(map(str, ledger.metadata.last_ensemble))
+        await ledger.seal()
+        await ledger.close()
+        return bookies
+
+    async def _write_ledger(self, client: SimClient) -> None:
+        random = self._random
+        config = client.client.config
+        count = len(self._roles.cluster.bookies)
+        sizes = [each for each in self._plan.quorums if each[1 if config.opportunistic_striping else 0] <= count]
+        ensemble, write_quorum, ack_quorum = random.choice(sizes)
+        password, digest = random.choice(PASSWORDS), random.choice(self._plan.digests)
+        is_deferred = random.random() < self._plan.deferred_probability
+        is_advanced = self._is_chosen(self._plan.advanced_probability)
+        ledger = await client.client.create(
+            ensemble=ensemble,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+            digest=digest,
+            password=password,
+            deferred_sync=is_deferred,
+            advanced=is_advanced,
+        )
+        story = Story(
+            ledger.ledger_id, password, ack_quorum, client.name, is_deferred=is_deferred, is_advanced=is_advanced
+        )
+        if self._plan.payload_sizes_min:
+            story.payload_size_min = random.choice(self._plan.payload_sizes_min)
+        self._history.stories[ledger.ledger_id] = story
+        self._history.count("ledgers")
+        self._note_terms(client, ledger, story, ensemble)
+        scattered = (
+            ScatteredWriter(self._roles, self._plan, ledger, story)
+            if isinstance(ledger, AdvancedLedgerWriter)
+            else None
+        )
+        try:
+            goal = random.randint(self._plan.entries_min, self._plan.entries_max)
+            while story.started < goal and not story.is_over and not self._roles.is_stopping:
+                self._maybe_switch(client, ledger)
+                if scattered is not None:
+                    await scattered.write_some()
+                else:
+                    await self._append_some(ledger, story)
+                if story.is_deferred and random.random() < 0.5:
+                    await self._force(ledger, story)
+                await self._roles.sleep(self._plan.pause_ms)
+        except BookKeeperError as error:
+            self._history.failed(client.name, f"append to {ledger.ledger_id}", error)
+            self._history.count("failed appends")
+        if scattered is not None and not story.is_over and await scattered.leaves():
+            self._left[client.name] = scattered.waiting
+            return
+        await self._let_go(client, ledger, story, scattered)
+
+    def _is_chosen(self, probability: float) -> bool:
+        return probability > 0 and self._random.random() < probability
+
+    def _note_terms(self, client: SimClient, ledger: LedgerWriter, story: Story, ensemble: int) -> None:
+        """What the client's settings say about this ledger."""
+        config, terms, tap = client.client.config, self._history.terms, self._history.tap
+        is_timed = not (story.is_deferred or story.is_advanced)
+        was_switched = client.name in self._switched
+        may_change = config.ensemble_changes_allowed or was_switched
+        if terms is not None:
+            terms.created(ledger.metadata, config, ensemble, is_timed=is_timed, may_change=may_change)
+        if tap is not None and (config.delay_ensemble_change or not config.ensemble_changes_allowed or was_switched):
+            tap.excuse_late(ledger.ledger_id)
+
+    def _maybe_switch(self, client: SimClient, ledger: LedgerWriter) -> None:
+        """Allow or forbid the client to change ensembles."""
+        if not self._is_chosen(self._plan.switch_probability):
+            return
+        is_allowed = self._random.random() < 0.5
+        self._switched[client.name] = None
+        if self._history.terms is not None and is_allowed:
+            self._history.terms.switched(ledger.ledger_id)
+        if self._history.tap is not None:
+            self._history.tap.excuse_late(ledger.ledger_id)
+        client.client.allow_ensemble_changes(is_allowed)
+
+    async def departed(self, client: SimClient) -> None:
+        """The client was closed while appends waited: they end."""
+        for task in self._left.pop(client.name, []):
+            done, _ = await asyncio.wait([task], timeout=LEAVING_S)
+            if not done:
+                task.cancel()
+                self._history.violated("I-19", f"{task.get_name()} still waits after its client was closed")
+            elif (error := task.exception()) is not None and not isinstance(error, BookKeeperError):
+                self._history.unexpected(client.name, "write", error)
+
+    async def _append_some(self, ledger: LedgerWriter, story: Story) -> None:
+        """One append, many that overlap, or a batch."""
+        kind = self._random.choice((0, 1, 1, 2))
+        if kind == 0:
+            await self._append(ledger, story)
+        elif kind == 1:
+            await self._append_overlapping(ledger, story, self._random.randint(2, 2 * self._plan.in_flight_max))
+        else:
+            first = self._history.begins(story, self._random.randint(2, self._plan.in_flight_max))
+            last = story.started - 1
+            payloads = [story.payload(number) for number in range(first, last + 1)]
+            try:
+                answered = await ledger.append_many(payloads)
+            except BaseException as error:
+                self._failed(story, first, error)
+                raise
+            self._acknowledged(story, first, last, answered)
+
+    async def _append_overlapping(self, ledger: LedgerWriter, story: Story, count: int) -> None:
+        """Always as many under way as are allowed."""
+        appends: list[asyncio.Task[None]] = []
+        try:
+            for number in range(count):
+                if number >= self._plan.in_flight_max:
+                    await appends[number - self._plan.in_flight_max]
+                if self._random.random() < 0.5:
+                    await self._roles.sleep(self._plan.spread_ms)
+                appends.append(asyncio.create_task(self._append(ledger, story)))
+        finally:
+            outcomes = await asyncio.gather(*appends, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _append(self, ledger: LedgerWriter, story: Story) -> None:
+        number = self._history.begins(story, 1)
+        try:
+            answered = await ledger.append(story.payload(number))
+        except BaseException as error:
+            self._failed(story, number, error)
+            raise
+        self._acknowledged(story, number, number, answered)
+
+    def _failed(self, story: Story, entry_id: int, error: BaseException) -> None:
+        story.is_over = True
+        if self._history.terms is not None:
+            self._history.terms.check_failure(story.ledger_id, entry_id, error)
+
+    def _acknowledged(self, story: Story, first: int, last: int, answered: int) -> None:
+        if not story.is_deferred:
+            self._history.confirmed(story, first, last, answered)
+        elif answered != last:
+            self._history.violated("I-3", f"ledger {story.ledger_id}: entry {last} is acknowledged as {answered}")
+
+    async def _force(self, ledger: LedgerWriter, story: Story) -> None:
+        overlapping = []
+        if self._plan.overlap_probability and self._random.random() < self._plan.overlap_probability:
+            overlapping = [asyncio.create_task(self._append(ledger, story)) for _ in range(2)]
+        try:
+            last = await ledger.force()
+            if last >= story.confirmed:
+                self._history.confirmed(story, story.confirmed, last, last)
+        finally:
+            outcomes = await asyncio.gather(*overlapping, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _let_go(
+        self, client: SimClient, ledger: LedgerWriter, story: Story, scattered: ScatteredWriter | None
+    ) -> None:
+        """Seal, or only close; now and then with appends still under way."""
+        under_way = []
+        if scattered is not None:
+            under_way = await scattered.last_writes()
+        elif self._random.random() < 0.3 and not story.is_over:
+            under_way = [
+                asyncio.create_task(self._append(ledger, story)) for _ in range(min(3, self._plan.in_flight_max))
+            ]
+            await asyncio.sleep(0)
+        try:
+            if self._random.random() < 0.6:
+                is_forced = not (story.is_deferred and self._is_chosen(self._plan.unforced_probability))
+                await ledger.seal(force=is_forced)
+                if not is_forced and ledger.last_add_confirmed != story.confirmed - 1:
+                    text = f"ledger {story.ledger_id} is sealed at {ledger.last_add_confirmed} without a force"
+                    self._history.violated("I-25", f"{text}, and entries up to {story.confirmed - 1} were forced")
+                await self._check_seal(ledger, story)
+                self._history.ended(story, client.name, ledger.last_add_confirmed, ledger.length)
+                self._history.count("ledgers sealed")
+        except BookKeeperError as error:
+            self._history.failed(client.name, f"seal of {ledger.ledger_id}", error)
+        finally:
+            await ledger.close()
+            for outcome in await asyncio.gather(*under_way, return_exceptions=True):
+                if isinstance(outcome, BaseException) and not isinstance(outcome, BookKeeperError):
+                    self._history.unexpected(client.name, "append", outcome)
+            story.is_over = True
+        await self._check_closed(ledger, story)
+
+    async def _check_seal(self, ledger: LedgerWriter, story: Story) -> None:
+        """I-24: the record says the same as the handle, and sealing again changes nothing."""
+        own = (ledger.last_add_confirmed, ledger.length)
+        record = self._history.record_of(story.ledger_id)
+        if record is not None and (not record.is_closed or (record.last_entry_id, record.length) != own):
+            self._history.violated("I-24", f"ledger {story.ledger_id} is sealed at {own}, but {record!r}")
+        if self._random.random() < 0.3 and (again := await ledger.seal()) != own[0]:
+            self._history.violated("I-24", f"ledger {story.ledger_id} is sealed at {own[0]}, and then at {again}")
+
+    async def _check_closed(self, ledger: LedgerWriter, story: Story) -> None:
+        """I-23: a handle that was let go of takes nothing more."""
+        try:
+            late = ledger.write(story.started + 1, b"late") if story.is_advanced else ledger.append(b"late")
+            entry_id = await late
+        except BookKeeperError:
+            return
+        self._history.violated("I-23", f"entry {entry_id} of ledger {story.ledger_id} was acknowledged after the close")

@@ -1,0 +1,426 @@
+"""What goes wrong, and when: a seeded schedule over the cluster.
+
+All but one leave durable replicas alone: a power failure loses only what was not synced, so the number of faults at
+once needs no limit for safety, and every promise must hold in every run (`hit(l, e)` of client-protocol 8.1 is 0).
+Rot damages what was durable, on one bookie of a run only: there one replica of each entry is excused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+
+from bookies.lab.sim.clients.healing import LAST_HEALER
+from bookies.lab.sim.world import SimCluster
+from bookies.lab.sim.world.disk import LOSSES, PROCESS_DIES, Loss
+from bookies.lab.sim.world.sim_metadata import STORE_HOST
+
+LOG_HEADER_SIZE = 1024  # bytes; a bookie refuses an entry log whose header is damaged
+
+
+@dataclass(frozen=True)
+class FaultPlan:
+    """`gap_ms`: mean time between faults. `weights`: how often each kind is chosen, by name.
+
+    `count_max`: no more faults than that. `durations_s`: of each fault, one of them, as likely as the others.
+    """
+
+    gap_ms: float = 300.0
+    count_max: int = 1_000_000
+    durations_s: tuple[float, ...] = (0.02, 0.2, 1.0, 5.0)  # mostly below time-outs, sometimes above all of them
+    weights: Mapping[str, float] = field(
+        default_factory=lambda: {
+            "crash bookie": 3,
+            "crash bookie in a disk call": 3,
+            "crash bookie at an await": 2,
+            "crash all bookies": 0.3,
+            "pause bookie": 1,
+            "cut connection": 4,
+            "partition": 2,
+            "isolate": 1,
+            "slow host": 1.5,
+            "repeat messages": 1,
+            "slow disk": 1.5,
+            "metadata trouble": 1.5,
+            "expire session": 0.7,
+            "kill client": 2,
+            "kill client at an await": 2,
+            "pause client": 1.5,
+            "turn a clock": 0.5,
+        }
+    )
+
+
+@dataclass
+class Injected:
+    """Which faults of a run happen. `only`: the names of those that may; None: all. `happened`: name -> what it was.
+
+    A fault's name and everything about it follow from the seed alone, so a run can be repeated without some of them.
+    """
+
+    only: frozenset[str] | None = None
+    happened: dict[str, str] = field(default_factory=dict)
+
+    def admits(self, name: str, what: str) -> bool:
+        """Whether a fault happens now. Asked once for each."""
+        if self.only is not None and name not in self.only:
+            return False
+        self.happened[name] = what
+        return True
+
+
+class Faults:
+    """Applies faults until it is stopped. Their ends are part of them: restarts, healed partitions."""
+
+    def __init__(self, cluster: SimCluster, seed: str, plan: FaultPlan, injected: Injected) -> None:
+        self._cluster = cluster
+        self._seed = seed
+        self._random = Random(seed)  # of the present fault: each has its own
+        self._plan = plan
+        self._injected = injected
+        self._is_stopped = False
+        self._kinds: dict[str, Callable[[], None]] = {
+            "crash bookie": self._crash_bookie,
+            "crash bookie in a disk call": self._crash_bookie_in_disk_call,
+            "crash bookie at an await": self._crash_bookie_at_await,
+            "crash all bookies": self._crash_all_bookies,
+            "lose bookie": self._lose_bookie,
+            "flap": self._flap,
+            "kill auditor": self._kill_auditor,
+            "kill busy worker": self._kill_busy_worker,
+            "kill worker in a copy": partial(self._hit_at_copy, partial(self._kill_soon, steps_max=8)),
+            "pause worker in a copy": partial(self._hit_at_copy, self._stun),
+            "pause bookie": self._pause_bookie,
+            "cut connection": self._cut_connection,
+            "partition": self._partition,
+            "isolate": self._isolate,
+            "slow host": self._slow_host,
+            "repeat messages": self._repeat_messages,
+            "isolate from the store": self._isolate_from_store,
+            "fail disk calls": self._fail_disk_calls,
+            "fill disk": self._fill_disk,
+            "rot": self._rot,
+            "refuse adds": self._refuse_adds,
+            "limbo": self._limbo,
+            "slow disk": self._slow_disk,
+            "metadata trouble": self._metadata_trouble,
+            "expire session": self._expire_session,
+            "kill client": self._kill_client,
+            "kill client at an await": self._kill_client_at_await,
+            "pause client": self._pause_client,
+            "turn a clock": self._turn_clock,
+        }
+
+    async def run(self) -> None:
+        kinds = [kind for kind in self._kinds if self._plan.weights.get(kind, 0) > 0]
+        weights = [self._plan.weights[kind] for kind in kinds]
+        number = 0
+        while kinds and not self._is_stopped and number < self._plan.count_max:
+            number += 1
+            self._random = Random(f"{self._seed}/{number}")
+            await asyncio.sleep(self._random.expovariate(1 / self._plan.gap_ms) / 1000)
+            kind = self._random.choices(kinds, weights)[0]
+            if not self._is_stopped and self._injected.admits(f"fault {number}", kind):
+                self._kinds[kind]()
+
+    def stop(self) -> None:
+        """No new faults; `SimCluster.heal` ends the present ones."""
+        self._is_stopped = True
+
+    # -- choices -------------------------------------------------------------------------------------------------
+    def _bookie(self) -> str:
+        return self._random.choice(list(self._cluster.bookies))
+
+    def _client(self) -> str | None:
+        names = list(self._cluster.clients)
+        return self._random.choice(names) if names else None
+
+    def _hosts(self) -> list[str]:
+        return [*self._cluster.bookies, *self._cluster.clients, STORE_HOST]
+
+    def _loss(self) -> Loss:
+        return PROCESS_DIES if self._random.random() < 0.4 else self._random.choice(LOSSES)
+
+    def _duration_s(self) -> float:
+        return self._random.choice(self._plan.durations_s) * self._random.uniform(0.5, 2)
+
+    def _later(self, delay_s: float, action: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_later(delay_s, action)
+
+    # -- bookies -------------------------------------------------------------------------------------------------
+    def _crash_bookie(self) -> None:
+        self._cluster.crash_bookie(
+            self._bookie(), self._loss(), is_silent=self._random.random() < 0.3, restart_after_s=self._duration_s()
+        )
+
+    def _crash_bookie_in_disk_call(self) -> None:
+        self._cluster.crash_in_disk_call(
+            self._bookie(),
+            self._random.randint(1, 60),
+            self._loss(),
+            is_silent=self._random.random() < 0.3,
+            restart_after_s=self._duration_s(),
+        )
+
+    def _crash_bookie_at_await(self) -> None:
+        name = self._bookie()
+        participant = self._cluster.bookies[name].participant
+        loss, delay_s = self._loss(), self._duration_s()
+        if participant is not None and participant.is_alive:
+            participant.light_fuse(
+                self._random.randint(1, 200),
+                lambda: self._cluster.crash_bookie(name, loss, restart_after_s=delay_s),
+            )
+
+    def _lose_bookie(self) -> None:
+        """For good, with all it holds. One in a run: of some entries there is but one replica more."""
+        if not any(bookie.is_gone for bookie in self._cluster.bookies.values()):
+            self._cluster.lose_bookie(self._bookie(), self._loss())
+
+    def _flap(self) -> None:
+        """A bookie's registration comes and goes, though it serves all the time."""
+        name = self._bookie()
+        mean_s = self._random.choice((0.01, 0.05, 0.25))
+        for number in range(self._random.choice((10, 30, 100))):
+            self._later(number * mean_s * self._random.uniform(0.5, 1.5), partial(self._cluster.expire_session, name))
+
+    def _crash_all_bookies(self) -> None:
+        loss = self._loss()
+        for name in self._cluster.bookies:
+            self._cluster.crash_bookie(name, loss, is_silent=True, restart_after_s=self._duration_s())
+
+    def _pause_bookie(self) -> None:
+        bookie = self._cluster.bookies[self._bookie()]
+        participant = bookie.participant
+        if participant is not None and participant.is_alive:
+            self._cluster.trace.note(bookie.name, "is paused")
+            participant.pause()
+            self._later(self._duration_s(), participant.resume)
+
+    def _slow_disk(self) -> None:
+        workers = self._cluster.bookies[self._bookie()].workers
+        workers.slowness = self._random.choice((5.0, 50.0, 500.0))
+
+        def end() -> None:
+            workers.slowness = 1.0
+
+        self._later(self._duration_s(), end)
+
+    def _fail_disk_calls(self) -> None:
+        """The next calls of a kind fail, a write perhaps half-way."""
+        bookie = self._cluster.bookies[self._bookie()]
+        operation = self._random.choice(
+            ("pread", "pwrite", "pwritev", "fdatasync", "fdatasync", "truncate", "open", "")
+        )
+        self._cluster.trace.note(bookie.name, f"disk fails: {operation or 'anything'}")
+        bookie.disk.fail(
+            operation,
+            self._random.choice(("/journal", "/ledgers", "")),
+            lambda: OSError(5, "Input/output error"),
+            count=self._random.choice((1, 1, 3)),
+            skip=self._random.randrange(5),
+            is_partial=self._random.random() < 0.5,
+        )
+
+    def _fill_disk(self) -> None:
+        """Hardly any room is left for a while."""
+        disk = self._cluster.bookies[self._bookie()].disk
+        capacity, disk.capacity = disk.capacity, disk.used() + self._random.choice((0, 4 << 10, 64 << 10))
+        self._later(self._duration_s(), lambda: disk.grow(capacity))
+
+    def _rot(self) -> None:
+        """A bit of an entry log of one bookie, always the same one, changes."""
+        cluster = self._cluster
+        if not cluster.rotten:
+            cluster.rotten[self._bookie()] = None
+        (name,) = cluster.rotten
+        disk = cluster.bookies[name].disk
+        logs = [(path, data) for path, data in disk.files(f"/{name}/ledgers").items() if path.endswith(".log")]
+        logs = [(path, data) for path, data in logs if len(data) > LOG_HEADER_SIZE]
+        if logs:
+            path, data = self._random.choice(logs)
+            disk.flip_bit(path, self._random.randrange(LOG_HEADER_SIZE, len(data)), self._random.randrange(8))
+            cluster.trace.note(name, f"a bit of {path} rots")
+
+    def _refuse_adds(self) -> None:
+        """One bookie, or two in close succession, fail the next adds that they are asked for."""
+        for name in self._random.sample(list(self._cluster.bookies), self._random.choice((1, 1, 2))):
+            mood = self._cluster.bookies[name].mood
+            mood.refusals = self._random.choice((1, 1, 2, 5))
+            self._cluster.trace.note(name, f"refuses {mood.refusals} adds")
+
+    def _limbo(self) -> None:
+        """A bookie cannot say what it holds; never two at once, so that recoveries come to their end."""
+        if any(each.mood.is_in_limbo for each in self._cluster.bookies.values()):
+            return
+        name = self._bookie()
+        mood = self._cluster.bookies[name].mood
+        self._cluster.trace.note(name, "cannot say what it holds")
+        mood.is_in_limbo = True
+
+        def end() -> None:
+            mood.is_in_limbo = False
+
+        self._later(2 * self._duration_s(), end)
+
+    def _turn_clock(self) -> None:
+        bookie = self._cluster.bookies[self._bookie()]
+        bookie.clock.skew_ms += self._random.choice((-86_400_000, -5_000, 5_000, 86_400_000))
+
+    # -- network -------------------------------------------------------------------------------------------------
+    def _cut_connection(self) -> None:
+        network = self._cluster.network
+        if transports := network.connections():
+            network.cut(self._random.choice(transports), is_half_open=self._random.random() < 0.3)
+
+    def _block(self, pairs: list[tuple[str, str]]) -> None:
+        network = self._cluster.network
+        for source, target in pairs:
+            network.block(source, target)
+
+        def end() -> None:
+            for source, target in pairs:
+                network.unblock(source, target)
+
+        self._later(self._duration_s(), end)
+
+    def _partition(self) -> None:
+        """Two hosts, one way or both."""
+        source, target = self._random.sample(self._hosts(), 2)
+        pairs = [(source, target)]
+        if self._random.random() < 0.6:
+            pairs.append((target, source))
+        self._cluster.trace.note("network", f"loses {source} -> {target}{' and back' if len(pairs) > 1 else ''}")
+        self._block(pairs)
+
+    def _isolate(self) -> None:
+        """One host from all others, or from all but the store."""
+        lonely = self._random.choice(self._hosts())
+        others = [host for host in self._hosts() if host != lonely]
+        if self._random.random() < 0.5 and STORE_HOST in others:
+            others.remove(STORE_HOST)
+        self._cluster.trace.note("network", f"isolates {lonely} from {', '.join(others)}")
+        self._block([pair for other in others for pair in ((lonely, other), (other, lonely))])
+
+    def _slow_host(self) -> None:
+        host = self._random.choice(self._hosts())
+        self._cluster.trace.note("network", f"slows {host} down")
+        self._cluster.network.slow_down(host, self._random.choice((10.0, 100.0, 2_000.0)))
+        self._later(self._duration_s(), lambda: self._cluster.network.slow_down(host, 1))
+
+    def _isolate_from_store(self) -> None:
+        """One client or bookie, one way or both."""
+        host = self._random.choice([*self._cluster.bookies, *self._cluster.clients])
+        pairs = self._random.choice(
+            [[(host, STORE_HOST)], [(STORE_HOST, host)], [(host, STORE_HOST), (STORE_HOST, host)]]
+        )
+        self._cluster.trace.note("network", f"isolates {host} from the metadata store")
+        self._block(pairs)
+
+    def _repeat_messages(self) -> None:
+        network = self._cluster.network
+        network.repeat_probability = self._random.choice((0.05, 0.3))
+
+        def end() -> None:
+            network.repeat_probability = 0.0
+
+        self._later(self._duration_s(), end)
+
+    # -- metadata ------------------------------------------------------------------------------------------------
+    def _metadata_trouble(self) -> None:
+        store = self._cluster.store
+        store.lost_request_probability = self._random.choice((0.0, 0.3))
+        store.lost_reply_probability = self._random.choice((0.0, 0.3, 0.6))
+        store.stale_read_probability = self._random.choice((0.0, 0.5))
+        store.news_delay_s = self._random.choice((0.0, 0.0, self._duration_s()))
+        self._cluster.trace.note("metadata", "loses requests and replies, answers with old records, news is late")
+        end = store.heal
+        self._later(self._duration_s(), end)
+
+    def _expire_session(self) -> None:
+        names = [*self._cluster.bookies, *self._cluster.clients]
+        self._cluster.expire_session(self._random.choice(names))
+
+    # -- clients -------------------------------------------------------------------------------------------------
+    def _kill_client(self) -> None:
+        if (name := self._client()) is not None:
+            self._cluster.kill_client(name)
+
+    def _kill_client_at_await(self) -> None:
+        if (name := self._client()) is not None:
+            participant = self._cluster.clients[name].participant
+
+            def kill() -> None:
+                if name in self._cluster.clients:
+                    self._cluster.kill_client(name)
+
+            participant.light_fuse(self._random.randint(1, 60), kill)
+
+    # -- auto-recovery -------------------------------------------------------------------------------------------
+    def _recovering(self, *, is_auditor: bool) -> str | None:
+        """A process whose auditor is elected, or whose worker repairs something at this moment."""
+        names = [
+            name
+            for name, client in self._cluster.clients.items()
+            if client.recovery is not None
+            and (client.recovery.auditor.is_at_work if is_auditor else client.recovery.worker.busy)
+        ]
+        return self._random.choice(names) if names else None
+
+    def _kill_auditor(self) -> None:
+        if (name := self._recovering(is_auditor=True)) is not None:
+            self._kill_soon(name)
+
+    def _kill_busy_worker(self) -> None:
+        if (name := self._recovering(is_auditor=False)) is not None:
+            self._kill_soon(name)
+
+    def _kill_soon(self, name: str, steps_max: int = 40) -> None:
+        """Within some steps: it may be anywhere in what it does."""
+
+        def kill() -> None:
+            if name in self._cluster.clients:
+                self._cluster.kill_client(name)
+
+        if name in self._cluster.clients:
+            self._cluster.clients[name].participant.light_fuse(self._random.randint(1, steps_max), kill)
+
+    def _hit_at_copy(self, hit: Callable[[str], None]) -> None:
+        """The next one that copies something, behind some of its copies; perhaps only when all else is healed, for most
+        of what was lost is copied then. The last one that is started is left alone, so that somebody goes on."""
+        copies = self._random.choice((1, 1, 2, 3))
+
+        def told(name: str) -> None:
+            nonlocal copies
+            copies -= name != LAST_HEALER
+            if copies == 0 and name in self._cluster.clients:
+                self._cluster.on_copy = None
+                self._cluster.trace.note(name, "has copied something")
+                asyncio.get_running_loop().call_soon(hit, name, context=self._cluster.loop.world.copy())
+
+        self._cluster.on_copy = told
+
+    def _stun(self, name: str) -> None:
+        """Pause it, mostly for longer than its session lasts: others get its locks, and it does not know."""
+        if name not in self._cluster.clients:
+            return
+        participant = self._cluster.clients[name].participant
+        self._cluster.trace.note(name, "is paused")
+        participant.pause()
+        if self._random.random() < 0.6:
+            self._later(self._random.uniform(0, 1), lambda: self._expire_of(name))
+        self._later(self._duration_s(), participant.resume)
+
+    def _expire_of(self, name: str) -> None:
+        if name in self._cluster.clients:
+            self._cluster.expire_session(name)
+
+    def _pause_client(self) -> None:
+        if (name := self._client()) is not None:
+            participant = self._cluster.clients[name].participant
+            self._cluster.trace.note(name, "is paused")
+            participant.pause()
+            self._later(3 * self._duration_s(), participant.resume)

@@ -1,0 +1,665 @@
+"""The profiles of random runs: what is asked, of how many bookies, and what goes wrong meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+from bookies.lab.sim.clients.plan import LogPlan, Plan, Settings
+from bookies.lab.sim.faults.fault_schedule import FaultPlan
+from bookies.lab.sim.faults.targeted_faults import TargetedFaultPlan
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What kind of run. `duration_s`: virtual time with faults, unless the work is done earlier."""
+
+    bookies: int = 5
+    duration_s: float = 6.0
+    plan: Plan = field(default_factory=lambda: Plan(deleters=1))
+    log: LogPlan | None = None  # instead of the plan
+    faults: FaultPlan = field(default_factory=FaultPlan)
+    moments: TargetedFaultPlan | None = None
+    stall_probability: float = 0.0
+    stall_ms: float = 300.0
+    lease_s: float = 2.0  # of a bookie's registration
+    defers_syncs: bool = False
+    collects: bool = False  # in the end bookies have to give back all the space that they can
+    bookie_settings: dict[str, object] = field(default_factory=dict)
+    client_settings: dict[str, object] = field(
+        default_factory=lambda: {"add_timeout_ms": 800, "read_timeout_ms": 800, "connect_timeout_ms": 1_000}
+    )
+
+
+EVERY_WAY_OF_READING = {
+    "all": 2,
+    "tail": 2,
+    "end": 2,
+    "unconfirmed": 1,
+    "try end": 2,
+    "batches": 3,
+    "entries": 3,
+    "poll": 3,
+    "unconfirmed batch": 2,
+}
+READER_SETTINGS: tuple[Settings, ...] = (
+    {},
+    {"wire": "v3"},
+    {"sticky_reads": True},
+    {"hedged_reads": False},
+    {"read_ahead_size": 64 << 10, "hedge_delay_max_ms": 20},
+)
+DOMAINS = "b1=x,b2=x,b3=x,b4=y,b5=y,b6=y,b7=z"
+WRITER_SETTINGS: tuple[Settings, ...] = (
+    {"delay_ensemble_change": True},
+    {"delay_ensemble_change": True, "add_quorum_timeout_ms": 1_000},
+    {"delay_ensemble_change": True, "wire": "v3"},
+    {"add_quorum_timeout_ms": 400},
+    {"ensemble_changes_allowed": False, "add_quorum_timeout_ms": 1_500},
+    {"fault_domains": DOMAINS, "fault_domains_min": 2, "add_quorum_timeout_ms": 2_000},
+    {"fault_domains": DOMAINS, "fault_domains_min": 3, "delay_ensemble_change": True, "add_quorum_timeout_ms": 2_000},
+    {"opportunistic_striping": True},
+)
+
+HEALER_SETTINGS: Settings = {
+    "lost_bookie_delay_s": 1,
+    "audit_ledgers_interval_s": 4,
+    "audit_replicas_interval_s": 0,
+    "audit_bookies_interval_s": 20,
+    "audit_verification_percentage": 100,
+    "recovery_ledgers_at_once": 3,
+    "recovery_open_ledger_grace_ms": 1_000,
+    "recovery_backoff_ms": 500,
+    "recovery_backoff_max_ms": 5_000,
+    "recovery_report_interval_ms": 2_000,
+}
+HEALING_FAULTS: dict[str, float] = {
+    "lose bookie": 1,
+    "flap": 1,
+    "kill auditor": 1,
+    "kill busy worker": 1,
+    "kill worker in a copy": 2,
+    "pause worker in a copy": 1.5,
+    "crash bookie": 2,
+    "crash bookie at an await": 1,
+    "pause bookie": 1,
+    "cut connection": 2,
+    "slow host": 1,
+    "slow disk": 1,
+    "limbo": 1,
+    "fail disk calls": 0.5,
+    "fill disk": 1,
+    "refuse adds": 1,
+    "metadata trouble": 1.5,
+    "isolate from the store": 1,
+    "expire session": 1,
+    "kill client": 2,
+    "kill client at an await": 2,
+    "pause client": 2,
+}
+# Settings of clients that do not wait long for bookies.
+HASTY: dict[str, object] = {"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 500}
+IMPATIENT: dict[str, object] = {"add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 1_000}
+QUICK_COLLECTION: dict[str, object] = {
+    "gc_interval_ms": 1_000,
+    "gc_quarantine_ms": 500,
+    "gc_share_max": 100,
+    "gc_surplus_ms": 1_000,
+    "minor_compaction_interval_ms": 0,
+    "major_compaction_interval_ms": 0,
+    "scrub_period_ms": 0,
+    "control": False,
+}
+
+PROFILES = {
+    "mixed": Profile(),
+    "calm": Profile(faults=FaultPlan(weights={})),
+    "crashes": Profile(
+        faults=FaultPlan(
+            gap_ms=150,
+            weights={
+                "crash bookie": 2,
+                "crash bookie in a disk call": 4,
+                "crash bookie at an await": 3,
+                "crash all bookies": 1,
+                "kill client at an await": 2,
+            },
+        )
+    ),
+    "network": Profile(
+        plan=Plan(digests=("crc32c", "dummy")),
+        faults=FaultPlan(
+            gap_ms=150,
+            weights={
+                "cut connection": 5,
+                "partition": 3,
+                "isolate": 2,
+                "slow host": 2,
+                "repeat messages": 2,
+                "kill client at an await": 2,
+            },
+        ),
+    ),
+    "metadata": Profile(
+        faults=FaultPlan(
+            gap_ms=150,
+            weights={
+                "metadata trouble": 4,
+                "isolate from the store": 3,
+                "expire session": 3,
+                "crash bookie": 2,
+                "cut connection": 2,
+                "kill client at an await": 3,
+                "pause client": 2,
+            },
+        )
+    ),
+    # Short ledgers, recovered while they are written; answers of single bookies come late.
+    "races": Profile(
+        duration_s=5.0,
+        plan=Plan(writers=3, recoverers=3, readers=1, entries_max=25, pause_ms=10, recovery_ms=120),
+        faults=FaultPlan(
+            gap_ms=200,
+            weights={
+                "crash bookie": 2,
+                "crash bookie at an await": 2,
+                "cut connection": 3,
+                "kill client at an await": 2,
+                "pause client": 3,
+                "pause bookie": 1,
+            },
+        ),
+        moments=TargetedFaultPlan(),
+        stall_probability=0.06,
+        client_settings=IMPATIENT,
+    ),
+    "tight": Profile(bookies=3),
+    # Disks that fail, fill up, and forget.
+    "disks": Profile(
+        faults=FaultPlan(gap_ms=150, weights={"fail disk calls": 5, "fill disk": 1, "slow disk": 1, "crash bookie": 2})
+    ),
+    # Bookies that fail single entries and are chosen again at another position, where some of their answers come late.
+    "answers": Profile(
+        bookies=4,
+        duration_s=2.0,
+        plan=Plan(
+            writers=3,
+            recoverers=1,
+            readers=1,
+            quorums=((3, 3, 3), (3, 3, 3), (3, 3, 2)),
+            entries_min=10,
+            entries_max=60,
+            pause_ms=3,
+            recovery_ms=500,
+        ),
+        faults=FaultPlan(
+            gap_ms=10,
+            durations_s=(0.02, 0.1, 0.2),
+            weights={"refuse adds": 12, "slow disk": 5, "kill client at an await": 0.2},
+        ),
+        stall_probability=0.02,
+        stall_ms=20,
+        client_settings={"add_timeout_ms": 600, "read_timeout_ms": 300, "connect_timeout_ms": 1_000},
+    ),
+    # A bookie that cannot say what it holds, which v2 cannot express.
+    "limbo": Profile(
+        duration_s=3.0,
+        plan=Plan(
+            writers=3,
+            recoverers=3,
+            readers=1,
+            quorums=((3, 3, 2), (4, 3, 2), (3, 2, 2), (2, 2, 2)),
+            entries_max=25,
+            pause_ms=10,
+            recovery_ms=120,
+        ),
+        faults=FaultPlan(gap_ms=60, weights={"limbo": 3, "kill client at an await": 3, "pause client": 1}),
+        moments=TargetedFaultPlan(),
+        stall_probability=0.06,
+        client_settings={"wire": "v3", "add_timeout_ms": 300, "read_timeout_ms": 300, "connect_timeout_ms": 1_000},
+    ),
+    # Ledgers whose entries are durable only when they are forced, and forced while more come.
+    "deferred": Profile(
+        duration_s=3.0,
+        plan=Plan(
+            writers=3,
+            readers=1,
+            quorums=((3, 3, 2), (4, 3, 2), (5, 2, 2)),
+            entries_max=25,
+            pause_ms=10,
+            deferred_probability=1.0,
+            overlap_probability=0.5,
+            unforced_probability=0.5,
+        ),
+        defers_syncs=True,
+        faults=FaultPlan(gap_ms=300, weights={"crash bookie": 2, "slow host": 1, "kill client at an await": 1}),
+        stall_probability=0.06,
+    ),
+    # Ledgers move to other bookies while they are written and recovered.
+    "repair": Profile(
+        duration_s=3.0,
+        plan=Plan(replicators=2, entries_max=25, recovery_ms=200),
+        faults=FaultPlan(gap_ms=300, weights={"crash bookie": 1, "slow host": 1, "kill client at an await": 1}),
+    ),
+    # A bookie is lost for good, others come and go, and auditors and workers that die themselves put it right.
+    "recovery": Profile(
+        bookies=6,
+        duration_s=4.0,
+        lease_s=0.4,  # so that repairs of what was lost begin while things still go wrong
+        plan=Plan(
+            writers=2,
+            recoverers=1,
+            readers=1,
+            deleters=1,
+            healers=2,
+            operators=1,
+            quorums=((3, 3, 2), (3, 2, 2), (4, 3, 2), (2, 2, 2), (5, 3, 2), (4, 4, 3)),
+            entries_max=25,
+            pause_ms=80,
+            read_ms=600,
+            deferred_probability=0.0,
+            healer_settings=HEALER_SETTINGS,
+        ),
+        faults=FaultPlan(
+            gap_ms=150,
+            weights=HEALING_FAULTS,
+        ),
+        bookie_settings=QUICK_COLLECTION,
+        client_settings=HASTY,
+    ),
+    # The same, of small scope: a ledger or two, and few faults, of the kinds that matter.
+    "recovery-small": Profile(
+        bookies=5,
+        duration_s=4.5,
+        lease_s=0.3,
+        plan=Plan(
+            writers=1,
+            recoverers=0,
+            readers=0,
+            healers=2,
+            quorums=((3, 3, 2), (3, 2, 2), (2, 2, 2), (4, 3, 2)),
+            entries_min=4,
+            entries_max=14,
+            pause_ms=60,
+            ledgers_max=1,
+            deferred_probability=0.0,
+            healer_settings=HEALER_SETTINGS,
+        ),
+        faults=FaultPlan(
+            gap_ms=300,
+            count_max=10,
+            durations_s=(0.05, 0.5, 1.5, 3.0),
+            weights=HEALING_FAULTS | {"lose bookie": 8, "kill worker in a copy": 6, "pause worker in a copy": 4},
+        ),
+        bookie_settings=QUICK_COLLECTION,
+        client_settings=HASTY,
+    ),
+    # Writers that choose the ids of their entries: out of order, with gaps, some twice; and go without closing.
+    "advanced": Profile(
+        duration_s=3.0,
+        plan=Plan(
+            writers=3,
+            recoverers=2,
+            readers=1,
+            entries_max=30,
+            pause_ms=5,
+            recovery_ms=300,
+            read_ms=100,
+            in_flight_max=6,
+            advanced_probability=0.85,
+            deferred_probability=0.2,
+        ),
+        faults=FaultPlan(
+            gap_ms=150,
+            weights={
+                "crash bookie": 2,
+                "crash bookie at an await": 1,
+                "cut connection": 3,
+                "refuse adds": 2,
+                "slow host": 1,
+                "kill client at an await": 1,
+                "pause client": 1,
+            },
+        ),
+        moments=TargetedFaultPlan(0.3, 0.05),
+        stall_probability=0.04,
+        client_settings=IMPATIENT,
+    ),
+    # Writers with settings of their own: changes that are delayed, forbidden, or switched; patience; places; fewer
+    # bookies than asked for.
+    "delayed": Profile(
+        bookies=7,
+        duration_s=4.0,
+        plan=Plan(
+            writers=4,
+            recoverers=1,
+            readers=1,
+            quorums=((3, 3, 2), (5, 5, 3), (4, 3, 2), (6, 3, 2), (8, 3, 2), (3, 3, 3), (3, 3, 1)),
+            entries_min=5,
+            entries_max=40,
+            pause_ms=10,
+            recovery_ms=1_000,
+            switch_probability=0.03,
+            writer_settings=WRITER_SETTINGS,
+        ),
+        faults=FaultPlan(
+            gap_ms=80,
+            durations_s=(0.05, 0.2, 0.6, 2.0),
+            weights={
+                "crash bookie": 3,
+                "pause bookie": 2,
+                "refuse adds": 6,
+                "cut connection": 2,
+                "slow host": 1,
+                "slow disk": 1,
+                "kill client at an await": 0.5,
+            },
+        ),
+        stall_probability=0.03,
+        client_settings=HASTY,
+    ),
+    # Clients with little memory, and entries that fill it while a bookie is late.
+    "limits": Profile(
+        duration_s=1.0,
+        plan=Plan(
+            writers=2,
+            recoverers=1,
+            readers=1,
+            quorums=((3, 3, 2), (4, 3, 2), (3, 3, 1)),
+            entries_min=30,
+            entries_max=90,
+            payload_sizes_min=(1_500, 1_500, 8_000),
+            pause_ms=20,
+            spread_ms=0.1,
+            in_flight_max=40,
+            recovery_ms=1_000,
+            read_ms=500,
+            ledgers_max=1,
+            deferred_probability=0.0,
+        ),
+        faults=FaultPlan(
+            gap_ms=60,
+            durations_s=(0.05, 0.2, 0.6),
+            weights={
+                "slow disk": 4,
+                "pause bookie": 3,
+                "slow host": 1,
+                "refuse adds": 2,
+                "cut connection": 1,
+                "crash bookie": 1,
+                "kill client at an await": 0.5,
+            },
+        ),
+        client_settings={
+            "memory_limit": 64 << 10,
+            "add_timeout_ms": 600,
+            "read_timeout_ms": 300,
+            "connect_timeout_ms": 250,
+        },
+    ),
+    # Ledgers are fenced, and their writers say what is confirmed, while bookies make checkpoints; then these die.
+    "checkpoints": Profile(
+        bookies=4,
+        duration_s=1.2,
+        plan=Plan(
+            writers=2,
+            recoverers=2,
+            readers=0,
+            quorums=((3, 3, 2), (3, 2, 2), (2, 2, 2)),
+            entries_max=15,
+            pause_ms=30,
+            recovery_ms=400,
+            ledgers_max=1,
+            in_flight_max=4,
+        ),
+        faults=FaultPlan(
+            gap_ms=120, durations_s=(0.02, 0.1), weights={"crash bookie": 4, "kill client at an await": 1}
+        ),
+        moments=TargetedFaultPlan(0.0, 0.0, index_probability=0.5),
+        bookie_settings={"checkpoint_interval_ms": 100},
+        client_settings={
+            "add_timeout_ms": 400,
+            "read_timeout_ms": 400,
+            "connect_timeout_ms": 300,
+            "explicit_lac_interval_ms": 10,
+        },
+    ),
+    # A client that lives long, and bookies that fail it again and again and then are well.
+    "health": Profile(
+        bookies=4,
+        duration_s=2.5,
+        plan=Plan(
+            writers=0,
+            recoverers=0,
+            readers=1,
+            veterans=2,
+            quorums=((3, 3, 2), (2, 2, 2)),
+            entries_max=8,
+            pause_ms=30,
+            in_flight_max=3,
+            deferred_probability=0.0,
+        ),
+        faults=FaultPlan(
+            gap_ms=250,
+            durations_s=(0.05, 0.4, 1.0),
+            weights={"crash bookie": 3, "pause bookie": 3, "isolate": 1, "cut connection": 1},
+        ),
+        client_settings={"add_timeout_ms": 200, "read_timeout_ms": 200, "connect_timeout_ms": 200},
+    ),
+    # Beside those who write, recover and read: others, who have a wrong password.
+    "passwords": Profile(
+        duration_s=0.6,
+        plan=Plan(writers=2, recoverers=1, readers=1, intruders=3, entries_max=25, pause_ms=20, read_ms=40),
+        faults=FaultPlan(gap_ms=200, weights={"crash bookie": 2, "cut connection": 2, "kill client at an await": 1}),
+    ),
+    # Every way of reading, while ledgers are written, recovered and closed.
+    "reads": Profile(
+        duration_s=3.0,
+        plan=Plan(
+            writers=2,
+            recoverers=1,
+            readers=5,
+            entries_max=40,
+            pause_ms=20,
+            read_ms=30,
+            advanced_probability=0.1,
+            reads=EVERY_WAY_OF_READING,
+            reader_settings=READER_SETTINGS,
+        ),
+        faults=FaultPlan(
+            gap_ms=150,
+            weights={
+                "crash bookie": 2,
+                "cut connection": 4,
+                "partition": 1,
+                "slow host": 2,
+                "slow disk": 1,
+                "expire session": 1,
+                "kill client": 1,
+                "pause client": 1,
+            },
+        ),
+        stall_probability=0.05,
+    ),
+    # Entries that a recovery of another implementation left behind the end of a ledger, and that say they count.
+    "foreign": Profile(
+        duration_s=2.0,
+        plan=Plan(
+            writers=1,
+            recoverers=1,
+            readers=4,
+            foreigners=2,
+            entries_max=20,
+            pause_ms=30,
+            recovery_ms=100,
+            read_ms=40,
+            reads=EVERY_WAY_OF_READING,
+        ),
+        faults=FaultPlan(gap_ms=300, weights={"crash bookie": 1, "cut connection": 2, "slow host": 1}),
+    ),
+    # Single fragments of ledgers move, whose writers change ensembles all the time and stand still in between.
+    "fragments": Profile(
+        bookies=6,
+        duration_s=2.0,
+        plan=Plan(
+            writers=3,
+            recoverers=0,
+            readers=0,
+            replicators=3,
+            quorums=((3, 3, 3), (3, 3, 2), (4, 3, 3)),
+            entries_min=15,
+            entries_max=60,
+            pause_ms=3,
+            recovery_ms=15,
+            fragment_probability=0.95,
+            deferred_probability=0.0,
+        ),
+        faults=FaultPlan(
+            gap_ms=15,
+            durations_s=(0.02, 0.1, 0.3),
+            weights={"refuse adds": 12, "pause client": 4, "slow host": 1, "crash bookie": 0.5},
+        ),
+        moments=TargetedFaultPlan(0.8, 0.02, (0.05, 0.2, 0.4)),
+        stall_probability=0.02,
+        stall_ms=20,
+        client_settings={"add_timeout_ms": 600, "read_timeout_ms": 300, "connect_timeout_ms": 1_000},
+    ),
+    # One log, whose leaders take over from each other, roll and truncate.
+    "logs": Profile(
+        bookies=4,
+        duration_s=4.0,
+        log=LogPlan(),
+        faults=FaultPlan(
+            gap_ms=120,
+            weights={
+                "crash bookie": 2,
+                "crash bookie in a disk call": 1,
+                "crash all bookies": 0.2,
+                "pause bookie": 1,
+                "cut connection": 3,
+                "partition": 1,
+                "isolate": 1,
+                "slow host": 1,
+                "isolate from the store": 1,
+                "metadata trouble": 3,
+                "expire session": 1,
+                "kill client": 2,
+                "kill client at an await": 3,
+                "pause client": 3,
+            },
+        ),
+        moments=TargetedFaultPlan(0.3, 0.03),
+        client_settings=IMPATIENT,
+    ),
+    # Ledgers are deleted all the time, and bookies give their space back as fast as they can, while they die.
+    "collecting": Profile(
+        bookies=4,
+        duration_s=1.2,
+        plan=Plan(
+            writers=3,
+            recoverers=1,
+            readers=1,
+            deleters=3,
+            replicators=1,
+            quorums=((3, 3, 2), (3, 2, 2), (2, 2, 2)),
+            entries_min=5,
+            entries_max=20,
+            pause_ms=10,
+            recovery_ms=400,
+            read_ms=60,
+            delete_ms=150,
+            ledgers_max=6,
+        ),
+        collects=True,
+        faults=FaultPlan(
+            gap_ms=120,
+            weights={
+                "crash bookie": 3,
+                "crash bookie in a disk call": 4,
+                "fail disk calls": 1,
+                "metadata trouble": 1,
+                "isolate from the store": 1,
+                "slow disk": 1,
+                "kill client": 1,
+            },
+        ),
+        bookie_settings={
+            "checkpoint_interval_ms": 100,
+            "entry_log_size_max": 4 << 10,
+            "gc_interval_ms": 150,
+            "gc_quarantine_ms": 150,
+            "gc_share_max": 100,
+            "gc_surplus_ms": 400,
+            "minor_compaction_interval_ms": 0,
+            "major_compaction_interval_ms": 200,
+            "major_compaction_threshold": 95,
+            "scrub_period_ms": 400,
+            "control": False,
+        },
+        client_settings=HASTY,
+    ),
+    "rot": Profile(
+        plan=Plan(quorums=((3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2))),
+        faults=FaultPlan(gap_ms=150, weights={"rot": 5, "crash bookie": 2, "kill client": 1, "cut connection": 1}),
+    ),
+}
+
+CONFIGURATIONS = ((3, 3, 2), (3, 2, 2), (6, 2, 2), (5, 3, 2), (4, 3, 2), (1, 1, 1))  # of the profile "small"
+
+
+def small_profile(seed: int, quorums: tuple[int, int, int]) -> Profile:
+    """One ledger of a few entries, four in flight, two recoveries, two faults of bookies, seven bookies.
+
+    Random schedules of this scope find every known mistake of the protocol. Source: client-protocol 8.4.
+    """
+    random = Random(f"{seed}/scope")
+    return Profile(
+        bookies=min(7, quorums[0] + random.choice((0, 1, 2, 2))),
+        duration_s=3.0,
+        plan=Plan(
+            writers=1,
+            recoverers=random.randint(1, 2),
+            readers=random.randint(0, 1),
+            deleters=int(random.random() < 0.1),
+            delete_ms=60,
+            quorums=(quorums,),
+            entries_min=random.choice((0, 12)),
+            entries_max=20,
+            pause_ms=random.choice((0.1, 5)),
+            recovery_ms=random.choice((20, 100, 500)),
+            read_ms=20,
+            in_flight_max=4,
+            ledgers_max=1,
+            recoveries_max=1,
+            reads_max=1,
+            is_replaced=False,
+        ),
+        faults=FaultPlan(
+            gap_ms=15,
+            count_max=random.randint(0, 2),
+            durations_s=(0.005, 0.05, 0.2, 1.0),
+            weights={
+                "crash bookie": 3,
+                "crash bookie in a disk call": 2,
+                "crash bookie at an await": 2,
+                "pause bookie": 2,
+                "cut connection": 2,
+            },
+        ),
+        moments=TargetedFaultPlan(random.choice((0.2, 0.6)), random.choice((0.1, 0.3, 0.7))),
+        stall_probability=random.choice((0.0, 0.0, 0.05, 0.2)),
+        stall_ms=random.choice((5.0, 50.0)),
+        lease_s=0.5,
+        client_settings={"add_timeout_ms": 60, "read_timeout_ms": 60, "connect_timeout_ms": 100},
+    )
+
+
+SMALL = {f"small-{e}{w}{a}": (e, w, a) for e, w, a in CONFIGURATIONS}
+PROFILE_NAMES = (*PROFILES, "small", *SMALL)
+
+
+def profile_of(name: str, seed: int) -> tuple[str, Profile]:
+    """The profile of a run and its exact name: "small" takes its configurations in turn."""
+    if name == "small":
+        name = list(SMALL)[seed % len(SMALL)]
+    return (name, small_profile(seed, SMALL[name])) if name in SMALL else (name, PROFILES[name])

@@ -1,0 +1,192 @@
+"""The sentences of scenario files: each step is declared by a template, which is its grammar and its documentation.
+
+A template is a line of words. Words in capitals stand for what `FRAGMENTS` says, `[ ]` for what may be missing:
+
+    @step("CLIENT append ENTRIES [ENDING]", "append these entries")
+    async def append(stage, given): ...
+
+`given` maps each placeholder to its value: entries to a range, several names to a list, options to a dictionary, what
+is missing to None.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bookies.lab.sim.scenario.scenario_failure import ScenarioFailure
+from bookies.lab.sim.scenario.scenario_messages import Pattern
+from bookies.lab.sim.scenario.scenario_wire import KINDS
+
+if TYPE_CHECKING:
+    from bookies.lab.sim.scenario.scenario_stage import Stage
+
+Given = dict[str, Any]
+Perform = Callable[["Stage", Given], Awaitable[None]]
+
+_CLIENT, _BOOKIE, _ENTRIES = r"[WRTHA]\d*", r"b\d+", r"\d+(?:\.\.\d+)?"
+_BOOKIES = rf"{_BOOKIE}(?: {_BOOKIE})*"
+_HOST = rf"(?:{_CLIENT}|{_BOOKIE}|store)"
+# Placeholder -> (what matches, what it is).
+FRAGMENTS = {
+    "CLIENT": (_CLIENT, "W, W1.. writer; R.. recovery; T.. reader; H.. auto-recovery; A.. administration"),
+    "BOOKIE": (_BOOKIE, "b0, b1 .."),
+    "BOOKIES": (_BOOKIES, "one or more bookies"),
+    "HOST": (_HOST, "a client, a bookie or `store`, the metadata store"),
+    "HOSTS": (rf"{_HOST}(?: {_HOST})*", "one or more of them"),
+    "ENTRIES": (_ENTRIES, "an entry id, or first..last"),
+    "NUMBER": (r"-?\d+", "a number"),
+    "COUNT": (r"(?:[<>]= )?\d+", "a number, or `>= ` or `<= ` a number"),
+    "SECONDS": (r"\d+(?:\.\d+)?", "virtual seconds"),
+    "QUORUMS": (r"\d+/\d+/\d+", "ensemble/write quorum/ack quorum"),
+    "MESSAGES": (
+        rf"{_CLIENT} [a-z-]+(?: {_ENTRIES})? (?:->|<-) (?:store|{_BOOKIES})",
+        "CLIENT KIND [ENTRIES] -> PEERS (requests) or <- PEERS (answers)",
+    ),
+    "STATUS": (r"[A-Z]\w*", "of an answer: OK, NO_ENTRY, FENCED, READ_ONLY, IO_ERROR .."),
+    "STATE": (r"OPEN|IN_RECOVERY|CLOSED", "OPEN, IN_RECOVERY or CLOSED"),
+    "REPAIR": (r"repairable|waiting|lost", "repairable, waiting or lost"),
+    "FRAGMENTS": (rf"\d+: {_BOOKIES}(?:, \d+: {_BOOKIES})*", "0: b0 b1 b2, 10: b0 b3 b2"),
+    "OPTIONS": (r"\w+=\S+(?: \w+=\S+)*", "name=value .."),
+    "ERROR": (r"[A-Z]\w*", "the name of an exception"),
+    "INVARIANT": (r"[A-Z]+-\d+", "I-2 .."),
+    "ENDING": (r"&|fails [A-Z]\w*", "`&`: do not wait for it; `fails ERROR`: it has to fail so"),
+    "OPERATION": (r"[a-z]+(?: (?!fails)\S+)*?", "what the client was told to do"),
+    "EXPECTATION": (r".+", "what may follow `expect`"),
+}
+
+
+PROMISES = (*(f"I-{number}" for number in range(1, 33)), "B-1", "L-1", "L-2", "L-3", "L-4")  # client-protocol 8.2
+ENTRIES_MAX = 10_000  # of one step
+
+
+class StepSyntaxError(ValueError):
+    """A line is no step."""
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One kind of step."""
+
+    template: str
+    help: str
+    perform: Perform
+    expression: re.Pattern[str]
+
+    def match(self, text: str) -> Given | None:
+        found = self.expression.fullmatch(text)
+        if found is None:
+            return None
+        return {name: _convert(name, value) for name, value in found.groupdict().items()}
+
+
+SENTENCES: list[Sentence] = []
+
+
+def step(template: str, help: str) -> Callable[[Perform], Perform]:
+    """Declare a step."""
+
+    def declare(perform: Perform) -> Perform:
+        SENTENCES.append(Sentence(template, help, perform, _compile(template)))
+        return perform
+
+    return declare
+
+
+def parse_step(text: str) -> tuple[Sentence, Given]:
+    """What a line says. Raises `StepSyntaxError`, which says what was expected."""
+    for sentence in SENTENCES:
+        if (given := sentence.match(text)) is not None:
+            return sentence, given
+    raise StepSyntaxError(f"`{text}` is no step; expected {_expected(text)}")
+
+
+def compare(what: str, expected: str, found: int) -> None:
+    """Raises `ScenarioFailure` unless it is as many as a COUNT says."""
+    least, most = expected.startswith(">="), expected.startswith("<=")
+    number = int(expected.strip("<>= "))
+    if not (found >= number if least else found <= number if most else found == number):
+        raise ScenarioFailure(f"expected {expected} {what}, found {found}")
+
+
+def _expected(text: str) -> str:
+    """The templates that share a literal word with the line, most of them first; else the first words there are."""
+    words = text.split()
+
+    def likeness(sentence: Sentence) -> int:
+        return sum(word in words[:2] for word in sentence.template.split() if word.islower())
+
+    best = max(likeness(sentence) for sentence in SENTENCES)
+    alike = [f"`{sentence.template}`" for sentence in SENTENCES if best and likeness(sentence) == best]
+    if alike:
+        return " or ".join(alike)
+    return "a line that begins with one of " + ", ".join(dict.fromkeys(each.template.split()[0] for each in SENTENCES))
+
+
+def _compile(template: str) -> re.Pattern[str]:
+    parts: list[str] = []
+    for token in template.split():
+        word = token.strip("[]")
+        name, _, alias = word.partition(":")
+        if name in FRAGMENTS:
+            expression = f"(?P<{(alias or name).lower()}>{FRAGMENTS[name][0]})"
+        else:
+            assert word.islower() or not word.isalpha(), f"{word} is no placeholder"
+            expression = re.escape(word)
+        expression = expression if not parts else " " + expression
+        parts.append(f"(?:{expression})?" if token.startswith("[") else expression)
+    return re.compile("".join(parts))
+
+
+def _convert(name: str, value: str | None) -> Any:
+    if value is None:
+        return {} if name == "options" else None
+    if name in ("bookies", "hosts"):
+        return value.split()
+    if name == "entries":
+        return range_of(value)
+    if name in ("number", "lac"):
+        return int(value)
+    if name == "seconds":
+        return float(value)
+    if name == "quorums":
+        return tuple(map(int, value.split("/")))
+    if name == "options":
+        return dict(part.split("=", 1) for part in value.split())
+    if name == "fragments":
+        return tuple((int(first), tuple(names.split())) for first, names in (f.split(": ") for f in value.split(", ")))
+    if name == "messages":
+        return pattern_of(value)
+    if name == "invariant" and value not in PROMISES:
+        raise StepSyntaxError(f"`{value}` is no promise; expected I-1 to I-32, B-1, or L-1 to L-4")
+    return value
+
+
+def range_of(text: str) -> range:
+    """`7` or `3..7`."""
+    first, _, last = text.partition("..")
+    if last and int(last) < int(first):
+        raise StepSyntaxError(f"`{text}`: expected first..last, ascending")
+    ids = range(int(first), int(last or first) + 1)
+    if ids.stop - ids.start > ENTRIES_MAX:
+        raise StepSyntaxError(f"`{text}`: expected at most {ENTRIES_MAX:,} entries in one step")
+    return ids
+
+
+def pattern_of(text: str) -> Pattern:
+    """`W add 10 -> b1 b2`."""
+    words = text.split()
+    arrow = words.index("->" if "->" in words else "<-")
+    if words[1] not in KINDS:
+        raise StepSyntaxError(f"`{words[1]}` is no kind of message; expected one of {', '.join(KINDS)}")
+    entries = range_of(words[2]) if arrow == 3 else None
+    return Pattern(
+        client=words[0],
+        kind=words[1],
+        first=entries[0] if entries else None,
+        last=entries[-1] if entries else None,
+        is_answer=words[arrow] == "<-",
+        peers=tuple(words[arrow + 1 :]),
+    )

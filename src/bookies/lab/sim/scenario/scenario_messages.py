@@ -1,0 +1,394 @@
+"""Look at every message between clients, bookies and the metadata store; hold, lose, repeat, answer or spoil some.
+
+`Interception` stands between the sockets of a simulated network and the wire, and between clients and the store. It
+cuts each direction of a connection into frames, as writes coalesce them, and decodes each with the production codecs.
+A frame no rule wants goes on at once. Held messages leave the stream: what was sent behind them overtakes them, as if
+the bookie had been slow with just that request. A connection with held messages learns of its end only after they were
+released, so that a request of a client that is dead, or of a connection that is gone, may still take effect.
+
+Source: client-protocol 8.1 (the network model).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from bookies.errors import MetadataError, Status
+from bookies.lab.sim.scenario.scenario_wire import key_of, kinds_of, pack_answer
+from bookies.lab.sim.world import Trace
+from bookies.lab.sim.world.loop import SimulationError
+from bookies.lab.sim.world.network import SimListener, SimNetwork, SimTransport
+from bookies.metadata.interface.driver import Versioned
+from bookies.metadata.shared.store_recovery import LOCKS, MARKS
+from bookies.wire.client import ResponseDecoder
+from bookies.wire.framing import FrameReader
+from bookies.wire.messages import (
+    Request,
+)
+from bookies.wire.server import RequestDecoder
+
+if TYPE_CHECKING:
+    from bookies.lab.sim.world import SimClient
+    from bookies.lab.sim.world.network import _Pipe
+
+STORE = "store"
+FRAME_SIZE_MAX = 1 << 24
+# What a session does at which places of auto-recovery -> what the message is called.
+AREA_KINDS = {
+    ("create", MARKS): "mark",
+    ("write", MARKS): "mark",
+    ("delete", MARKS): "unmark",
+    ("hold", LOCKS): "lock",
+    ("release", LOCKS): "unlock",
+}
+
+
+@dataclass(frozen=True)
+class Message:
+    """One request or answer. `kinds`: every name that fits; `entry_id`: -1 when it is about no single entry."""
+
+    client: str
+    peer: str
+    kinds: tuple[str, ...]
+    entry_id: int
+    is_answer: bool
+    status: str = ""
+
+    def __str__(self) -> str:
+        entry = f" {self.entry_id}" if self.entry_id >= 0 else ""
+        arrow = "<-" if self.is_answer else "->"
+        return f"{self.client} {self.kinds[0]}{entry} {arrow} {self.peer}{' ' + self.status if self.status else ''}"
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Which messages are meant. `first`, `last`: entries; None: any."""
+
+    client: str
+    kind: str
+    first: int | None
+    last: int | None
+    is_answer: bool
+    peers: tuple[str, ...]
+
+    def __str__(self) -> str:
+        entries = "" if self.first is None else f" {self.first}" if self.first == self.last else f" {self.first}.."
+        entries += str(self.last) if self.last not in (self.first, None) else ""
+        return f"{self.client} {self.kind}{entries} {'<-' if self.is_answer else '->'} {' '.join(self.peers)}"
+
+    def fits(self, message: Message) -> bool:
+        return (
+            message.client == self.client
+            and message.is_answer == self.is_answer
+            and message.peer in self.peers
+            and (self.kind == "any" or self.kind in message.kinds)
+            and (self.first is None or message.entry_id >= self.first)
+            and (self.last is None or message.entry_id <= self.last)
+        )
+
+    def without(self, peers: Sequence[str]) -> Pattern:
+        kept = tuple(peer for peer in self.peers if peer not in peers)
+        return Pattern(self.client, self.kind, self.first, self.last, self.is_answer, kept)
+
+
+@dataclass
+class Rule:
+    """What to do with messages that fit. `is_once`: with the first one of each peer only.
+
+    `status` and, if it is OK, `body`: of `answer`; `then`: what `call` does when such a message has been sent.
+    """
+
+    action: str
+    pattern: Pattern
+    is_once: bool = False
+    status: Status | None = None
+    body: bytes = b""
+    then: Callable[[Message], None] | None = None
+    caught: dict[str, int] = field(default_factory=dict)
+
+    def wants(self, message: Message) -> bool:
+        return self.pattern.fits(message) and not (self.is_once and message.peer in self.caught)
+
+
+@dataclass
+class Countdown:
+    """`act` when `who`, a client or a bookie, has sent or been sent so many messages more."""
+
+    who: str
+    left: int
+    act: Callable[[], None]
+
+    def __str__(self) -> str:
+        return f"{self.who} after {self.left} more messages"
+
+
+@dataclass
+class _Held:
+    message: Message
+    let_go: Callable[[bool], None]  # with True: deliver it; with False: it is lost
+
+
+@dataclass
+class _Asked:
+    """A request, remembered for its answer. `message` as it was asked."""
+
+    message: Message
+    request: Request
+
+
+class _Conversation:
+    """One connection between a client and a bookie."""
+
+    def __init__(self, client: str, bookie: str) -> None:
+        self.client, self.bookie = client, bookie
+        self.requests = RequestDecoder(FRAME_SIZE_MAX)
+        self.frames = {False: FrameReader(FRAME_SIZE_MAX), True: FrameReader(FRAME_SIZE_MAX)}  # by "is an answer"
+        self.asked: dict[tuple[object, ...], _Asked] = {}
+        self.answers: ResponseDecoder | None = None
+
+    def decode_request(self, frame: bytes) -> tuple[Message, Request]:
+        (request,) = self.requests.feed(frame)
+        kinds, entry_id = kinds_of(request)
+        message = Message(self.client, self.bookie, kinds, entry_id, is_answer=False)
+        self.asked[key_of(request)] = _Asked(message, request)
+        return message, request
+
+    def decode_answer(self, frame: bytes) -> Message:
+        if self.answers is None:
+            self.answers = ResponseDecoder("v2" if self.requests.is_v2 else "v3", FRAME_SIZE_MAX)
+        (response,) = self.answers.feed(frame)
+        asked = self.asked.get(key_of(response))
+        kinds, entry_id = (asked.message.kinds, asked.message.entry_id) if asked else (("unasked",), -1)
+        status: Status = response.status
+        return Message(self.client, self.bookie, kinds, entry_id, is_answer=True, status=status.value)
+
+
+class Interception:
+    """All rules, all messages seen, all that are held. `name_of`: what the scenario calls a host."""
+
+    def __init__(self, network: SimNetwork, trace: Trace, name_of: Callable[[str], str]) -> None:
+        self.rules: list[Rule] = []
+        self.countdowns: list[Countdown] = []
+        self.seen: list[Message] = []
+        self._network = network
+        self._trace = trace
+        self._name_of = name_of
+        self._held: list[_Held] = []
+        self._records: dict[int, Versioned] = {}  # by version, of the one ledger
+        self._join = network.join
+        network.join = self._joined  # type: ignore[method-assign,assignment]
+
+    # -- what the scenario asks ----------------------------------------------------------------------------------
+    def held(self, pattern: Pattern) -> list[Message]:
+        return [each.message for each in self._held if pattern.fits(each.message)]
+
+    def release(self, pattern: Pattern, *, is_lost: bool = False, is_one: bool = False) -> list[str]:
+        """Let held messages go, in the order in which they came. Returns the peers of which none was held.
+
+        A rule for just these messages ends for these peers, unless only the oldest one goes.
+        """
+        chosen = [each for each in self._held if pattern.fits(each.message)]
+        if is_one:
+            del chosen[1:]
+        self._held = [each for each in self._held if each not in chosen]
+        for rule in [] if is_one else self.rules:
+            if rule.action == "hold" and rule.pattern.without(rule.pattern.peers) == pattern.without(pattern.peers):
+                rule.pattern = rule.pattern.without(pattern.peers)
+        for each in chosen:
+            self._trace.note("script", f"{'loses' if is_lost else 'releases'} {each.message}")
+            each.let_go(not is_lost)
+        return [peer for peer in pattern.peers if all(each.message.peer != peer for each in chosen)]
+
+    def end(self) -> list[str]:
+        """Deliver what is still held, and act no more. Returns the rules for which no message came."""
+        idle = [
+            f"{rule.action} {rule.pattern}"
+            for rule in self.rules
+            if any(peer not in rule.caught for peer in rule.pattern.peers)
+        ]
+        idle += [str(each) for each in self.countdowns if each.left > 0]
+        self.countdowns.clear()
+        self.rules.clear()
+        held, self._held = self._held, []
+        for each in held:
+            each.let_go(True)
+        return idle
+
+    # -- streams -------------------------------------------------------------------------------------------------
+    def _joined(self, client: str, context: Any, listener: SimListener) -> tuple[SimTransport, SimTransport]:
+        near, far = self._join(client, context, listener)
+        conversation = _Conversation(self._name_of(client), self._name_of(far.host))
+        there = _Stream(near.outgoing)
+        back = _Stream(far.outgoing)
+        self._tap(conversation, there, back, is_answer=False)
+        self._tap(conversation, back, there, is_answer=True)
+        return near, far
+
+    def _tap(self, conversation: _Conversation, stream: _Stream, reverse: _Stream, *, is_answer: bool) -> None:
+        def send(data: bytes) -> None:
+            buffer, starts = conversation.frames[is_answer].feed(data)
+            for start, stop in pairwise(starts):
+                self._pass(conversation, stream, reverse, buffer[start:stop], is_answer)
+
+        stream.pipe.send = send  # type: ignore[method-assign]
+
+    def _pass(
+        self, conversation: _Conversation, stream: _Stream, reverse: _Stream, frame: bytes, is_answer: bool
+    ) -> None:
+        request: Request | None = None
+        if is_answer:
+            message = conversation.decode_answer(frame)
+        else:
+            message, request = conversation.decode_request(frame)
+        rule = self._rule_for(message)
+        if rule is None:
+            stream.send(frame)
+        elif rule.action in ("hold", "copy"):
+            if rule.action == "copy":
+                stream.send(frame)
+            stream.hold()
+            self._held.append(_Held(message, lambda is_kept: stream.let_go(frame if is_kept else b"")))
+        elif rule.action == "repeat":
+            stream.send(frame)
+            stream.send(frame)
+        elif rule.action == "spoil":
+            stream.send(frame[:-1] + bytes((frame[-1] ^ 1,)))
+        elif rule.action == "break":
+            self._network.cut(stream.pipe.source)
+        elif rule.action == "call":
+            assert rule.then is not None
+            stream.send(frame)
+            rule.then(message)
+        elif rule.action == "answer":
+            assert request is not None
+            assert rule.status is not None
+            self.seen.append(replace(message, is_answer=True, status=rule.status.value))
+            reverse.send(pack_answer(request, rule.status, rule.body))
+        else:
+            assert rule.action == "lose"
+
+    def _rule_for(self, message: Message) -> Rule | None:
+        self.seen.append(message)
+        for each in self.countdowns:
+            if each.who in (message.client, message.peer):
+                each.left -= 1
+                if each.left == 0:
+                    self._network.loop.world.copy().run(each.act)
+        for rule in self.rules:
+            if rule.wants(message):
+                rule.caught[message.peer] = rule.caught.get(message.peer, 0) + 1
+                self._trace.note("script", f"{rule.action}: {message}")
+                return rule
+        return None
+
+    # -- the metadata store --------------------------------------------------------------------------------------
+    def watch_store(self, name: str, client: SimClient) -> None:
+        """Stand between a client and the store: requests before they have an effect, replies after it.
+
+        A request that is held takes effect when it is released, even if the client is dead by then.
+        """
+        driver, inner = client.driver, client.driver.inner
+        near: Any = driver
+        far: Any = inner
+        for method, kind in (
+            ("create_ledger", "create"),
+            ("read_ledger", "read"),
+            ("write_ledger", "write"),
+            ("delete_ledger", "delete"),
+        ):
+            setattr(far, method, self._gate(name, kind, getattr(inner, method), is_answer=False))
+            setattr(near, method, self._gate(name, kind, getattr(driver, method), is_answer=True))
+
+        near_recovery: Any = driver.recovery
+        near_area, far_area = near_recovery.area, inner.recovery.area
+        for method in ("create", "write", "delete", "hold", "release"):
+            setattr(far_area, method, self._area_gate(name, method, getattr(far_area, method), is_answer=False))
+            setattr(near_area, method, self._area_gate(name, method, getattr(near_area, method), is_answer=True))
+
+    def _area_gate(self, name: str, method: str, call: Callable[..., Any], *, is_answer: bool) -> Callable[..., Any]:
+        """The same for what auto-recovery keeps in the store."""
+
+        async def gated(place: str, *arguments: Any) -> Any:
+            kind = AREA_KINDS.get((method, place.partition("/")[0] + "/"))
+            if kind is None:
+                return await call(place, *arguments)
+            if not is_answer:
+                await self._pass_store(Message(name, STORE, (kind,), -1, is_answer=False))
+            result = await call(place, *arguments)
+            if is_answer:
+                await self._pass_store(Message(name, STORE, (kind,), -1, True, "OK"))
+            return result
+
+        return gated
+
+    def _gate(self, name: str, kind: str, call: Callable[..., Any], *, is_answer: bool) -> Callable[..., Any]:
+        async def asked(*arguments: Any) -> Versioned | None:
+            await self._pass_store(Message(name, STORE, (kind,), -1, is_answer=False))
+            result: Versioned | None = await call(*arguments)
+            return result
+
+        async def answered(*arguments: Any) -> Versioned | None:
+            try:
+                result: Versioned | None = await call(*arguments)
+            except MetadataError as error:
+                await self._pass_store(Message(name, STORE, (kind,), -1, True, type(error).__name__))
+                raise
+            if result is not None:
+                self._records[result.version] = result
+            is_old = await self._pass_store(Message(name, STORE, (kind,), -1, True, "OK"))
+            if is_old:
+                assert result is not None
+                return self._records[max(version for version in self._records if version < result.version)]
+            return result
+
+        return answered if is_answer else asked
+
+    async def _pass_store(self, message: Message) -> bool:
+        """Whether the answer is to be an older one, from a replica that lags behind. Raises `MetadataError`: lost."""
+        rule = self._rule_for(message)
+        if rule is None:
+            return False
+        if rule.action == "age":
+            return True
+        if rule.action == "hold":
+            waiting: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            self._held.append(_Held(message, lambda is_kept: None if waiting.done() else waiting.set_result(is_kept)))
+            if await waiting:
+                return False
+        elif rule.action != "lose":
+            raise SimulationError(f"{rule.action} {rule.pattern}: of the store's messages only hold and lose")
+        raise MetadataError("the connection to the metadata store broke; the request may or may not have been done")
+
+
+class _Stream:
+    """One direction of a connection, which does not end while something that was sent on it is held."""
+
+    def __init__(self, pipe: _Pipe) -> None:
+        self.pipe = pipe
+        self.send = pipe.send  # the pipe's own, before it is tapped
+        self._end = pipe.end
+        self._held = 0
+        self._endings: list[tuple[BaseException | None, float]] = []
+        pipe.end = self._ended  # type: ignore[method-assign]
+
+    def hold(self) -> None:
+        self._held += 1
+
+    def let_go(self, frame: bytes) -> None:
+        self._held -= 1
+        if frame:
+            self.send(frame)
+        if not self._held:
+            endings, self._endings = self._endings, []
+            for error, delay_s in endings:
+                self._end(error, delay_s)
+
+    def _ended(self, error: BaseException | None, delay_s: float = 0.0) -> None:
+        if self._held:
+            self._endings.append((error, delay_s))
+        else:
+            self._end(error, delay_s)

@@ -1,0 +1,387 @@
+"""A whole cluster in one process: bookies on simulated disks, clients, and a metadata store, all on one loop.
+
+The bookies are `bookie.server.BookieServer`, the clients `client.client.Client`, unchanged; only their `Runtime` and
+the way to the metadata store are the simulator's. Every life of a bookie and every client is a `Participant`, so it
+can be killed at any `await`, in the middle of a disk call, or paused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING
+
+from bookies.bookie.server import BookieServer
+from bookies.client.client import Client
+from bookies.config import BookieConfig, ClientConfig
+from bookies.errors import MetadataError
+from bookies.lab.sim.world.deferring import Deferring
+from bookies.lab.sim.world.disk import PROCESS_DIES, Loss, SimDisk
+from bookies.lab.sim.world.faulty_storage import Mood, spoil
+from bookies.lab.sim.world.loop import Participant, SimLoop
+from bookies.lab.sim.world.network import SimNetwork
+from bookies.lab.sim.world.sim_metadata import SimDriver, SimStore
+from bookies.lab.sim.world.trace import Trace
+from bookies.lab.sim.world.witness import Witness
+from bookies.lab.sim.world.workers import SimWorkers
+from bookies.metadata.embedded import MemoryDriver
+from bookies.metadata.embedded.memory import MemoryStore
+from bookies.model import BookieId
+from bookies.runtime.ports import Runtime, Worker
+from bookies.storage.index.index_ledger import Ledger
+from bookies.storage.store import LedgerStore
+
+if TYPE_CHECKING:
+    from bookies.replication.daemon import AutoRecovery
+
+BOOKIE_PORT = 3181
+DISK_CAPACITY = 64 << 20  # bytes
+WALL_START_MS = 1_700_000_000_000
+
+
+async def resolve(bookie: BookieId) -> tuple[str, int]:
+    """Where a bookie is, for a pool that has no client."""
+    return bookie, BOOKIE_PORT
+
+
+class SimClock:
+    """`runtime.ports.Clock` of one host: its wall clock is off by `skew_ms`, which a fault may change."""
+
+    def __init__(self, loop: SimLoop, skew_ms: int) -> None:
+        self._loop = loop
+        self.skew_ms = skew_ms
+
+    def wall_ms(self) -> int:
+        return WALL_START_MS + self.skew_ms + int(self._loop.time() * 1000)
+
+    def monotonic(self) -> float:
+        return self._loop.time()
+
+
+@dataclass
+class SimBookie:
+    """One bookie through all its lives. `participant` and `server` are those of the present life, if there is one."""
+
+    name: str
+    config: BookieConfig
+    disk: SimDisk
+    workers: SimWorkers
+    clock: SimClock
+    mood: Mood = field(default_factory=Mood)
+    participant: Participant | None = None
+    server: BookieServer | None = None
+    driver: SimDriver | None = None
+    lives: int = 0
+    is_lost: bool = False  # it refused to start, which is a problem of its own
+    gone_s: float | None = None  # since when it is gone for good, and nobody starts it again
+    restart: asyncio.Task[None] | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        return self.gone_s is not None
+
+    @property
+    def is_up(self) -> bool:
+        return self.participant is not None and self.participant.is_alive
+
+
+@dataclass
+class SimClient:
+    """One client process."""
+
+    name: str
+    participant: Participant
+    client: Client
+    driver: SimDriver
+    runtime: Runtime
+    recovery: AutoRecovery | None = None  # that it takes part in
+
+
+@dataclass
+class SimCluster:
+    """The cluster. `seed` names all its random decisions."""
+
+    loop: SimLoop
+    trace: Trace
+    seed: str
+    bookie_count: int
+    bookie_settings: dict[str, object] = field(default_factory=dict)
+    client_settings: dict[str, object] = field(default_factory=dict)
+    lease_s: float = 2.0
+    defers_syncs: bool = False  # bookies answer adds with deferred sync before these are durable
+
+    def __post_init__(self) -> None:
+        self.network = SimNetwork(self.loop, self.trace, Random(f"{self.seed}/network"))
+        self.store = SimStore(self.loop, self.network, self.trace)
+        self.memory = MemoryStore()
+        self.bookies: dict[str, SimBookie] = {}
+        self.clients: dict[str, SimClient] = {}
+        self.problems: list[str] = []
+        self.rotten: dict[str, None] = {}  # bookies whose durable data was damaged
+        self.witness: Witness | None = None
+        self.on_copy: Callable[[str], None] | None = None  # told which process of auto-recovery has copied something
+        self.on_index_write: Callable[[SimBookie], None] | None = None  # told before a bookie writes index files
+        for number in range(1, self.bookie_count + 1):
+            self.add_bookie(f"b{number}")
+
+    def add_bookie(self, name: str) -> None:
+        """One more bookie, which still has to be started."""
+        random = Random(f"{self.seed}/{name}")
+        settings: dict[str, object] = {
+            "bookie_id": name,
+            "host": name,
+            "port": BOOKIE_PORT,
+            "journal_directories": (f"/{name}/journal",),
+            "ledger_directories": (f"/{name}/ledgers",),
+            "journal_size_max": 1 << 20,
+            "journal_preallocate_size": 16 << 10,
+            "write_cache_size": 1 << 20,
+            "entry_log_size_max": 1 << 20,
+            "index_cache_size": 1 << 20,
+            "checkpoint_interval_ms": random.choice((100, 500, 2_000)),
+            "checkpoint_journal_size": 1 << 20,
+            "lease_ms": int(self.lease_s * 1000),
+            "gc_interval_ms": 0,
+            "control": False,
+            "scrub_period_ms": 0,
+        }
+        config = BookieConfig(**(settings | self.bookie_settings))  # type: ignore[arg-type]
+        disk = SimDisk(Random(f"{self.seed}/{name}/disk"), capacity=DISK_CAPACITY)
+        disk.forgets_failed_syncs = True
+        workers = SimWorkers(Random(f"{self.seed}/{name}/workers"), mean_ms=random.choice((0.05, 0.2, 2.0)))
+        clock = SimClock(self.loop, random.randint(-30_000, 30_000))
+        self.bookies[name] = SimBookie(name, config, disk, workers, clock)
+
+    # -- bookies -------------------------------------------------------------------------------------------------
+    async def start(self) -> None:
+        """Make the cluster in the store and start every bookie."""
+        driver = MemoryDriver(self.memory)
+        await driver.open()
+        await driver.initialize_cluster()
+        await driver.close()
+        for bookie in self.bookies.values():
+            await self.start_bookie(bookie.name)
+
+    async def start_bookie(self, name: str) -> None:
+        """Begin a bookie's next life and wait until it serves, or died again."""
+        bookie = self.bookies[name]
+        assert not bookie.is_up
+        bookie.lives += 1
+        participant = Participant(self.loop, name)
+        bookie.participant = participant
+        self.network.tell_half_open(name)
+        runtime = Runtime(
+            clock=bookie.clock,
+            network=self.network.port(name),
+            disk=bookie.disk,
+            workers=bookie.workers,
+            random=Random(f"{self.seed}/{name}/{bookie.lives}"),
+        )
+        driver = SimDriver(self.store, MemoryDriver(self.memory), name)
+        bookie.driver = driver
+        self.trace.note(name, f"starts (life {bookie.lives})")
+        started: asyncio.Future[bool] = self.loop.create_future()
+        failures = bookie.disk.failure_count
+
+        async def live() -> None:
+            try:
+                await driver.open()
+                server = BookieServer(runtime, bookie.config, driver)
+                if self.defers_syncs:
+                    Deferring(server.store)
+                if self.witness is not None:
+                    self.witness.watch(name, server.store)
+                spoil(server.store, bookie.mood)
+                await server.start()
+                bookie.server = server
+                self._watch_index(bookie, server.store)
+                if self.witness is not None:
+                    await self.witness.check_memory(name, server.store)
+            except Exception as error:  # noqa: BLE001
+                # A process that cannot start ends; its supervisor starts it again, as `_life_ended` arranges.
+                self.trace.note(name, f"could not start: {type(error).__name__}: {error}")
+                if not isinstance(error, MetadataError) and bookie.disk.failure_count == failures:
+                    bookie.is_lost = True
+                    text = f"{name} does not start after its crash: {type(error).__name__}: {error}"
+                    self.problems.append(text)
+                    if self.witness is not None:
+                        self.witness.report("B-1", text)
+                started.set_result(False)
+                return
+            self.trace.note(name, "serves")
+            started.set_result(True)
+            await server.wait_failed()
+
+        task = participant.create_task(live(), name=f"life of {name}")
+        task.add_done_callback(lambda _: self._life_ended(bookie, participant), context=self.loop.world.copy())
+        participant.on_kill(lambda: None if started.done() else started.set_result(False))
+        await started
+
+    def _watch_index(self, bookie: SimBookie, storage: LedgerStore) -> None:
+        """Tell `on_index_write` at the moment when what is to be written is fixed."""
+        assert storage._parts is not None
+        index = storage._parts.index
+        write = index.write
+
+        async def watched_write(frozen: list[Ledger], worker: Worker) -> None:
+            if self.on_index_write is not None:
+                self.on_index_write(bookie)
+            await write(frozen, worker)
+
+        index.write = watched_write  # type: ignore[method-assign]
+
+    def _life_ended(self, bookie: SimBookie, participant: Participant) -> None:
+        """The bookie gave up by itself: its process ends, and what watches over it starts it again."""
+        if participant.is_alive:
+            self.crash_bookie(bookie.name, PROCESS_DIES, restart_after_s=0.2)
+
+    def crash_bookie(
+        self, name: str, loss: Loss, *, is_silent: bool = False, restart_after_s: float | None = None
+    ) -> None:
+        """Kill a bookie now. `loss`: what its disk forgets. `is_silent`: its peers do not notice (power failure)."""
+        bookie = self.bookies[name]
+        if not bookie.is_up:
+            return
+        assert bookie.participant is not None
+        assert bookie.driver is not None
+        kind = "process dies" if loss.keeps_cache else f"power fails (survival {loss.survival})"
+        self.trace.note(name, f"{kind}{', silently' if is_silent else ''}")
+        bookie.participant.kill()
+        bookie.disk.is_down = True
+        self.network.crash(bookie.participant, is_silent=is_silent)
+        # Not at once: this may be the middle of a call of the victim, which has to unwind from a disk that is down.
+        self.loop.call_soon(bookie.disk.crash, loss, context=self.loop.world.copy())
+        bookie.server = None
+        self._expire_later(bookie.driver)
+        if restart_after_s is not None:
+            self.restart_later(name, restart_after_s)
+
+    def crash_in_disk_call(self, name: str, calls: int, loss: Loss, *, is_silent: bool, restart_after_s: float) -> None:
+        """Kill a bookie just before the disk call that comes `calls` from now, a write perhaps half-way."""
+        bookie = self.bookies[name]
+        if bookie.is_up:
+            bookie.disk.crash_at = bookie.disk.call_count + calls
+            bookie.disk.on_crash = lambda: self.crash_bookie(
+                name, loss, is_silent=is_silent, restart_after_s=restart_after_s
+            )
+
+    def lose_bookie(self, name: str, loss: Loss) -> None:
+        """Kill a bookie now, for good."""
+        bookie = self.bookies[name]
+        bookie.gone_s = self.loop.time()
+        self.trace.note(name, "is gone for good")
+        if bookie.restart is not None:
+            bookie.restart.cancel()
+        self.crash_bookie(name, loss)
+
+    def restart_later(self, name: str, delay_s: float) -> None:
+        async def restart() -> None:
+            await asyncio.sleep(delay_s)
+            bookie = self.bookies[name]
+            while not bookie.is_up and not bookie.is_lost and not bookie.is_gone:
+                await self.start_bookie(name)
+                await asyncio.sleep(0.5)
+
+        bookie = self.bookies[name]
+        if bookie.restart is None or bookie.restart.done():
+            bookie.restart = self.loop.create_task(restart(), name=f"restart {name}", context=self.loop.world.copy())
+
+    def _expire_later(self, driver: SimDriver) -> None:
+        """The session of a dead participant ends when its lease does."""
+
+        async def expire() -> None:
+            await asyncio.sleep(self.lease_s)
+            await driver.inner.close()
+
+        self.loop.create_task(expire(), name="lease", context=self.loop.world.copy())
+
+    # -- clients -------------------------------------------------------------------------------------------------
+    def new_client(
+        self, name: str, settings: Mapping[str, object] | None = None, random: Random | None = None
+    ) -> SimClient:
+        """A new client process, which still has to connect: `open_client`, as its participant.
+
+        `settings`: of its `ClientConfig`; None: those of the cluster. `random`: what it chooses by.
+        """
+        assert name not in self.clients
+        participant = Participant(self.loop, name)
+        random = random or Random(f"{self.seed}/{name}")
+        runtime = Runtime(
+            clock=SimClock(self.loop, random.randint(-30_000, 30_000)),
+            network=self.network.port(name),
+            disk=SimDisk(),
+            workers=SimWorkers(random),
+            random=random,
+        )
+        driver = SimDriver(self.store, MemoryDriver(self.memory), name)
+        config = ClientConfig(**(self.client_settings if settings is None else settings))  # type: ignore[arg-type]
+        self.clients[name] = SimClient(name, participant, Client(runtime, driver, config), driver, runtime)
+        return self.clients[name]
+
+    async def open_client(self, client: SimClient) -> None:
+        """Called as its participant."""
+        await client.client.open_session()
+
+    async def close_client(self, client: SimClient) -> None:
+        """End a client in the orderly way. Called as its participant."""
+        await client.client.close()
+        self.clients.pop(client.name, None)
+
+    def kill_client(self, name: str) -> None:
+        client = self.clients.pop(name)
+        self.trace.note(name, "is killed")
+        client.participant.kill()
+        self.network.crash(client.participant, is_silent=False)
+        self._expire_later(client.driver)
+
+    def expire_session(self, name: str) -> None:
+        """The store gives up a participant's session, as after a long silence."""
+        driver = self.bookies[name].driver if name in self.bookies else self.clients[name].driver
+        if driver is not None:
+            self.trace.note(name, "loses its metadata session")
+            driver.expire()
+
+    # -- the end -------------------------------------------------------------------------------------------------
+    async def heal(self) -> None:
+        """End every fault and wait until every bookie serves."""
+        self.trace.note("world", "heals everything")
+        self.store.heal()
+        self.network.heal()
+        for client in self.clients.values():
+            client.participant.defuse()
+            client.participant.resume()
+        for bookie in self.bookies.values():
+            bookie.workers.slowness = 1.0
+            bookie.disk.crash_at = None
+            bookie.disk.faults.clear()
+            bookie.mood.refusals, bookie.mood.is_in_limbo = 0, False
+            bookie.disk.grow(DISK_CAPACITY)
+            if bookie.participant is not None:
+                bookie.participant.defuse()
+                bookie.participant.resume()
+            if not bookie.is_up and not bookie.is_gone:
+                if bookie.restart is not None:
+                    bookie.restart.cancel()
+                bookie.restart = None
+                self.restart_later(bookie.name, 0.0)
+        for bookie in self.bookies.values():
+            if bookie.restart is not None and not bookie.is_gone:
+                await bookie.restart
+        self.network.tell_half_open()
+
+    async def stop(self) -> None:
+        """Stop clients, then bookies, in the orderly way; whatever is left of them is a problem."""
+        for client in list(self.clients.values()):
+            await client.participant.create_task(self.close_client(client), name="close client")
+            self._note_leftovers(client.participant)
+        for bookie in self.bookies.values():
+            if bookie.server is not None and bookie.participant is not None:
+                await bookie.participant.create_task(bookie.server.stop(), name="stop bookie")
+                await asyncio.sleep(0)
+                self._note_leftovers(bookie.participant)
+
+    def _note_leftovers(self, participant: Participant) -> None:
+        left = [line for line in self.loop.leftover_tasks(participant) if not line.startswith("life of")]
+        self.problems += [f"{participant.name} is stopped, but this task of it is not: {line}" for line in left]

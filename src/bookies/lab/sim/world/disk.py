@@ -1,0 +1,566 @@
+"""A file system in memory that knows what would survive a power failure.
+
+Every file has two images: what the process reads (its page cache) and what is durable. A write changes the first and
+marks the 512-byte sectors it touched; a sync copies those to the second. Directory entries likewise: creations,
+renames and unlinks are pending until their directory is synced. At a crash every pending sector, file length and
+directory change survives or not, as the seeded random says, independently of each other; a sector is atomic, a file's
+fresh area may hold garbage where the real world allows it. New directories are durable at once, as the port promises.
+
+Faults: crash at a given system call; fail calls that match a rule, writes part-way if asked; a capacity; bit flips.
+All calls are counted and may be logged. Slowness is the workers' matter: a call here takes no time.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from bookies.errors import DirectoryInUse, DiskFull
+from bookies.lab.sim.world.loop import Crashed
+from bookies.runtime.ports import Buffer, File, Submit, Written
+
+SECTOR = 512  # bytes that become durable together
+UNLIMITED = 1 << 40  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One system call. `offset` and `size` in bytes where they mean something; `target` of a rename or link."""
+
+    number: int
+    operation: str
+    path: str
+    offset: int = 0
+    size: int = 0
+    target: str = ""
+
+
+@dataclass
+class Fault:
+    """Fails calls. `operation`: one, several with | between them, "" is any; `path`: part of the path.
+
+    A write may do a part of its work first.
+    """
+
+    operation: str
+    path: str
+    error: Callable[[], Exception]
+    count: int = 1
+    skip: int = 0
+    is_partial: bool = False
+
+
+@dataclass
+class Loss:
+    """What a crash does with pending changes: the chance that each survives, and that fresh sectors hold garbage.
+
+    `keeps_cache`: only the process died, so everything written survives.
+    """
+
+    survival: float = 0.5
+    garbage: float = 0.0
+    garbage_suffixes: tuple[str, ...] = (".txn", ".log")
+    keeps_cache: bool = False
+
+
+NOTHING_SURVIVES = Loss(survival=0.0)
+EVERYTHING_SURVIVES = Loss(survival=1.0)
+PROCESS_DIES = Loss(keeps_cache=True)
+LOSSES = (NOTHING_SURVIVES, Loss(0.5), EVERYTHING_SURVIVES, Loss(0.8, garbage=0.5))
+
+
+class Inode:
+    """A file's two images and the sectors in which they may differ."""
+
+    __slots__ = ("data", "dirty", "durable", "durable_size")
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.data = bytearray(data)
+        self.durable = bytearray(data)
+        self.durable_size = len(data)
+        self.dirty: dict[int, None] = {}  # sectors, in the order of their first write
+
+    def write(self, data: Buffer, offset: int) -> None:
+        end = offset + len(data)
+        if end > len(self.data):
+            self.data.extend(bytes(end - len(self.data)))
+        self.data[offset:end] = data
+        self.dirty.update(dict.fromkeys(range(offset // SECTOR, -(-end // SECTOR))))
+
+    def resize(self, size: int) -> None:
+        if size < len(self.data):
+            del self.data[size:]
+            self.dirty.update(dict.fromkeys(range(size // SECTOR, -(-max(size, self.durable_size) // SECTOR))))
+        else:
+            self.data.extend(bytes(size - len(self.data)))
+
+    def sync(self) -> None:
+        for sector in self.dirty:
+            self._keep(sector)
+        self.dirty.clear()
+        self.durable_size = len(self.data)
+        _fit(self.durable, self.durable_size)
+
+    def lose(self, random: Random, loss: Loss, path: str) -> None:
+        """Become what a power failure leaves."""
+        may_hold_garbage = path.endswith(loss.garbage_suffixes)
+        sizes = [self.durable_size]
+        for sector in self.dirty:
+            fresh = not any(self.durable[sector * SECTOR : (sector + 1) * SECTOR])
+            if random.random() < loss.survival:
+                self._keep(sector)
+                sizes.append(min(len(self.data), (sector + 1) * SECTOR))
+            elif fresh and may_hold_garbage and random.random() < loss.garbage:
+                start = sector * SECTOR
+                end = min(start + SECTOR, max(len(self.data), start))
+                _fit(self.durable, max(len(self.durable), end))
+                self.durable[start:end] = random.randbytes(end - start)
+                sizes.append(end)
+        size = max(sizes)
+        if random.random() < loss.survival:
+            size = len(self.data)
+        _fit(self.durable, size)
+        self.data = bytearray(self.durable)
+        self.durable_size = size
+        self.dirty.clear()
+
+    def _keep(self, sector: int) -> None:
+        start = sector * SECTOR
+        piece = self.data[start : start + SECTOR]
+        _fit(self.durable, max(len(self.durable), start + len(piece)))
+        self.durable[start : start + len(piece)] = piece
+
+
+def _fit(image: bytearray, size: int) -> None:
+    if size < len(image):
+        del image[size:]
+    else:
+        image.extend(bytes(size - len(image)))
+
+
+@dataclass
+class _Directory:
+    """Names of files (inodes) and of sub-directories (None). `pending`: changes since the last sync, in order."""
+
+    names: dict[str, Inode | None] = field(default_factory=dict)
+    durable: dict[str, Inode | None] = field(default_factory=dict)
+    pending: list[dict[str, Inode | bool]] = field(default_factory=list)  # False: the name is gone
+
+    def change(self, changes: dict[str, Inode | bool]) -> None:
+        self.pending.append(changes)
+        _apply(self.names, changes)
+
+    def sync(self) -> None:
+        self.durable = dict(self.names)
+        self.pending.clear()
+
+    def inodes(self) -> list[tuple[str, Inode]]:
+        """Every file that has, had or may have a name here; each once, with one of its names."""
+        found: dict[int, tuple[str, Inode]] = {}
+        images: list[Mapping[str, Inode | bool | None]] = [self.names, self.durable, *self.pending]
+        for image in images:
+            for name, inode in image.items():
+                if isinstance(inode, Inode):
+                    found[id(inode)] = name, inode
+        return list(found.values())
+
+    def lose(self, random: Random, loss: Loss) -> None:
+        for changes in self.pending:
+            if random.random() < loss.survival:
+                _apply(self.durable, changes)
+        self.names = dict(self.durable)
+        self.pending.clear()
+
+
+def _apply(names: dict[str, Inode | None], changes: dict[str, Inode | bool]) -> None:
+    for name, inode in changes.items():
+        if isinstance(inode, Inode):
+            names[name] = inode
+        else:
+            names.pop(name, None)
+
+
+class SimFile:
+    """See `ports.File`. Handles from before a crash raise `Crashed`."""
+
+    def __init__(self, disk: SimDisk, path: str, inode: Inode) -> None:
+        self.path = path
+        self._disk = disk
+        self._inode = inode
+        self._life = disk.life
+        self._is_open = True
+        disk.open_files[self] = None
+
+    def pread(self, size: int, offset: int) -> bytes:
+        self._enter("pread", offset, size)
+        return bytes(self._inode.data[offset : offset + size])
+
+    def pread_resident(self, size: int, offset: int) -> bytes | None:
+        """Every other call finds what it wants; none does while calls are to fail."""
+        if self._life != self._disk.life or self._disk.is_down:
+            raise Crashed(self.path)
+        assert self._is_open, f"pread_resident on closed {self.path}"
+        self._disk.is_resident = not self._disk.is_resident
+        if self._disk.faults or not self._disk.is_resident:
+            return None
+        return bytes(self._inode.data[offset : offset + size])
+
+    def pwrite(self, data: Buffer, offset: int) -> None:
+        self._write("pwrite", data, offset)
+
+    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
+        self._write("pwritev", b"".join(buffers), offset)
+
+    def write_durably(self, buffers: Sequence[Buffer], offset: int) -> None:
+        self.pwritev(buffers, offset)
+        self.fdatasync()
+
+    def begin_durable(self, submit: Submit, buffers: Sequence[Buffer], offset: int, done: Written) -> bool:
+        return False
+
+    def _write(self, operation: str, data: Buffer, offset: int) -> None:
+        def partly(share: float) -> None:
+            end = offset + int(len(data) * share)
+            self._inode.write(data[: max(0, end - end % SECTOR - offset)], offset)
+
+        self._enter(operation, offset, len(data), partly)
+        self._disk.reserve(self.path, offset + len(data) - len(self._inode.data))
+        self._inode.write(data, offset)
+
+    def fdatasync(self) -> None:
+        self._sync("fdatasync")
+
+    def fsync(self) -> None:
+        self._sync("fsync")
+
+    def _sync(self, operation: str) -> None:
+        """A sync that fails may leave pages that count as clean and are not durable, as Linux does."""
+        try:
+            self._enter(operation)
+        except OSError:
+            if self._disk.forgets_failed_syncs and self._disk.random.random() < 0.5:
+                self._inode.dirty.clear()
+            raise
+        self._inode.sync()
+
+    def truncate(self, size: int) -> None:
+        self._enter("truncate", size)
+        self._inode.resize(size)
+
+    def allocate(self, offset: int, size: int) -> None:
+        self._enter("allocate", offset, size)
+        self._disk.reserve(self.path, offset + size - len(self._inode.data))
+        self._inode.resize(max(len(self._inode.data), offset + size))
+
+    def size(self) -> int:
+        self._enter("size")
+        return len(self._inode.data)
+
+    def next_data(self, offset: int) -> int:
+        self._enter("next_data", offset)
+        return min(offset, len(self._inode.data))
+
+    def drop_cache(self, offset: int, size: int) -> None:
+        assert offset >= 0
+        assert size >= 0
+
+    def close(self) -> None:
+        self._is_open = False
+        self._disk.open_files.pop(self, None)
+
+    def _enter(
+        self, operation: str, offset: int = 0, size: int = 0, partly: Callable[[float], None] | None = None
+    ) -> None:
+        if self._life != self._disk.life:
+            raise Crashed(self.path)
+        assert self._is_open, f"{operation} on closed {self.path}"
+        self._disk.enter(operation, self.path, offset, size, partly=partly)
+
+
+class _SimLock:
+    def __init__(self, disk: SimDisk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+        self._life = disk.life
+
+    def release(self) -> None:
+        if self._life == self._disk.life:
+            self._disk.locks.pop(self._path, None)
+
+
+class SimDisk:
+    """One machine's file system. See `ports.Disk`.
+
+    `crash_at`: number of the call that does not happen any more; it and all later ones raise `Crashed` until `crash`
+    was called. `on_crash`, if set, is called once at that moment. `capacity`: bytes of all files together.
+    """
+
+    def __init__(self, random: Random | None = None, *, capacity: int = UNLIMITED, is_logging: bool = False) -> None:
+        self.random = random or Random(0)
+        self.capacity = capacity
+        self.faults: list[Fault] = []
+        self.log: list[Call] | None = [] if is_logging else None
+        self.devices: dict[str, int] = {}  # mount point -> number; anything else is on file system 0
+        self.forgets_failed_syncs = False
+        self.call_count = 0
+        self.failure_count = 0  # calls that failed by a fault, or for want of room
+        self.crash_at: int | None = None
+        self.on_crash: Callable[[], None] | None = None
+        self.is_down = False
+        self.is_resident = False  # what the last look into memory was for
+        self.life = 0
+        self.locks: dict[str, None] = {}
+        self.open_files: dict[SimFile, None] = {}
+        self._directories: dict[str, _Directory] = {"": _Directory(), "/": _Directory()}
+
+    # -- faults --------------------------------------------------------------------------------------------------
+    def crash(self, loss: Loss) -> None:
+        """Lose what the loss says, forget every handle and lock, and be ready for the next life."""
+        if not loss.keeps_cache:
+            for path, directory in self._directories.items():
+                for name, inode in directory.inodes():
+                    inode.lose(self.random, loss, posixpath.join(path, name))
+                directory.lose(self.random, loss)
+        self.locks.clear()
+        self.open_files.clear()
+        self.life += 1
+        self.is_down = False
+        self.crash_at = None
+
+    def fail(
+        self,
+        operation: str,
+        path: str,
+        error: Callable[[], Exception],
+        *,
+        count: int = 1,
+        skip: int = 0,
+        is_partial: bool = False,
+    ) -> Fault:
+        """Fail the next `count` matching calls, after `skip` of them went well."""
+        fault = Fault(operation, path, error, count, skip, is_partial)
+        self.faults.append(fault)
+        return fault
+
+    def grow(self, capacity: int) -> None:
+        """There is room again."""
+        self.capacity = max(self.capacity, capacity)
+
+    def flip_bit(self, path: str, offset: int, bit: int = 0) -> None:
+        """Change one bit of a file, durably."""
+        inode = self._inode(path)
+        inode.sync()
+        inode.data[offset] ^= 1 << bit
+        inode.dirty[offset // SECTOR] = None
+        inode.sync()
+
+    def enter(
+        self,
+        operation: str,
+        path: str,
+        offset: int = 0,
+        size: int = 0,
+        *,
+        target: str = "",
+        partly: Callable[[float], None] | None = None,
+    ) -> None:
+        """Account for a call that is about to happen. Raises `Crashed`, or what a fault says."""
+        if self.is_down:
+            raise Crashed(path)
+        self.call_count += 1
+        if self.crash_at is not None and self.call_count >= self.crash_at:
+            if partly is not None:
+                partly(self.random.random())
+            self.is_down = True
+            if self.on_crash is not None:
+                self.on_crash()
+            raise Crashed(path)
+        if self.log is not None:
+            self.log.append(Call(self.call_count, operation, path, offset, size, target))
+        for fault in self.faults:
+            if (not fault.operation or operation in fault.operation.split("|")) and fault.path in path:
+                if fault.skip > 0:
+                    fault.skip -= 1
+                    continue
+                fault.count -= 1
+                if fault.count <= 0:
+                    self.faults.remove(fault)
+                if fault.is_partial and partly is not None:
+                    partly(self.random.random())
+                self.failure_count += 1
+                error = fault.error()
+                if isinstance(error, OSError) and error.filename is None:
+                    error.filename = path
+                raise error
+
+    def reserve(self, path: str, growth: int) -> None:
+        """Raises `DiskFull` when files would grow beyond the capacity."""
+        if self.capacity < UNLIMITED and growth > 0 and self.used() + growth > self.capacity:
+            self.failure_count += 1
+            raise DiskFull(f"{path}: no space left on device")
+
+    def used(self) -> int:
+        return sum(
+            len(inode.data) for directory in self._directories.values() for inode in directory.names.values() if inode
+        )
+
+    # -- contents, for tests and tools ---------------------------------------------------------------------------
+    def files(self, under: str = "", *, is_durable: bool = False) -> dict[str, bytes]:
+        """Path and contents of every file, as the process would read them; `is_durable`: what is certain to survive."""
+        found: dict[str, bytes] = {}
+        for path, directory in self._directories.items():
+            for name, inode in (directory.durable if is_durable else directory.names).items():
+                if inode is not None:
+                    data = inode.durable[: inode.durable_size] if is_durable else inode.data
+                    found[posixpath.join(path, name)] = bytes(data)
+        return {path: found[path] for path in sorted(found) if path.startswith(under)}
+
+    def put(self, path: str, data: bytes) -> None:
+        """Make a durable file without a call being counted."""
+        parent, name = posixpath.split(path)
+        self._make(parent)
+        directory = self._directories[parent]
+        inode = Inode(data)
+        directory.names[name] = directory.durable[name] = inode
+
+    # -- ports.Disk ----------------------------------------------------------------------------------------------
+    def open(self, path: str, mode: str) -> SimFile:
+        self.enter("open", path)
+        parent, name = posixpath.split(path)
+        directory = self._directories.get(parent)
+        inode = directory.names.get(name) if directory else None
+        if path in self._directories:
+            raise IsADirectoryError(21, "Is a directory", path)
+        if inode is not None and mode == "x+":
+            raise FileExistsError(17, "File exists", path)
+        if inode is None:
+            if directory is None or mode in ("r", "r+"):
+                raise FileNotFoundError(2, "No such file or directory", path)
+            inode = Inode()
+            directory.change({name: inode})
+        return SimFile(self, path, inode)
+
+    def list(self, path: str) -> list[str]:
+        self.enter("list", path)
+        if path not in self._directories:
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return sorted(self._directories[path].names)
+
+    def exists(self, path: str) -> bool:
+        self.enter("exists", path)
+        parent, name = posixpath.split(path)
+        return path in self._directories or (parent in self._directories and name in self._directories[parent].names)
+
+    def is_directory(self, path: str) -> bool:
+        self.enter("is_directory", path)
+        return path in self._directories
+
+    def make_directories(self, *paths: str) -> None:
+        for path in paths:
+            self.enter("make_directories", path)
+            self._make(path)
+
+    def _make(self, path: str) -> None:
+        if path in self._directories:
+            return
+        parent, name = posixpath.split(path)
+        self._make(parent)
+        directory = self._directories[parent]
+        if directory.names.get(name) is not None:
+            raise NotADirectoryError(20, "Not a directory", path)
+        directory.names[name] = directory.durable[name] = None
+        self._directories[path] = _Directory()
+
+    def rename(self, source: str, target: str) -> None:
+        self.enter("rename", source, target=target)
+        inode = self._inode(source)
+        source_parent, source_name = posixpath.split(source)
+        target_parent, target_name = posixpath.split(target)
+        if source_parent == target_parent:
+            self._directories[source_parent].change({source_name: False, target_name: inode})
+        else:
+            self._directories[target_parent].change({target_name: inode})
+            self._directories[source_parent].change({source_name: False})
+
+    def link(self, source: str, target: str) -> None:
+        self.enter("link", source, target=target)
+        parent, name = posixpath.split(target)
+        if name in self._directories[parent].names:
+            raise FileExistsError(17, "File exists", target)
+        self._directories[parent].change({name: self._inode(source)})
+
+    def unlink(self, path: str) -> None:
+        self.enter("unlink", path)
+        self._inode(path)
+        parent, name = posixpath.split(path)
+        self._directories[parent].change({name: False})
+
+    def remove_directory(self, path: str) -> None:
+        self.enter("remove_directory", path)
+        if path not in self._directories:
+            raise FileNotFoundError(2, "No such file or directory", path)
+        if self._directories[path].names:
+            raise OSError(39, "Directory not empty", path)
+        # As with new directories, the change is durable at once, and with it what was pending in there.
+        parent, name = posixpath.split(path)
+        del self._directories[path]
+        del self._directories[parent].names[name], self._directories[parent].durable[name]
+
+    def sync_directory(self, path: str) -> None:
+        self.enter("sync_directory", path)
+        if path not in self._directories:
+            raise FileNotFoundError(2, "No such file or directory", path)
+        self._directories[path].sync()
+
+    def sync_many(self, files: Sequence[File], directories: Sequence[str]) -> None:
+        for file in files:
+            file.fsync()
+        for path in directories:
+            self.sync_directory(path)
+
+    def read_bytes(self, path: str) -> bytes:
+        self.enter("read_bytes", path)
+        return bytes(self._inode(path).data)
+
+    def replace_bytes(self, path: str, data: bytes, *, is_private: bool = False) -> None:
+        parent, name = posixpath.split(path)
+        temporary = posixpath.join(parent, f".{name}.tmp")
+        file = self.open(temporary, "w+")
+        try:
+            file.truncate(0)
+            file.pwrite(data, 0)
+            file.fsync()
+        finally:
+            file.close()
+        self.rename(temporary, path)
+        self.sync_directory(parent)
+
+    def usage(self, path: str) -> tuple[int, int]:
+        self.enter("usage", path)
+        return self.capacity, max(0, self.capacity - self.used())
+
+    def device(self, path: str) -> int:
+        self.enter("device", path)
+        if path != "." and path not in self._directories:
+            raise FileNotFoundError(2, "No such file or directory", path)
+        mounts = [each for each in self.devices if path == each or path.startswith(f"{each}/")]
+        return self.devices[max(mounts, key=len)] if mounts else 0
+
+    def lock_directory(self, path: str) -> _SimLock:
+        self.enter("lock_directory", path)
+        if path not in self._directories:
+            raise FileNotFoundError(2, "No such file or directory", path)
+        if path in self.locks:
+            raise DirectoryInUse(f"{path} is in use by another process")
+        self.locks[path] = None
+        return _SimLock(self, path)
+
+    def _inode(self, path: str) -> Inode:
+        parent, name = posixpath.split(path)
+        directory = self._directories.get(parent)
+        inode = directory.names.get(name) if directory else None
+        if inode is None:
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return inode

@@ -1,0 +1,422 @@
+"""A bookie that no correct bookie is: it garbles, invents, repeats and withholds answers, from a seed.
+
+It runs on any `Runtime`: as one bookie of a simulated cluster or behind a real socket. Underneath is a bookie in
+memory that keeps what it is sent; what it says about it goes through one of the `MISDEEDS`, or is honest, as chance
+has it. There is one lie it does not tell: that it has never seen an entry, ledger or fence. No protocol survives that
+from a bookie that has acknowledged the entry, and an honest one cannot do it; so what it does not have, it answers with
+an I/O error, which says nothing. It forges no digest either.
+
+What a client must make of it: nothing beyond its time-outs, its memory limits and the bookies that are honest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, cast
+
+from bookies.errors import RemoteProtocolError, Status
+from bookies.kernels import Records
+from bookies.metadata.interface import MetadataDriver
+from bookies.model import FRAME_SIZE_MAX, BookieId, BookieInfo, BookieMode, Endpoint
+from bookies.runtime.ports import Listener, Network
+from bookies.wire.availability import pack_availability
+from bookies.wire.messages import (
+    AddBatch,
+    AddResponses,
+    AuthRequest,
+    AuthResponse,
+    BareResponse,
+    BatchReadRequest,
+    BatchReadResponse,
+    ForceLedgerRequest,
+    ForceLedgerResponse,
+    GetBookieInfoRequest,
+    GetBookieInfoResponse,
+    InvalidRequest,
+    ListEntriesRequest,
+    ListEntriesResponse,
+    ReadLacRequest,
+    ReadLacResponse,
+    ReadRequest,
+    ReadResponse,
+    Request,
+    Response,
+    StartTlsRequest,
+    StartTlsResponse,
+    WriteLacRequest,
+    WriteLacResponse,
+)
+from bookies.wire.server import RequestDecoder, encode_response
+
+FAILURES = (Status.IO_ERROR, Status.BAD_REQUEST, Status.BAD_VERSION, Status.TOO_MANY_REQUESTS, Status.READ_ONLY)
+HEAD_SIZE = 12  # bytes of a v2 response up to its error code, which stays as it is: it could become a lie
+DRIP_S = 0.02  # between two bytes
+FLOOD = 50  # answers at once that nobody asked for
+_LENGTH = struct.Struct(">I")
+
+
+@dataclass
+class _Ledger:
+    entries: dict[int, bytes] = field(default_factory=dict)
+    is_fenced: bool = False
+    last_add_confirmed: int = -1
+    lac_body: bytes | None = None
+
+
+class HostileBookie:
+    """One bookie. `misdeeds`: names of those it commits; `honesty`: the share of answers that are as they should be."""
+
+    def __init__(
+        self,
+        network: Network,
+        driver: MetadataDriver,
+        name: str,
+        random: Random,
+        *,
+        host: str,
+        port: int = 0,
+        misdeeds: Sequence[str] = (),
+        honesty: float = 0.5,
+    ) -> None:
+        unknown = [each for each in misdeeds if each not in MISDEEDS]
+        assert not unknown, unknown
+        self.bookie_id = BookieId(name)
+        self.address = (host, port)
+        self.counts: dict[str, int] = dict.fromkeys(("honest", *MISDEEDS), 0)
+        self.misdeeds = tuple(misdeeds) or tuple(MISDEEDS)
+        self.honesty = honesty
+        self.random = random
+        self._network = network
+        self._driver = driver
+        self._ledgers: dict[int, _Ledger] = {}
+        self._listener: Listener | None = None
+        self.connections: dict[HostileConnection, None] = {}
+
+    async def start(self) -> None:
+        """Listen and register as any bookie does. The driver is open and stays its owner's."""
+        self._listener = await self._network.listen(*self.address, lambda: HostileConnection(self))
+        self.address = (self.address[0], self._listener.address[1])
+        endpoint = Endpoint("bookie", *self.address, "bookie-rpc")
+        await self._driver.register(self.bookie_id, BookieMode.WRITABLE, BookieInfo((endpoint,)))
+
+    async def stop(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            await self._listener.wait_closed()
+        for connection in list(self.connections):
+            connection.hang_up()
+
+    def choose(self) -> str:
+        """What becomes of the next answer."""
+        chosen = "honest" if self.random.random() < self.honesty else self.random.choice(self.misdeeds)
+        self.counts[chosen] += 1
+        return chosen
+
+    # -- what it knows -------------------------------------------------------------------------------------------
+    def answer(self, request: Request) -> Response:
+        """What it would say if it were honest."""
+        match request:
+            case AddBatch():
+                return self._add(request)
+            case ReadRequest():
+                return self._read(request)
+            case BatchReadRequest():
+                return self._batch_read(request)
+            case ReadLacRequest():
+                ledger = self._ledgers.get(request.ledger_id, _Ledger())
+                body = ledger.entries.get(max(ledger.entries, default=-1))
+                status = Status.OK if body or ledger.lac_body else Status.IO_ERROR
+                return ReadLacResponse(3, request.txn_id, status, request.ledger_id, ledger.lac_body, body)
+            case WriteLacRequest():
+                self._ledgers.setdefault(request.ledger_id, _Ledger()).lac_body = request.body
+                return WriteLacResponse(3, request.txn_id, Status.OK, request.ledger_id)
+            case _:
+                return self._answer_other(request)
+
+    def _answer_other(self, request: Request) -> Response:
+        match request:
+            case ListEntriesRequest():
+                known = self._ledgers.get(request.ledger_id, _Ledger())
+                runs = [range(each, each + 1) for each in sorted(known.entries)]
+                packed = pack_availability(runs)
+                return ListEntriesResponse(3, request.txn_id, Status.OK, request.ledger_id, packed)
+            case ForceLedgerRequest():
+                return ForceLedgerResponse(3, request.txn_id, Status.OK, request.ledger_id)
+            case GetBookieInfoRequest():
+                return GetBookieInfoResponse(3, request.txn_id, Status.OK, 1 << 40, 1 << 39)
+            case AuthRequest():
+                return AuthResponse(3, request.txn_id, Status.OK, request.plugin, b"")
+            case StartTlsRequest():
+                return StartTlsResponse(3, request.txn_id, Status.BAD_REQUEST)
+            case _:
+                assert isinstance(request, InvalidRequest), request
+                return BareResponse(request.version, request.txn_id, request.operation, request.status)
+
+    def _add(self, batch: AddBatch) -> AddResponses:
+        ledger = self._ledgers.setdefault(batch.ledger_id, _Ledger())
+        status = Status.FENCED if ledger.is_fenced and not batch.is_recovery else Status.OK
+        if status is Status.OK:
+            for index, entry_id in enumerate(batch.entry_ids):
+                ledger.entries[entry_id] = bytes(batch.records.body(index))
+            ledger.last_add_confirmed = max(ledger.last_add_confirmed, batch.last_add_confirmed)
+        return AddResponses(batch.version, status, batch.ledger_id, batch.entry_ids, batch.txn_ids)
+
+    def _fence(self, request: ReadRequest | BatchReadRequest) -> _Ledger:
+        ledger = self._ledgers.setdefault(request.ledger_id, _Ledger())
+        ledger.is_fenced |= request.is_fencing
+        return ledger
+
+    def _read(self, request: ReadRequest) -> ReadResponse:
+        ledger, wanted = self._fence(request), request.entry_id
+        if request.previous_lac is not None:
+            wanted = request.previous_lac + 1 if ledger.last_add_confirmed > request.previous_lac else -2
+        elif wanted == -1:
+            wanted = max(ledger.entries, default=-1)
+        body = ledger.entries.get(wanted)
+        echoed = request.entry_id if request.previous_lac is None else (wanted if body is not None else -1)
+        is_good = body is not None or request.previous_lac is not None
+        status = Status.OK if is_good else Status.IO_ERROR
+        lac = ledger.last_add_confirmed if request.version == 3 and is_good else None
+        return ReadResponse(request.version, request.txn_id, status, request.ledger_id, echoed, body, lac)
+
+    def _batch_read(self, request: BatchReadRequest) -> BatchReadResponse:
+        ledger = self._fence(request)
+        bodies: list[bytes] = []
+        while len(bodies) < max(1, request.count_max) and sum(map(len, bodies)) < request.size_max // 2:
+            body = ledger.entries.get(request.entry_id + len(bodies))
+            if body is None:
+                break
+            bodies.append(body)
+        status = Status.OK if bodies else Status.IO_ERROR
+        data = Records.of(bodies).data if bodies else b""
+        return BatchReadResponse(request.version, request.txn_id, status, request.ledger_id, request.entry_id, data)
+
+
+class HostileConnection(asyncio.Protocol):
+    """One accepted connection. Answers leave in the order of the requests, as far as they leave at all."""
+
+    def __init__(self, bookie: HostileBookie) -> None:
+        self.bookie = bookie
+        self.random = bookie.random
+        self.last_frames: list[bytes] = []
+        self._decoder = RequestDecoder(FRAME_SIZE_MAX)
+        self._transport: asyncio.Transport | None = None
+        self._dripping: list[bytes] = []
+        self._drip: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self.bookie.connections[self] = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.bookie.connections.pop(self, None)
+        self._transport = None
+        if self._drip is not None:
+            self._drip.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            requests = self._decoder.feed(data)
+        except RemoteProtocolError:
+            self.hang_up()
+            return
+        for request in requests:
+            response = self.bookie.answer(request)
+            chosen = self.bookie.choose()
+            if chosen == "honest":
+                self.send(*pack(response))
+            else:
+                MISDEEDS[chosen](self, response)
+
+    def send(self, *frames: bytes) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        self.last_frames = list(frames[:FLOOD])
+        if self._dripping:
+            self._dripping += frames  # Behind what drips.
+        else:
+            self._transport.write(b"".join(frames))
+
+    def drip(self, frames: Sequence[bytes]) -> None:
+        """Byte by byte from now on, until these frames are through; what follows queues up."""
+        is_idle = not self._dripping
+        self._dripping += [bytes([each]) for frame in frames for each in frame]
+        if is_idle:
+            self._drip_on()
+
+    def _drip_on(self) -> None:
+        if self._transport is not None and self._dripping:
+            self._transport.write(self._dripping.pop(0))
+            self._drip = asyncio.get_running_loop().call_later(DRIP_S, self._drip_on)
+
+    def hang_up(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def pack(response: Response) -> list[bytes]:
+    """The frames of a response, each by itself."""
+    data = b"".join(bytes(part) for part in encode_response(response))
+    frames = []
+    while data:
+        size = 4 + _LENGTH.unpack_from(data)[0]
+        frames.append(data[:size])
+        data = data[size:]
+    return frames
+
+
+# -- misdeeds: each is given the connection and the honest answer ------------------------------------------------------
+
+
+def _changed(response: Response, **changes: Any) -> Response:
+    """A copy with those of the changes that it has fields for."""
+    names = {each.name for each in dataclasses.fields(response)}
+    return dataclasses.replace(response, **{name: value for name, value in changes.items() if name in names})
+
+
+def _wrong_ids(connection: HostileConnection, response: Response) -> None:
+    """The answer to a question about something else."""
+    random = connection.random
+    offset = random.choice((-1, 1, 1000, 1 << 40, -(1 << 40)))
+    what = random.choice(("ledger_id", "entry_id", "txn_id"))
+    if isinstance(response, AddResponses):
+        txn_ids = response.txn_ids
+        if what == "ledger_id":
+            response = dataclasses.replace(response, ledger_id=response.ledger_id + offset)
+        elif txn_ids is not None:
+            response = dataclasses.replace(response, txn_ids=[each + abs(offset) for each in txn_ids])
+        else:
+            response = dataclasses.replace(response, entry_ids=[each + offset for each in response.entry_ids])
+    elif hasattr(response, what):
+        number = getattr(response, what) + offset
+        response = _changed(response, **{what: abs(number) if what == "txn_id" else number})
+    connection.send(*pack(response))
+
+
+def _wrong_digest(connection: HostileConnection, response: Response) -> None:
+    """An entry with one bit flipped, or of another length."""
+    name = next((each for each in ("body", "records", "last_entry_body") if getattr(response, each, None)), None)
+    if name is not None:
+        body = bytearray(getattr(response, name))
+        kind = connection.random.randrange(3)
+        if kind == 0:
+            body[connection.random.randrange(len(body))] ^= 1 << connection.random.randrange(8)
+        elif kind == 1:
+            del body[connection.random.randrange(len(body)) :]
+        else:
+            body += connection.random.randbytes(connection.random.randint(1, 100))
+        response = _changed(response, **{name: bytes(body)})
+    connection.send(*pack(response))
+
+
+def _wrong_status(connection: HostileConnection, response: Response) -> None:
+    if hasattr(response, "status"):
+        response = _changed(response, status=connection.random.choice(FAILURES))
+    connection.send(*pack(response))
+
+
+def _wrong_version(connection: HostileConnection, response: Response) -> None:
+    connection.send(*(frame[:4] + connection.random.randbytes(1) + frame[5:] for frame in pack(response)))
+
+
+def _flipped_bits(connection: HostileConnection, response: Response) -> None:
+    """Anywhere behind the error code."""
+    frames = [bytearray(frame) for frame in pack(response)]
+    for frame in frames:
+        if len(frame) > HEAD_SIZE + 1 and getattr(response, "version", 3) != 3:
+            frame[connection.random.randrange(HEAD_SIZE, len(frame))] ^= 1 << connection.random.randrange(8)
+        else:
+            frame[4] ^= 1 << connection.random.randrange(8)
+    connection.send(*map(bytes, frames))
+
+
+def _random_bytes(connection: HostileConnection, response: Response) -> None:
+    connection.send(connection.random.randbytes(connection.random.choice((1, 3, 20, 2000))))
+
+
+def _random_frame(connection: HostileConnection, response: Response) -> None:
+    """A frame of a good length, with nothing in it that means anything; then the answer."""
+    body = b"\xff" + connection.random.randbytes(connection.random.choice((1, 7, 30, 3000)))
+    connection.send(_LENGTH.pack(len(body)) + body, *pack(response))
+
+
+def strangers(random: Random, version: int, count: int) -> Iterator[bytes]:
+    """Frames of answers that nobody asked for, to adds and to reads."""
+    for _ in range(count):
+        ledger_id, entry_id = (1 << 50) + random.getrandbits(4), random.getrandbits(random.choice((6, 62)))
+        if random.random() < 0.5:
+            txn_ids = [random.getrandbits(20)] if version == 3 else None
+            yield from pack(AddResponses(version, Status.OK, ledger_id, [entry_id], txn_ids))
+        else:
+            txn_id, body = (1 << 40) + random.getrandbits(20), random.randbytes(60)
+            yield from pack(ReadResponse(version, txn_id, Status.OK, ledger_id, entry_id, body))
+
+
+def _unsolicited(connection: HostileConnection, response: Response) -> None:
+    """Many answers that nobody asked for, and then the one that somebody did."""
+    version = 3 if getattr(response, "version", 3) == 3 else 2
+    connection.send(*strangers(connection.random, version, FLOOD), *pack(response))
+
+
+def _duplicated(connection: HostileConnection, response: Response) -> None:
+    connection.send(*(pack(response) * connection.random.choice((2, 2, 50))))
+
+
+def _replayed(connection: HostileConnection, response: Response) -> None:
+    """The answer before once more, and then this one."""
+    connection.send(*connection.last_frames, *pack(response))
+
+
+def _silence(connection: HostileConnection, response: Response) -> None:
+    """Whoever waits for this answer waits for nothing."""
+
+
+def _oversize_length(connection: HostileConnection, response: Response) -> None:
+    size = connection.random.choice((0, FRAME_SIZE_MAX, 1 << 30, (1 << 31) - 1, (1 << 32) - 1))
+    connection.send(_LENGTH.pack(size) + b"\0" * 40)
+
+
+def _endless_frame(connection: HostileConnection, response: Response) -> None:
+    """A length that is allowed, and never all of what it promises."""
+    connection.send(_LENGTH.pack(FRAME_SIZE_MAX - 100) + b"\0" * 1000)
+
+
+def _truncated_frame(connection: HostileConnection, response: Response) -> None:
+    """The next answer begins within this one; or there is none."""
+    frames = pack(response)
+    connection.send(*frames[:-1], frames[-1][: connection.random.randrange(len(frames[-1]))])
+    if connection.random.random() < 0.5:
+        connection.hang_up()
+
+
+def _slow_drip(connection: HostileConnection, response: Response) -> None:
+    connection.drip(pack(response))
+
+
+def _hang_up(connection: HostileConnection, response: Response) -> None:
+    connection.hang_up()
+
+
+MISDEEDS: dict[str, Callable[[HostileConnection, Response], None]] = {
+    "wrong ids": _wrong_ids,
+    "wrong digest": _wrong_digest,
+    "wrong status": _wrong_status,
+    "wrong version": _wrong_version,
+    "flipped bits": _flipped_bits,
+    "random bytes": _random_bytes,
+    "random frame": _random_frame,
+    "unsolicited": _unsolicited,
+    "duplicated": _duplicated,
+    "replayed": _replayed,
+    "silence": _silence,
+    "oversize length": _oversize_length,
+    "endless frame": _endless_frame,
+    "truncated frame": _truncated_frame,
+    "slow drip": _slow_drip,
+    "hang up": _hang_up,
+}

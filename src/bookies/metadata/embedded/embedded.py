@@ -1,0 +1,114 @@
+"""The embedded metadata store: a file that the processes of one host share, and no server.
+
+`EmbeddedDriver` is one session with the database `metadata.db` in a directory. Every call of SQLite runs on a worker,
+never on the event loop. Changes by other processes are noticed by polling, which costs a few microseconds and happens
+only while there are watches; our own are noticed at once. Decision 0002 says why SQLite.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os.path
+from collections.abc import Callable
+from typing import TypeVar
+
+from bookies.errors import MetadataError, NoCluster
+from bookies.metadata.embedded.sqlite import BUSY_TIMEOUT_S, SqliteStore, is_busy
+from bookies.metadata.shared.store_driver import StoreDriver, instance_id_of
+from bookies.runtime.ports import Runtime, Worker
+
+T = TypeVar("T")
+
+FILE_NAME = "metadata.db"
+POLL_INTERVAL_S = 0.15
+_RETRY_INTERVAL_S = 0.05
+# Operations that change nothing of what is watched.
+_READS = frozenset(
+    {
+        "read_ledger",
+        "read_ledgers",
+        "ledger_ids",
+        "bookies",
+        "bookie_info",
+        "read_record",
+        "record_names",
+        "read_node",
+        "nodes",
+        "watch",
+        "heartbeat",
+        "given_ids",
+    }
+)
+
+
+class EmbeddedDriver(StoreDriver):
+    """One session with the embedded store in `directory`, which has to exist when it is opened; so has the store
+    itself unless `may_create`."""
+
+    poll_interval_s = POLL_INTERVAL_S
+    has_heartbeat = True
+
+    def __init__(self, directory: str, runtime: Runtime, *, lease_ms: int = 10_000, may_create: bool = True) -> None:
+        self.database = SqliteStore(os.path.join(directory, FILE_NAME), runtime.clock.wall_ms)
+        super().__init__(f"file:{directory}", self.database, lease_ms)
+        self._directory = directory
+        self._may_create = may_create
+        self._runtime = runtime
+        self._worker: Worker | None = None
+
+    async def open(self) -> None:
+        self._worker = worker = self._runtime.workers.start("metadata")
+        try:
+            if not await worker.run(self._runtime.disk.is_directory, self._directory):
+                way_out = "`bk up` makes a cluster; to begin a store of your own, create the directory"
+                raise NoCluster(f"no metadata store at {self._directory}: {way_out}")
+            if not self._may_create and not await worker.run(self._runtime.disk.exists, self.database.path):
+                raise NoCluster(
+                    f"there is no cluster in {self._directory}, which has no {FILE_NAME}: name the directory of its "
+                    "metadata (of `bk up` bk-data/metadata), or start one with `bk up` or its first bookie"
+                )
+            await self._open_database()
+        except BaseException:
+            await self._close_database()
+            raise
+        await super().open()
+
+    async def _open_database(self) -> None:
+        """Several processes may be making the database at once, and SQLite does not always wait for them by itself."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + BUSY_TIMEOUT_S
+        while True:
+            try:
+                await self._call("open", self.database.open)
+                return
+            except MetadataError as error:
+                if not is_busy(error) or loop.time() >= deadline:
+                    raise
+            await asyncio.sleep(_RETRY_INTERVAL_S)
+
+    async def close(self) -> None:
+        try:
+            await super().close()
+        finally:
+            await self._close_database()
+
+    async def _close_database(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            try:
+                await worker.run(self.database.guard, self.database.close)
+            finally:
+                worker.close()
+
+    async def _call(self, operation: str, function: Callable[..., T], *arguments: object) -> T:
+        assert self._worker is not None
+        result: T = await self._worker.run(self.database.guard, function, *arguments)
+        if operation not in _READS:
+            self._has_news.set()
+        return result
+
+    def _wall_ms(self) -> int:
+        return self._runtime.clock.wall_ms()
+
+    def _new_instance_id(self) -> str:
+        return instance_id_of(self._runtime.random.getrandbits(128))

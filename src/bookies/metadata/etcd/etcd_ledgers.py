@@ -1,0 +1,337 @@
+"""Ledgers in etcd: their records, the ids that are spent, the generation of ids, and the listing.
+
+Apache lets an id be used again after a deletion; our interface does not. So a deletion also adds the id to a list of
+its own, in one transaction, and a creation checks the version of that list in its transaction.
+Source: metadata 3.3, 4, 5.1 and 10.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from bookies.errors import LedgerNotFound, MetadataCorrupt, MetadataError, NotSupported
+from bookies.metadata.etcd.etcd_layout import BUCKET_SIZE, BUCKETS_COUNT, stop_of
+from bookies.metadata.etcd.etcd_port import (
+    Condition,
+    Delete,
+    Get,
+    HeldBy,
+    KeyValue,
+    MadeAt,
+    OutcomeUnknown,
+    Put,
+    WrittenAt,
+)
+from bookies.metadata.etcd.etcd_values import ATTEMPTS_MAX, Values, there_at
+from bookies.metadata.formats import pack_ledger, parse_ledger
+from bookies.metadata.interface.driver import Versioned
+from bookies.metadata.interface.recovery_store import LedgerLock, lock_lost
+from bookies.metadata.interface.spent_ids import SPENT_SIZE, divided, is_spent_list, joined, pack_spent, parse_spent
+from bookies.metadata.shared.store_driver import check_version, deleted_before, taken
+from bookies.model import LedgerMetadata
+from bookies.protocol.quorums import IdSet
+
+COUNTED_IDS_MAX = 10_000  # that a counter is raised by, a request for each
+COUNTED_AT_ONCE = 64
+_LISTS_COUNT_MAX = 64  # lists of spent ids that this driver remembers
+
+
+class SpentIds:
+    """The lists of ids that deleted ledgers had, each a key; see the module."""
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+        self._lists: dict[str, tuple[bytes, int]] = {}  # key -> (value, version)
+
+    def around(self, ledger_id: int) -> tuple[str, IdSet, int]:
+        """The list's key, a copy of it, and its version, as last seen: to be checked in the transaction."""
+        key = self._values.keys.spent_list(ledger_id)
+        data, version = self._lists.get(key, (b"", 0))
+        return key, parse_spent(key, data), version
+
+    def saw(self, key: str, found: KeyValue | None) -> None:
+        """What is there now."""
+        self._lists.pop(key, None)
+        if found is not None:
+            if len(self._lists) >= _LISTS_COUNT_MAX:
+                del self._lists[next(iter(self._lists))]
+            self._lists[key] = (found.value, found.mod_revision)
+
+    def additions(self, ledger_ids: list[int]) -> tuple[list[WrittenAt], list[Put]]:
+        """What a transaction has to check and to write so that these are spent."""
+        changed: dict[str, tuple[IdSet, int]] = {}
+        for ledger_id in ledger_ids:
+            key, ids, version = self.around(ledger_id)
+            ids, version = changed.setdefault(key, (ids, version))
+            ids.add(ledger_id % SPENT_SIZE, ledger_id % SPENT_SIZE + 1)
+        conditions = [WrittenAt(key, version) for key, (_, version) in changed.items()]
+        return conditions, [Put(key, pack_spent(ids)) for key, (ids, _) in changed.items()]
+
+    async def runs(self) -> tuple[tuple[int, int], ...]:
+        """All of them, see `GivenIds`."""
+        prefix = self._values.keys.spent
+        found, _ = await self._values.below(prefix, keys_only=False)
+        lists = {each.key.removeprefix(prefix): each for each in found}
+        return joined(
+            {int(name, 16): parse_spent(each.key, each.value) for name, each in lists.items() if is_spent_list(name)}
+        )
+
+    async def restore(self, runs: Sequence[tuple[int, int]]) -> None:
+        """Add runs of ids (first, last)."""
+        for number, added in divided(runs).items():
+            while not await self._restore(number * SPENT_SIZE, added):
+                continue  # Somebody else changed the list, or we had not seen it.
+
+    async def _restore(self, base: int, added: list[tuple[int, int]]) -> bool:
+        key, ids, version = self.around(base)
+        for first, last in added:
+            ids.add(first, last + 1)
+        puts = [Put(key, pack_spent(ids))]
+        condition = WrittenAt(key, version)
+        answer = await self._values.repeat(lambda: self._values.etcd.transact([condition], puts, [Get(key)]))
+        if answer.is_met:
+            self.wrote(puts, answer.revision)
+        else:
+            self.saw(key, answer.found[0][0] if answer.found[0] else None)
+        return answer.is_met
+
+    def wrote(self, puts: list[Put], revision: int) -> None:
+        """A transaction with these additions was carried out."""
+        for put in puts:
+            self.saw(put.key, KeyValue(put.key, put.value, revision, revision, 1, 0))
+
+
+class Ledgers:
+    """See the module. `wall_ms`: what a record that names no time of creation gets, because etcd keeps none."""
+
+    def __init__(self, values: Values, spent: SpentIds, wall_ms: Callable[[], int]) -> None:
+        self._values = values
+        self._etcd = values.etcd
+        self._spent = spent
+        self._wall_ms = wall_ms
+        self._deleting = asyncio.Lock()  # deletions of one driver would only repeat each other's transactions
+
+    def _key(self, metadata: LedgerMetadata) -> str:
+        key = self._values.keys.ledger(metadata.ledger_id)
+        assert key is not None, "a record of this id cannot be packed"
+        return key
+
+    # -- records -------------------------------------------------------------------------------------------------
+    async def read(self, ledger_id: int) -> Versioned:
+        """Raises `LedgerNotFound`."""
+        key = self._values.keys.ledger(ledger_id)
+        if key is None:
+            raise not_found(ledger_id)
+        return self._versioned(key, ledger_id, (await self._values.read(key))[0])
+
+    async def read_all(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
+        """See `MetadataDriver.read_ledgers`."""
+        keys = [self._values.keys.ledger(each) for each in ledger_ids]
+        found = iter(await self._values.read(*(key for key in keys if key is not None)))
+        return [
+            None if key is None else self._parsed(key, ledger_id, next(found))
+            for key, ledger_id in zip(keys, ledger_ids, strict=True)
+        ]
+
+    def _parsed(self, key: str, ledger_id: int, found: KeyValue | None) -> Versioned | MetadataCorrupt | None:
+        try:
+            return self._versioned(key, ledger_id, found)
+        except LedgerNotFound:
+            return None
+        except MetadataCorrupt as error:
+            return error
+
+    def _versioned(self, key: str, ledger_id: int, found: KeyValue | None) -> Versioned:
+        self._values.remember(key, 0 if found is None else found.mod_revision)
+        if found is None:
+            raise not_found(ledger_id)
+        return Versioned(parse_ledger(ledger_id, found.value), found.mod_revision)
+
+    def _written(self, key: str, ledger_id: int, data: bytes, revision: int) -> Versioned:
+        return self._versioned(key, ledger_id, KeyValue(key, data, revision, revision, 1, 0))
+
+    async def create(self, metadata: LedgerMetadata) -> Versioned:
+        """See `MetadataDriver.create_ledger`."""
+        ledger_id = metadata.ledger_id
+        if metadata.ctime_ms is None or not metadata.stores_ctime:
+            metadata = metadata.replace(ctime_ms=self._wall_ms())
+        data, key = _pack(metadata), self._key(metadata)
+        attempts = 0
+        while True:
+            list_key, spent, version = self._spent.around(ledger_id)
+            if ledger_id % SPENT_SIZE in spent:
+                raise deleted_before(ledger_id)
+            conditions = [WrittenAt(key, 0), WrittenAt(list_key, version)]
+            try:
+                answer = await self._etcd.transact(conditions, [Put(key, data)], [Get(key), Get(list_key)])
+            except OutcomeUnknown:
+                attempts += 1
+                if attempts == ATTEMPTS_MAX:
+                    raise
+                continue
+            if answer.is_met:
+                return self._written(key, ledger_id, data, answer.revision)
+            records, lists = answer.found
+            self._spent.saw(list_key, lists[0] if lists else None)
+            if records:
+                return self._own_attempt(key, metadata, records[0])
+
+    def _own_attempt(self, key: str, metadata: LedgerMetadata, there: KeyValue) -> Versioned:
+        """The record there if we made it, and the answer was lost. Raises `LedgerExists`.
+
+        Formats before 3 have no token, and then nobody can tell.
+        """
+        found = self._versioned(key, metadata.ledger_id, there)
+        if metadata.creator_token and found.metadata.creator_token == metadata.creator_token:
+            return found
+        raise taken(metadata.ledger_id)
+
+    async def write(self, metadata: LedgerMetadata, expected_version: int, lock: LedgerLock | None = None) -> Versioned:
+        """See `MetadataDriver.write_ledger`. After a lost answer, what is there tells what happened."""
+        data, ledger_id = _pack(metadata), metadata.ledger_id
+        key = self._key(metadata)
+        conditions: list[Condition] = [there_at(key, expected_version)]
+        if lock is not None:
+            conditions.append(HeldBy(self._values.keys.recovery.lock(ledger_id), lock.session))
+        attempts = 0
+        while True:
+            try:
+                answer = await self._etcd.transact(conditions, [Put(key, data)], [Get(key)])
+            except OutcomeUnknown:
+                attempts += 1
+                if attempts == ATTEMPTS_MAX:
+                    raise
+                continue
+            if answer.is_met:
+                return self._written(key, ledger_id, data, answer.revision)
+            found = self._versioned(key, ledger_id, answer.found[0][0] if answer.found[0] else None)
+            if attempts and answer.found[0][0].value == data:
+                return found
+            check_version(found.version, expected_version, ledger_id=ledger_id)
+            raise lock_lost(ledger_id)  # what else was asked for
+
+    async def delete(self, ledger_id: int, expected_version: int | None) -> None:
+        """See `MetadataDriver.delete_ledger`."""
+        key = self._values.keys.ledger(ledger_id)
+        if key is None:
+            return
+        async with self._deleting:
+            while True:
+                list_key = self._values.keys.spent_list(ledger_id)
+                record, spent = await self._values.read(key, list_key)
+                if record is None:
+                    return
+                if expected_version is not None:
+                    check_version(record.mod_revision, expected_version, ledger_id=ledger_id)
+                self._spent.saw(list_key, spent)
+                conditions, puts = self._spent.additions([ledger_id])
+                conditions = [WrittenAt(key, record.mod_revision), *conditions]
+                try:
+                    answer = await self._etcd.transact(conditions, [Delete(key), *puts])
+                except OutcomeUnknown:
+                    continue  # Looking again tells.
+                if answer.is_met:
+                    self._spent.wrote(puts, answer.revision)
+                    return
+
+    # -- listing -------------------------------------------------------------------------------------------------
+    async def listing(self, page_count: int) -> AsyncIterator[list[int]]:
+        """Every ledger's id, ascending, in pages. Raises `MetadataError` rather than leave something out.
+
+        Who deletes what is not listed must not be told less than there is: a cluster that is not there, or that was
+        made anew meanwhile, is an error and not an empty list. Source: metadata 3.3 and 13.
+        """
+        keys = self._values.keys
+        markers = (keys.scope, keys.instance_id)
+        scope, instance = await self._values.read(*markers)
+        if scope is None:
+            raise MetadataError(
+                f"there is no cluster at {keys.scope} in etcd, so nobody knows which ledgers there are; check the "
+                "path in the metadata URI"
+            )
+        same = [
+            MadeAt(key, 0 if found is None else found.create_revision)
+            for key, found in zip(markers, (scope, instance), strict=True)
+        ]
+        start, stop = keys.ledgers, stop_of(keys.ledgers)
+        while True:
+            answer = await self._etcd.transact(same, [Get(start, stop, page_count, keys_only=True)])
+            if not answer.is_met:
+                raise MetadataError(f"the cluster at {keys.scope} was formatted while its ledgers were listed")
+            found = answer.found[0]
+            ids = [ledger_id for ledger_id in (keys.ledger_id(each.key) for each in found) if ledger_id is not None]
+            if ids:
+                yield ids
+            if len(found) < page_count:
+                return
+            start = found[-1].key + "\0"  # the key after it
+
+
+def _pack(metadata: LedgerMetadata) -> bytes:
+    """With its time of creation, where it is known."""
+    return pack_ledger(metadata.replace(stores_ctime=metadata.ctime_ms is not None))
+
+
+def not_found(ledger_id: int) -> LedgerNotFound:
+    """Of a ledger without a record."""
+    return LedgerNotFound("no such ledger in the metadata store", ledger_id=ledger_id)
+
+
+class LedgerIds:
+    """The generation of ids: counters, each with its own part of the ids. Source: metadata 10.
+
+    Apache's clients use all counters by turns. Ours use the last one that was used, so that ids ascend; each
+    counter can be used by everybody at once.
+    """
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+        self._etcd = values.etcd
+        self._bucket: int | None = None  # None: not looked yet
+
+    async def next(self) -> int:
+        """Never the same twice: a key's version counts how often it was written."""
+        if self._bucket is None:
+            self._bucket, _ = await self._last()
+        number = await self._count(self._bucket)
+        if number >= BUCKET_SIZE:
+            raise MetadataError(f"the ids of {self._values.keys.bucket(self._bucket)} are used up")
+        return self._bucket * BUCKET_SIZE + number
+
+    async def _count(self, bucket: int) -> int:
+        key = self._values.keys.bucket(bucket)
+        answer = await self._values.repeat(lambda: self._etcd.transact((), [Put(key, b""), Get(key, keys_only=True)]))
+        return answer.found[0][0].version
+
+    async def _last(self) -> tuple[int, int]:
+        """The last bucket that was used, and how often."""
+        found, _ = await self._values.below(self._values.keys.buckets)
+        used = {self._values.keys.bucket_number(each.key): each.version for each in found}
+        last = max((number for number in used if number is not None), default=0)
+        return last, used.get(last, 0)
+
+    async def bound(self) -> int:
+        """Larger than every id handed out so far. Changes nothing."""
+        bucket, count = await self._last()
+        return bucket * BUCKET_SIZE + count + 1 if count else 0
+
+    async def raise_to(self, bound: int) -> None:
+        """Hand out no id below `bound`. What would take too long to count up to begins with the next bucket instead."""
+        if await self.bound() >= bound:
+            return
+        bucket, low = divmod(bound, BUCKET_SIZE)
+        if low > COUNTED_IDS_MAX:
+            bucket, low = bucket + 1, 1
+        if bucket >= BUCKETS_COUNT:
+            raise NotSupported(f"in etcd, no ids can be made that come after {bound - 1:,}")
+        self._bucket = bucket
+        key = self._values.keys.bucket(bucket)
+        found = (await self._values.read(key))[0]
+        missing = max(low, 1) - 1 - (0 if found is None else found.version)
+        while missing > 0:
+            at_once = min(missing, COUNTED_AT_ONCE)
+            await asyncio.gather(*(self._count(bucket) for _ in range(at_once)))
+            missing -= at_once
+        if not bound % BUCKET_SIZE or low == 1:
+            await self._count(bucket)  # so that it is the last one that was used

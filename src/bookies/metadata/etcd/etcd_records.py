@@ -1,0 +1,117 @@
+"""Named records and cookies in etcd, and transactions over records and ledgers. Source: metadata 7.2 and 10."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bookies.metadata.etcd.etcd_ledgers import SpentIds, not_found
+from bookies.metadata.etcd.etcd_port import Condition, Delete, Get, KeyValue, Operation, Put, WrittenAt
+from bookies.metadata.etcd.etcd_values import Values, there_at
+from bookies.metadata.interface.driver import LedgerDeletion, RecordAt, RecordWrite, Step
+from bookies.metadata.shared.store_driver import check_record_version, check_version
+
+
+class KeyMissing(Exception):
+    """There is no such key; for the caller to name."""
+
+
+class KeyExists(Exception):
+    """There is such a key already; for the caller to name."""
+
+
+class Records:
+    """Values with a version, which can come back after a deletion. Raises `KeyMissing`, `KeyExists`."""
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+        self._etcd = values.etcd
+
+    async def read(self, key: str) -> tuple[bytes, int]:
+        found = (await self._values.read(key))[0]
+        if found is None:
+            raise KeyMissing(key)
+        return found.value, found.mod_revision
+
+    async def create(self, key: str, data: bytes) -> int:
+        answer = await self._etcd.transact([WrittenAt(key, 0)], [Put(key, data)])
+        if not answer.is_met:
+            raise KeyExists(key)
+        return answer.revision
+
+    async def write(self, key: str, data: bytes, expected_version: int) -> int:
+        return await self._change(key, expected_version, Put(key, data))
+
+    async def delete(self, key: str, expected_version: int) -> None:
+        await self._change(key, expected_version, Delete(key))
+
+    async def _change(self, key: str, expected_version: int, change: Operation) -> int:
+        answer = await self._etcd.transact([there_at(key, expected_version)], [change], [Get(key, keys_only=True)])
+        if answer.is_met:
+            return answer.revision
+        if not answer.found[0]:
+            raise KeyMissing(key)
+        check_version(answer.found[0][0].mod_revision, expected_version)
+        raise AssertionError("etcd refused the version that it shows")
+
+    async def names(self, prefix: str) -> Sequence[str]:
+        records = self._values.keys.records
+        found, _ = await self._values.below(records)
+        names = (each.key.removeprefix(records) for each in found)
+        return sorted(name for name in names if name.startswith(prefix))
+
+
+class Transactions:
+    """See `MetadataDriver.transact`."""
+
+    def __init__(self, values: Values, spent: SpentIds) -> None:
+        self._values = values
+        self._etcd = values.etcd
+        self._spent = spent
+
+    async def transact(self, steps: Sequence[Step]) -> int:
+        deleted = [step.ledger_id for step in steps if isinstance(step, LedgerDeletion)]
+        keys = [self._key(step) for step in steps]
+        if not steps:
+            return 0
+        while True:
+            additions, puts = self._spent.additions(deleted)
+            conditions: list[Condition] = [*map(_condition, steps, keys), *additions]
+            changes = [change for step, key in zip(steps, keys, strict=True) for change in _changes(step, key)]
+            looks = [Get(key, keys_only=True) for key in keys] + [Get(each.key) for each in additions]
+            answer = await self._etcd.transact(conditions, [*changes, *puts], looks)
+            if answer.is_met:
+                self._spent.wrote(puts, answer.revision)
+                return answer.revision
+            for step, found in zip(steps, answer.found, strict=False):
+                _check_step(step, found[0] if found else None)
+            # The steps are right, so the lists were not: somebody else has deleted ledgers.
+            for each, found in zip(additions, answer.found[len(steps) :], strict=True):
+                self._spent.saw(each.key, found[0] if found else None)
+
+    def _key(self, step: Step) -> str:
+        if isinstance(step, RecordAt | RecordWrite):
+            return self._values.keys.record(step.name)
+        key = self._values.keys.ledger(step.ledger_id)
+        if key is None:
+            raise not_found(step.ledger_id)
+        return key
+
+
+def _condition(step: Step, key: str) -> WrittenAt:
+    may_be_missing = isinstance(step, RecordAt | RecordWrite)
+    return WrittenAt(key, step.version) if may_be_missing else there_at(key, step.version)
+
+
+def _changes(step: Step, key: str) -> list[Operation]:
+    if isinstance(step, RecordWrite):
+        return [Put(key, step.data)]
+    return [Delete(key)] if isinstance(step, LedgerDeletion) else []
+
+
+def _check_step(step: Step, found: KeyValue | None) -> None:
+    if isinstance(step, RecordAt | RecordWrite):
+        check_record_version(0 if found is None else found.mod_revision, step)
+        return
+    if found is None:
+        raise not_found(step.ledger_id)
+    check_version(found.mod_revision, step.version, ledger_id=step.ledger_id)

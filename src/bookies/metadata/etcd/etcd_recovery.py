@@ -1,0 +1,193 @@
+"""Auto-recovery's state in etcd, which Apache's driver has none of: the same values as in ZooKeeper, under keys like
+those of its ledgers. Locks and votes are attached to the lease. Source: metadata 8, 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+
+from bookies.errors import SessionExpired
+from bookies.metadata.etcd.etcd_layout import RecoveryKeys, stop_of
+from bookies.metadata.etcd.etcd_port import (
+    Answer,
+    Condition,
+    Delete,
+    Get,
+    LeaseMissing,
+    Only,
+    Operation,
+    OutcomeUnknown,
+    Put,
+    WrittenAt,
+)
+from bookies.metadata.etcd.etcd_session import Session
+from bookies.metadata.etcd.etcd_values import Values, there_at
+from bookies.metadata.interface import Watch
+from bookies.metadata.interface.watches import NEVER_SEEN
+from bookies.metadata.shared.marks_watch import MarksWatch
+from bookies.metadata.shared.observers import Observers
+from bookies.metadata.shared.recovery import Node, Vote
+from bookies.runtime.tasks import Tasks
+
+
+class RecoveryArea:
+    """See `recovery.NodeStore`."""
+
+    def __init__(
+        self, values: Values, session: Session, tasks: Callable[[], Tasks], observers: Callable[[], Observers]
+    ) -> None:
+        self.places: RecoveryKeys = values.keys.recovery
+        self._values = values
+        self._etcd = values.etcd
+        self._session = session
+        self._tasks = tasks
+        self._observers = observers
+        self._votes_count = 0
+
+    @property
+    def session(self) -> int | None:
+        return self._session.lease
+
+    # -- nodes ---------------------------------------------------------------------------------------------------
+    async def read(self, place: str) -> Node | None:
+        found = (await self._values.read(place))[0]
+        return None if found is None else Node(found.value, found.mod_revision)
+
+    async def create(self, place: str, data: bytes) -> bool:
+        is_met, is_unsure = await self._change(WrittenAt(place, 0), [Put(place, data)])
+        return is_met or (is_unsure and await self._has(place, data))
+
+    async def write(self, place: str, data: bytes, version: int | None) -> bool:
+        if version is None:
+            await self._values.repeat(lambda: self._etcd.transact((), [Put(place, data)]))
+            return True
+        is_met, is_unsure = await self._change(there_at(place, version), [Put(place, data)])
+        return is_met or (is_unsure and await self._has(place, data))
+
+    async def delete(self, place: str, version: int | None) -> bool:
+        if version is None:
+            is_missing, is_unsure = await self._change(WrittenAt(place, 0), [], [Delete(place)])
+            return is_unsure or not is_missing
+        is_met, is_unsure = await self._change(there_at(place, version), [Delete(place)])
+        return is_met or (is_unsure and await self.read(place) is None)
+
+    async def _change(
+        self, condition: Condition, then: Sequence[Operation], otherwise: Sequence[Operation] = ()
+    ) -> tuple[bool, bool]:
+        """Whether the condition was met, and whether an attempt of before may have succeeded."""
+        is_unsure = False
+        while True:
+            try:
+                answer = await self._etcd.transact([condition], then, otherwise)
+            except OutcomeUnknown:
+                is_unsure = True
+            else:
+                return answer.is_met, is_unsure
+
+    async def _has(self, place: str, data: bytes) -> bool:
+        found = await self.read(place)
+        return found is not None and found.data == data
+
+    # -- what goes with the lease --------------------------------------------------------------------------------
+    async def hold(self, place: str, data: bytes) -> int | None:
+        lease = await self._session.begin(self._tasks())
+        while True:
+            try:
+                answer = await self._attach(lease, [WrittenAt(place, 0)], Put(place, data, lease))
+            except OutcomeUnknown:
+                continue  # What is there then tells.
+            is_ours = answer.is_met or any(each.lease == lease for each in answer.found[0])
+            return lease if is_ours else None
+
+    async def _attach(self, lease: int, conditions: Sequence[Condition], put: Put) -> Answer:
+        try:
+            return await self._etcd.transact(conditions, [put], [Get(put.key, keys_only=True)])
+        except LeaseMissing:
+            self._session.lose(lease)
+            raise SessionExpired("the session with etcd was lost") from None
+
+    async def release(self, place: str, session: int) -> None:
+        found = (await self._values.read(place))[0]
+        if found is not None and found.lease == session:
+            await self._etcd.transact([WrittenAt(place, found.mod_revision)], [Delete(place)])
+
+    async def vote(self, data: bytes) -> Vote:
+        lease = await self._session.begin(self._tasks())
+        self._votes_count += 1
+        key = self.places.vote(lease, self._votes_count)
+        answer = await self._attach(lease, (), Put(key, data, lease))
+        return Vote(answer.revision, key)
+
+    async def votes(self) -> list[Vote]:
+        found, _ = await self._values.below(self.places.votes)
+        return sorted((Vote(each.create_revision, each.key) for each in found), key=lambda vote: vote.number)
+
+    async def own_votes(self) -> list[str]:
+        found, _ = await self._values.below(self.places.votes)
+        return [each.key for each in found if each.lease and each.lease == self.session]
+
+    # -- lists ---------------------------------------------------------------------------------------------------
+    async def marks(
+        self, page_count: int, *, with_data: bool, needs: Callable[[int], bool] | None = None
+    ) -> AsyncIterator[Sequence[tuple[int, Node]]]:
+        start, stop = self.places.marks, stop_of(self.places.marks)
+        while True:
+            answer = await self._etcd.transact((), [Get(start, stop, page_count, keys_only=not with_data)])
+            found = answer.found[0]
+            ids = [self.places.ledger_id(each.key) for each in found]
+            page = [
+                (ledger_id, Node(each.value, each.mod_revision))
+                for ledger_id, each in zip(ids, found, strict=True)
+                if ledger_id is not None
+            ]
+            if page:
+                yield page
+            if len(found) < page_count:
+                return
+            start = found[-1].key + "\0"  # the key after it
+
+    async def locks(self) -> list[tuple[int, bytes]]:
+        found, _ = await self._values.below(self.places.locks, keys_only=False)
+        locks = [(self.places.ledger_id(each.key), each.value) for each in found]
+        return [(ledger_id, data) for ledger_id, data in locks if ledger_id is not None]
+
+    async def locked_ids(self) -> list[int]:
+        found, _ = await self._values.below(self.places.locks)
+        return [each for each in (self.places.ledger_id(lock.key) for lock in found) if each is not None]
+
+    # -- watches -------------------------------------------------------------------------------------------------
+    def watch(self, place: str, callback: Callable[[], None]) -> Watch:
+        return self._observers().record(place, NEVER_SEEN, callback)
+
+    def watch_marks(self, callback: Callable[[], None]) -> Watch:
+        return _KeysWatch(self._values, self.places, self._tasks(), callback)
+
+
+class _KeysWatch(MarksWatch):
+    """Of every mark that is written, and every lock that is given up. Whether a lock was one of a ledger that is marked
+    still, or was held so short that nobody saw it, cannot be told.
+    """
+
+    def __init__(self, values: Values, places: RecoveryKeys, tasks: Tasks, callback: Callable[[], None]) -> None:
+        self._values = values
+        self._watched = {Only.PUTS: places.marks, Only.DELETIONS: places.locks}
+        self._hearers = {only: partial(self._hear, only) for only in Only}
+        self._fired = dict.fromkeys(Only)  # and to be begun anew
+        super().__init__(tasks, callback)
+
+    async def _look(self) -> None:
+        _, revision = await self._values.below(self._watched[Only.DELETIONS])
+        for only in list(self._fired):
+            del self._fired[only]
+            prefix = self._watched[only]
+            self._values.etcd.watch(prefix, stop_of(prefix), revision + 1, self._hearers[only], only=only)
+
+    def _hear(self, only: Only) -> None:
+        self._fired[only] = None
+        self.is_work = True
+        self.news.set()
+
+    def _end(self) -> None:
+        for hearer in self._hearers.values():
+            self._values.etcd.unwatch(hearer)

@@ -1,0 +1,68 @@
+"""One client's session with etcd: a lease that registrations are attached to, kept alive while the client lives.
+
+A lease that is gone was lost: the owner is told, once, and the next registration begins another. That a server does not
+answer loses nothing by itself; the lease is asked for again and again until etcd says what became of it.
+Source: metadata 6.1 and 10.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from bookies.errors import MetadataError
+from bookies.metadata.etcd.etcd_port import Etcd
+from bookies.runtime.tasks import Tasks
+
+_KEEPS_COUNT = 3  # renewals in the life of a lease
+_RETRY_S = 0.5  # after one that nobody answered
+_END_S = 1.0  # for ending it
+
+
+class Session:
+    """`lost`: called once per lost lease."""
+
+    def __init__(self, etcd: Etcd, lease_ms: int, lost: Callable[[], None]) -> None:
+        self._etcd = etcd
+        self.ttl_s = max(1, -(-lease_ms // 1000))
+        self._lost = lost
+        self.lease: int | None = None
+        self._beginning = asyncio.Lock()
+
+    async def begin(self, tasks: Tasks) -> int:
+        """The lease at present, a new one if there is none."""
+        async with self._beginning:
+            if self.lease is None:
+                lease, self.ttl_s = await self._etcd.grant_lease(self.ttl_s)
+                self.lease = lease
+                tasks.start(self._keep(lease), "lease of etcd")
+            return self.lease
+
+    async def _keep(self, lease: int) -> None:
+        interval_s = self.ttl_s / _KEEPS_COUNT
+        while self.lease == lease:
+            await asyncio.sleep(interval_s)
+            try:
+                is_there = await self._etcd.keep_lease(lease)
+            except MetadataError:
+                interval_s = min(_RETRY_S, interval_s)
+                continue
+            interval_s = self.ttl_s / _KEEPS_COUNT
+            if not is_there:
+                self.lose(lease)
+
+    def lose(self, lease: int) -> None:
+        """It is gone."""
+        if self.lease == lease:
+            self.lease = None
+            self._lost()
+
+    async def end(self) -> None:
+        """Registrations go with it. A lease that cannot be ended ends by itself."""
+        lease, self.lease = self.lease, None
+        if lease is not None:
+            try:
+                async with asyncio.timeout(_END_S):
+                    await self._etcd.revoke_lease(lease)
+            except (MetadataError, TimeoutError):
+                pass  # It runs out.

@@ -1,0 +1,154 @@
+"""Bytes of auto-recovery's records, the same in every store: Apache's. No IO. Source: metadata 0.1, 2 and 8."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bookies.encoding import protobuf
+from bookies.encoding.protobuf import Schema
+from bookies.errors import MetadataCorrupt
+from bookies.metadata.interface.recovery_store import AuditKind
+from bookies.model import BookieId
+
+_ID_MAX = (1 << 63) - 1
+_MARK = Schema({"replica": (1, "bytes"), "ctime": (2, "int")})
+_OWNER = Schema({"bookieId": (1, "bytes")})  # of a lock, and of a vote
+_LAYOUT = Schema({"type": (1, "bytes"), "version": (2, "int")})
+_CHECKED = Schema({"ctime": (1, "int")})
+_LEAF = re.compile(r"urL([0-9]{10,19})")
+
+LAYOUT = b'type: "BASIC"\nversion: 1\n'
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def leaf(ledger_id: int) -> str:
+    """What a ledger's mark, and its lock, are called. Source: metadata 8.4."""
+    return f"urL{ledger_id:010d}"
+
+
+def ledger_of(name: str) -> int | None:
+    """The other way; None for a name that is no ledger's."""
+    found = _LEAF.fullmatch(name)
+    ledger_id = -1 if found is None else int(found[1])
+    return ledger_id if 0 <= ledger_id <= _ID_MAX and name == leaf(ledger_id) else None
+
+
+_CHECK_TIMES = {
+    AuditKind.ALL_LEDGERS: "checkallledgersctime",
+    AuditKind.PLACEMENT: "placementpolicycheckctime",
+    AuditKind.REPLICAS: "replicascheckctime",
+}
+
+
+def kind_below(rest: str) -> str:
+    """What lies at a place below the top of auto-recovery's, in a word: for counting. Empty for the top."""
+    first = rest.partition("/")[0]
+    return "marks" if first == "ledgers" else first
+
+
+@dataclass(frozen=True, slots=True)
+class SinglePlaces:
+    """What there is one of, below `top`, by Apache's names. Source: metadata 2.1 and 8."""
+
+    top: str
+
+    @property
+    def switch(self) -> str:
+        return f"{self.top}/disable"
+
+    @property
+    def delay(self) -> str:
+        return f"{self.top}/lostBookieRecoveryDelay"
+
+    def checked(self, kind: AuditKind) -> str:
+        return f"{self.top}/{_CHECK_TIMES[kind]}"
+
+    @property
+    def election(self) -> str:
+        return f"{self.top}/auditorelection"
+
+
+# -- marks -------------------------------------------------------------------------------------------------------------
+
+
+def pack_mark(replicas: Sequence[BookieId], ctime_ms: int | None) -> bytes:
+    """`ctime_ms` None: without a time."""
+    message: list[tuple[str, protobuf.Value]] = [("replica", replica.encode("utf-8")) for replica in replicas]
+    return protobuf.pack_text(_MARK, message if ctime_ms is None else [*message, ("ctime", ctime_ms)])
+
+
+def parse_mark(data: bytes) -> tuple[tuple[BookieId, ...], int | None]:
+    """What cannot be read names no replicas and no time: the ledger is marked all the same."""
+    replicas: dict[BookieId, None] = {}
+    ctime_ms = None
+    try:
+        for name, value in protobuf.parse_text(_MARK, data):
+            if isinstance(value, bytes):
+                replicas[BookieId(value.decode("utf-8"))] = None
+            elif isinstance(value, int) and name == "ctime":
+                ctime_ms = value
+    except ValueError:
+        return (), None
+    return tuple(replicas), ctime_ms
+
+
+# -- locks and votes ---------------------------------------------------------------------------------------------------
+
+
+def pack_owner(owner: str) -> bytes:
+    """Of a lock: the holder's host name; of a vote: the candidate's id."""
+    return protobuf.pack_text(_OWNER, [("bookieId", owner.encode("utf-8"))])
+
+
+def parse_owner(data: bytes) -> str:
+    """Empty where it cannot be read."""
+    try:
+        values = [value for _, value in protobuf.parse_text(_OWNER, data)]
+        return values[-1].decode("utf-8") if values and isinstance(values[-1], bytes) else ""
+    except ValueError:
+        return ""
+
+
+# -- the rest ----------------------------------------------------------------------------------------------------------
+
+
+def check_layout(data: bytes) -> None:
+    """Of the whole area. Raises `MetadataCorrupt` for any other than the one there is."""
+    try:
+        found = dict(protobuf.parse_text(_LAYOUT, data))
+    except ValueError as error:
+        raise MetadataCorrupt(f"the layout of auto-recovery's records cannot be read: {error}") from error
+    if found != {"type": b"BASIC", "version": 1}:
+        raise MetadataCorrupt(f"auto-recovery's records have the layout {data!r:.120}, which is not known here")
+
+
+def pack_delay(delay_s: int) -> bytes:
+    return str(delay_s).encode("ascii")
+
+
+def parse_delay(data: bytes) -> int:
+    """Raises `MetadataCorrupt`."""
+    try:
+        delay_s = int(data.decode("ascii"))
+        if delay_s < 0:
+            raise ValueError("negative")
+        return delay_s
+    except ValueError as error:
+        way_out = "write it anew with `bk recovery delay` or Apache's lostbookierecoverydelay"
+        raise MetadataCorrupt(f"the delay for lost bookies is {data!r:.40}, no number of seconds: {way_out}") from error
+
+
+def pack_checked(at_ms: int) -> bytes:
+    return protobuf.pack(_CHECKED, [("ctime", at_ms)])
+
+
+def parse_checked(data: bytes) -> int | None:
+    """What cannot be read says that nobody knows, as if it had never been written."""
+    try:
+        return next((value for _, value in protobuf.parse(_CHECKED, data) if isinstance(value, int)), None)
+    except ValueError:
+        return None

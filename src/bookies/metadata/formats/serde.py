@@ -1,0 +1,366 @@
+"""Bytes of the records in a metadata store: ledger metadata in its three formats, and what a bookie publishes.
+
+Every format starts with the same 28 bytes and its number. Format 3, the default, is a binary protobuf message behind
+its length; 2 is the same message as text; 1 is lines of text that know neither digest nor password. What Apache's
+parser would refuse is refused in both directions, so an ill-formed record is neither believed nor written. Fields this
+version does not know are skipped in format 3 and, as in Apache, gone after the next update.
+
+Source: metadata 4 and 6.2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from bookies.encoding import protobuf
+from bookies.encoding.protobuf import Message, Schema
+from bookies.errors import MetadataCorrupt
+from bookies.model import (
+    INVALID_ENTRY_ID,
+    BookieId,
+    BookieInfo,
+    DigestType,
+    Endpoint,
+    Ensemble,
+    LedgerMetadata,
+    LedgerState,
+)
+
+_HEADER = b"BookieMetadataFormatVersion\t"
+_VERSION_SIZE_MAX = 10  # characters up to the line feed
+_IN_RECOVERY_LINE = -102  # what format 1 has in place of the last entry id
+_ID_MAX = (1 << 63) - 1
+
+_SEGMENT = Schema({"ensembleMember": (1, "bytes"), "firstEntryId": (2, "int")})
+_CUSTOM = Schema({"key": (1, "bytes"), "value": (2, "bytes")})
+_LEDGER = Schema(
+    {
+        "quorumSize": (1, "int"),
+        "ensembleSize": (2, "int"),
+        "length": (3, "int"),
+        "lastEntryId": (4, "int"),
+        "state": (5, LedgerState),
+        "segment": (6, _SEGMENT),
+        "digestType": (7, DigestType),
+        "password": (8, "bytes"),
+        "ackQuorumSize": (9, "int"),
+        "ctime": (10, "int"),
+        "customMetadata": (11, _CUSTOM),
+        "cToken": (12, "int"),
+    }
+)
+_ENDPOINT = Schema(
+    {
+        "id": (1, "bytes"),
+        "port": (2, "int"),
+        "host": (3, "bytes"),
+        "protocol": (4, "bytes"),
+        "auth": (5, "bytes"),
+        "extensions": (6, "bytes"),
+    }
+)
+_BOOKIE_INFO = Schema({"endpoints": (6, _ENDPOINT), "properties": (7, _CUSTOM)})
+
+
+# -- ledgers ----------------------------------------------------------------------------------------------------------
+
+
+def pack_ledger(metadata: LedgerMetadata) -> bytes:
+    """The record in the metadata's own format. Raises `MetadataCorrupt` for what no reader would accept."""
+    try:
+        _check(metadata)
+        header = _HEADER + b"%d\n" % metadata.format_version
+        if metadata.format_version == 1:
+            return header + _pack_lines(metadata)
+        message = _to_message(metadata)
+        if metadata.format_version == 2:
+            return header + protobuf.pack_text(_LEDGER, message)
+        body = protobuf.pack(_LEDGER, message)
+        return header + protobuf.pack_varint(len(body)) + body
+    except ValueError as error:
+        raise MetadataCorrupt(f"not written: {error}", ledger_id=metadata.ledger_id) from error
+
+
+def parse_ledger(ledger_id: int, data: bytes, ctime_ms: int | None = None) -> LedgerMetadata:
+    """Read a record of any format. `ctime_ms`: the store's own creation time, for formats 2 and 3 without one.
+
+    Raises `MetadataCorrupt`.
+    """
+    try:
+        version, body = _parse_header(data)
+        if version == 1:
+            metadata = _parse_lines(ledger_id, body)
+        elif version == 2:
+            metadata = _from_message(ledger_id, protobuf.parse_text(_LEDGER, body), 2, ctime_ms)
+        else:
+            size, offset = protobuf.parse_varint(body, 0)
+            if offset + size > len(body):
+                raise ValueError(f"{size} bytes announced, {len(body) - offset} there")
+            message = protobuf.parse(_LEDGER, body[offset : offset + size])
+            metadata = _from_message(ledger_id, message, 3, ctime_ms)
+        _check(metadata)
+    except ValueError as error:
+        raise MetadataCorrupt(f"ledger metadata: {error}", ledger_id=ledger_id) from error
+    return metadata
+
+
+def as_stored(metadata: LedgerMetadata, data: bytes, ctime_ms: int) -> LedgerMetadata:
+    """What `parse_ledger` makes of `data`, which is this record packed; in format 3 without the work."""
+    if metadata.format_version != 3:
+        return parse_ledger(metadata.ledger_id, data, ctime_ms)
+    last_entry_id, length = _end_of(metadata)
+    return metadata.replace(
+        last_entry_id=last_entry_id,
+        length=length,
+        password=None if metadata.password is None else bytes(metadata.password),
+        custom_metadata=MappingProxyType({key: bytes(value) for key, value in metadata.custom_metadata.items()}),
+        ctime_ms=metadata.ctime_ms if metadata.stores_ctime else ctime_ms,
+    )
+
+
+def _parse_header(data: bytes) -> tuple[int, bytes]:
+    if not data.startswith(_HEADER):
+        raise ValueError(f"starts with {data[:28]!r}")
+    end = data.find(b"\n", len(_HEADER), len(_HEADER) + _VERSION_SIZE_MAX + 1)
+    number = data[len(_HEADER) : end]
+    if end < 0 or not number.isdigit():
+        raise ValueError("no format version")
+    if int(number) not in (1, 2, 3):
+        raise ValueError(f"format version {int(number)} is not compatible, expected between 1 and 3")
+    return int(number), data[end + 1 :]
+
+
+_BOOKIE_ID = re.compile(r"[A-Za-z0-9.:-_-]+")  # the range from colon to underscore is Apache's
+
+
+def is_bookie_id(text: str) -> bool:
+    """Whether Apache would take the text for a bookie's id. Source: metadata 6.4."""
+    return _BOOKIE_ID.fullmatch(text) is not None and text.lower() != "readonly"
+
+
+def _check(metadata: LedgerMetadata) -> None:
+    """Raises ValueError that names the first thing wrong with a record. Source: metadata 4.2."""
+    if not 0 <= metadata.ledger_id <= _ID_MAX:
+        raise ValueError(f"ledger id {metadata.ledger_id} is out of range")
+    if not metadata.ensemble_size >= metadata.write_quorum >= metadata.ack_quorum >= 1:
+        sizes = f"{metadata.ensemble_size}, {metadata.write_quorum}, {metadata.ack_quorum}"
+        raise ValueError(f"ensemble size, write quorum and ack quorum are {sizes}")
+    if not metadata.ensembles:
+        raise ValueError("no fragment")
+    previous = -1
+    for first, ensemble in metadata.ensembles:
+        if first > _ID_MAX or (first != 0 if previous < 0 else first <= previous):
+            raise ValueError(f"a fragment starts at entry {first} after {previous}")
+        if len(ensemble) != metadata.ensemble_size:
+            raise ValueError(f"{len(ensemble)} bookies in the fragment at entry {first}, not {metadata.ensemble_size}")
+        for bookie in ensemble:
+            if not is_bookie_id(bookie):
+                raise ValueError(f"{bookie!r} is not a bookie id")
+        previous = first
+    if metadata.is_closed and not (-1 <= metadata.last_entry_id <= _ID_MAX and 0 <= metadata.length <= _ID_MAX):
+        raise ValueError(f"closed at entry {metadata.last_entry_id} with length {metadata.length}")
+    if (metadata.digest_type is None) is not (metadata.password is None):
+        raise ValueError("digest type and password are not both there")
+
+
+def _end_of(metadata: LedgerMetadata) -> tuple[int, int]:
+    """(last entry id, length) as stored: they mean something only when the ledger is closed."""
+    return (metadata.last_entry_id, metadata.length) if metadata.is_closed else (INVALID_ENTRY_ID, 0)
+
+
+def _to_message(metadata: LedgerMetadata) -> Message:
+    if metadata.format_version not in (2, 3):
+        raise ValueError(f"format version {metadata.format_version}")
+    last_entry_id, length = _end_of(metadata)
+    message: Message = [
+        ("quorumSize", metadata.write_quorum),
+        ("ensembleSize", metadata.ensemble_size),
+        ("length", length),
+        ("lastEntryId", last_entry_id),
+        ("state", int(metadata.state)),
+    ]
+    for first, ensemble in metadata.ensembles:
+        segment: Message = [("ensembleMember", bookie.encode("ascii")) for bookie in ensemble]
+        message.append(("segment", [*segment, ("firstEntryId", first)]))
+    if metadata.digest_type is not None and metadata.password is not None:
+        message += [("digestType", int(metadata.digest_type)), ("password", bytes(metadata.password))]
+    message.append(("ackQuorumSize", metadata.ack_quorum))
+    if metadata.stores_ctime:
+        if metadata.ctime_ms is None:
+            raise ValueError("creation time to be stored, but not known")
+        message.append(("ctime", metadata.ctime_ms))
+    for key, value in metadata.custom_metadata.items():
+        message.append(("customMetadata", [("key", key.encode("utf-8")), ("value", bytes(value))]))
+    if metadata.format_version == 3:
+        message.append(("cToken", metadata.creator_token))
+    return message
+
+
+def _from_message(ledger_id: int, message: Message, version: int, ctime_ms: int | None) -> LedgerMetadata:
+    numbers = {name: value for name, value in message if isinstance(value, int)}
+    for name in ("quorumSize", "ensembleSize", "length", "state"):
+        if name not in numbers:
+            raise ValueError(f"no {name}")
+    state = LedgerState(numbers["state"])
+    if state is LedgerState.CLOSED and "lastEntryId" not in numbers:
+        raise ValueError("closed, but no lastEntryId")
+    is_closed = state is LedgerState.CLOSED
+    password = next((value for name, value in reversed(message) if name == "password"), None)
+    assert password is None or isinstance(password, bytes)
+    write_quorum = numbers["quorumSize"]
+    return LedgerMetadata(
+        ledger_id=ledger_id,
+        ensemble_size=numbers["ensembleSize"],
+        write_quorum=write_quorum,
+        ack_quorum=numbers.get("ackQuorumSize", write_quorum),
+        ensembles=tuple(_segment(value) for name, value in message if name == "segment" and isinstance(value, list)),
+        state=state,
+        last_entry_id=numbers["lastEntryId"] if is_closed else INVALID_ENTRY_ID,
+        length=numbers["length"] if is_closed else 0,
+        # A password without a digest type means CRC32, the first of them, as for older Apache clients.
+        digest_type=None if password is None else DigestType(numbers.get("digestType", DigestType.CRC32)),
+        password=password,
+        custom_metadata=_map_of(message, "customMetadata"),
+        format_version=version,
+        ctime_ms=numbers.get("ctime", ctime_ms),
+        stores_ctime="ctime" in numbers,
+        creator_token=numbers.get("cToken", 0) if version == 3 else 0,
+    )
+
+
+def _segment(message: Message) -> tuple[int, Ensemble]:
+    numbers = {name: value for name, value in message if isinstance(value, int)}
+    if "firstEntryId" not in numbers:
+        raise ValueError("a fragment has no firstEntryId")
+    members = [value.decode("utf-8") for _, value in message if isinstance(value, bytes)]
+    return numbers["firstEntryId"], tuple(BookieId(member) for member in members)
+
+
+def _map_of(message: Message, field: str) -> Mapping[str, bytes]:
+    entries = [dict(value) for name, value in message if name == field and isinstance(value, list)]
+    pairs: dict[str, bytes] = {}
+    for entry in entries:
+        key, value = entry.get("key", b""), entry.get("value", b"")
+        assert isinstance(key, bytes)
+        assert isinstance(value, bytes)
+        pairs[key.decode("utf-8")] = value
+    return MappingProxyType(pairs)
+
+
+# -- ledgers, format 1 ------------------------------------------------------------------------------------------------
+
+
+def _pack_lines(metadata: LedgerMetadata) -> bytes:
+    """Digest, password and creation time have no place here, so a format 1 ledger is opened with the caller's own."""
+    if metadata.ack_quorum != metadata.write_quorum:
+        raise ValueError(f"format 1 has no ack quorum ({metadata.ack_quorum}) beside the write quorum")
+    if metadata.custom_metadata:
+        raise ValueError("format 1 has no custom metadata")
+    last_entry_id, length = _end_of(metadata)
+    lines = [str(metadata.write_quorum), str(metadata.ensemble_size), str(length)]
+    lines += ["\t".join((str(first), *ensemble)) for first, ensemble in metadata.ensembles]
+    lines.append("")
+    if metadata.state is LedgerState.CLOSED:
+        lines[-1] = f"{last_entry_id}\tCLOSED"
+    elif metadata.state is LedgerState.IN_RECOVERY:
+        lines[-1] = f"{_IN_RECOVERY_LINE}\tCLOSED"
+    return "\n".join(lines).encode("ascii")
+
+
+def _parse_lines(ledger_id: int, body: bytes) -> LedgerMetadata:
+    """As to Apache, the creation time of a format 1 ledger is unknown, whatever the store says."""
+    lines = body.decode("utf-8").split("\n")
+    if len(lines) < 3:
+        raise ValueError("ends too early")
+    write_quorum, ensemble_size, length = (_number(line) for line in lines[:3])
+    state, last_entry_id = LedgerState.OPEN, INVALID_ENTRY_ID
+    ensembles: list[tuple[int, Ensemble]] = []
+    for line in lines[3:]:
+        columns = line.split("\t")
+        if columns == [""]:
+            continue
+        if state is not LedgerState.OPEN:
+            raise ValueError("goes on after the terminal line")
+        if columns[1:] == ["CLOSED"]:
+            last_entry_id = _number(columns[0])
+            state = LedgerState.IN_RECOVERY if last_entry_id == _IN_RECOVERY_LINE else LedgerState.CLOSED
+        else:
+            ensembles.append((_number(columns[0]), tuple(BookieId(column) for column in columns[1:])))
+    is_closed = state is LedgerState.CLOSED
+    return LedgerMetadata(
+        ledger_id=ledger_id,
+        ensemble_size=ensemble_size,
+        write_quorum=write_quorum,
+        ack_quorum=write_quorum,
+        ensembles=tuple(ensembles),
+        state=state,
+        last_entry_id=last_entry_id if is_closed else INVALID_ENTRY_ID,
+        length=length if is_closed else 0,
+        digest_type=None,
+        password=None,
+        format_version=1,
+    )
+
+
+def _number(text: str) -> int:
+    if not re.fullmatch(r"-?[0-9]{1,19}", text):
+        raise ValueError(f"{text!r:.40} is not a number")
+    return int(text)
+
+
+# -- bookies ----------------------------------------------------------------------------------------------------------
+
+
+def pack_bookie_info(info: BookieInfo) -> bytes:
+    """What is stored at a bookie's registration. Source: metadata 6.2."""
+    message: Message = []
+    for endpoint in info.endpoints:
+        fields: Message = [
+            ("id", endpoint.id.encode("utf-8")),
+            ("port", endpoint.port),
+            ("host", endpoint.host.encode("utf-8")),
+            ("protocol", endpoint.protocol.encode("utf-8")),
+        ]
+        fields += [("auth", name.encode("utf-8")) for name in endpoint.auth]
+        fields += [("extensions", name.encode("utf-8")) for name in endpoint.extensions]
+        message.append(("endpoints", fields))
+    for key, value in info.properties.items():
+        message.append(("properties", [("key", key.encode("utf-8")), ("value", value.encode("utf-8"))]))
+    return protobuf.pack(_BOOKIE_INFO, message)
+
+
+def parse_bookie_info(bookie: BookieId, data: bytes) -> BookieInfo:
+    """Read a registration. Zero bytes, as bookies before 4.11 leave them, mean the address in the id itself.
+
+    Raises `MetadataCorrupt`.
+    """
+    if not data:
+        host, _, port = bookie.rpartition(":")
+        if not host or not re.fullmatch(r"[0-9]{1,5}", port):
+            return BookieInfo()  # unreachable: neither the id nor the data says where it is
+        return BookieInfo((Endpoint(bookie, host, int(port), "bookie-rpc"),))
+    try:
+        message = protobuf.parse(_BOOKIE_INFO, data)
+        endpoints = tuple(
+            _endpoint(value) for name, value in message if name == "endpoints" and isinstance(value, list)
+        )
+        properties = {key: value.decode("utf-8") for key, value in _map_of(message, "properties").items()}
+    except ValueError as error:
+        raise MetadataCorrupt(f"what the bookie published: {error}", bookie=bookie) from error
+    return BookieInfo(endpoints, MappingProxyType(properties))
+
+
+def _endpoint(message: Message) -> Endpoint:
+    texts: dict[str, list[str]] = {"id": [], "host": [], "protocol": [], "auth": [], "extensions": []}
+    port = None
+    for name, value in message:
+        if isinstance(value, bytes):
+            texts[name].append(value.decode("utf-8"))
+        elif isinstance(value, int):
+            port = value
+    if port is None or not (texts["id"] and texts["host"] and texts["protocol"]):
+        raise ValueError("an endpoint without id, port, host or protocol")
+    auth, extensions = tuple(texts["auth"]), tuple(texts["extensions"])
+    return Endpoint(texts["id"][-1], texts["host"][-1], port, texts["protocol"][-1], auth, extensions)

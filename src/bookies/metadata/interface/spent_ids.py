@@ -1,0 +1,61 @@
+"""The ids of deleted ledgers, as drivers for ZooKeeper and etcd store them: lists of runs, each for 65,536 ids."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from bookies.errors import MetadataCorrupt
+from bookies.protocol.quorums import IdSet
+
+SPENT_SIZE = 1 << 16  # ids in one list of deleted ledgers
+
+
+def is_spent_list(child: str) -> bool:
+    """Whether the last part of a path or key is a list's."""
+    return re.fullmatch(r"[0-9a-f]{12}", child) is not None
+
+
+def pack_spent(ids: IdSet) -> bytes:
+    """As runs: `0-4 7 9-12`, each number an offset in the list."""
+    runs = ([(0, ids.bound)] if ids.bound > 0 else []) + ids.runs
+    return " ".join(str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in runs).encode("ascii")
+
+
+def parse_spent(path: str, data: bytes) -> IdSet:
+    """Raises `MetadataCorrupt`."""
+    ids = IdSet(0)
+    try:
+        for word in data.decode("ascii").split():
+            first, _, last = word.partition("-")
+            start, stop = int(first), int(last or first) + 1
+            if not 0 <= start < stop <= SPENT_SIZE:
+                raise ValueError(f"{word!r} is no run of ids")
+            ids.add(start, stop)
+    except ValueError as error:
+        raise MetadataCorrupt(f"the list of deleted ledgers {path} cannot be read: {error}") from error
+    return ids
+
+
+def joined(lists: Mapping[int, IdSet]) -> tuple[tuple[int, int], ...]:
+    """All ids of lists, by the number of the list: runs (first, last), ascending and not touching."""
+    runs: list[tuple[int, int]] = []
+    for number, ids in sorted(lists.items()):
+        base = number * SPENT_SIZE
+        for start, stop in ([(0, ids.bound)] if ids.bound > 0 else []) + ids.runs:
+            if runs and runs[-1][1] == base + start - 1:
+                runs[-1] = (runs[-1][0], base + stop - 1)
+            else:
+                runs.append((base + start, base + stop - 1))
+    return tuple(runs)
+
+
+def divided(runs: Sequence[tuple[int, int]]) -> dict[int, list[tuple[int, int]]]:
+    """The other way: for each list its runs, as offsets in it."""
+    parts: dict[int, list[tuple[int, int]]] = {}
+    for first, last in runs:
+        for number in range(first // SPENT_SIZE, last // SPENT_SIZE + 1):
+            base = number * SPENT_SIZE
+            part = max(first, base) - base, min(last, base + SPENT_SIZE - 1) - base
+            parts.setdefault(number, []).append(part)
+    return parts

@@ -1,0 +1,7 @@
+"""ZooKeeper: the client port, and a driver with Apache's layout."""
+
+from __future__ import annotations
+
+from bookies.metadata.zookeeper.zookeeper_driver import ZooKeeperDriver
+
+__all__ = ["ZooKeeperDriver"]

@@ -1,0 +1,179 @@
+"""Bookies in ZooKeeper: their registrations, which live as long as a session, and who is there.
+
+Source: metadata 6.1 and 6.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from bookies.errors import MetadataError, SessionExpired
+from bookies.metadata.formats.serde import pack_bookie_info, parse_bookie_info
+from bookies.metadata.interface.driver import BookieSet
+from bookies.metadata.zookeeper.zk_layout import bookies_among, parent_of
+from bookies.metadata.zookeeper.zk_nodes import Nodes
+from bookies.metadata.zookeeper.zookeeper_port import (
+    Create,
+    Delete,
+    NodeMissing,
+    Operation,
+    OutcomeUnknown,
+    Refusal,
+    Stat,
+)
+from bookies.model import BookieId, BookieInfo, BookieMode
+
+STALE_AFTER_S = 1.0  # without an answer what a bookie published when it was last read has to do
+PATIENCE = 1.2  # session timeouts that a predecessor's registration may outlive it, because servers look now and then
+_WRITABLE, _READ_ONLY = BookieMode.WRITABLE, BookieMode.READ_ONLY
+_LOOKS = (_WRITABLE, _READ_ONLY, _WRITABLE)  # so that a bookie that becomes writable meanwhile is found
+
+
+class Bookies:
+    """See the module. `session`: a number that differs when the session does."""
+
+    def __init__(self, nodes: Nodes, lease_ms: int, session: Callable[[], int]) -> None:
+        self._nodes = nodes
+        self._zookeeper = nodes.zookeeper
+        self._lease_s = lease_ms / 1000
+        self._session = session
+        self._infos: dict[BookieId, BookieInfo] = {}  # as last read
+
+    # -- registration --------------------------------------------------------------------------------------------
+    async def register(self, bookie: BookieId, mode: BookieMode, info: BookieInfo) -> None:
+        """See `MetadataDriver.register`. Raises `SessionExpired` when the session goes meanwhile."""
+        data, session = pack_bookie_info(info), self._session()
+        loop = asyncio.get_running_loop()
+        deadline: float | None = None
+        unknown: OutcomeUnknown | None = None
+        while True:
+            try:
+                holder = await self._try_register(bookie, mode, data)
+            except OutcomeUnknown as error:
+                holder, unknown = bookie, error
+            if session != self._session():
+                raise SessionExpired("the session with ZooKeeper was lost during the registration", bookie=bookie)
+            if holder is None:
+                return
+            if deadline is None:
+                deadline = loop.time() + PATIENCE * self._lease_s
+            if loop.time() >= deadline:
+                raise unknown or MetadataError("another process keeps this bookie registered", bookie=bookie)
+            if holder != bookie:
+                await self._wait_gone(holder, deadline)
+
+    async def _try_register(self, bookie: BookieId, mode: BookieMode, data: bytes) -> str | None:
+        """None: done. Otherwise the path of another session's registration; or the bookie's id: try again.
+
+        The new registration and the end of the old one are one transaction, so the bookie is always there.
+        """
+        paths = self._nodes.paths
+        other_mode = _READ_ONLY if mode is _WRITABLE else _WRITABLE
+        path, other = paths.registration(bookie, mode), paths.registration(bookie, other_mode)
+        found, found_other = await asyncio.gather(
+            self._zookeeper.exists(path, sync=True), self._zookeeper.exists(other)
+        )
+        for each, stat in ((path, found), (other, found_other)):
+            if stat is not None and not self._is_own(stat):
+                return each
+        try:
+            operations = await self._changes(path, found, data)
+            if found_other is not None:
+                operations.append(Delete(other))
+            if operations:
+                await self._zookeeper.multi(operations)
+        except NodeMissing as refusal:
+            if refusal.path == path and found is None:
+                await self._nodes.ensure(parent_of(path))
+            return bookie
+        except Refusal:
+            return bookie
+        return await self._yield_to(path, other) if found is None and found_other is None else None
+
+    def _is_own(self, stat: Stat) -> bool:
+        return stat.owner == self._zookeeper.session_id
+
+    async def _changes(self, path: str, found: Stat | None, data: bytes) -> list[Operation]:
+        """A new node, also for new data: those who watch the list of bookies, and not each of them, learn of it."""
+        create = Create(path, data, self._nodes.acl, is_ephemeral=True)
+        if found is None:
+            return [create]
+        present, _ = await self._zookeeper.get(path)
+        return [] if present == data else [Delete(path, found.version), create]
+
+    async def _yield_to(self, path: str, other: str) -> str | None:
+        """Another process may have registered in the other mode at the same moment: then neither has, for now."""
+        stat = await self._zookeeper.exists(other, sync=True)
+        if stat is None or self._is_own(stat):
+            return None
+        try:
+            await self._zookeeper.delete(path)
+        except NodeMissing:
+            pass  # with our session
+        return other
+
+    async def _wait_gone(self, path: str, deadline: float) -> None:
+        """Wait until a node is deleted, changed, or the deadline has passed."""
+        changed = asyncio.Event()
+        try:
+            async with asyncio.timeout_at(deadline):
+                stat = await self._zookeeper.exists(path, watch=changed.set)
+                if stat is not None:
+                    await changed.wait()
+        except (TimeoutError, OutcomeUnknown):
+            pass  # The caller looks.
+        finally:
+            self._zookeeper.unwatch(changed.set)
+
+    async def unregister(self, bookie: BookieId) -> None:
+        for mode in BookieMode:
+            path = self._nodes.paths.registration(bookie, mode)
+            stat = await self._nodes.stat(path)
+            if stat is not None and self._is_own(stat):
+                try:
+                    await self._zookeeper.delete(path)
+                except NodeMissing:
+                    continue
+
+    # -- discovery -----------------------------------------------------------------------------------------------
+    async def present(self, mode: BookieMode, watch: Callable[[], None] | None = None) -> BookieSet:
+        found = await self._set_at(self._nodes.paths.registrations(mode), watch)
+        await self._learn(bookie for bookie in found.bookies if bookie not in self._infos)
+        return found
+
+    async def known(self) -> BookieSet:
+        """With a cookie."""
+        return await self._set_at(self._nodes.paths.cookies, None)
+
+    async def _set_at(self, path: str, watch: Callable[[], None] | None) -> BookieSet:
+        """Version: the transaction that changed the set last."""
+        found = await self._nodes.children(path, watch)
+        if found is None:
+            return BookieSet((), 0)
+        names, stat = found
+        return BookieSet(bookies_among(names), stat.pzxid if stat.cversion else 0)
+
+    async def info(self, bookie: BookieId) -> BookieInfo | None:
+        """As it is now; while ZooKeeper does not answer, as it was last: a writer must not lose its bookies with it."""
+        known = self._infos.get(bookie)
+        if known is None:
+            return await self._read_info(bookie)
+        try:
+            async with asyncio.timeout(STALE_AFTER_S):
+                return await self._read_info(bookie)
+        except (TimeoutError, MetadataError):
+            return known
+
+    async def _read_info(self, bookie: BookieId) -> BookieInfo | None:
+        for mode in _LOOKS:
+            found = await self._nodes.read(self._nodes.paths.registration(bookie, mode))
+            if found is not None:
+                self._infos[bookie] = parse_bookie_info(bookie, found[0])
+                return self._infos[bookie]
+        self._infos.pop(bookie, None)
+        return None
+
+    async def _learn(self, bookies: Iterable[BookieId]) -> None:
+        """Where these are, for the time when nobody can be asked; a failure is one when somebody wants to know."""
+        await asyncio.gather(*(self._read_info(bookie) for bookie in bookies), return_exceptions=True)

@@ -1,0 +1,330 @@
+"""Ledgers in ZooKeeper: their records, the ids that are spent, and the listing.
+
+Apache lets an id be used again after a deletion; our interface does not. So a deletion also adds the id to a list of
+its own, in one transaction, and a creation checks the version of that list in its transaction.
+Source: metadata 3, 4 and 5.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+
+from bookies.errors import InvalidArgument, LedgerNotFound, MetadataError, SessionExpired
+from bookies.metadata.formats import pack_ledger, parse_ledger
+from bookies.metadata.formats.serde import as_stored
+from bookies.metadata.interface.driver import Versioned
+from bookies.metadata.interface.recovery_store import LedgerLock, lock_lost
+from bookies.metadata.interface.spent_ids import SPENT_SIZE, divided, is_spent_list, joined, pack_spent, parse_spent
+from bookies.metadata.shared.store_driver import check_version, deleted_before, taken
+from bookies.metadata.zookeeper.zk_groups import Groups
+from bookies.metadata.zookeeper.zk_layout import (
+    Manager,
+    branches_among,
+    ledger_path,
+    ledgers_among,
+    parent_of,
+    tops_among,
+)
+from bookies.metadata.zookeeper.zk_nodes import ATTEMPTS_MAX, Nodes
+from bookies.metadata.zookeeper.zookeeper_port import (
+    Check,
+    Create,
+    Delete,
+    NodeExists,
+    NodeMissing,
+    NotEmpty,
+    Operation,
+    OutcomeUnknown,
+    Refusal,
+    SetData,
+    Stat,
+    WrongVersion,
+)
+from bookies.model import LedgerMetadata
+from bookies.protocol.quorums import IdSet
+
+_LISTS_COUNT_MAX = 64  # lists of spent ids that this driver remembers
+
+
+class SpentIds:
+    """The lists of ids that deleted ledgers had, each a znode; see the module."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self._lists: dict[str, tuple[bytes, int]] = {}  # path -> (data, the znode's version)
+
+    async def around(self, ledger_id: int) -> tuple[str, IdSet, int]:
+        """The list's path, a copy of it, and its znode's version, perhaps not the latest. Made if it is missing."""
+        path = self._nodes.paths.spent_list(ledger_id)
+        while path not in self._lists:
+            found = await self._nodes.read(path)
+            if found is None:
+                await self._nodes.ensure(path)
+                continue
+            if len(self._lists) >= _LISTS_COUNT_MAX:
+                del self._lists[next(iter(self._lists))]
+            self._lists[path] = (found[0], found[1].version)
+        data, version = self._lists[path]
+        return path, parse_spent(path, data), version
+
+    def forget(self, path: str) -> None:
+        """What we knew of a list is not true any more."""
+        self._lists.pop(path, None)
+
+    async def additions(self, ledger_ids: list[int]) -> list[SetData]:
+        """What a transaction has to write so that these are spent."""
+        changed: dict[str, tuple[IdSet, int]] = {}
+        for ledger_id in ledger_ids:
+            path, ids, version = await self.around(ledger_id)
+            ids, version = changed.setdefault(path, (ids, version))
+            ids.add(ledger_id % SPENT_SIZE, ledger_id % SPENT_SIZE + 1)
+        return [SetData(path, pack_spent(ids), version) for path, (ids, version) in changed.items()]
+
+    async def runs(self) -> tuple[tuple[int, int], ...]:
+        """All of them, see `GivenIds`."""
+        found = await self._nodes.children(self._nodes.paths.spent)
+        lists: dict[int, IdSet] = {}
+        for name in filter(is_spent_list, found[0] if found is not None else []):
+            path = f"{self._nodes.paths.spent}/{name}"
+            data = await self._nodes.read(path)
+            lists[int(name, 16)] = parse_spent(path, b"" if data is None else data[0])
+        return joined(lists)
+
+    async def restore(self, runs: Sequence[tuple[int, int]]) -> None:
+        """Add runs of ids (first, last)."""
+        for number, added in divided(runs).items():
+            while not await self._restore(number * SPENT_SIZE, added):
+                continue  # Somebody else changed the list.
+
+    async def _restore(self, base: int, added: list[tuple[int, int]]) -> bool:
+        path, ids, version = await self.around(base)
+        before = pack_spent(ids)
+        for first, last in added:
+            ids.add(first, last + 1)
+        data = pack_spent(ids)
+        self.forget(path)
+        try:
+            if data != before:
+                await self._nodes.zookeeper.set(path, data, version)
+        except (Refusal, OutcomeUnknown, SessionExpired):
+            return False
+        return True
+
+
+class Ledgers:
+    """See the module. `manager`: the layout, once the cluster's is known."""
+
+    def __init__(self, nodes: Nodes, spent: SpentIds, groups: Groups) -> None:
+        self.manager = Manager.HIERARCHICAL
+        self._nodes = nodes
+        self._zookeeper = nodes.zookeeper
+        self._groups = groups
+        self._spent = spent
+        self._deleting = asyncio.Lock()  # deletions of one driver would only repeat each other's transactions
+
+    def path(self, ledger_id: int) -> str | None:
+        """None for an id that can have none."""
+        return ledger_path(self._nodes.paths.root, self.manager, ledger_id)
+
+    def _required_path(self, ledger_id: int) -> str:
+        path = self.path(ledger_id)
+        if path is None:
+            raise InvalidArgument(f"ledger id {ledger_id} does not fit the layout {self.manager.value}")
+        return path
+
+    # -- records -------------------------------------------------------------------------------------------------
+    async def read(self, ledger_id: int) -> Versioned:
+        """Raises `LedgerNotFound`."""
+        path = self.path(ledger_id)
+        found = None if path is None else await self._nodes.read(path)
+        if path is None or found is None:
+            if path is not None:
+                self._nodes.remember(path, None)
+            raise LedgerNotFound("no such ledger in the metadata store", ledger_id=ledger_id)
+        return self._versioned(path, ledger_id, *found)
+
+    def _versioned(self, path: str, ledger_id: int, data: bytes, stat: Stat) -> Versioned:
+        self._nodes.remember(path, stat)
+        return Versioned(parse_ledger(ledger_id, data, stat.ctime_ms), stat.mzxid)
+
+    async def create(self, metadata: LedgerMetadata) -> Versioned:
+        """See `MetadataDriver.create_ledger`."""
+        data, ledger_id = pack_ledger(metadata), metadata.ledger_id
+        path = self._required_path(ledger_id)
+        attempts = 0
+        while True:
+            list_path, spent, version = await self._spent.around(ledger_id)
+            if ledger_id % SPENT_SIZE in spent:
+                raise deleted_before(ledger_id)
+            operations: list[Operation] = [
+                SetData(self._nodes.paths.revision, b""),  # the answer to which tells the transaction and its time
+                Check(list_path, version),
+                Create(path, data, self._nodes.acl),
+            ]
+            try:
+                revised = (await self._groups.multi(operations))[0]
+            except NodeExists:
+                found = await self._own_attempt(metadata)
+                if found is not None:
+                    return found
+            except Refusal as refusal:
+                if refusal.path == list_path:
+                    self._spent.forget(list_path)
+                else:
+                    await self._nodes.ensure(parent_of(path) if refusal.path == path else refusal.path)
+            except (OutcomeUnknown, SessionExpired):
+                attempts += 1
+                if attempts == ATTEMPTS_MAX:
+                    raise
+            else:
+                assert isinstance(revised, Stat)
+                zxid, now_ms = revised.mzxid, revised.mtime_ms
+                self._nodes.remember(path, Stat(zxid, zxid, zxid, now_ms, now_ms, 0, 0, 0, 0))
+                return Versioned(as_stored(metadata, data, now_ms), zxid)
+
+    async def _own_attempt(self, metadata: LedgerMetadata) -> Versioned | None:
+        """The record there is if we made it, and the answer was lost. None: it is gone. Raises `LedgerExists`.
+
+        Formats before 3 have no token, and then nobody can tell.
+        """
+        try:
+            found = await self.read(metadata.ledger_id)
+        except LedgerNotFound:
+            return None
+        if metadata.creator_token and found.metadata.creator_token == metadata.creator_token:
+            return found
+        raise taken(metadata.ledger_id)
+
+    async def write(self, metadata: LedgerMetadata, expected_version: int, lock: LedgerLock | None = None) -> Versioned:
+        """See `MetadataDriver.write_ledger`. After a lost answer, what is there tells what happened.
+
+        A lock ends with its session, and so does every request of that session which has not been carried out.
+        """
+        data, ledger_id = pack_ledger(metadata), metadata.ledger_id
+        path = self._required_path(ledger_id)
+        attempts = 0
+        while True:
+            version = self._nodes.znode_version(path, expected_version)
+            if version is None:
+                version = (await self._expect(path, ledger_id, expected_version)).version
+            if lock is not None and self._zookeeper.session_id != lock.session:
+                raise lock_lost(ledger_id)
+            # Under a lock at once, without an await since that was looked at.
+            multi = self._groups.multi if lock is None else self._zookeeper.multi
+            try:
+                stat = (await multi([SetData(path, data, version)]))[0]
+            except (NodeMissing, WrongVersion):
+                await self._expect(path, ledger_id, expected_version)
+                continue
+            except (OutcomeUnknown, SessionExpired):
+                found = await self._nodes.read(path)
+                if found is not None and found[1].version == version + 1 and found[0] == data:
+                    return self._versioned(path, ledger_id, *found)
+                await self._expect(path, ledger_id, expected_version)
+                attempts += 1
+                if attempts == ATTEMPTS_MAX:
+                    raise
+                continue
+            assert isinstance(stat, Stat)
+            self._nodes.remember(path, stat)
+            return Versioned(as_stored(metadata, data, stat.ctime_ms), stat.mzxid)
+
+    async def _expect(self, path: str, ledger_id: int, expected_version: int) -> Stat:
+        """Raises `LedgerNotFound`, `VersionConflict`."""
+        stat = await self._nodes.stat(path)
+        self._nodes.remember(path, stat)
+        if stat is None:
+            raise LedgerNotFound("no such ledger in the metadata store", ledger_id=ledger_id)
+        check_version(stat.mzxid, expected_version, ledger_id=ledger_id)
+        return stat
+
+    async def delete(self, ledger_id: int, expected_version: int | None) -> None:
+        """See `MetadataDriver.delete_ledger`."""
+        path = self.path(ledger_id)
+        if path is None:
+            return
+        async with self._deleting:
+            while (stat := await self._nodes.stat(path)) is not None:
+                if expected_version is not None:
+                    check_version(stat.mzxid, expected_version, ledger_id=ledger_id)
+                addition = (await self._spent.additions([ledger_id]))[0]
+                self._spent.forget(addition.path)
+                try:
+                    await self._nodes.repeat(partial(self._delete, path, stat.version, addition))
+                    break
+                except NotEmpty:
+                    raise MetadataError(f"{path} has children, so it cannot be deleted", ledger_id=ledger_id) from None
+                except Refusal:
+                    continue
+        await self.removed(path)
+
+    async def _delete(self, path: str, version: int, addition: SetData) -> None:
+        await self._zookeeper.multi([addition, Delete(path, version)])
+
+    async def removed(self, path: str) -> None:
+        """A ledger is gone: what is left of its path goes too, where Apache does it."""
+        if self.manager.has_long_ids:
+            await self._nodes.remove_empty_parents(path, self._nodes.paths.root)
+
+    # -- listing -------------------------------------------------------------------------------------------------
+    async def listing(self, page_count: int) -> AsyncIterator[list[int]]:
+        """Every ledger's id, ascending, in pages. Raises `MetadataError` rather than leave something out.
+
+        Who deletes what is not listed must not be told less than there is: a cluster that is not there, or that was
+        made anew meanwhile, is an error and not an empty list. Source: metadata 3.3 and 13.
+        """
+        identity = await self._identity()
+        page: list[int] = []
+        last = -1
+        async for ids in self._leaves():
+            if ids and ids[0] <= last:
+                raise MetadataError(f"the listing of ledgers is out of order: {ids[0]} after {last}")
+            last = ids[-1] if ids else last
+            page += ids
+            while len(page) >= page_count:
+                await self._check_identity(identity)
+                yield page[:page_count]
+                del page[:page_count]
+        await self._check_identity(identity)
+        if page:
+            yield page
+
+    async def _identity(self) -> tuple[int, int]:
+        """Which cluster this is, in terms of transactions."""
+        paths = self._nodes.paths
+        root, instance = await self._nodes.stat(paths.root), await self._nodes.stat(paths.instance_id)
+        if root is None:
+            raise MetadataError(
+                f"there is no cluster at {paths.root} in ZooKeeper, so nobody knows which ledgers there are; check "
+                "the path in the metadata URI"
+            )
+        return root.czxid, 0 if instance is None else instance.czxid
+
+    async def _check_identity(self, identity: tuple[int, int]) -> None:
+        if await self._identity() != identity:
+            raise MetadataError(f"the cluster at {self._nodes.paths.root} was formatted while its ledgers were listed")
+
+    async def _leaves(self) -> AsyncIterator[list[int]]:
+        root = self._nodes.paths.root
+        found = await self._nodes.children(root)
+        if found is None:
+            raise MetadataError(f"{root} was deleted while its ledgers were listed")
+        if self.manager is Manager.FLAT:
+            yield ledgers_among(root, self.manager, root, found[0])
+        for top, depth in tops_among(self.manager, found[0]):
+            async for ids in self._below(f"{root}/{top}", depth - 2):
+                yield ids
+
+    async def _below(self, path: str, levels: int) -> AsyncIterator[list[int]]:
+        """A znode that is gone was emptied: deletions remove what is empty."""
+        found = await self._nodes.children(path)
+        if found is None:
+            return
+        if levels == 0:
+            yield ledgers_among(self._nodes.paths.root, self.manager, path, found[0])
+            return
+        for branch in branches_among(found[0]):
+            async for ids in self._below(f"{path}/{branch}", levels - 1):
+                yield ids

@@ -1,0 +1,85 @@
+"""The file that a ZooKeeper URI names with `?options=FILE`: how to authenticate, and how to encrypt. TOML.
+
+    secure = true                     # what is created belongs to this identity alone; as Apache's zkEnableSecurity
+    digest = "bookies:secret"         # or
+    [sasl]
+    mechanism = "DIGEST-MD5"
+    username = "bookies"
+    password = "secret"
+    [tls]
+    authority = "/etc/bookies/ca.pem"
+    certificate = "/etc/bookies/client.pem"
+    key = "/etc/bookies/client.key"
+
+A file, because secrets have no place in a URI, which is printed and logged. Source: metadata 2.5.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+from bookies.errors import ConfigError
+from bookies.metadata.zookeeper.zookeeper_port import Credentials
+from bookies.runtime.ports import Disk
+
+_TOP = {"secure": bool, "digest": str, "sasl": dict, "tls": dict}
+_TLS = {
+    "authority": str,
+    "certificate": str,
+    "key": str,
+    "key_password": str,
+    "check_certificate": bool,
+    "check_host_name": bool,
+}
+
+
+def read_options(disk: Disk, path: str | None) -> Credentials:
+    """None: no credentials, no TLS. Raises `ConfigError`."""
+    if path is None:
+        return Credentials()
+    try:
+        return parse_options(path, disk.read_bytes(path))
+    except OSError as error:
+        raise ConfigError(f"the options of ZooKeeper cannot be read from {path}: {error.strerror}") from error
+
+
+def parse_options(path: str, data: bytes) -> Credentials:
+    """Raises `ConfigError` that names the file and the line or word, and never a secret."""
+    try:
+        found = tomllib.loads(data.decode("utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    _check(path, "", found, _TOP)
+    sasl, tls = found.get("sasl", {}), found.get("tls", {})
+    _check(path, "tls.", tls, _TLS)
+    _check(path, "sasl.", sasl, dict.fromkeys(sasl, str))
+    digest = found.get("digest")
+    if digest is not None and ":" not in digest:
+        raise ConfigError(f"{path}: digest must be USER:PASSWORD")
+    if sasl and "mechanism" not in sasl:
+        raise ConfigError(f"{path}: sasl needs a mechanism, as DIGEST-MD5 or GSSAPI")
+    if ("certificate" in tls) is not ("key" in tls):
+        raise ConfigError(f"{path}: tls.certificate and tls.key belong together")
+    if found.get("secure") and not (digest or sasl or "certificate" in tls):
+        raise ConfigError(f"{path}: secure = true needs an identity: digest, sasl, or tls.certificate and tls.key")
+    return Credentials(
+        digest=digest,
+        sasl=tuple(sasl.items()),
+        is_tls="tls" in found,
+        authority=tls.get("authority"),
+        certificate=tls.get("certificate"),
+        key=tls.get("key"),
+        key_password=tls.get("key_password"),
+        checks_certificate=tls.get("check_certificate", True),
+        checks_host_name=tls.get("check_host_name", True),
+        is_secure=found.get("secure", False),
+    )
+
+
+def _check(path: str, where: str, found: dict[str, Any], known: dict[str, type]) -> None:
+    for name, value in found.items():
+        if name not in known:
+            raise ConfigError(f"{path}: {where}{name} is not known; known are {', '.join(known)}")
+        if not isinstance(value, known[name]):
+            raise ConfigError(f"{path}: {where}{name} must be a {known[name].__name__}")

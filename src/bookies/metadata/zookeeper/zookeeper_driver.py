@@ -1,0 +1,231 @@
+"""The metadata driver on ZooKeeper, in Apache's layout: our bookies and clients beside Apache's in one cluster.
+
+`ZooKeeperDriver` is one session. What is where is in `zk_layout`; the parts that do the work are `zk_ledgers`,
+`zk_ids`, `zk_bookies`, `zk_records` and `zk_recovery`, over `zk_nodes` and `zk_groups`. A lost session takes
+registrations, locks and votes with it, nothing else: the owner is told, everything goes on in the next session, and
+watches look again.
+Source: metadata 1 to 8 and 11.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TypeVar
+
+from bookies.errors import (
+    ConfigError,
+    MetadataCorrupt,
+    MetadataError,
+    SessionExpired,
+)
+from bookies.metadata.interface import Watch
+from bookies.metadata.interface.driver import GivenIds, LedgerEvent
+from bookies.metadata.interface.request_counts import RequestCounts
+from bookies.metadata.shared.observers import Eyes
+from bookies.metadata.shared.session_driver import DriverParts, SessionDriver
+from bookies.metadata.shared.store_driver import parse_instance_id
+from bookies.metadata.zookeeper.counted_zookeeper import CountedZooKeeper
+from bookies.metadata.zookeeper.zk_bookies import Bookies
+from bookies.metadata.zookeeper.zk_groups import Groups
+from bookies.metadata.zookeeper.zk_ids import LedgerIds
+from bookies.metadata.zookeeper.zk_layout import (
+    Manager,
+    Paths,
+    managers_of,
+    pack_layout,
+    parent_of,
+    parse_layout,
+)
+from bookies.metadata.zookeeper.zk_ledgers import Ledgers, SpentIds
+from bookies.metadata.zookeeper.zk_nodes import Nodes
+from bookies.metadata.zookeeper.zk_records import Records, Transactions
+from bookies.metadata.zookeeper.zk_recovery import RecoveryArea
+from bookies.metadata.zookeeper.zookeeper_port import (
+    Acl,
+    Create,
+    NodeExists,
+    NodeMissing,
+    OutcomeUnknown,
+    Refusal,
+    ZooKeeper,
+)
+from bookies.model import BookieId, BookieInfo, BookieMode
+from bookies.runtime.ports import Runtime
+from bookies.runtime.tasks import Tasks
+
+T = TypeVar("T")
+
+
+class ZooKeeperDriver(SessionDriver):
+    """One session with the cluster below `root`. `manager`: the layout that the URI asks for, None for whatever is
+    there. `is_secure`: what we create belongs to the identity that the session authenticates as, alone.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        zookeeper: ZooKeeper,
+        runtime: Runtime,
+        root: str,
+        *,
+        manager: Manager | None = None,
+        lease_ms: int,
+        may_create: bool = True,
+        is_secure: bool = False,
+    ) -> None:
+        self.zookeeper = zookeeper
+        self._wanted = manager
+        self._may_create = may_create
+        self._paths = Paths(root)
+        operations = RequestCounts()
+        self._requests = CountedZooKeeper(zookeeper, operations, self._paths.kind)
+        self._nodes = Nodes(self._requests, self._paths, Acl.CREATOR if is_secure else Acl.OPEN)
+        self._spent = SpentIds(self._nodes)
+        self._ledgers = Ledgers(self._nodes, self._spent, Groups(self._requests, self._require_open))
+        self._ids = LedgerIds(self._nodes, self._require_open)
+        self._sessions_lost = 0
+        self._bookies = Bookies(self._nodes, lease_ms, lambda: self._sessions_lost)
+        self._needs_session = False  # something of ours ends with the present one
+        records = Records(self._nodes)
+        transactions = Transactions(self._nodes, self._ledgers, self._spent, records)
+        lost, use = (lambda: self._sessions_lost), self._use_session
+        recovery = RecoveryArea(self._nodes, lost, use, self._require_open, self._open_observers)
+        parts = DriverParts(
+            self._paths, self._ledgers, self._bookies, records, transactions, recovery, NodeExists, NodeMissing
+        )
+        super().__init__(uri, lease_ms, runtime, parts, operations)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._tasks is None else f"{self._ledgers.manager.value}, session {self.session_id}"
+        return f"<{type(self).__name__} {self.uri} {state}>"
+
+    # -- the session ---------------------------------------------------------------------------------------------
+    @property
+    def session_id(self) -> int | None:
+        """Of the session that our registrations, locks and votes end with; None when there are none."""
+        return self.zookeeper.session_id if self._needs_session else None
+
+    def _use_session(self) -> None:
+        self._needs_session = True
+
+    async def open(self) -> None:
+        assert self._tasks is None, "opened twice"
+        self.zookeeper.on_session_lost(self._session_lost)
+        await self.zookeeper.open()
+        try:
+            await self._open_layout()
+        except BaseException:
+            await self.zookeeper.close()
+            raise
+        tasks = Tasks(self._died)
+        eyes = Eyes(self._nodes.last_seen, self._nodes.version, self._bookies.present, self.zookeeper.unwatch)
+        self._opened(tasks, eyes)
+
+    async def _leave(self) -> None:
+        await self.zookeeper.close()
+
+    def _session_lost(self) -> None:
+        self._sessions_lost += 1
+        if self._needs_session:
+            self._needs_session = False
+            self._tell_expired()
+
+    # -- the cluster ---------------------------------------------------------------------------------------------
+    async def _open_layout(self) -> None:
+        """Find out how ids become paths, or say it where nobody has. Source: metadata 2.2."""
+        wanted = self._wanted or Manager.HIERARCHICAL
+        found = await self._nodes.read(self._paths.layout)
+        if found is None and await self._nodes.stat(self._paths.root) is None:
+            if not self._may_create:
+                raise self._no_cluster()
+            self._ledgers.manager = wanted  # stored when the cluster is made
+            return
+        if found is None:
+            await self._check_no_ledgers()
+            await self._store_layout(wanted)
+        self._ledgers.manager = parse_layout(found[0]) if found is not None else wanted
+        if self._wanted not in (None, self._ledgers.manager):
+            raise ConfigError(
+                f"{self.uri} asks for the layout {wanted.value}, but the cluster has {self._ledgers.manager.value}: "
+                "write zk:// to take the cluster's"
+            )
+        try:
+            await self._requests.create(self._paths.registrations(BookieMode.READ_ONLY), b"", self._nodes.acl)
+        except (Refusal, OutcomeUnknown, SessionExpired):
+            pass  # It is there, or the cluster is not complete; whoever needs it makes it.
+
+    async def _check_no_ledgers(self) -> None:
+        """Raises `MetadataCorrupt` when LAYOUT is lost: under a wrong one the ledgers would look as if deleted."""
+        found = await self._nodes.children(self._paths.root)
+        fitting = managers_of(found[0] if found is not None else ())
+        if not fitting or self._wanted in fitting:
+            return
+        names = " or ".join(each.value for each in fitting)
+        raise MetadataCorrupt(
+            f"{self._paths.layout} is missing, but there are ledgers, of the layout {names}. Nothing was changed. "
+            "Restore it from a backup; or, if you know the layout, name it once: `bk metadata show --metadata "
+            "zk+LAYOUT://...`"
+        )
+
+    async def _store_layout(self, manager: Manager) -> None:
+        data = pack_layout(manager)
+        try:
+            await self._nodes.repeat(lambda: self._requests.create(self._paths.layout, data, self._nodes.acl))
+        except NodeExists:
+            found = await self._nodes.read(self._paths.layout)
+            if found is None or found[0] != data:
+                raise MetadataError(f"somebody else wrote another layout to {self._paths.layout}; try again") from None
+
+    async def _make_cluster(self, instance_id: str) -> None:
+        # Somebody else was faster, or our own attempt may have been: whoever wants it looks.
+        with contextlib.suppress(Refusal, OutcomeUnknown, SessionExpired):
+            await self._initialize(instance_id.encode("utf-8"))
+
+    async def _initialize(self, instance_id: bytes) -> None:
+        """As Apache's initnewcluster, and where its znodes are there in part, the rest. Source: metadata 2.6."""
+        paths, acl = self._paths, self._nodes.acl
+        missing = [paths.root, paths.registrations(BookieMode.WRITABLE), paths.registrations(BookieMode.READ_ONLY)]
+        missing = [path for path in missing if await self._nodes.stat(path) is None]
+        await self._nodes.ensure(parent_of(paths.root))
+        nodes = [Create(path, b"", acl) for path in missing]
+        await self._requests.multi([*nodes, Create(paths.instance_id, instance_id, acl)])
+        if await self._nodes.read(paths.layout) is None:
+            await self._store_layout(self._ledgers.manager)
+
+    async def instance_id(self) -> str | None:
+        self._require_open()
+        found = await self._nodes.read(self._paths.instance_id)
+        return None if found is None else parse_instance_id(found[0], self._paths.instance_id)
+
+    @property
+    def layout(self) -> str:
+        return self._ledgers.manager.value
+
+    # -- moving a cluster ----------------------------------------------------------------------------------------
+    async def given_ids(self) -> GivenIds:
+        self._require_open()
+        return GivenIds(await self._ids.bound(self._ledgers.manager), await self._spent.runs())
+
+    async def restore_ids(self, ids: GivenIds) -> None:
+        self._require_open()
+        await self._nodes.ensure(self._paths.root)
+        if await self._nodes.read(self._paths.layout) is None:
+            await self._store_layout(self._ledgers.manager)
+        await self._ids.raise_to(self._ledgers.manager, ids.next_id)
+        await self._spent.restore(ids.spent)
+
+    # -- ledgers -------------------------------------------------------------------------------------------------
+    async def next_ledger_id(self) -> int:
+        self._require_open()
+        return await self._ids.next(self._ledgers.manager)
+
+    # -- bookies -------------------------------------------------------------------------------------------------
+    async def register(self, bookie: BookieId, mode: BookieMode, info: BookieInfo) -> None:
+        self._require_registrable(bookie)
+        self._use_session()
+        await self._bookies.register(bookie, mode, info)
+
+    # -- watches -------------------------------------------------------------------------------------------------
+    def watch_ledger(self, ledger_id: int, callback: Callable[[LedgerEvent], None]) -> Watch:
+        return self._open_observers().ledger(self._ledgers.path(ledger_id), callback)

@@ -1,0 +1,300 @@
+"""Re-replication's decisions: what to copy from whom to whom, and when the record may name the new bookies.
+
+    choose targets  ->  copy every entry that the positions store  ->  swap the bookies in the record
+
+In this order and no other (I-18): a record that names a bookie sends readers there, so the copies must be complete
+and durable first. Until the swap nothing has changed; a copy that breaks off leaves garbage that a bookie forgets by
+itself, and can be repeated at any time (X-72).
+
+Only finished fragments are copied. One that may still grow would hide what is written meanwhile, and the swap would
+race with the writer's own (X-70).
+
+Entries are copied as they are, byte by byte: their digest needs no password, and every replica stays identical to
+what the writer sent. Adds carry the recovery flag, since the ledger is usually fenced at the target or will be
+(X-71). A position gets only the ids it stores (D-22). Source: client-protocol 7.3.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from bookies.errors import FragmentNotFinished, InvalidArgument, NotEnoughBookies, VersionConflict
+from bookies.model import BookieId, Ensemble, LedgerMetadata
+from bookies.protocol.ledger.ledger import changed_record
+from bookies.protocol.placement.candidates import Candidates
+from bookies.protocol.placement.placement import choose_replacements
+from bookies.protocol.quorums import write_set
+from bookies.protocol.quorums.quorum import next_stored, stores
+from bookies.protocol.repair.fragments import Fragment, FragmentVerdict, ReplicaState, ReplicaVerdict
+
+ENTRIES_MAX = 1000  # copied at a time
+STRIPED_ENTRIES_MAX = 64  # of a striped fragment, whose entries are read one by one, all at once
+SIZE_MAX = 1 << 20  # bytes copied at a time, as far as the size of entries can be told
+ENTRY_SIZE_GUESS = 1024.0
+OLD_WEIGHT = 0.8  # of the average entry size, when new sizes come in
+
+
+class Replacement(NamedTuple):
+    """`new` takes the place of `old` at a position; the same one: its copies are renewed."""
+
+    position: int
+    old: BookieId
+    new: BookieId
+
+
+def check_finished(fragment: Fragment) -> None:
+    """Raises `FragmentNotFinished`."""
+    if not fragment.is_finished:
+        raise FragmentNotFinished(
+            f"the fragment of entries {fragment.first} to {fragment.last} can still receive entries, or is not known "
+            "to be finished yet: recover the ledger first",
+            ledger_id=fragment.ledger_id,
+        )
+
+
+def choose_targets(
+    fragment: Fragment,
+    positions: Sequence[int],
+    candidates: Sequence[BookieId],
+    exclude: Collection[BookieId] = (),
+) -> tuple[Replacement, ...]:
+    """One new bookie for each position, none of them a member already, as well placed as can be.
+
+    `candidates`: in order of preference. Raises `NotEnoughBookies`.
+    """
+    if not positions:
+        return ()
+    members = fragment.ensemble
+    try:
+        targets = choose_replacements(
+            Candidates.of(candidates), members, positions, fragment.write_quorum, fragment.ack_quorum, exclude
+        )
+    except NotEnoughBookies as error:
+        error.ledger_id, error.entry_id = fragment.ledger_id, fragment.first
+        raise
+    return tuple(Replacement(position, members[position], targets[position]) for position in positions)
+
+
+def choose_some_targets(
+    fragment: Fragment,
+    positions: Sequence[int],
+    candidates: Sequence[BookieId],
+    exclude: Collection[BookieId] = (),
+) -> tuple[Replacement, ...]:
+    """As `choose_targets`, for as many of the positions as there are bookies for, the first ones first.
+
+    What stands in the way of the others is what `choose_targets` says of them once the record names the new bookies.
+    Raises `NotEnoughBookies` when not even one of them can be replaced.
+    """
+    try:
+        return choose_targets(fragment, positions, candidates, exclude)
+    except NotEnoughBookies:
+        chosen: tuple[Replacement, ...] = ()
+        for position in positions if len(positions) > 1 else ():
+            with contextlib.suppress(NotEnoughBookies):
+                chosen = choose_targets(fragment, [*(each.position for each in chosen), position], candidates, exclude)
+        if not chosen:
+            raise
+        return chosen
+
+
+def replaced_in(fragment: Fragment, replacements: Sequence[Replacement]) -> Fragment:
+    """The fragment once the record names the new bookies."""
+    new = {each.position: each.new for each in replacements}
+    return replace(fragment, ensemble=tuple(new.get(at, bookie) for at, bookie in enumerate(fragment.ensemble)))
+
+
+def renewals(fragment: Fragment, positions: Sequence[int]) -> tuple[Replacement, ...]:
+    """Bookies that stay where they are, and get again what they have lost."""
+    members = fragment.ensemble
+    return tuple(Replacement(position, members[position], members[position]) for position in positions)
+
+
+def repairs(
+    verdict: FragmentVerdict,
+    candidates: Sequence[BookieId],
+    exclude: Collection[BookieId] = (),
+    lost: Collection[BookieId] = (),
+) -> tuple[Replacement, ...]:
+    """What makes an under-replicated fragment whole as far as it is known what it lacks: writable bookies that lost
+    entries get them again; those that cannot take them, and `lost` bookies, are replaced, as many of them as can be.
+    Raises `NotEnoughBookies` when there is nothing that can be done.
+    """
+    fragment = verdict.fragment
+    members = fragment.ensemble
+    unknown = [each.position for each in unknown_replicas(verdict, lost)]
+    missing = verdict.positions(ReplicaState.MISSING)
+    renewed = [each for each in missing if members[each] in candidates and members[each] not in exclude]
+    replaced = [each for each in verdict.bad_positions if each not in renewed and each not in unknown]
+    try:
+        targets = choose_some_targets(fragment, replaced, candidates, exclude)
+    except NotEnoughBookies:
+        if not renewed:
+            raise
+        targets = ()
+    return (*renewals(fragment, renewed), *targets)
+
+
+def unknown_replicas(verdict: FragmentVerdict, lost: Collection[BookieId]) -> list[ReplicaVerdict]:
+    """Those that may be as good as ever: their bookies do not answer, or cannot tell, and do not count as lost."""
+    unknown = verdict.positions(ReplicaState.UNAVAILABLE, ReplicaState.CANNOT_TELL)
+    return [each for each in verdict.replicas if each.position in unknown and each.bookie not in lost]
+
+
+class FragmentCopy:
+    """What to copy next. Read `next_ids`, write their `shares`, report with `copied`, until it is done.
+
+    Raises `FragmentNotFinished`, and `InvalidArgument` for replacements that do not fit the fragment.
+    """
+
+    def __init__(self, fragment: Fragment, replacements: Sequence[Replacement]) -> None:
+        check_finished(fragment)
+        _check_replacements(fragment, replacements)
+        self.fragment = fragment
+        self.replacements = tuple(replacements)
+        self.swap = Swap(fragment, self.replacements)  # to be committed when everything is copied, not before
+        self._positions = [each.position for each in replacements]
+        self._next = self._first_from(fragment.first)
+        self._entry_size = ENTRY_SIZE_GUESS
+
+    @property
+    def is_done(self) -> bool:
+        return self._next > self.fragment.last
+
+    def next_ids(self) -> Sequence[int]:
+        """The ids to copy now, ascending; consecutive (a `range`) unless the fragment is striped."""
+        fragment = self.fragment
+        count = max(1, int(SIZE_MAX / self._entry_size))
+        if not fragment.is_striped:
+            return range(self._next, min(fragment.last, self._next + min(count, ENTRIES_MAX) - 1) + 1)
+        ids: list[int] = []
+        entry_id = self._next
+        while entry_id <= fragment.last and len(ids) < min(count, STRIPED_ENTRIES_MAX):
+            ids.append(entry_id)
+            entry_id = self._first_from(entry_id + 1)
+        return ids
+
+    def sources(self, entry_id: int) -> list[BookieId]:
+        """Whom to ask for an entry: those that stay, then those that are replaced, then those that lost something,
+        though perhaps not this entry."""
+        fragment, size = self.fragment, len(self.fragment.ensemble)
+        holders = [fragment.ensemble[position] for position in write_set(entry_id, size, fragment.write_quorum)]
+        distrust = {each.old: 2 if each.old == each.new else 1 for each in self.replacements}
+        return sorted(holders, key=lambda bookie: distrust.get(bookie, 0))
+
+    def shares(self, ids: Sequence[int]) -> list[tuple[BookieId, Sequence[int]]]:
+        """Which of these ids to write to whom; nobody with nothing."""
+        fragment, size = self.fragment, len(self.fragment.ensemble)
+        shares: list[tuple[BookieId, Sequence[int]]] = []
+        for position, _, target in self.replacements:
+            share = ids
+            if fragment.is_striped:
+                share = [entry_id for entry_id in ids if stores(position, entry_id, size, fragment.write_quorum)]
+            if share:
+                shares.append((target, share))
+        return shares
+
+    def copied(self, last: int, count: int, size: int) -> None:
+        """`count` entries up to `last`, in all `size` bytes, are durable on every target that is to store them."""
+        assert last >= self._next
+        self._next = self._first_from(last + 1)
+        self._entry_size = OLD_WEIGHT * self._entry_size + (1 - OLD_WEIGHT) * size / count
+
+    def _first_from(self, entry_id: int) -> int:
+        size = len(self.fragment.ensemble)
+        return min(next_stored(position, entry_id, size, self.fragment.write_quorum) for position in self._positions)
+
+
+def _check_replacements(fragment: Fragment, replacements: Sequence[Replacement]) -> None:
+    after = list(fragment.ensemble)
+    for position, old, new in replacements:
+        if not 0 <= position < len(after) or fragment.ensemble[position] != old:
+            raise InvalidArgument(f"bookie {old} is not at position {position} of [{', '.join(fragment.ensemble)}]")
+        after[position] = new
+    positions = {each.position for each in replacements}
+    is_twice = any(after.count(each.new) > 1 for each in replacements)
+    if not replacements or len(positions) < len(replacements) or is_twice:
+        raise InvalidArgument(f"no way to replace {len(replacements)} bookies of [{', '.join(fragment.ensemble)}]")
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """The change of the record, as a pair for the metadata update loop. Touches this fragment's positions only."""
+
+    fragment: Fragment
+    replacements: tuple[Replacement, ...]
+
+    def check_unchanged(self, record: LedgerMetadata) -> None:
+        """Before copying: raises `VersionConflict` unless the record has the fragment as it was planned for."""
+        if self._ensemble_in(record) != self.fragment.ensemble:
+            raise self._conflict("other bookies hold it now")
+
+    def needed(self, record: LedgerMetadata) -> bool:
+        """Whether an old bookie is still there. Raises `VersionConflict` when it is not the same fragment any more."""
+        ensemble = self._ensemble_in(record)
+        return any(ensemble[position] == old != new for position, old, new in self.replacements)
+
+    def apply(self, record: LedgerMetadata) -> LedgerMetadata:
+        """The record with the new bookies. Somebody else's replacements are kept.
+
+        Raises `VersionConflict` when a new bookie has become a member elsewhere in the ensemble meanwhile.
+        """
+        changed = list(self._ensemble_in(record))
+        for position, old, new in self.replacements:
+            if changed[position] == old != new:
+                if new in changed:
+                    raise self._conflict(f"bookie {new} holds another position of it now")
+                changed[position] = new
+        first = self.fragment.first
+        return changed_record(
+            record,
+            ensembles=tuple(
+                (each, tuple(changed) if each == first else ensemble) for each, ensemble in record.ensembles
+            ),
+        )
+
+    def _ensemble_in(self, record: LedgerMetadata) -> Ensemble:
+        index = record.fragment_index(self.fragment.first)
+        first, ensemble = record.ensembles[index]
+        is_last = index == len(record.ensembles) - 1
+        last = record.last_entry_id if is_last else record.ensembles[index + 1][0] - 1
+        if is_last and not record.is_closed:
+            raise FragmentNotFinished("the fragment can still receive entries", ledger_id=record.ledger_id)
+        if (first, last) != (self.fragment.first, self.fragment.last):
+            raise self._conflict(f"it reaches from {first} to {last} now")
+        return ensemble
+
+    def _conflict(self, reason: str) -> VersionConflict:
+        first, last = self.fragment.first, self.fragment.last
+        return VersionConflict(
+            f"the fragment of entries {first} to {last} has changed meanwhile: {reason}; nothing was "
+            "changed, replicate it again",
+            ledger_id=self.fragment.ledger_id,
+        )
+
+
+class RateLimit:
+    """Keep to a rate. `bytes_per_s`: None: as fast as it goes."""
+
+    def __init__(self, bytes_per_s: float | None) -> None:
+        if bytes_per_s is not None and bytes_per_s <= 0:
+            raise InvalidArgument(f"bytes_per_s={bytes_per_s}: must be above 0; None: as fast as it goes")
+        self._bytes_per_s = bytes_per_s
+        self._free_at = 0.0
+
+    def spent(self, size: int, now: float) -> float:
+        """`size` bytes were moved: seconds to wait before the next."""
+        if self._bytes_per_s is None:
+            return 0.0
+        self._free_at = max(self._free_at, now) + size / self._bytes_per_s
+        return self._free_at - now
+
+    def begins(self, now: float) -> float:
+        """A copy is to begin, however small: seconds to wait before. Of interest to a pace that gives way."""
+        return 0.0
+
+    def took(self, seconds: float, now: float) -> None:
+        """It took so long until a copy was durable: of interest to a pace that gives way."""

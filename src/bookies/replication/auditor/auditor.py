@@ -1,0 +1,228 @@
+"""The auditor: notices bookies that are lost, and marks the ledgers that need them; looks at replicas now and then.
+
+Two tasks. One follows the bookies: when one counts as lost, or is to be emptied, it reads every ledger's record and
+marks those that need it; when several are away that are not lost yet it marks those that have one replica left
+(`protocol/repair/absence.py` says why not more). The other makes the checks that are due, which ask bookies and take long, in
+one pass over the records.
+
+A mark is a claim that workers look into: an auditor that is wrong costs them a look, not a copy. Everything it writes
+can be repeated, so one that dies, or two at a time, do no harm. Source: metadata 8.1 to 8.4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bookies.client.client import Client
+from bookies.config import RecoveryConfig
+from bookies.metadata.interface import MetadataDriver
+from bookies.metadata.interface.driver import READ_AT_ONCE, Versioned
+from bookies.metadata.interface.recovery_store import AuditKind
+from bookies.model import BookieId
+from bookies.protocol.repair import RateLimit
+from bookies.protocol.repair.absence import HURRY_S, due_in_s
+from bookies.replication.auditor.checks import Check, Endangered, Listings, LostBookies, Placement, Replicas
+from bookies.replication.base import Membership
+from bookies.replication.base.recovery_switch import Switch
+from bookies.replication.base.replication_records import Coverage, records
+from bookies.runtime.events import Events
+from bookies.runtime.ports import Clock
+from bookies.runtime.tasks import all_of
+
+WAITING = "waiting for its election"
+PATROL_S = 60.0  # between two looks at which checks are due
+
+
+@dataclass(slots=True)
+class PassReport:
+    """One pass over all ledgers. Times: wall clock, ms; `ended_ms` None: under way, or broken off."""
+
+    checks: tuple[str, ...]
+    began_ms: int
+    ended_ms: int | None = None
+    ledgers: int = 0
+    marked: int = 0
+    unreadable: int = 0
+    unreadable_ids: Sequence[int] = ()
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+
+class Auditor:
+    """The work of the auditor that is elected. `run` it; `last`: its passes, by what they look for."""
+
+    def __init__(
+        self,
+        client: Client,
+        driver: MetadataDriver,
+        membership: Membership,
+        switch: Switch,
+        config: RecoveryConfig,
+        clock: Clock,
+        events: Events,
+    ) -> None:
+        self.last: dict[str, PassReport] = {}
+        self.doing = WAITING
+        self._client = client
+        self._driver = driver
+        self._membership = membership
+        self._switch = switch
+        self._config = config
+        self._clock = clock
+        self._events = events
+        self._rate = RateLimit(config.audit_metadata_rate)
+        self._news = asyncio.Event()
+        self._audited: dict[BookieId, None] = {}
+        self._hurried: tuple[BookieId, ...] = ()
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it is the one that is elected."""
+        return self.doing != WAITING
+
+    async def run(self) -> None:
+        """Audit until cancelled. Raises `MetadataError`; then call it again, later."""
+        self._audited, self._hurried = {}, ()
+        self._membership.listen(self._news.set)
+        try:
+            await all_of((self._follow_bookies(), self._patrol()))
+        finally:
+            self._membership.unlisten(self._news.set)
+            self.doing = WAITING
+
+    # -- bookies that go -----------------------------------------------------------------------------------------
+    async def _follow_bookies(self) -> None:
+        loop = asyncio.get_running_loop()
+        membership, config = self._membership, self._config
+        triggers = membership.triggered
+        next_check: float = loop.time()
+        while True:
+            self._news.clear()
+            await self._switch.wait_on()
+            await membership.refresh()
+            if membership.triggered != triggers:
+                triggers = membership.triggered
+                membership.absence.declare(loop.time())
+                next_check = loop.time()
+            lost = list(dict.fromkeys([*membership.lost(), *membership.draining]))
+            is_periodic = loop.time() >= next_check
+            if is_periodic or any(bookie not in self._audited for bookie in lost):
+                if await self._find_ledgers_of(lost) and is_periodic:
+                    interval_s = config.audit_bookies_interval_s
+                    next_check = loop.time() + interval_s if interval_s else float("inf")
+                continue
+            self._audited = dict.fromkeys(lost)
+            if await self._hurry():
+                continue
+            await self._wait(next_check - loop.time())
+
+    async def _find_ledgers_of(self, lost: Sequence[BookieId]) -> bool:
+        """Mark the ledgers that need these, which are lost or to be emptied. False: switched off meanwhile."""
+        check = LostBookies(lost)
+        if not await self._pass([check], self._rate):
+            return False
+        self._membership.note_named(check.named)
+        self._audited = dict.fromkeys(lost)
+        return True
+
+    async def _hurry(self) -> bool:
+        """Mark what cannot wait for the delay; whether there was anything to look at."""
+        away = tuple(self._membership.absence.endangering(asyncio.get_running_loop().time()))
+        if away != self._hurried:
+            self._hurried = ()  # Who came back and goes again is looked at again.
+        if not away or away == self._hurried or all(bookie in self._audited for bookie in away):
+            return False
+        if await self._pass([Endangered(away)], self._rate):
+            self._hurried = away
+        return True
+
+    async def _wait(self, timeout_s: float) -> None:
+        next_loss_s = self._membership.next_loss_s()
+        if next_loss_s is not None:
+            timeout_s = min(timeout_s, next_loss_s, HURRY_S)
+        self.doing = "watching the bookies"
+        try:
+            async with asyncio.timeout(None if timeout_s == float("inf") else max(0.001, timeout_s)):
+                await self._news.wait()
+        except TimeoutError:
+            return
+
+    # -- checks that take long -----------------------------------------------------------------------------------
+    async def _patrol(self) -> None:
+        config, store = self._config, self._driver.recovery
+        intervals = {
+            AuditKind.ALL_LEDGERS: config.audit_ledgers_interval_s,
+            AuditKind.REPLICAS: config.audit_replicas_interval_s,
+            AuditKind.PLACEMENT: config.audit_placement_interval_s,
+        }
+        rate = RateLimit(config.audit_metadata_rate)
+        while True:
+            await self._switch.wait_on()
+            due = {
+                kind: due_in_s(interval_s, await store.checked_at_ms(kind), self._clock.wall_ms())
+                for kind, interval_s in intervals.items()
+                if interval_s
+            }
+            now_due = [kind for kind, wait_s in due.items() if wait_s is not None and wait_s <= 0]
+            if not now_due:
+                times = [wait_s for wait_s in due.values() if wait_s is not None]
+                await asyncio.sleep(min([PATROL_S, *times]))
+            elif await self._pass([self._check_of(kind) for kind in now_due], rate):
+                for kind in now_due:
+                    await store.set_checked_at_ms(kind, self._clock.wall_ms())
+
+    def _check_of(self, kind: AuditKind) -> Check:
+        administration = self._client.administration()
+        if kind is AuditKind.REPLICAS:
+            return Listings(administration, self._membership)
+        if kind is AuditKind.PLACEMENT:
+            return Placement(administration, self._config.recovery_repairs_placement)
+        return Replicas(administration, self._membership, self._config.audit_verification_percentage)
+
+    # -- one pass ------------------------------------------------------------------------------------------------
+    async def _pass(self, checks: Sequence[Check], rate: RateLimit) -> bool:
+        """Show every record to these checks, mark what they find. False: switched off meanwhile."""
+        report = PassReport(tuple(check.name for check in checks), self._clock.wall_ms())
+        for check in checks:
+            self.last[check.name] = report
+        self.doing = f"looking for {' and '.join(report.checks)}"
+        coverage = Coverage()
+        async for page in records(self._driver, rate, coverage):
+            if await self._switch.is_off():
+                return False
+            await self._look_at(page, checks, report)
+            report.ledgers, report.unreadable = coverage.ledgers, coverage.unreadable_count
+            report.unreadable_ids = coverage.unreadable
+        report.facts = {name: value for check in checks for name, value in check.facts().items()}
+        report.ended_ms = self._clock.wall_ms()
+        self._events.info("audit.passed", checks="+".join(report.checks), ledgers=report.ledgers, marked=report.marked)
+        if report.unreadable:
+            self._events.error("audit.unreadable_records", count=report.unreadable, first=coverage.unreadable[0])
+        return True
+
+    async def _look_at(self, page: Sequence[Versioned], checks: Sequence[Check], report: PassReport) -> None:
+        waiting = iter(page)
+
+        async def work() -> None:
+            for found in waiting:
+                marked = await self._look(found, checks)
+                report.marked += marked
+
+        asks_bookies = any(check.asks_bookies for check in checks)
+        lanes = min(len(page), self._config.audit_ledgers_at_once if asks_bookies else READ_AT_ONCE)
+        await all_of(work() for _ in range(lanes))
+
+    async def _look(self, found: Versioned, checks: Sequence[Check]) -> int:
+        """How many marks were made or grew: 0 or 1."""
+        replicas: dict[BookieId, None] = {}
+        is_bad = False
+        for check in checks:
+            bad = await check.look(found)
+            if bad is not None:
+                is_bad = True
+                replicas.update(dict.fromkeys(bad))
+        if not is_bad:
+            return 0
+        marked = await self._driver.recovery.mark(found.metadata.ledger_id, list(replicas), self._clock.wall_ms())
+        return int(marked)

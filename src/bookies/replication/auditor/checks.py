@@ -1,0 +1,183 @@
+"""The checks of an auditor: what each looks for in one ledger, and whom it takes for lost there.
+
+A check is given every record of a pass and answers with the bookies to mark the ledger with; None: nothing is wrong,
+or nothing is known. Only what is certain is marked: a bookie that does not answer, or cannot say, is not one that has
+lost an entry. Source: metadata 8.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from bookies.client.repair import Administration
+from bookies.errors import BookKeeperError, ClientClosed, LedgerNotFound
+from bookies.metadata.interface.driver import Versioned
+from bookies.model import BookieId
+from bookies.protocol.ledger.offload import is_given_up
+from bookies.protocol.placement.placement_policy import Adherence
+from bookies.protocol.repair.absence import is_endangered
+from bookies.protocol.repair.fragments import ReplicaState, fragments_on, fragments_to_check, is_stored_on
+from bookies.replication.base import Membership
+
+
+class Check(Protocol):
+    """`name`: as in reports. `asks_bookies`: it takes long, and only some ledgers are checked at a time."""
+
+    name: str
+    asks_bookies: bool
+
+    async def look(self, found: Versioned) -> Sequence[BookieId] | None:
+        """The bookies to mark the ledger with; they may be none. None: it needs no mark. Raises `MetadataError`."""
+
+    def facts(self) -> dict[str, object]:
+        """What people may want to know of it, beside the marks."""
+
+
+class LostBookies:
+    """Ledgers that need one of these bookies, which are lost or to be emptied. Remembers whom records name."""
+
+    name = "lost bookies"
+    asks_bookies = False
+
+    def __init__(self, lost: Collection[BookieId]) -> None:
+        self._lost = lost
+        self.named: dict[BookieId, None] = {}
+
+    async def look(self, found: Versioned) -> Sequence[BookieId] | None:
+        if not is_given_up(found.metadata):  # Nobody has to come back for what is in files.
+            self.named.update(dict.fromkeys(found.metadata.bookies))
+        return [each for each in self._lost if is_stored_on(found.metadata, each)] or None
+
+    def facts(self) -> dict[str, object]:
+        return {"lost": list(self._lost)}
+
+
+class Endangered:
+    """Ledgers with one replica left while several bookies are away that are not lost yet."""
+
+    name = "endangered ledgers"
+    asks_bookies = False
+
+    def __init__(self, away: Collection[BookieId]) -> None:
+        self._away = away
+
+    async def look(self, found: Versioned) -> Sequence[BookieId] | None:
+        if not is_endangered(found.metadata, self._away):
+            return None
+        return [each for each in self._away if is_stored_on(found.metadata, each)]
+
+    def facts(self) -> dict[str, object]:
+        return {"away": list(self._away)}
+
+
+class Replicas:
+    """Ledgers of which a registered bookie says that it lacks an entry, or has a damaged one. Reads the first and the
+    last entry of every replica, and a sample of the others."""
+
+    name = "replicas by reading"
+    asks_bookies = True
+
+    def __init__(self, administration: Administration, membership: Membership, percentage: int) -> None:
+        self._administration = administration
+        self._membership = membership
+        self._percentage = percentage
+        self._unknown = 0
+
+    async def look(self, found: Versioned) -> Sequence[BookieId] | None:
+        try:
+            check = await self._administration.check_record(
+                found, self._membership.registered, percentage=self._percentage
+            )
+        except ClientClosed:
+            raise
+        except BookKeeperError:
+            self._unknown += 1
+            return None  # Whatever it is, it is no proof.
+        self._unknown += any(
+            replica.state in (ReplicaState.UNAVAILABLE, ReplicaState.CANNOT_TELL)
+            for verdict in check.fragments
+            for replica in verdict.replicas
+        )
+        missing = {
+            replica.bookie: None
+            for verdict in check.fragments
+            if verdict.fragment.is_finished  # In others entries may be on their way.
+            for replica in verdict.replicas
+            if replica.state is ReplicaState.MISSING
+        }
+        return list(missing) or None
+
+    def facts(self) -> dict[str, object]:
+        return {"ledgers with replicas of which nothing is known": self._unknown}
+
+
+class Listings:
+    """Sealed ledgers of which a bookie's own list, or its not knowing the ledger, leaves out an entry. Reads no entry:
+    one request a replica."""
+
+    name = "replicas by lists"
+    asks_bookies = True
+
+    def __init__(self, administration: Administration, membership: Membership) -> None:
+        self._administration = administration
+        self._membership = membership
+
+    async def look(self, found: Versioned) -> Sequence[BookieId] | None:
+        record = found.metadata
+        if not record.is_closed or record.last_entry_id < 0:
+            return None
+        fragments = fragments_to_check(record, -1)
+        members = dict.fromkeys(bookie for fragment in fragments for bookie in fragment.ensemble)
+        lacking = []
+        for bookie in members:
+            if bookie not in self._membership.registered:
+                continue
+            for fragment, positions in fragments_on(fragments, [bookie]):
+                try:
+                    scan = await self._administration.scan_replica(
+                        record, bookie, fragment.stored(positions[0]), is_listing=True
+                    )
+                except ClientClosed:
+                    raise
+                except (LedgerNotFound, BookKeeperError):
+                    break
+                if scan.bad:
+                    lacking.append(bookie)
+                    break
+        return lacking or None
+
+    def facts(self) -> dict[str, object]:
+        return {}
+
+
+class Placement:
+    """Sealed ledgers that do not meet the placement policy. `repairs`: whether they are marked; then without naming a
+    bookie, for none has lost anything. Counts them in any case."""
+
+    name = "placement"
+    asks_bookies = False
+
+    def __init__(self, administration: Administration, repairs: bool) -> None:
+        self._administration = administration
+        self._repairs = repairs
+        self._counts = {Adherence.FAIL: 0, Adherence.SOFT: 0}
+
+    async def look(self, found: Versioned) -> Sequence[BookieId] | None:
+        record = found.metadata
+        if not record.is_closed or record.last_entry_id < 0:
+            return None
+        worst = Adherence.STRICT
+        for fragment in fragments_to_check(record, -1):
+            adherence, _ = await self._administration.judge_placement(fragment)
+            worst = min(worst, Adherence(adherence))
+        if worst is Adherence.STRICT:
+            return None
+        self._counts[worst] += 1
+        return [] if self._repairs and worst is Adherence.FAIL else None
+
+    def facts(self) -> dict[str, object]:
+        return {
+            "not adhering": self._counts[Adherence.FAIL],
+            "adhering, less than desired": self._counts[Adherence.SOFT],
+        }

@@ -1,0 +1,185 @@
+"""`AutoRecovery`: the auditor (if elected) and the worker of one process, supervised, with a status for people.
+
+It has a client of its own, with a session, connections and memory of its own: what happens to it does not happen to the
+bookie that it may share a process with. Every part is started again when it fails; nothing it raises gets out.
+Source: metadata 8 (the roles of one process); it does not end with its session, as Apache's does, but begins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from functools import partial
+from typing import Any
+
+from bookies.client.client import Client
+from bookies.config import RecoveryConfig
+from bookies.errors import BookKeeperError, MetadataError
+from bookies.metadata.interface import MetadataDriver
+from bookies.model import BookieId
+from bookies.protocol.repair.adaptive_rate import AdaptiveRate
+from bookies.replication.auditor import Auditor
+from bookies.replication.auditor.election import lead
+from bookies.replication.base import Membership
+from bookies.replication.base.recovery_switch import Switch
+from bookies.replication.daemon.supervision import Supervised, supervise
+from bookies.replication.operator.status import (
+    ProcessStatus,
+    StatusRecord,
+    pack,
+    pass_facts,
+    remove_old,
+    report_facts,
+)
+from bookies.replication.repair import Worker
+from bookies.runtime.events import Events
+from bookies.runtime.ports import Runtime
+from bookies.runtime.tasks import all_of
+
+# What always changes, and is no reason to write a status.
+RESTLESS = ("busy", "metadata_operations", "metadata_operations_by_name")
+REWRITE_S = 120.0  # a status is written, even if nothing has changed: it says that the process is there
+SILENCE_S = 180.0  # of the store; then a new session is tried
+STOP_S = 5.0  # for giving back what is held; then the session's end does
+
+
+class AutoRecovery:
+    """`client`, `driver`: open, and not closed here. `bookie`: stands for auditor under this id. `owner`: of locks."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        client: Client,
+        driver: MetadataDriver,
+        config: RecoveryConfig,
+        bookie: BookieId,
+        owner: str,
+    ) -> None:
+        self.pace = AdaptiveRate(config.recovery_rate_size or None)
+        self._runtime = runtime
+        self._driver = driver
+        self._config = config
+        self._bookie = bookie
+        self._name = f"{bookie}@{owner}" if owner != bookie else owner
+        self._events = Events("recovery", runtime.clock)
+        self.membership = Membership(driver, runtime.clock, config.lost_bookie_delay_s, self._events)
+        self._switch = Switch(driver.recovery)
+        self.auditor = Auditor(client, driver, self.membership, self._switch, config, runtime.clock, self._events)
+        self.worker = Worker(
+            runtime, client, driver, self.membership, self._switch, config, owner, self.pace, self._events
+        )
+        self._tasks = [Supervised("auditor"), Supervised("worker"), Supervised("status")]
+        self._record = StatusRecord(driver, self._name)
+
+    async def run(self) -> None:
+        """Take part until cancelled. Gives back locks and vote, and removes its status, when the store lets it.
+
+        Raises `MetadataError` when the store has not answered for long: perhaps another session can reach it.
+        """
+        try:
+            await self._begin()
+            jitter = self._runtime.random.uniform
+            work = [
+                lambda: lead(self._driver.recovery, self._bookie, self.auditor.run),
+                self.worker.run,
+                self._publish,
+            ]
+            supervised = [
+                supervise(task, each, self._events, jitter) for task, each in zip(self._tasks, work, strict=True)
+            ]
+            await all_of((self._watch_session(), *supervised))
+        finally:
+            self.membership.stop()
+            self._switch.stop()
+            with contextlib.suppress(BookKeeperError, TimeoutError):
+                async with asyncio.timeout(STOP_S):
+                    await self._record.delete()
+
+    async def _begin(self) -> None:
+        """Learn what there is; as often as it takes."""
+        while True:
+            try:
+                await self.membership.start()
+                await self._switch.start()
+                return
+            except MetadataError as error:
+                self.membership.stop()
+                self._switch.stop()
+                self._events.warning("recovery.waits_for_store", error=error)
+                await asyncio.sleep(self._runtime.random.uniform(0.5, 1.5))
+
+    async def _watch_session(self) -> None:
+        loop = asyncio.get_running_loop()
+        answered_at = loop.time()
+        while True:
+            await asyncio.sleep(SILENCE_S / 6)
+            try:
+                await self._driver.recovery.is_enabled()
+                answered_at = loop.time()
+            except MetadataError as error:
+                if loop.time() - answered_at >= SILENCE_S:
+                    raise MetadataError(
+                        f"the metadata store has not answered for {SILENCE_S:.0f} s: {error}"
+                    ) from error
+
+    # -- what people see -----------------------------------------------------------------------------------------
+    def status(self) -> ProcessStatus:
+        """What this process does, and what it cannot do."""
+        worker, loop = self.worker, asyncio.get_running_loop()
+        reports = sorted(worker.reports.values(), key=lambda each: (-len(each.losses), each.fewest or 0, each.since_ms))
+        doing = {"auditor": self.auditor.doing, "worker": worker.doing, "status": "writes this"}
+        tasks: list[dict[str, Any]] = [
+            {
+                "task": task.name,
+                "doing": doing[task.name],
+                "starts": task.starts,
+                "failures": task.failures,
+                "error": task.error,
+            }
+            for task in self._tasks
+        ]
+        passes = {id(each): each for each in self.auditor.last.values()}
+        facts = {
+            "waiting": worker.waiting_count,
+            "busy": {str(ledger_id): round(loop.time() - since, 1) for ledger_id, since in worker.busy.items()},
+            "ledgers_repaired": worker.totals.ledgers,
+            "fragments_repaired": worker.totals.fragments,
+            "ledgers_sealed": worker.totals.sealed,
+            "entries_copied": worker.totals.entries,
+            "bytes_copied": worker.totals.size,
+            "bytes_per_s_allowed": round(self.pace.bytes_per_s),
+            "metadata_operations": self._driver.operations.total,
+            "metadata_operations_by_name": self._driver.operations.by_name(),
+            "acted_ms": worker.acted_ms,
+            "trouble": worker.trouble,
+        }
+        now_ms = self._runtime.clock.wall_ms()
+        return ProcessStatus(
+            self._name,
+            self._bookie,
+            now_ms,
+            tasks,
+            [pass_facts(each) for each in passes.values()],
+            facts,
+            [report_facts(each) for each in reports],
+            lost=tuple(self.membership.lost()),
+        )
+
+    async def _publish(self) -> None:
+        """Keep the record in the metadata store up to date, now and then."""
+        interval_s = self._config.recovery_report_interval_ms / 1000
+        tidy = partial(remove_old, self._driver)
+        written: dict[str, Any] = {}
+        written_at = -1e9
+        loop = asyncio.get_running_loop()
+        await tidy(self._runtime.clock.wall_ms())
+        while True:
+            status = self.status()
+            news = {"tasks": status.tasks, "auditor": status.auditor, "reports": status.reports, "lost": status.lost}
+            news |= status.worker
+            for name in RESTLESS:
+                news.pop(name)
+            if news != written or loop.time() - written_at >= REWRITE_S:
+                await self._record.write(pack(status))
+                written, written_at = news, loop.time()
+            await asyncio.sleep(interval_s * self._runtime.random.uniform(0.75, 1.25))

@@ -1,0 +1,9 @@
+"""What operators start themselves: status, repair, drain, balance."""
+
+from __future__ import annotations
+
+from bookies.replication.operator.balance import Balance
+from bookies.replication.operator.drain import Drain
+from bookies.replication.operator.manual_repair import ManualRepair
+
+__all__ = ["Balance", "Drain", "ManualRepair"]

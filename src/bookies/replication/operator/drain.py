@@ -1,0 +1,606 @@
+"""Empty a bookie: copy what it has to others, ledger by ledger, until no record names it for an entry.
+
+    announce it  ->  find its ledgers  ->  repair each under its lock  ->  look again, until none is left
+
+The intent is a note that writers and auto-recovery heed (`metadata/shared/bookie_notes.py`): writers take the bookie last,
+and nobody copies to it. It stays when the command is interrupted or finds ledgers that it cannot do; then whoever
+begins again goes on, since every ledger is either done, and its record says so, or as it was.
+
+The work is that of a worker (`repair.py`: check, copy before swap, check again), done here and at once, and not left to
+workers by marks: so it works in a cluster where nobody takes part in auto-recovery or where that is switched off, its
+pace is the operator's, and how far it is is known and not guessed. Workers that take part help: they find the same
+intent, and the ledger's lock sees to it that no ledger is copied twice.
+
+A bookie that is stopped counts as lost here, by the word of the operator; all others only as auto-recovery judges: by
+marks and by what processes that take part have seen, as in `by_hand.py`, for this one has only begun to watch.
+Source: metadata 8.11 and 8.12, client-protocol 7.4; pains 34.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from bookies.client.base.metadata_loop import MetadataLoop
+from bookies.client.client import Client
+from bookies.config import RecoveryConfig
+from bookies.errors import (
+    BookKeeperError,
+    ClientClosed,
+    CookieNotFound,
+    LedgerNotFound,
+    MetadataError,
+    NotEnoughBookies,
+    VersionConflict,
+)
+from bookies.metadata.interface import MetadataDriver
+from bookies.metadata.interface.bookie_places import note_place
+from bookies.metadata.interface.driver import Versioned
+from bookies.metadata.interface.recovery_store import LedgerLock, Mark
+from bookies.metadata.shared import BookieNotes
+from bookies.model import BookieId
+from bookies.protocol.repair import Fragment, RateLimit
+from bookies.protocol.repair.drain import Forecast, Portion, interleaved, portion_of
+from bookies.protocol.repair.fragments import fragments_on, is_stored_on
+from bookies.protocol.repair.repair_work import Cause, Circumstances, RepairState, Wait
+from bookies.replication.base import Membership
+from bookies.replication.base.replication_records import Coverage, records
+from bookies.replication.base.store_outage import StoreOutageRetry
+from bookies.replication.operator.status import ProcessStatus, taken_for_lost, witnesses
+from bookies.replication.repair import LedgerRepair
+from bookies.replication.repair.ledger_repair import UNLIMITED_S, Outcome, Totals, not_sealed
+from bookies.runtime.events import Events
+from bookies.runtime.ports import Runtime
+from bookies.runtime.tasks import all_of
+
+LANES = 8  # ledgers at a time
+PERCENTAGE = 0  # of entries read by the check, beside the first and the last
+STATE_S = 5.0  # between two notes of how far it is
+STOP_S = 2.0  # for a last note, when it is interrupted
+AGAIN_S = 5.0  # before another look at ledgers that wait for something
+STORE_TRIES = 3  # for ledgers of which the store did not answer, though it does by now
+LOCKED = "whoever is repairing it"
+DELAY_S = RecoveryConfig().lost_bookie_delay_s  # where the store has none: nobody takes part in auto-recovery
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """Entries first..last of a ledger that keep the bookie from being empty, `last` -1: all from there on. `cause`:
+    what kind of thing; `reason`: in words. `can_be_sealed`: sealing the ledger would help."""
+
+    ledger_id: int
+    first: int
+    last: int
+    cause: str
+    reason: str
+    can_be_sealed: bool = False
+
+
+@dataclass(slots=True)
+class DrainPlan:
+    """What there is to do. `targets`: bytes that each bookie would get, as the choice falls today.
+
+    `unreadable`: ledgers whose record says nothing, so that nobody knows whether they name the bookie. `helpers`:
+    processes that take part in auto-recovery, which find the intent and copy, too, each at the rate of its own
+    settings, and go on when this one stops; none while that is switched off.
+    """
+
+    bookie: BookieId
+    mode: str
+    portions: list[Portion] = field(default_factory=list)
+    targets: dict[BookieId, int] = field(default_factory=dict)
+    blocked: list[Blocked] = field(default_factory=list)
+    unreadable: Sequence[int] = ()
+    helpers: list[str] = field(default_factory=list)
+
+    @property
+    def fragments(self) -> int:
+        return sum(each.fragments for each in self.portions)
+
+    @property
+    def entries(self) -> int:
+        return sum(each.entries for each in self.portions)
+
+    @property
+    def size(self) -> int:
+        return sum(each.size for each in self.portions)
+
+
+@dataclass(frozen=True, slots=True)
+class DrainProgress:
+    """How far it is. `size_done`, `size`: bytes, estimated; `waits_for`: some ledgers that cannot be done now.
+
+    `trouble`: of the metadata store, since it answered last.
+    """
+
+    ledgers_done: int
+    ledgers: int
+    entries: int
+    size_done: int
+    size: int
+    remaining_s: float | None
+    waits_for: Sequence[Blocked] = ()
+    trouble: str | None = None
+
+
+@dataclass(slots=True)
+class DrainResult:
+    """What came of it. `is_empty`: no record names the bookie for an entry. `blocked`: why not.
+
+    `entries`, `size`: copied here, in bytes. `took_s`; `predicted_s`: what the first forecast made of that.
+    `marked`: ledgers that still lack replicas for another reason, which auto-recovery has been told.
+    """
+
+    is_empty: bool = False
+    is_cancelled: bool = False
+    blocked: list[Blocked] = field(default_factory=list)
+    entries: int = 0
+    size: int = 0
+    took_s: float = 0.0
+    predicted_s: float | None = None
+    predicted_after_s: float | None = None
+    marked: list[int] = field(default_factory=list)
+    unreadable: Sequence[int] = ()
+
+
+class Drain:
+    """Of one bookie. `start` first, `stop` at the end. `owner`: of locks and of the intent, for people.
+
+    `seals`: whether ledgers whose writer goes on writing to the bookie are sealed, which ends the writer.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        client: Client,
+        driver: MetadataDriver,
+        bookie: BookieId,
+        owner: str,
+        *,
+        pace: RateLimit | None = None,
+        seals: bool = False,
+    ) -> None:
+        self._driver = driver
+        self._outlasting = StoreOutageRetry(driver)
+        self._updating = partial(MetadataLoop, runtime, driver, on_trouble=self._outlasting.failed)
+        self._bookie = bookie
+        self._owner = owner
+        self._pace = pace or RateLimit(None)
+        self._seals = seals
+        self._wall_ms = runtime.clock.wall_ms
+        self._administration = client.administration()
+        self._notes = BookieNotes(driver, runtime.clock.wall_ms)
+        self._events = Events("drain", runtime.clock)
+        self._membership = Membership(driver, runtime.clock, DELAY_S, self._events, writes_delay=False)
+        self._blocked: dict[int, list[Blocked]] = {}
+        self._busy: dict[int, tuple[Portion, Totals]] = {}
+        self._done = Totals()
+        self._total: dict[int, Portion] = {}  # all that there was or is to do
+        self._finished: dict[int, Portion] = {}
+        self._expected_to_wait: dict[int, None] = {}  # by the plan
+        self._is_cancelled = False
+        self._marked: dict[int, None] = {}
+        self._witnesses: list[ProcessStatus] = []
+
+    async def start(self) -> None:
+        """Raises `MetadataError`."""
+        await self._membership.start()
+
+    def stop(self) -> None:
+        self._membership.stop()
+
+    # -- looking -------------------------------------------------------------------------------------------------
+    async def plan(self) -> DrainPlan:
+        """What there is to do, and what stands in the way as far as records and registrations tell; changes nothing."""
+        plan = DrainPlan(self._bookie, await self._mode())
+        if await self._driver.recovery.is_enabled():
+            plan.helpers = [each.name for each in await witnesses(self._driver)]
+        plan.unreadable = await self._each(lambda found: self._plan_ledger(found, plan))
+        plan.portions.sort(key=lambda each: each.ledger_id)
+        plan.blocked.sort(key=lambda each: (each.ledger_id, each.first))
+        return plan
+
+    async def _mode(self) -> str:
+        mode = (await self._driver.modes()).get(self._bookie)
+        return "down" if mode is None else mode.value
+
+    async def _each(self, visit: Callable[[Versioned], Coroutine[Any, Any, None]]) -> list[int]:
+        """Show every record that names the bookie for entries; the ids of those that cannot be read."""
+        coverage = Coverage()
+        async for page in records(self._driver, RateLimit(None), coverage):
+            named = [found for found in page if is_stored_on(found.metadata, self._bookie)]
+            await all_of(map(visit, named))
+        return coverage.unreadable
+
+    async def _plan_ledger(self, found: Versioned, plan: DrainPlan) -> None:
+        try:
+            portion, fragments = await self._portion(found)
+        except LedgerNotFound:
+            return
+        plan.portions.append(portion)
+        for fragment, positions in fragments_on(fragments, [self._bookie]):
+            blocked = self._foreseen(fragment)
+            if blocked is None and fragment.is_finished:
+                blocked = await self._choose(fragment, positions, portion, plan)
+            if blocked is not None:
+                plan.blocked.append(blocked)
+
+    async def _portion(self, found: Versioned) -> tuple[Portion, list[Fragment]]:
+        """Raises `LedgerNotFound`, `MetadataError`."""
+        record = found.metadata
+        last, length = record.last_entry_id, record.length
+        if not record.is_closed:
+            try:
+                reader = await self._administration.open(record.ledger_id)
+            except (ClientClosed, LedgerNotFound, MetadataError):
+                raise
+            except BookKeeperError:
+                pass  # Nobody says how far it reaches, so it counts for little.
+            else:
+                last, length = reader.last_add_confirmed, reader.length
+                await reader.close()
+        fragments = await self._administration.fragments_of(found)
+        return portion_of(record, fragments, self._bookie, last, length), fragments
+
+    def _foreseen(self, fragment: Fragment) -> Blocked | None:
+        """What is certain to stand in the way, without asking a bookie for an entry."""
+        if not fragment.is_finished:
+            return None if self._seals else self._unfinished(fragment)
+        registered = self._membership.registered
+        for members in fragment.write_sets:
+            holders = [fragment.ensemble[each] for each in members]
+            if self._bookie in holders and not any(each in registered for each in holders):
+                why = f"none of {', '.join(holders)}, which have its entries, is registered: start one of them"
+                return Blocked(fragment.ledger_id, fragment.first, fragment.last, Cause.BOOKIE.value, why)
+        return None
+
+    def _unfinished(self, fragment: Fragment) -> Blocked:
+        why = "it is open, and what its writer adds may go on going to the bookie; sealing it ends the writer"
+        return Blocked(fragment.ledger_id, fragment.first, -1, Cause.WRITER.value, why, can_be_sealed=True)
+
+    async def _choose(
+        self, fragment: Fragment, positions: Sequence[int], portion: Portion, plan: DrainPlan
+    ) -> Blocked | None:
+        circumstances = self._membership.circumstances()
+        unwanted = [*circumstances.unwanted, self._bookie]
+        try:
+            chosen = await self._administration.plan_fragment(fragment, positions, exclude=unwanted)
+        except NotEnoughBookies as error:
+            why = error.message + circumstances.left_out(fragment.ensemble)
+            return Blocked(fragment.ledger_id, fragment.first, fragment.last, Cause.TARGET.value, why)
+        size = portion.size * len(fragment.stored(positions[0])) // max(1, portion.entries)
+        for replacement in chosen:
+            plan.targets[replacement.new] = plan.targets.get(replacement.new, 0) + size
+        return None
+
+    # -- doing ---------------------------------------------------------------------------------------------------
+    async def begin(self) -> None:
+        """Say that the bookie is to be emptied; what another one has said already stays."""
+        await self._notes.begin_draining(self._bookie, self._owner)
+        await self._membership.refresh(is_forced=True)
+
+    async def cancel(self) -> bool:
+        """False: nobody wanted it emptied. What was copied stays where it is."""
+        return await self._notes.end_draining(self._bookie)
+
+    async def run(
+        self, plan: DrainPlan, report: Callable[[DrainProgress], None] | None = None, *, waits: bool = False
+    ) -> DrainResult:
+        """Empty it, after `begin`. Ends when it is empty; or when nothing but blocked ledgers is left, unless it
+        `waits` for what they wait for; or when somebody cancels it. A metadata store that is away is waited for, for
+        `outlast.AWAY_S`. Raises `MetadataError` then; the intent stays, and who begins again goes on.
+        """
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        self._total = {each.ledger_id: each for each in plan.portions}
+        self._expected_to_wait = dict.fromkeys(each.ledger_id for each in plan.blocked)
+        forecast = Forecast(len(self._total), plan.size, begun)
+        result = DrainResult()
+        watching = loop.create_task(self._watch(forecast, result, report, begun))
+        try:
+            await self._outlasting.run(lambda: self._rounds(self._left(), forecast, result, waits=waits))
+        except asyncio.CancelledError:
+            with contextlib.suppress(MetadataError, TimeoutError):
+                async with asyncio.timeout(STOP_S):
+                    await self._note(f"{self._owner} has stopped: {described(self.progress(forecast), goes_on=False)}")
+            raise
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        result.took_s = loop.time() - begun
+        result.entries, result.size = self._done.entries, self._done.size
+        result.is_cancelled = self._is_cancelled
+        result.marked = sorted(self._marked)
+        end = "it is empty" if result.is_empty else f"{len(result.blocked):,} ledgers are in the way"
+        await self._outlasting.run(lambda: self._note(end))
+        return result
+
+    def _left(self) -> list[Portion]:
+        return [each for ledger_id, each in self._total.items() if ledger_id not in self._finished]
+
+    async def _rounds(
+        self, portions: Sequence[Portion], forecast: Forecast, result: DrainResult, *, waits: bool
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        todo, tries = list(portions), 0
+        while not self._is_cancelled:
+            await self._outlasting.unlock()
+            self._witnesses = await witnesses(self._driver)
+            self._outlasting.trouble = None
+            before, began = len(self._finished), loop.time()
+            await self._work(interleaved(todo))
+            left: dict[int, Portion] = {}
+
+            async def look(found: Versioned, left: dict[int, Portion] = left) -> None:
+                try:
+                    left[found.metadata.ledger_id] = (await self._portion(found))[0]
+                except LedgerNotFound:
+                    return
+
+            result.unreadable = await self._each(look)
+            self._settle(todo, left)
+            if not left:
+                result.is_empty, result.blocked = not result.unreadable, []
+                return
+            result.blocked = [each for ledger_id in sorted(left) for each in self._blocked.get(ledger_id, ())]
+            if len(self._finished) == before and all(ledger_id in self._blocked for ledger_id in left):
+                causes = {each.cause for each in result.blocked}
+                tries += Cause.STORE.value in causes
+                is_passing = LOCKED in causes or (Cause.STORE.value in causes and tries < STORE_TRIES)
+                if not waits and not is_passing:
+                    return
+                await asyncio.sleep(AGAIN_S)
+                await self._membership.refresh(is_forced=True)
+                forecast.idled(loop.time() - began)
+            todo = list(left.values())
+
+    def _settle(self, done: Sequence[Portion], left: Mapping[int, Portion]) -> None:
+        """After another look at the records: what others have done is done, what has come is to be done too."""
+        for portion in done:
+            if portion.ledger_id not in left:
+                self._finish(portion)
+        for ledger_id, portion in left.items():
+            self._finished.pop(ledger_id, None)
+            self._total.setdefault(ledger_id, portion)
+
+    def _finish(self, portion: Portion) -> None:
+        self._finished[portion.ledger_id] = portion
+        self._blocked.pop(portion.ledger_id, None)
+
+    async def _work(self, portions: Sequence[Portion]) -> None:
+        waiting: Iterator[Portion] = iter(portions)
+
+        async def lane() -> None:
+            for portion in waiting:
+                if self._is_cancelled:
+                    return
+                await self._ledger(portion)
+
+        await all_of(lane() for _ in range(min(LANES, len(portions))))
+
+    async def _ledger(self, portion: Portion) -> None:
+        """Do one under its lock; afterwards it is done, or it is known what it waits for."""
+        store, ledger_id = self._driver.recovery, portion.ledger_id
+        mark = await store.mark_of(ledger_id)
+        is_marked = mark is not None
+        believed = taken_for_lost(None, self._witnesses)
+        claimed = [each for each in taken_for_lost(mark, ()) if each not in (*believed, self._bookie)]
+        await self._membership.settle([each for each in (*believed, *claimed) if each != self._bookie])
+        version = None if mark is None else mark.version  # A mark that grows meanwhile stands for more, and stays.
+        lock = await store.lock(ledger_id, self._owner, needs_mark=is_marked, mark_version=version)
+        if lock is None:
+            holder = (await store.locks()).get(ledger_id, "somebody")
+            self._blocked[ledger_id] = [Blocked(ledger_id, 0, -1, LOCKED, f"{holder} has its lock")]
+            return
+        totals = Totals()
+        self._busy[ledger_id] = portion, totals
+        try:
+            outcome = await self._repair(lock, portion, totals, (believed, claimed), mark)
+            if outcome is None:
+                self._finish(portion)
+            elif outcome.state is RepairState.HEALTHY and is_marked:
+                await store.done(lock)
+            elif outcome.state is not RepairState.HEALTHY and ledger_id not in self._blocked:
+                self._marked[ledger_id] = None
+                known = self._membership.circumstances()
+                named = [each for each in outcome.bookies if each in known.registered or each in known.lost]
+                # Who is away for less than the delay is not named: workers would take that for a loss.
+                await store.mark(ledger_id, named, self._wall_ms())
+        finally:
+            self._busy.pop(ledger_id, None)
+            self._done.entries += totals.entries
+            self._done.size += totals.size
+            await self._outlasting.unlock(lock)
+
+    async def _repair(
+        self,
+        lock: LedgerLock,
+        portion: Portion,
+        totals: Totals,
+        believed: tuple[Sequence[BookieId], Sequence[BookieId]],
+        mark: Mark | None,
+    ) -> Outcome | None:
+        """Raises `MetadataError`. None: the ledger is gone. `mark`: its own. `believed`: lost, as processes say, and as
+        only the mark does."""
+        ledger_id = lock.ledger_id
+        self._blocked.pop(ledger_id, None)
+        repair = LedgerRepair(
+            self._administration,
+            partial(self._updating, lock=lock),
+            partial(self._circumstances, *believed),
+            lambda found: 0.0 if self._may_seal(found) else UNLIMITED_S,
+            self._pace,
+            totals,
+            PERCENTAGE,
+            repairs_placement=mark is not None and not mark.replicas,
+            may_lack=lambda: self._named_by_mark(mark),
+        )
+        try:
+            found = await self._administration.record(ledger_id)
+            if self._may_seal(found):
+                await self._administration.recover(ledger_id)
+            outcome = await repair.run(ledger_id)
+            found = await self._administration.record(ledger_id)
+        except LedgerNotFound:
+            return None
+        except (ClientClosed, MetadataError):
+            raise
+        except BookKeeperError as error:
+            self._blocked[ledger_id] = [self._waiting(ledger_id, not_sealed(error, self._membership.circumstances()))]
+            return Outcome(RepairState.WAITING)
+        if is_stored_on(found.metadata, self._bookie):
+            self._blocked[ledger_id] = self._reasons(found, outcome)
+        else:
+            self._finish(portion)
+        return outcome
+
+    def _circumstances(self, said: Sequence[BookieId], claimed: Sequence[BookieId]) -> Circumstances:
+        """`said`: by processes to be lost; `claimed`: only by a mark. Of bookies that are to be emptied this one comes
+        first."""
+        membership = self._membership
+        known = membership.circumstances(
+            membership.long_away(said), membership.long_away(claimed), declared=[self._bookie]
+        )
+        return replace(known, leaving=sorted(known.leaving, key=lambda each: each != self._bookie))
+
+    def _named_by_mark(self, mark: Mark | None) -> dict[BookieId, bool]:
+        """Of the bookies that a mark names, those that it may stand for beside the one that is emptied."""
+        named = () if mark is None else mark.replicas
+        return self._membership.may_lack([each for each in named if each != self._bookie], None)
+
+    def _may_seal(self, found: Versioned) -> bool:
+        return self._seals and not found.metadata.is_closed and self._bookie in found.metadata.last_ensemble
+
+    def _reasons(self, found: Versioned, outcome: Outcome) -> list[Blocked]:
+        """Why the bookie still has entries of this ledger."""
+        ledger_id = found.metadata.ledger_id
+        blocked = [self._waiting(ledger_id, wait) for wait in outcome.waits]
+        for loss in outcome.losses:
+            evidence = "; ".join(f"{bookie}: {why}" for bookie, why in loss.evidence)
+            blocked.append(
+                Blocked(ledger_id, loss.first, loss.last, "lost", f"no bookie has {loss.entries}: {evidence}")
+            )
+        if not blocked:
+            first = found.metadata.ensembles[-1][0]
+            blocked = [Blocked(ledger_id, first, -1, Cause.WRITER.value, "its writer has taken the bookie meanwhile")]
+        return list(dict.fromkeys(blocked))  # Two things that are waited for may be one to whoever asks.
+
+    def _waiting(self, ledger_id: int, wait: Wait) -> Blocked:
+        if wait.cause in (Cause.WRITER, Cause.GRACE):
+            why = "it is open, and its writer has not gone on without the bookie yet; sealing it ends the writer"
+            return Blocked(ledger_id, wait.first, -1, Cause.WRITER.value, why, can_be_sealed=True)
+        bookie = f"{wait.bookie}: " if wait.bookie is not None else ""
+        return Blocked(ledger_id, wait.first, wait.last, wait.cause.value, f"{bookie}{wait.reason}")
+
+    # -- how far -------------------------------------------------------------------------------------------------
+    async def _watch(
+        self,
+        forecast: Forecast,
+        result: DrainResult,
+        report: Callable[[DrainProgress], None] | None,
+        begun: float,
+    ) -> None:
+        """Tell how far it is, here and in the note; learn there whether somebody has cancelled it."""
+        loop = asyncio.get_running_loop()
+        noted_at = loop.time()
+        while True:
+            await asyncio.sleep(0.1)
+            progress = self.progress(forecast)
+            if result.predicted_s is None and progress.remaining_s is not None:
+                result.predicted_after_s = loop.time() - begun
+                result.predicted_s = result.predicted_after_s + progress.remaining_s
+            if report is not None:
+                report(progress)
+            if loop.time() - noted_at >= STATE_S:
+                noted_at = loop.time()
+                try:
+                    await self._note(described(progress))
+                except MetadataError as error:
+                    self._events.warning("drain.state_not_noted", bookie=self._bookie, error=error)
+
+    def progress(self, forecast: Forecast) -> DrainProgress:
+        """By what is finished and by what is under way; a ledger that others do counts when it is done."""
+        under_way = [each for each in self._busy.values() if each[0].ledger_id not in self._finished]
+        size_done = sum(each.size for each in self._finished.values())
+        shares = [min(1.0, totals.size / portion.size) if portion.size else 0.0 for portion, totals in under_way]
+        size_done += round(sum(share * portion.size for share, (portion, _) in zip(shares, under_way, strict=True)))
+        entries = self._done.entries + sum(totals.entries for _, totals in self._busy.values())
+        now = asyncio.get_running_loop().time()
+        sizes = [each.size for ledger_id, each in self._total.items() if not self._waits(ledger_id)]
+        forecast.set_work(len(sizes), sum(sizes))
+        remaining_s = forecast.remaining_s(len(self._finished) + sum(shares), size_done, now, self._pace.spent(0, now))
+        waits_for = [blocked[0] for blocked in self._blocked.values()]
+        size = sum(each.size for each in self._total.values())
+        ledgers_done, ledgers = len(self._finished), len(self._total)
+        return DrainProgress(
+            ledgers_done, ledgers, entries, size_done, size, remaining_s, waits_for, self._outlasting.trouble
+        )
+
+    def _waits(self, ledger_id: int) -> bool:
+        if ledger_id in self._finished or ledger_id in self._busy:
+            return False
+        blocked = self._blocked.get(ledger_id)
+        if blocked is None:
+            return ledger_id in self._expected_to_wait
+        # A lock ends soon, with its holder's session at the latest: then the ledger has been copied, or is copied here.
+        return any(each.cause != LOCKED for each in blocked)
+
+    async def _note(self, state: str) -> None:
+        if not await self._notes.set_draining_state(self._bookie, state):
+            self._is_cancelled = True
+
+    # -- the end -------------------------------------------------------------------------------------------------
+    async def remove(self) -> None:
+        """Let the cluster forget the bookie, which is stopped and empty: delete its cookie, and then the intent.
+
+        The cookie is deleted as it was before the last look at the records. Raises `VersionConflict` if it has changed,
+        so somebody has started the bookie with other directories; `BookKeeperError` if it is registered, or has
+        entries.
+        """
+        try:
+            _, version = await self._driver.read_cookie(self._bookie)
+        except CookieNotFound:
+            version = None
+        mode = await self._mode()
+        if mode != "down":
+            raise BookKeeperError(
+                f"bookie {self._bookie} is registered ({mode}), so it keeps its cookie: stop it first"
+            )
+        left: list[int] = []
+
+        async def look(found: Versioned) -> None:
+            left.append(found.metadata.ledger_id)
+
+        unreadable = await self._each(look)
+        if left or unreadable:
+            what = "have entries on it" if left else "have records that cannot be read"
+            ids = ", ".join(map(str, (left or unreadable)[:5]))
+            raise BookKeeperError(
+                f"bookie {self._bookie} keeps its cookie: {len(left or unreadable):,} ledgers {what} ({ids})"
+            )
+        if version is not None:
+            try:
+                await self._driver.delete_cookie(self._bookie, version)
+            except CookieNotFound:
+                pass  # Somebody was quicker.
+            except VersionConflict as error:
+                raise VersionConflict(
+                    f"the cookie of bookie {self._bookie} has changed meanwhile, so it was started again; it stays"
+                ) from error
+        await note_place(self._driver, self._bookie, None)
+        await self._notes.end_draining(self._bookie)
+
+
+def described(progress: DrainProgress, *, goes_on: bool = True) -> str:
+    """How far it is, in a line."""
+    text = f"{progress.ledgers_done:,} of {progress.ledgers:,} ledgers, {progress.entries:,} entries copied"
+    if progress.remaining_s is not None and goes_on:
+        text += f", about {progress.remaining_s:,.0f} s left"
+    if progress.waits_for:
+        text += f"; {len(progress.waits_for):,} ledgers wait, {progress.waits_for[0].ledger_id} for "
+        text += progress.waits_for[0].cause
+    return text

@@ -1,0 +1,220 @@
+"""One ledger, looked at or repaired at once because somebody asks: what auto-recovery would do, and why it has not yet.
+
+Both judge as the auditor and the workers do, with the same functions; but for the bookies that whoever asks declares to
+be lost, since a person knows that before any delay is over.
+
+Who asks has only begun to watch, and must not count a bookie's absence from then on. What is known of it before comes
+from others: a *mark* that names the bookie, for it was lost, or had lost entries, or was to be emptied when that was
+written; and *witnesses*, processes that take part and have watched all the time, and say which bookies count as lost to
+them. Neither proves that the bookie is not starting again at this moment: a mark stays until somebody repairs, and what
+a witness says may be some seconds old. So for a look, which changes nothing, a bookie that is named and not registered
+is lost; for a repair it has to stay away for as long as workers, too, want to see with their own eyes
+(`Membership.long_away`). Source: metadata 8.3, 8.6, 8.7 and 8.12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from bookies.client.base.ledger_lock import ledger_locked
+from bookies.client.base.metadata_loop import MetadataLoop
+from bookies.client.repair import Administration
+from bookies.errors import BookKeeperError, ClientClosed, InvalidArgument, LedgerLocked, LedgerNotFound, MetadataError
+from bookies.metadata.interface import MetadataDriver
+from bookies.metadata.interface.driver import Versioned
+from bookies.metadata.interface.recovery_store import Mark
+from bookies.model import BookieId, LedgerMetadata
+from bookies.protocol.repair import FragmentVerdict, RateLimit
+from bookies.protocol.repair.repair_work import Assessment, Cause, Circumstances, RepairState, Wait, assess
+from bookies.replication.base import Membership
+from bookies.replication.operator.status import ProcessStatus, reports_on, taken_for_lost, witnesses
+from bookies.replication.repair import LedgerRepair
+from bookies.replication.repair.full_check import FullReplicaCheck
+from bookies.replication.repair.ledger_repair import UNLIMITED_S, Outcome, Totals
+from bookies.runtime.ports import Runtime
+
+SEALING = "a lost bookie is among those that it writes to; sealing the ledger (--seal-open) ends the writer"
+TRIES = 3  # of a ledger that is marked again meanwhile
+UNSEEN = "it is not registered, and no process takes part in auto-recovery that would know for how long"
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerDiagnosis:
+    """How it stands with a ledger now. `reports`: what processes that take part have said of it, the latest first.
+
+    `is_enabled`: whether auto-recovery is switched on. `trouble`: why its replicas could not be looked at; then nothing
+    is known of them. `percentage`: as given to `look`. `listed`: bookies whose own lists of entries were looked at.
+    """
+
+    record: LedgerMetadata
+    mark: Mark | None
+    locked_by: str | None
+    reports: Sequence[tuple[ProcessStatus, Mapping[str, Any]]]
+    verdicts: Sequence[FragmentVerdict]
+    assessment: Assessment
+    circumstances: Circumstances
+    is_enabled: bool = True
+    trouble: str | None = None
+    percentage: float = 0
+    listed: Sequence[BookieId] = ()
+
+    @property
+    def depth(self) -> str:
+        """How much of the replicas was looked at, in words."""
+        text = f"the first and the last entry of each replica and {self.percentage:g} % of the others"
+        if not self.percentage:
+            text = "the first and the last entry of each replica"
+        elif self.percentage >= 100:
+            text = "every entry of each replica"
+        if self.listed:
+            text += f", and the list of all that {', '.join(self.listed)} has, which the mark names"
+        return text
+
+
+class ManualRepair:
+    """`membership`: started, and stopped by whoever made it. `on_trouble`: as of `MetadataLoop`."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        driver: MetadataDriver,
+        administration: Administration,
+        membership: Membership,
+        on_trouble: Callable[[MetadataError], None] | None = None,
+    ) -> None:
+        self._driver = driver
+        self._updating = partial(MetadataLoop, runtime, driver, on_trouble=on_trouble)
+        self._administration = administration
+        self._membership = membership
+
+    async def look(self, ledger_id: int, *, lost: Sequence[BookieId] = (), percentage: float = 0) -> LedgerDiagnosis:
+        """Ask the store and the ledger's bookies. `percentage`: of the entries of each replica to read beside its first
+        and last. `lost`: as in `repair`. Raises `LedgerNotFound`, `MetadataError`, `InvalidArgument`."""
+        self._check_lost(lost)
+        store = self._driver.recovery
+        found = await self._administration.record(ledger_id)
+        mark = await store.mark_of(ledger_id)
+        believed, claimed, has_witness = await self._believed(mark, lost)
+        circumstances = self._membership.circumstances(believed, claimed, declared=lost)
+        verdicts: Sequence[FragmentVerdict] = ()
+        assessment, trouble = Assessment(), None
+        listed: list[BookieId] = []
+        try:
+            check = await self._administration.check_record(found, circumstances.registered, percentage=percentage)
+        except (ClientClosed, LedgerNotFound, MetadataError):
+            raise
+        except BookKeeperError as error:
+            trouble = str(error)
+        else:
+            named = self._membership.may_lack(() if mark is None else mark.replicas, None)
+            close_look = FullReplicaCheck(self._administration)
+            verdicts = await close_look.at(found.metadata, check.fragments, dict.fromkeys(named, False))
+            listed = list(close_look.bookies)
+            assessment = assess(found.metadata, verdicts, circumstances)
+            assessment.waits = _said(ledger_id, assessment.waits, has_witness)
+        return LedgerDiagnosis(
+            found.metadata,
+            mark,
+            (await store.locks()).get(ledger_id),
+            await reports_on(self._driver, ledger_id),
+            verdicts,
+            assessment,
+            circumstances,
+            await store.is_enabled(),
+            trouble,
+            percentage,
+            tuple(listed),
+        )
+
+    async def repair(
+        self,
+        ledger_id: int,
+        owner: str,
+        *,
+        lost: Sequence[BookieId] = (),
+        seals: bool = False,
+        pace: RateLimit | None = None,
+        percentage: int = 0,
+    ) -> tuple[Outcome, Totals]:
+        """Repair it under its lock, whatever the switch says; its mark goes when it is whole. `lost`: bookies that
+        are away and shall count as lost; for others of which somebody else says so that is made sure of first, which
+        takes some seconds. `seals`: an open ledger that a lost bookie is in is sealed, which ends its writer.
+
+        Raises `LedgerNotFound`, `LedgerLocked`, `MetadataError`, `InvalidArgument` for a bookie that is registered.
+        """
+        self._check_lost(lost)
+        await self._administration.record(ledger_id)
+        store, totals = self._driver.recovery, Totals()
+
+        def grace(found: Versioned) -> float:
+            return 0.0 if seals else UNLIMITED_S
+
+        for _ in range(TRIES):
+            mark = await store.mark_of(ledger_id)
+            believed, claimed, has_witness = await self._believed(mark, lost)
+            await self._membership.settle([*believed, *claimed])
+            async with ledger_locked(self._driver, ledger_id, owner, mark) as lock:
+                outcome = await LedgerRepair(
+                    self._administration,
+                    partial(self._updating, lock=lock),
+                    partial(self._circumstances, believed, claimed, lost),
+                    grace,
+                    pace or RateLimit(None),
+                    totals,
+                    percentage,
+                    # A mark that names nobody is one for the placement.
+                    repairs_placement=mark is not None and not mark.replicas,
+                    may_lack=partial(self._membership.may_lack, () if mark is None else mark.replicas, None),
+                ).run(ledger_id)
+                if outcome.state is not RepairState.HEALTHY or mark is None or await store.done(lock):
+                    break
+            # It was marked again meanwhile, perhaps for something else.
+        else:
+            raise LedgerLocked("others keep marking it; repeat it when that is over", ledger_id=ledger_id)
+        outcome.waits = _said(ledger_id, outcome.waits, has_witness)
+        return outcome, totals
+
+    async def _believed(
+        self, mark: Mark | None, lost: Sequence[BookieId]
+    ) -> tuple[list[BookieId], list[BookieId], bool]:
+        """Bookies that others take for lost, beside `lost`; those that only a mark names; and whether there is anybody
+        who would know."""
+        seen = await witnesses(self._driver)
+        believed = [each for each in taken_for_lost(None, seen) if each not in lost]
+        claimed = [each for each in taken_for_lost(mark, ()) if each not in (*lost, *believed)]
+        return believed, claimed, bool(seen)
+
+    def _circumstances(
+        self, believed: Sequence[BookieId], claimed: Sequence[BookieId], lost: Sequence[BookieId]
+    ) -> Circumstances:
+        """As they are now, for a repair."""
+        long_away = self._membership.long_away
+        return self._membership.circumstances(long_away(believed), long_away(claimed), declared=lost)
+
+    def _check_lost(self, lost: Collection[BookieId]) -> None:
+        for bookie in lost:
+            if bookie in self._membership.registered:
+                text = f"bookie {bookie} is registered, so it is not lost; one that runs is emptied by"
+                raise InvalidArgument(f"{text} bk bookie drain {bookie}")
+
+
+def _said(ledger_id: int, waits: Sequence[Wait], has_witness: bool) -> list[Wait]:
+    """With reasons, and ways out, for those who ask."""
+    found = []
+    for wait in waits:
+        if wait.cause is Cause.GRACE:
+            wait = wait._replace(reason=SEALING)
+        elif wait.cause is Cause.BOOKIE and wait.bookie is not None:
+            reason = wait.reason if has_witness else UNSEEN
+            wait = wait._replace(reason=f"{reason}; {_way_out(ledger_id, wait.bookie)}")
+        elif wait.cause is Cause.MAINTENANCE and wait.bookie is not None:
+            wait = wait._replace(reason=f"{wait.reason}; {_way_out(ledger_id, wait.bookie)}")
+        found.append(wait)
+    return found
+
+
+def _way_out(ledger_id: int, bookie: BookieId) -> str:
+    return f"if it will not come back: bk recovery repair {ledger_id} --lost {bookie}"

@@ -1,0 +1,441 @@
+"""The replication worker: takes marked ledgers, the most urgent first, and repairs several at a time.
+
+    list the marks  ->  rank some by their records  ->  lock one  ->  repair  ->  delete the mark, or say why not
+
+What that asks of the metadata store is bounded: the workers of a cluster divide the ledgers among themselves by their
+places in the line for auditor, records are ranked many at a time, and a ledger's repair is one lock, one read, one swap
+of the record, and the deletions of mark and lock.
+
+Which one is next, and when a failed one is worth another try, is the agenda's to say (`protocol/repair/agenda.py`); how one
+is repaired, `repair.py`'s. A lock is held only while its ledger is worked on, and given back however that ends. When
+the session with the metadata store is lost, so are the locks, and everything under way is broken off: it can be
+repeated, and until a copy is complete nothing has changed.
+
+Every ledger that could not be repaired has a report: what it waits for, or which entries are lost and why.
+Source: metadata 8.5, 8.7 and 8.8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from bookies.client.base.metadata_loop import MetadataLoop
+from bookies.client.client import Client
+from bookies.config import RecoveryConfig
+from bookies.errors import BookKeeperError, MetadataError
+from bookies.metadata.interface import MetadataDriver
+from bookies.metadata.interface.driver import Versioned
+from bookies.metadata.interface.recovery_store import UNREAD, LedgerLock
+from bookies.model import BookieId, LedgerState
+from bookies.protocol.repair import RateLimit
+from bookies.protocol.repair.agenda import Agenda, Item, Share
+from bookies.protocol.repair.repair_work import Cause, Circumstances, Loss, RepairState, Wait, fewest_left
+from bookies.replication.base import Membership
+from bookies.replication.base.recovery_switch import Switch
+from bookies.replication.repair.ledger_repair import LedgerRepair, Outcome, Totals
+from bookies.runtime.events import Events
+from bookies.runtime.ports import Runtime
+from bookies.runtime.tasks import all_of
+
+LISTING_MIN_S, LISTING_MAX_S = 1.0, 60.0  # between two listings of the marks
+LISTING_SHARE = 20  # times as long as one takes
+IDLE_SHARE = 0.25  # of that time, when nothing else is to be done
+LISTED_PER_S = 1000  # marks in listings, on average; a listing may be a request for each
+ANNOUNCED_S = 30.0  # between two looks at what is announced for bookies
+STORE_PAUSE_S = 1.0  # after a failure of the store
+AGAIN_S = 0.1  # before another look at a ledger whose mark is not as it was listed
+HELD_S = 5.0  # before another look at a ledger that somebody else has locked
+REPORTS_MAX = 2_000  # ledgers that could not be repaired, the worst off first
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerReport:
+    """Why a ledger could not be repaired. Times: wall clock, ms. `next_ms`: of the next try; None: when something that
+    it waits for happens. `tries`: in a row."""
+
+    ledger_id: int
+    state: RepairState
+    fewest: int | None
+    waits: tuple[Wait, ...]
+    losses: tuple[Loss, ...]
+    since_ms: int
+    checked_ms: int
+    next_ms: int | None
+    tries: int
+
+
+class Worker:
+    """`owner`: shown to people who ask for locks. `run` it; the rest is for those who look."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        client: Client,
+        driver: MetadataDriver,
+        membership: Membership,
+        switch: Switch,
+        config: RecoveryConfig,
+        owner: str,
+        pace: RateLimit,
+        events: Events,
+    ) -> None:
+        self.totals = Totals()
+        self.reports: dict[int, LedgerReport] = {}
+        self.busy: dict[int, float] = {}  # ledgers being repaired, since when by the loop's clock
+        self.doing = "not started"
+        self.acted_ms: int | None = None  # when something was done last
+        self.trouble: str | None = None  # the last failure of the metadata store
+        self._runtime = runtime
+        self._client = client
+        self._driver = driver
+        self._membership = membership
+        self._switch = switch
+        self._config = config
+        self._owner = owner
+        self._events = events
+        self._agenda = Agenda(
+            config.recovery_backoff_ms / 1000, config.recovery_backoff_max_ms / 1000, runtime.random.randrange
+        )
+        self._pace = pace
+        self._slots = asyncio.Semaphore(config.recovery_ledgers_at_once)
+        self._rate = RateLimit(config.recovery_metadata_rate)
+        self._named: dict[int, dict[BookieId, float]] = {}  # by marks of ledgers on the agenda, and when seen first
+        self._grace: dict[int, tuple[object, dict[object, float]]] = {}  # unfinished ledgers: ensembles, reasons since
+        self._news = asyncio.Event()  # something for the lanes
+        self._wants_listing = asyncio.Event()
+        self._is_idle = asyncio.Event()  # all that is ours is done
+        self._ranking = asyncio.Lock()  # lanes that come meanwhile would read the same records again
+        self._known_registered: Sequence[BookieId] = ()
+        self._known_targets: Sequence[BookieId] = ()
+        self._known_lost: Sequence[BookieId] = ()
+
+    @property
+    def waiting_count(self) -> int:
+        """Marked ledgers that this worker knows of."""
+        return len(self._agenda)
+
+    async def run(self) -> None:
+        """Repair until cancelled. Raises `MetadataError`; then call it again, later. No lock is held afterwards."""
+        expired = asyncio.Event()
+        watches = [
+            self._driver.on_session_expired(expired.set),
+            self._driver.recovery.watch_marks(self._wants_listing.set),
+        ]
+        self._membership.listen(self._bookies_changed)
+        self._wants_listing.set()
+        for ledger_id in list(self.busy):
+            self._agenda.release(ledger_id)
+        self.busy.clear()
+        try:
+            lanes = [self._lane() for _ in range(self._config.recovery_ledgers_at_once)]
+            await all_of((self._list(), self._follow_bookies(), _raise_when(expired), *lanes))
+        finally:
+            self._membership.unlisten(self._bookies_changed)
+            for watch in watches:
+                watch.cancel()
+            self.doing = "stopped"
+
+    # -- what there is to do -------------------------------------------------------------------------------------
+    async def _list(self) -> None:
+        """Keep the agenda up to date with the marks. The more there are the more rarely all are listed."""
+        loop = asyncio.get_running_loop()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LISTING_MAX_S):
+                    await self._wants_listing.wait()
+            begun = loop.time()
+            try:
+                await self._switch.wait_on()
+                begun = loop.time()  # What was waited for is no part of what a listing takes.
+                self._wants_listing.clear()
+                await self._list_once()
+            except MetadataError as error:
+                await self._pass_over(error)
+                self._wants_listing.set()
+            await self._pause(LISTING_SHARE * (loop.time() - begun))
+
+    async def _pause(self, at_least_s: float) -> None:
+        """Between two listings: shorter when there is nothing to do but what others have not come to yet."""
+        longest_s = min(LISTING_MAX_S, max(LISTING_MIN_S, at_least_s, len(self._agenda) / LISTED_PER_S))
+        shortest_s = max(LISTING_MIN_S, IDLE_SHARE * longest_s)
+        await asyncio.sleep(shortest_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, longest_s - shortest_s)):
+                await self._is_idle.wait()
+        self._is_idle.clear()
+        if self._agenda.is_idle and (self._agenda.has_others or self._agenda.is_cut):
+            self._wants_listing.set()
+
+    async def _list_once(self) -> None:
+        loop, store, agenda = asyncio.get_running_loop(), self._driver.recovery, self._agenda
+        agenda.begin_listing(Share(*await store.queue_position()))
+        begun = loop.time()
+        listed: dict[int, dict[BookieId, float]] = {}
+        async for marks in store.marks(agenda.needs):
+            for mark in marks:
+                agenda.offer(mark.ledger_id, len(mark.replicas), mark.ctime_ms, mark.version, loop.time())
+                if mark.ledger_id in agenda:
+                    seen = self._named.get(mark.ledger_id, {})
+                    is_read = mark.version != UNREAD
+                    listed[mark.ledger_id] = (
+                        {each: seen.get(each, begun) for each in mark.replicas} if is_read else seen
+                    )
+            self._named |= listed
+            self._news.set()
+        takes_up = agenda.is_idle and agenda.has_others
+        agenda.end_listing(await store.locked_ids() if takes_up else (), loop.time())
+        self._named = listed
+        for ledger_id in [each for each in self.reports if each not in self._agenda]:
+            self._forget(ledger_id)
+        self._news.set()
+
+    async def _follow_bookies(self) -> None:
+        """A bookie that counts as lost from now on is news, too; so is what operators announce."""
+        loop = asyncio.get_running_loop()
+        announced_at = loop.time()
+        while True:
+            wait_s = self._membership.next_loss_s()
+            await asyncio.sleep(1.0 if wait_s is None else min(1.0, max(0.01, wait_s)))
+            is_due = loop.time() - announced_at >= ANNOUNCED_S
+            try:
+                await self._membership.refresh(is_forced=is_due)
+            except MetadataError as error:
+                await self._pass_over(error)
+            else:
+                announced_at = loop.time() if is_due else announced_at
+            self._bookies_changed()
+
+    async def _pass_over(self, error: MetadataError) -> None:
+        """The store failed in a way that passes: go on in a while. Raises the error if it does not."""
+        if not error.retriable:
+            raise error
+        self.trouble = str(error)
+        await asyncio.sleep(STORE_PAUSE_S * self._runtime.random.uniform(0.5, 1.5))
+
+    def _bookies_changed(self) -> None:
+        """Those that came back, or are lost by now, make ledgers due that wait for them."""
+        registered, targets = self._membership.registered, self._membership.targets
+        lost = self._membership.lost()
+        changed = [each for each in sorted(registered) if each not in self._known_registered]
+        changed += [each for each in lost if each not in self._known_lost]
+        if changed:
+            self._agenda.returned(changed)
+            for ledger_id, report in list(self.reports.items()):
+                if any(bookie in changed for loss in report.losses for bookie, _ in loss.evidence):
+                    self.reports[ledger_id] = _without_losses(report)
+        if any(bookie not in self._known_targets for bookie in targets):
+            self._agenda.targets_came()
+        if changed or targets != self._known_targets:
+            self._news.set()
+        self._known_registered, self._known_targets = sorted(registered), targets
+        self._known_lost = lost
+
+    # -- doing it ------------------------------------------------------------------------------------------------
+    async def _lane(self) -> None:
+        """Repair one ledger after the other."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                await self._switch.wait_on()
+                await self._rank()
+            except MetadataError as error:
+                await self._pass_over(error)
+                continue
+            item = self._agenda.take(loop.time())
+            if item is None:
+                await self._wait()
+                continue
+            self.busy[item.ledger_id] = loop.time()
+            self.doing = f"repairing ledger {item.ledger_id}"
+            try:
+                await self._attempt(item)
+            except MetadataError as error:
+                self._postpone(item, Outcome(RepairState.WAITING, [Wait(Cause.STORE, 0, -1, None, str(error))]))
+                if error.retriable:
+                    await self._pass_over(error)
+            finally:
+                self.busy.pop(item.ledger_id, None)
+                if item.is_busy:
+                    self._agenda.release(item.ledger_id)
+
+    async def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        due_at = self._agenda.next_due()
+        self._news.clear()
+        self._is_idle.set()
+        if not self.busy:
+            self.doing = "waiting for something to repair"
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if due_at is None else max(0.01, due_at - loop.time())):
+                await self._news.wait()
+
+    async def _rank(self) -> None:
+        """Read the records of the ledgers that may be next, to know how urgent they are."""
+        loop = asyncio.get_running_loop()
+        async with self._ranking:
+            ids = self._agenda.to_rank(loop.time())
+            if not ids:
+                return
+            if (pause_s := self._rate.spent(len(ids), loop.time())) > 0:
+                await asyncio.sleep(pause_s)
+            lost = self._membership.lost()
+            for ledger_id, found in zip(ids, await self._driver.read_ledgers(ids), strict=True):
+                gone = [*lost, *self._named.get(ledger_id, ())]
+                # Of one that is deleted, or says nothing, its turn will tell.
+                self._agenda.rank(ledger_id, fewest_left(found.metadata, gone) if isinstance(found, Versioned) else 0)
+
+    async def _attempt(self, item: Item) -> None:
+        """Take one ledger's lock, repair it, delete its mark or write down why not."""
+        store, ledger_id = self._driver.recovery, item.ledger_id
+        version = None if item.version == UNREAD else item.version
+        lock = await store.lock(ledger_id, self._owner, needs_mark=True, mark_version=version)
+        if lock is None:  # Somebody works on it, or has; the listings tell.
+            self._agenda.postpone(ledger_id, self._now(), for_s=HELD_S * self._runtime.random.uniform(0.5, 1.5))
+            self._agenda.stale(ledger_id)
+            self._wants_listing.set()
+            return
+        try:
+            await self._repair(item, lock)
+        finally:
+            await store.unlock(lock)
+
+    async def _repair(self, item: Item, lock: LedgerLock) -> None:
+        ledger_id, store = item.ledger_id, self._driver.recovery
+        marked_ms: int | None = item.ctime_ms
+        if item.version == UNREAD and (mark := await store.mark_of(ledger_id)) is not None:
+            seen, now, marked_ms = self._named.get(ledger_id, {}), self._now(), mark.ctime_ms
+            self._named[ledger_id] = {each: seen.get(each, now) for each in mark.replicas}
+        repair = LedgerRepair(
+            self._client.administration(),
+            partial(MetadataLoop, self._runtime, self._driver, lock=lock),
+            partial(self._circumstances, ledger_id),
+            self._grace_left,
+            self._pace,
+            self.totals,
+            self._config.audit_verification_percentage,
+            slots=self._slots,
+            repairs_placement=self._config.recovery_repairs_placement,
+            may_lack=lambda: self._membership.may_lack(
+                self._named.get(ledger_id, {}), marked_ms, self._named.get(ledger_id)
+            ),
+        )
+        before = self.reports.get(ledger_id)
+        while True:
+            notes_version = self._membership.notes_version
+            outcome = await repair.run(ledger_id, before.losses if before is not None else ())
+            if outcome.state is not RepairState.HEALTHY or not await self._is_outdated(ledger_id, notes_version):
+                break
+        self.acted_ms = self._runtime.clock.wall_ms()
+        if outcome.state is not RepairState.HEALTHY:
+            self._postpone(item, outcome)
+        elif await store.done(lock):
+            self.totals.ledgers += 1
+            self._agenda.done(ledger_id)
+            self._forget(ledger_id)
+        else:  # It was marked again meanwhile, or somebody else has done it.
+            self._agenda.postpone(ledger_id, self._now(), for_s=AGAIN_S)
+            self._agenda.stale(ledger_id)
+            self._wants_listing.set()
+
+    def _circumstances(self, ledger_id: int) -> Circumstances:
+        """What the mark names, some auditor perhaps took for lost: enough for copies, not for ending a writer."""
+        return self._membership.circumstances(claimed=self._membership.away_when_marked(self._named.get(ledger_id, {})))
+
+    async def _is_outdated(self, ledger_id: int, notes_version: int) -> bool:
+        """Whether a ledger was found to be well by what was announced before it was marked.
+
+        A mark may name a bookie that is there: because it came back, or because it is to be emptied, which we may not
+        have heard of yet.
+        """
+        named, registered = self._named.get(ledger_id, ()), self._membership.registered
+        if not named or any(bookie in registered for bookie in named):
+            await self._membership.read_notes()
+        return self._membership.notes_version != notes_version
+
+    def _postpone(self, item: Item, outcome: Outcome) -> None:
+        is_lost = bool(outcome.losses) and not outcome.waits
+        wants_target = any(wait.cause is Cause.TARGET for wait in outcome.waits)
+        now, now_ms = self._now(), self._runtime.clock.wall_ms()
+        due_at = self._agenda.postpone(
+            item.ledger_id,
+            now,
+            bookies=outcome.bookies,
+            wants_target=wants_target,
+            is_lost=is_lost,
+            for_s=outcome.grace_s,
+        )
+        before = self.reports.get(item.ledger_id)
+        report = LedgerReport(
+            item.ledger_id,
+            outcome.state,
+            outcome.fewest,
+            tuple(outcome.waits),
+            tuple(outcome.losses),
+            now_ms if before is None else before.since_ms,
+            now_ms,
+            None if is_lost else now_ms + int((due_at - now) * 1000),
+            1 if before is None else before.tries + 1,
+        )
+        if before is None and len(self.reports) >= REPORTS_MAX:
+            self._events.warning("recovery.many_reports", ledger=item.ledger_id, kept=REPORTS_MAX)
+            return
+        self.reports[item.ledger_id] = report
+        if before is None or before.state is not report.state:
+            why = [f"{loss.entries} are lost" for loss in report.losses]
+            why += [f"waits for {wait.cause.value}: {wait.reason}" for wait in report.waits]
+            self._events.warning("recovery.not_repaired", ledger=item.ledger_id, state=report.state.value, why=why[0])
+
+    # -- writers of unfinished ledgers ---------------------------------------------------------------------------
+    def _grace_left(self, found: Versioned) -> float:
+        """How long the ledger is left to its writer. It begins anew when the writer has changed its bookies, and with
+        every absence: a bookie that came back, and is lost again, has not been in the way all the time. Whoever has
+        begun a recovery has as long to finish it."""
+        record, now = found.metadata, self._now()
+        known, before = self._grace.get(record.ledger_id, (None, {}))
+        if known != record.ensembles:
+            before = {}
+        lost = self._circumstances(record.ledger_id).lost_at_the_end_of(record)
+        reasons: list[object] = [(bookie, self._membership.absence.away_since(bookie)) for bookie in lost]
+        if record.state is LedgerState.IN_RECOVERY:
+            reasons.append(record.state)
+        since = {reason: before.get(reason, now) for reason in reasons}
+        self._grace[record.ledger_id] = (record.ensembles, since)
+        return max(0.0, min(since.values(), default=now) + self._config.recovery_open_ledger_grace_ms / 1000 - now)
+
+    def _forget(self, ledger_id: int) -> None:
+        self.reports.pop(ledger_id, None)
+        self._grace.pop(ledger_id, None)
+        self._named.pop(ledger_id, None)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _without_losses(report: LedgerReport) -> LedgerReport:
+    """What was lost is to be looked for again."""
+    return LedgerReport(
+        report.ledger_id,
+        RepairState.WAITING,
+        report.fewest,
+        report.waits,
+        (),
+        report.since_ms,
+        report.checked_ms,
+        report.checked_ms,
+        report.tries,
+    )
+
+
+async def _raise_when(expired: asyncio.Event) -> None:
+    await expired.wait()
+    raise SessionLost
+
+
+class SessionLost(BookKeeperError):
+    """The session with the metadata store ended, and every lock with it."""
+
+    retriable = True

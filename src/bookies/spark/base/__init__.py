@@ -1,0 +1,1 @@
+"""What reading, writing and jobs share: options, positions, sessions."""

@@ -1,0 +1,249 @@
+"""The rows of the source: its columns, and verified entries as an Arrow record batch built from buffers.
+
+A record batch must match the schema that Spark expects exactly: same order, nullable fields, `timestamp[us, UTC]`,
+`binary`. Source: spark 3.2 and 3.5.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from bookies.client.base import EntryBatch
+from bookies.errors import InvalidArgument
+from bookies.kernels import gather_payloads
+from bookies.model import ENTRY_HEADER_SIZE
+from bookies.spark.base.options import flag
+from bookies.spark.base.plan import Gap, Range
+
+BATCH_SIZE_MAX = 8 << 20  # bytes of records in one record batch; a single larger entry is a batch of its own
+STRETCH_SIZE_MAX = 1 << 30  # bytes of records in one record batch, whatever is asked for: offsets have 31 bits
+CONSTANTS_MAX = 64  # columns of one value that are kept for the next batch
+
+_HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+_GAP = pa.struct(
+    [
+        pa.field("from_seq", pa.int64()),
+        pa.field("from_entry", pa.int64()),
+        pa.field("until_seq", pa.int64()),
+        pa.field("until_entry", pa.int64()),
+        pa.field("rows", pa.int64()),
+        pa.field("reason", pa.string()),
+    ]
+)
+# name -> (Spark's type, Arrow's type); the order is the order of the columns.
+COLUMNS: Mapping[str, tuple[str, pa.DataType]] = {
+    "log": ("STRING", pa.string()),
+    "ledger_id": ("BIGINT", pa.int64()),
+    "entry_id": ("BIGINT", pa.int64()),
+    "offset": ("BIGINT", pa.int64()),
+    "timestamp": ("TIMESTAMP", pa.timestamp("us", tz="UTC")),
+    "key": ("BINARY", pa.binary()),
+    "value": ("BINARY", pa.binary()),
+    "headers": ("ARRAY<STRUCT<key: STRING, value: BINARY>>", pa.list_(pa.field("element", _HEADER))),
+    "length": ("BIGINT", pa.int64()),
+    "lac": ("BIGINT", pa.int64()),
+    "crc32c": ("INT", pa.int32()),
+    "gap": (
+        "STRUCT<from_seq: BIGINT, from_entry: BIGINT, until_seq: BIGINT, until_entry: BIGINT, rows: BIGINT, "
+        "reason: STRING>",
+        _GAP,
+    ),
+}
+METADATA_COLUMNS = ("length", "lac", "crc32c")
+ENVELOPE_COLUMNS = ("timestamp", "key", "value", "headers")  # those that are inside the payload of an envelope
+_constants: dict[tuple[int | str | None, pa.DataType], pa.Array] = {}
+
+
+def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
+    """The columns that `columns`, `includeValue`, `includeHeaders`, `includeMetadata` and `failOnDataLoss` ask for.
+
+    Raises `InvalidArgument`.
+    """
+    with_gap = not flag(options, "failOnDataLoss", True)
+    if options.get("columns"):
+        names = tuple(name.strip() for name in options["columns"].split(","))
+        for name in names:
+            if name not in COLUMNS:
+                raise InvalidArgument(f"option columns: no column {name!r}; there are {', '.join(COLUMNS)}")
+        return tuple(name for name in COLUMNS if name in names or (name == "gap" and with_gap))
+    left_out = {
+        "value": not flag(options, "includeValue", True),
+        "headers": not flag(options, "includeHeaders", False),
+        "gap": not with_gap,
+    } | dict.fromkeys(METADATA_COLUMNS, not flag(options, "includeMetadata", False))
+    return tuple(name for name in COLUMNS if not left_out.get(name, False))
+
+
+def spark_schema(columns: Sequence[str]) -> str:
+    """The schema as Spark's DDL."""
+    return ", ".join(f"{name} {COLUMNS[name][0]}" for name in columns)
+
+
+def arrow_schema(columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([pa.field(name, COLUMNS[name][1], nullable=True) for name in columns])
+
+
+def parts(batch: EntryBatch) -> Iterator[EntryBatch]:
+    """The entries in batches of at most `BATCH_SIZE_MAX` bytes, or of one entry."""
+    if batch.size <= BATCH_SIZE_MAX:
+        yield batch
+        return
+    first, last = batch.first_entry_id, batch.last_entry_id
+    while first <= last:
+        index = first - batch.first_entry_id
+        limit = batch.starts[index] + BATCH_SIZE_MAX
+        high = index + 1
+        if batch.starts[-1] <= limit:
+            high = len(batch)
+        else:
+            while high < len(batch) and batch.starts[high + 1] <= limit:
+                high += 1
+        part = batch.slice(first, batch.first_entry_id + high - 1)
+        yield part
+        first = part.last_entry_id + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Consecutive entries of one range, in the batches that they came in; one record batch."""
+
+    origin: Range
+    batches: Sequence[EntryBatch]
+
+    def __len__(self) -> int:
+        return self.last_entry_id - self.first_entry_id + 1
+
+    @property
+    def ledger_id(self) -> int:
+        return self.batches[0].ledger_id
+
+    @property
+    def first_entry_id(self) -> int:
+        return self.batches[0].first_entry_id
+
+    @property
+    def last_entry_id(self) -> int:
+        return self.batches[-1].last_entry_id
+
+
+def stretches(items: Iterable[tuple[Range, EntryBatch] | Gap], size_max: int) -> Iterator[Stretch | Gap]:
+    """Batches put together, up to `size_max` bytes of records, or taken apart at `BATCH_SIZE_MAX`.
+
+    An empty one is left out. Shares the entries' data.
+    """
+    size_max = min(size_max, STRETCH_SIZE_MAX)
+    origin: Range | None = None
+    waiting: list[EntryBatch] = []
+    size = 0
+    for item in items:
+        batches = () if isinstance(item, Gap) else parts(item[1])
+        if waiting and (isinstance(item, Gap) or item[0] is not origin):
+            assert origin is not None
+            yield Stretch(origin, waiting)
+            waiting, size = [], 0
+        if isinstance(item, Gap):
+            yield item
+            continue
+        origin = item[0]
+        for batch in batches:
+            if waiting and size + batch.size > size_max:
+                yield Stretch(origin, waiting)
+                waiting, size = [], 0
+            waiting.append(batch)
+            size += batch.size
+    if waiting:
+        assert origin is not None
+        yield Stretch(origin, waiting)
+
+
+def record_batch(rows: Stretch, schema: pa.Schema) -> pa.RecordBatch:
+    """The entries as rows."""
+    return pa.RecordBatch.from_arrays([column(rows, name) for name in schema.names], schema=schema)
+
+
+def column(rows: Stretch, name: str) -> pa.Array:
+    """One column of the source."""
+    count, origin = len(rows), rows.origin
+    if name == "value":
+        return values(rows.batches)
+    if name == "entry_id":
+        return pa.arange(rows.first_entry_id, rows.last_entry_id + 1)
+    if name == "offset" and origin.row is not None:
+        row = origin.row + rows.first_entry_id - origin.first
+        return pa.arange(row, row + count)
+    if name == "ledger_id":
+        return _repeated(rows.ledger_id, pa.int64(), count)
+    if name == "log" and origin.log is not None:
+        return _repeated(origin.log, pa.string(), count)
+    if name in METADATA_COLUMNS:
+        return pa.concat_arrays([header_column(batch, name) for batch in rows.batches])
+    return _repeated(None, COLUMNS[name][1], count)
+
+
+def _repeated(value: int | str | None, kind: pa.DataType, count: int) -> pa.Array:
+    """`count` times the same, from what was made for an earlier batch: a constant costs no more than being sent."""
+    made = _constants.get((value, kind))
+    if made is None or len(made) < count:
+        if len(_constants) >= CONSTANTS_MAX:
+            _constants.clear()
+        scalar = pa.scalar(value, kind)
+        made = _constants[value, kind] = pa.repeat(scalar, count)
+    return made.slice(0, count)
+
+
+def header_column(batch: EntryBatch, name: str) -> pa.Array:
+    """What the entries' own headers say: `entry_id`, `length`, `lac`, `crc32c`."""
+    if name == "entry_id":
+        return pa.arange(batch.first_entry_id, batch.last_entry_id + 1)
+    if name == "crc32c":
+        return _checksums(batch)
+    return _int64(_fields(batch, {"lac": 16, "length": 24}[name]))
+
+
+def values(batches: Sequence[EntryBatch]) -> pa.Array:
+    """The payloads of batches of one ledger, as binary."""
+    data, offsets = gather_payloads([(each.data, each.starts) for each in batches], batches[0].header_size)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.BinaryArray.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+
+
+def gap_batch(gap: Gap, schema: pa.Schema) -> pa.RecordBatch:
+    """One row that says what is missing; everything else in it is null."""
+    told: dict[str, int | str | None] = {
+        "from_seq": gap.from_seq,
+        "from_entry": gap.from_entry,
+        "until_seq": gap.until_seq,
+    }
+    told |= {"until_entry": gap.until_entry, "rows": gap.rows, "reason": gap.reason}
+    row = {"log": gap.log, "ledger_id": gap.ledger_id, "offset": gap.row, "gap": told}
+    return pa.RecordBatch.from_arrays([pa.array([row.get(field.name)], field.type) for field in schema], schema=schema)
+
+
+def _int64(numbers: array[int]) -> pa.Array:
+    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def _fields(batch: EntryBatch, offset: int) -> array[int]:
+    """An int64 of every entry's header, `offset` bytes into the body."""
+    at = 4 + offset
+    numbers = array("q", b"".join([batch.data[start + at : start + at + 8] for start in batch.starts[:-1]]))
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return numbers
+
+
+def _checksums(batch: EntryBatch) -> Any:
+    """The stored CRC-32C as a signed int32; null for ledgers with another digest."""
+    if batch.header_size != ENTRY_HEADER_SIZE + 4:
+        return pa.nulls(len(batch), pa.int32())
+    at = 4 + ENTRY_HEADER_SIZE
+    numbers = array("i", b"".join([batch.data[start + at : start + at + 4] for start in batch.starts[:-1]]))
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return pa.Array.from_buffers(pa.int32(), len(numbers), [None, pa.py_buffer(numbers)])

@@ -1,0 +1,193 @@
+"""The client inside a Spark worker: one event loop thread and one connection pool a process, reused by its tasks.
+
+Workers are forked, and a fork carries no threads, so what is cached is bound to the process id. Nothing depends on
+being closed: an idle worker goes away without a word. Source: spark 1.2 and 3.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from bookies.errors import BookieUnreachable
+
+if TYPE_CHECKING:
+    from bookies.client.client import Client
+    from bookies.client.transport import BookiePool
+    from bookies.config import ClientConfig
+    from bookies.runtime import ports
+
+T = TypeVar("T")
+_worker: Worker | None = None
+_END = object()
+
+
+class Worker:
+    """An event loop on a thread of its own, for as long as the process lives."""
+
+    def __init__(self) -> None:
+        from bookies.runtime import aio
+        from bookies.runtime.memory import collect_rarely, keep_freed_memory
+
+        keep_freed_memory()
+        collect_rarely()
+        self.pid = os.getpid()
+        self.runtime = aio.runtime()
+        self.loop = aio.new_event_loop()
+        self._clients: dict[tuple[str, ClientConfig], asyncio.Task[Client]] = {}
+        self._pools: dict[tuple[str, ClientConfig], tuple[BookiePool, dict[str, tuple[str, int]]]] = {}
+        self._files: ports.Worker | None = None
+        thread = threading.Thread(target=self.loop.run_forever, name="bookies", daemon=True)
+        thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run it on the loop and wait for its end; an interruption of the wait cancels it."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def client(self, uri: str, config: ClientConfig) -> Client:
+        """The client with these settings, which all of the process share. On the loop.
+
+        Raises what connecting raises; the next call tries again.
+        """
+        key = uri, config
+        opening = self._clients.get(key)
+        if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
+            opening = self._clients[key] = self.loop.create_task(self.new_client(uri, config).open_session())
+        return await asyncio.shield(opening)
+
+    def pool(self, uri: str, config: ClientConfig, addresses: Mapping[str, tuple[str, int]]) -> BookiePool:
+        """Connections to the bookies at these addresses, which all tasks of the process share. On the loop.
+
+        The metadata store is asked only for a bookie that is not among them.
+        """
+        from bookies.client.transport import BookiePool
+
+        key = uri, config
+        if key not in self._pools:
+            known: dict[str, tuple[str, int]] = {}
+
+            async def ask(bookie: str) -> tuple[str, int] | None:
+                return (await addresses_of(await self.client(uri, config))).get(bookie)
+
+            self._pools[key] = BookiePool(self.runtime, config, resolver(known, ask)), known
+        pool, known = self._pools[key]
+        known.update(addresses)
+        return pool
+
+    def files(self) -> ports.Worker:
+        """A thread for calls that wait for files, which all tasks of the process share. On the loop."""
+        if self._files is None:
+            self._files = self.runtime.workers.start("files")
+        return self._files
+
+    def new_client(self, uri: str, config: ClientConfig | None = None) -> Client:
+        """One of the caller's own, which is not open yet. Raises `ConfigError`."""
+        from bookies.client.client import Client
+        from bookies.metadata.uri import connect
+
+        return Client(self.runtime, connect(uri, self.runtime), config)
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run it on the loop, and do not wait."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def iterate(
+        self, make: Callable[[], AsyncGenerator[T, None]], size_of: Callable[[T], int], size_max: int
+    ) -> Iterator[T]:
+        """What the asynchronous generator yields, fetched ahead by at most `size_max` bytes (or one item)."""
+        return _Ahead(self, make, size_of, size_max).items()
+
+
+class _Ahead(Generic[T]):
+    """A bounded channel from a coroutine on the loop to the thread that iterates."""
+
+    def __init__(
+        self, worker: Worker, make: Callable[[], AsyncGenerator[T, None]], size_of: Callable[[T], int], size_max: int
+    ) -> None:
+        self._worker, self._make, self._size_of, self._size_max = worker, make, size_of, size_max
+        self._items: queue.SimpleQueue[tuple[Any, int]] = queue.SimpleQueue()
+        self._put = 0  # bytes, written on the loop's thread only
+        self._taken = 0  # bytes, written on the other one only
+        self._is_waiting = False
+        self._room = asyncio.Event()
+
+    def items(self) -> Iterator[T]:
+        task = asyncio.run_coroutine_threadsafe(self._fetch(), self._worker.loop)
+        try:
+            while True:
+                item, size = self._items.get()
+                if item is _END:
+                    task.result()
+                    return
+                yield item
+                self._taken += size
+                # Waking the loop costs more than a batch: only when it waits, and then for half the room.
+                if self._is_waiting and 2 * (self._put - self._taken) <= self._size_max:
+                    self._worker.loop.call_soon_threadsafe(self._room.set)
+        finally:
+            task.cancel()
+
+    async def _fetch(self) -> None:
+        try:
+            async with contextlib.aclosing(self._make()) as items:
+                async for item in items:
+                    size = self._size_of(item)
+                    while not self._has_room(size):
+                        self._room.clear()
+                        self._is_waiting = True
+                        if not self._has_room(size):  # It may have been taken just now, by who saw nobody waiting.
+                            await self._room.wait()
+                        self._is_waiting = False
+                    self._put += size
+                    self._items.put((item, size))
+        finally:
+            self._items.put((_END, 0))
+
+    def _has_room(self, size: int) -> bool:
+        ahead = self._put - self._taken
+        return ahead == 0 or ahead + size <= self._size_max
+
+
+def worker() -> Worker:
+    """This process's worker."""
+    global _worker
+    if _worker is None or _worker.pid != os.getpid():
+        _worker = Worker()
+    return _worker
+
+
+async def addresses_of(client: Client) -> dict[str, tuple[str, int]]:
+    """Of the registered bookies."""
+    addresses = {}
+    for each in await client.bookies():
+        if each.address:
+            host, _, port = each.address.rpartition(":")
+            addresses[str(each.id)] = (host, int(port))
+    return addresses
+
+
+def resolver(
+    addresses: dict[str, tuple[str, int]], ask: Callable[[str], Awaitable[tuple[str, int] | None]]
+) -> Callable[[str], Coroutine[Any, Any, tuple[str, int]]]:
+    """Addresses from the partition; `ask` is asked for those of bookies that it does not have."""
+
+    async def resolve(bookie: str) -> tuple[str, int]:
+        if bookie not in addresses:
+            found = await ask(bookie)
+            if found is None:
+                raise BookieUnreachable("is not registered: it is down", bookie=bookie)
+            addresses[bookie] = found
+        return addresses[bookie]
+
+    return resolve

@@ -1,0 +1,186 @@
+"""What a query reads, and from where to where, as the options say it. Pure.
+
+Where to begin is kept as a text, because the first offset of a streaming query is one: see `offsets.symbolic`.
+Source: spark 3.3.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bookies.errors import InvalidArgument
+from bookies.protocol.log.log_model import check_log_name, parse_position
+from bookies.spark.base.extents import Extents
+from bookies.spark.base.offsets import At, Key, whole
+from bookies.spark.base.options import json_object, whole_number
+
+SELECTIONS = ("subscribe", "subscribePattern", "assign", "ledger", "ledgers", "label", "path", "paths")
+EARLIEST, LATEST = "earliest", "latest"
+TIMESTAMP, TIMESTAMPS, OFFSETS = "timestamp:", "timestamps:", "offsets:"
+ASSIGN_EXAMPLE = '{"logs": {"orders": [0, 99]}, "ledgers": {"17": [0, null]}}'
+OFFSETS_EXAMPLE = '{"orders": 3400} (row numbers), {"orders": "earliest"}, or the offset of a query, {"logs": {...}}'
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Logs and ledgers by name, or a pattern of logs, or a label of ledgers. `bounds`: first and last row of those
+    that are not read whole; the last None: no end.
+    """
+
+    keys: tuple[Key, ...] = ()
+    pattern: str | None = None
+    label: tuple[str, str] | None = None
+    bounds: Mapping[Key, tuple[int, int | None]] = field(default_factory=dict)
+
+
+def selection(options: Mapping[str, str]) -> Selection:
+    """Raises `InvalidArgument`."""
+    named = [name for name in SELECTIONS if name in options]
+    if len(named) != 1:
+        said = f"got {' and '.join(named)}" if named else "got none"
+        raise InvalidArgument(
+            "say what to read with exactly one of subscribe, subscribePattern, assign, ledger, ledgers, label, "
+            f"load(...): {said}"
+        )
+    [name] = named
+    value = options[name]
+    if name == "subscribe":
+        return Selection(tuple(dict.fromkeys(check_log_name(each.strip()) for each in value.split(","))))
+    if name == "subscribePattern":
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise InvalidArgument(f"option subscribePattern={value!r} is no regular expression: {error}") from error
+        return Selection(pattern=value)
+    if name == "label":
+        label, equals, wanted = value.partition("=")
+        if not equals:
+            raise InvalidArgument(f"option label={value!r}: expected NAME=VALUE")
+        return Selection(label=(label, wanted))
+    return _assigned(options) if name == "assign" else Selection(_ledgers(name, value))
+
+
+def _ledgers(name: str, value: str) -> tuple[Key, ...]:
+    try:
+        found = json.loads(value) if name == "paths" else value.split(",")
+        return tuple(dict.fromkeys(whole(int(each)) for each in found))
+    except (ValueError, TypeError) as error:
+        said = f"load({value!r})" if name in ("path", "paths") else f"{name}={value!r}"
+        raise InvalidArgument(
+            f'ledgers are named by number: ledgers="17,18" or load("17"); logs by option subscribe; got {said}'
+        ) from error
+
+
+def _assigned(options: Mapping[str, str]) -> Selection:
+    content = json_object(options, "assign", ASSIGN_EXAMPLE)
+    bounds: dict[Key, tuple[int, int | None]] = {}
+    try:
+        if not content or not set(content) <= {"logs", "ledgers"}:
+            raise ValueError(f"keys {', '.join(content) or 'none'}")
+        for name, rows in content.get("logs", {}).items():
+            bounds[check_log_name(name)] = _bounds(rows)
+        for ledger, entries in content.get("ledgers", {}).items():
+            bounds[whole(int(ledger))] = _bounds(entries)
+    except InvalidArgument:
+        raise
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InvalidArgument(
+            f"option assign={options['assign']!r}: expected first and last row of logs, first and last entry of "
+            f"ledgers, such as {ASSIGN_EXAMPLE}; null: to the end ({error})"
+        ) from error
+    for key, (first, last) in bounds.items():
+        if last is not None and last < first:
+            kind = ("rows", f"log {key}") if isinstance(key, str) else ("entries", f"ledger {key}")
+            raise InvalidArgument(f"option assign: {kind[0]} {first} to {last} of {kind[1]} are no range")
+    return Selection(tuple(bounds), bounds=bounds)
+
+
+def _bounds(pair: Any) -> tuple[int, int | None]:
+    if pair is None:
+        return 0, None
+    first, last = pair
+    return whole(first), None if last is None else whole(last)
+
+
+# -- from where to where ---------------------------------------------------------------------------------------------
+
+
+def where(options: Mapping[str, str], side: str, default: str) -> str:
+    """`side`: starting or ending. Where that is, in the words of `Where`. Raises `InvalidArgument`."""
+    names = [f"{side}Offsets", f"{side}Timestamp", f"{side}OffsetsByTimestamp"]
+    given = [name for name in names if name in options]
+    if len(given) > 1:
+        raise InvalidArgument(f"options {' and '.join(given)} contradict each other: give one of them")
+    if not given:
+        return default
+    [name] = given
+    if name == names[1]:
+        return f"{TIMESTAMP}{whole_number(options, name, 0)}"
+    if name == names[2]:
+        content = json_object(options, name, '{"orders": 1795284255562} (milliseconds since 1970)')
+        return TIMESTAMPS + json.dumps(content, sort_keys=True)
+    text = options[name].strip()
+    if text.lower() in (EARLIEST, LATEST):
+        return text.lower()
+    content = json_object(options, name, f"{EARLIEST}, {LATEST}, {OFFSETS_EXAMPLE}")
+    return OFFSETS + json.dumps(content, sort_keys=True)
+
+
+def check_named(at: str, chosen: Selection, side: str) -> None:
+    """Whether everything that `at` names is read, as far as that is known. Raises `InvalidArgument`."""
+    prefix = next((each for each in (TIMESTAMPS, OFFSETS) if at.startswith(each)), None)
+    if prefix is None or chosen.label is not None:
+        return
+    content = json.loads(at.removeprefix(prefix))
+    option = f"{side}Offsets{'ByTimestamp' if prefix == TIMESTAMPS else ''}"
+    parts = [content[part] for part in ("logs", "ledgers") if isinstance(content.get(part), dict)]
+    read = {str(key) for key in chosen.keys}
+    for name in (name for part in parts or [content] for name in part):
+        if name not in read and (chosen.pattern is None or re.fullmatch(chosen.pattern, name) is None):
+            raise InvalidArgument(
+                f"option {option} names {name}, which is not read: take it out, or add it to what is read"
+            )
+
+
+def time_of(at: str, key: Key) -> int | None:
+    """Milliseconds since 1970, if `at` is a time. Raises `InvalidArgument` when it has none for this log."""
+    if at.startswith(TIMESTAMP):
+        return int(at.removeprefix(TIMESTAMP))
+    if not at.startswith(TIMESTAMPS):
+        return None
+    try:
+        return whole(json.loads(at.removeprefix(TIMESTAMPS))[str(key)])
+    except (KeyError, ValueError) as error:
+        raise InvalidArgument(f"by timestamp: no milliseconds since 1970 are given for {key} ({error})") from error
+
+
+def at_of(at: str, extents: Extents) -> At:
+    """The position that `at`, which is no time, means in one log or ledger. Raises `InvalidArgument`."""
+    if at == EARLIEST:
+        return extents.beginning
+    if at == LATEST:
+        return extents.end
+    content = json.loads(at.removeprefix(OFFSETS))
+    named = content.get("logs" if extents.is_log else "ledgers", content)
+    value = named.get(str(extents.key)) if isinstance(named, dict) else None
+    try:
+        if value in (EARLIEST, -2):
+            return extents.beginning
+        if value in (LATEST, -1):
+            return extents.end
+        if isinstance(value, str):
+            return extents.at_position(parse_position(value))
+        if isinstance(value, list):
+            seq, entry_id = value
+            return extents.placed((whole(seq), whole(entry_id)))
+        return extents.at_row(whole(value)) if extents.is_log else extents.placed((0, whole(value)))
+    except (ValueError, TypeError) as error:
+        if isinstance(error, InvalidArgument):
+            raise
+        raise InvalidArgument(
+            f"offsets: {extents} is given {value!r}, which says no position; expected {OFFSETS_EXAMPLE}"
+        ) from error

@@ -1,0 +1,413 @@
+"""The shape of every fleet job.
+
+    items -> tasks, packed by bytes -> Spark, one partition for each task -> result rows -> Parquet
+
+An item is a piece of work that can be done twice without harm; it has a name that is the same in every run. What
+became of it is a row (run_id, item, started, ended, outcome, detail). With an output directory the rows of each
+finished task are there at once, and that is the checkpoint: a run that was interrupted, however it was, is repeated
+under the same run id and skips what is finished. An item that fails is a row that says why, and no failed job.
+
+    DIR/RUN/parameters   what was asked for; the same run id with other parameters is refused
+    DIR/RUN/results      the rows
+    DIR/RUN/...          what the job makes of them
+
+Nothing here imports PySpark when it is loaded: the command's `--help` must work without it. Source: spark 5.0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from weakref import WeakSet
+
+import pyarrow as pa
+
+from bookies.client.transport.watcher import DOWN
+from bookies.errors import BookKeeperError, ConfigError, InvalidArgument
+from bookies.model import BookieMode
+from bookies.protocol.repair import RateLimit
+from bookies.runtime.tasks import all_of
+from bookies.spark.base import runtime
+from bookies.spark.jobs.shared.packing import TASK_SIZE, TASKS_MAX, Estimate, Item, estimate, pack
+from bookies.spark.jobs.shared.progress import Progress
+
+if TYPE_CHECKING:
+    from bookies.client.client import Client
+    from bookies.client.repair import Administration
+
+log = logging.getLogger(__name__)
+_prepared: WeakSet[Any] = WeakSet()
+Holds = Callable[[str, Mapping[str, Any]], bool]
+PLAN, DRY_RUN, RUN = "plan", "dry-run", "run"
+MODES = (PLAN, DRY_RUN, RUN)
+ITEMS_AT_ONCE = 4  # of a task: most small ones are waiting
+DONE, FAILED, GONE, PARTLY, WAITING = "done", "failed", "gone", "partly", "waiting"
+UNFINISHED = (FAILED, PARTLY, WAITING)  # outcomes that a repetition of the run does not skip
+RESULT_SCHEMA = "run_id STRING, item STRING, started TIMESTAMP, ended TIMESTAMP, outcome STRING, detail STRING"
+_TIME = pa.timestamp("us", tz="UTC")
+_RESULT = pa.schema(
+    {
+        "run_id": pa.string(),
+        "item": pa.string(),
+        "started": _TIME,
+        "ended": _TIME,
+        "outcome": pa.string(),
+        "detail": pa.string(),
+    }
+)
+_WORK = pa.schema(
+    {
+        "task": pa.int32(),
+        "place": pa.int32(),
+        "name": pa.string(),
+        "size": pa.int64(),
+        "bookies": pa.list_(pa.string()),
+        "arguments": pa.string(),
+    }
+)
+# Files of a finished task are in place at once, not when the whole job ends: they are the checkpoint.
+COMMIT_BY_TASK = ("mapreduce.fileoutputcommitter.algorithm.version", "2")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a job. `kind` makes a value of its text; `default` None: required, or computed."""
+
+    name: str
+    default: Any
+    help: str
+    kind: type = str
+    choices: Sequence[Any] | None = None
+    metavar: str | None = None
+    is_positional: bool = False  # on the command line given without its name
+    is_many: bool = False  # a list of at least one
+
+
+@dataclass(frozen=True)
+class JobConfig:
+    """What every job is told. `options`: its own, by name; see its module's OPTIONS.
+
+    `output`: the directory of the runs, any that Spark can write to; None: results are kept in memory, and an
+    interrupted run begins anew. `bytes_per_s`: from and to each bookie, of the whole job; it is divided by
+    `processes`, the number of tasks that run at once (default: what Spark says). `task_size`: bytes.
+    """
+
+    uri: str
+    run_id: str = ""
+    mode: str = RUN
+    output: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    bytes_per_s: float | None = None
+    processes: int | None = None
+    task_size: int = TASK_SIZE
+    tasks_max: int = TASKS_MAX
+    is_quiet: bool = False
+
+    @property
+    def directory(self) -> str | None:
+        return f"{self.output.rstrip('/')}/{self.run_id}" if self.output else None
+
+
+def checked(config: JobConfig, options: Iterable[Option]) -> JobConfig:
+    """The configuration with every option of the job. Raises `InvalidArgument`."""
+    known = {each.name: each for each in options}
+    for name in config.options:
+        if name not in known:
+            raise InvalidArgument(f"unknown option {name!r}; there are {', '.join(known)}")
+    if config.mode not in MODES:
+        raise InvalidArgument(f"mode={config.mode!r}: must be one of {', '.join(MODES)}")
+    if config.bytes_per_s is not None and config.bytes_per_s <= 0:
+        raise InvalidArgument(f"bytes_per_s={config.bytes_per_s}: must be above 0")
+    if not set(config.run_id) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._"):
+        raise InvalidArgument(f"run_id={config.run_id!r}: letters, digits, '-', '.' and '_' only")
+    values = {name: config.options.get(name, each.default) for name, each in known.items()}
+    for name, value in values.items():
+        choices = known[name].choices
+        if choices is not None and value not in choices and value is not known[name].default:
+            raise InvalidArgument(f"{name}={value!r}: must be one of {', '.join(map(str, choices))}")
+    run_id = config.run_id or f"{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}"
+    return replace(config, options=values, run_id=run_id)
+
+
+# -- on the driver ---------------------------------------------------------------------------------------------------
+
+
+def ask(uri: str, question: Any) -> Any:
+    """Run `question(client)` on the driver. Raises what it raises: a sentence, and not a trace out of Spark."""
+
+    async def main() -> Any:
+        async with runtime.worker().new_client(uri) as client:
+            return await question(client)
+
+    coroutine: Coroutine[Any, Any, Any] = main()
+    return runtime.worker().run(coroutine)
+
+
+async def ledger_ids(client: Client) -> list[int]:
+    """Of all ledgers: a question for `ask`."""
+    return [each async for page in client.administration().ledger_ids() for each in page]
+
+
+def prepare(spark: Any) -> None:
+    """Make a session know the source, once: each time costs a second."""
+    from bookies.spark.frames import register
+
+    if spark not in _prepared:
+        register(spark)
+        _prepared.add(spark)
+
+
+def table(spark: Any, config: JobConfig, name: str) -> Any:
+    """One of the tables of `spark/read/tables.py` as a DataFrame."""
+    prepare(spark)
+    reader = spark.read.format("bookkeeper").option("bookkeeper.metadataServiceUri", config.uri)
+    return reader.option("table", name).load()
+
+
+def reader_of(spark: Any) -> Any:
+    """A reader of files and directories by name; without this one with `*`, `?`, `[` or `{` would be a pattern."""
+    return spark.read.option("__globPaths__", "false")
+
+
+def frame_of(spark: Any, rows: Sequence[Sequence[Any]], ddl: str) -> Any:
+    """Rows as a DataFrame, also when there are none."""
+    return spark.createDataFrame([tuple(row) for row in rows], ddl)
+
+
+def save(frame: Any, config: JobConfig, name: str) -> Any:
+    """Write a table of the run, replacing an earlier one; the table as it was written, or as it is without output."""
+    if config.directory is None:
+        return frame
+    path = f"{config.directory}/{name}"
+    frame.coalesce(1).write.mode("overwrite").parquet(path)
+    return reader_of(frame.sparkSession).schema(frame.schema).parquet(path)
+
+
+class Outcome(NamedTuple):
+    """What became of an item. `detail`: JSON values."""
+
+    outcome: str
+    detail: Mapping[str, Any]
+
+
+class Work(Protocol):
+    """What a job does with an item, in a task. Pickled on its way there: plain fields of an importable class."""
+
+    async def carry_out(self, tools: Tools, item: Item) -> Outcome: ...
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended, or was only planned. `results`: one row for each item, also of earlier attempts."""
+
+    config: JobConfig
+    estimate: Estimate
+    skipped: int
+    results: Any
+
+    def details(self) -> list[tuple[str, str, dict[str, Any]]]:
+        """(item, outcome, detail) of each item."""
+        table = self.results.select("item", "outcome", "detail").toArrow()
+        return [
+            (row["item"], row["outcome"], json.loads(row["detail"])) for batch in table.to_batches() for row in
+            batch.to_pylist()
+        ]  # fmt: skip
+
+
+def execute(
+    spark: Any, config: JobConfig, name: str, items: Sequence[Item], work: Work, holds: Holds | None = None
+) -> Run:
+    """Carry out what is not finished yet. In mode `plan` only say what would be done.
+
+    `holds(item, detail)`: asked of what an earlier attempt has done, on the driver: whether that is still there. What
+    is not is done again.
+
+    Interrupting it ends the tasks; the results of those that had ended stay. Raises `InvalidArgument`, `ConfigError`.
+    """
+    prepare(spark)
+    finished = _finished(spark, config, name, holds)
+    left = [each for each in items if each.name not in finished]
+    cores = config.processes or spark.sparkContext.defaultParallelism
+    tasks = pack(left, task_size=config.task_size, tasks_max=config.tasks_max, tasks_min=2 * cores)
+    plan = estimate(tasks, cores=cores, bytes_per_s=config.bytes_per_s)
+    skipped = len(items) - len(left)
+    if config.mode == PLAN:
+        return Run(config, plan, skipped, spark.createDataFrame(_work_table(tasks)))
+    rate = None if config.bytes_per_s is None else config.bytes_per_s / cores
+    carry = CarryOut(config.uri, config.run_id, work, rate, name)
+    is_kept = config.directory is not None
+    progress = Progress(spark, name, config.run_id, plan, skipped, is_kept=is_kept, is_quiet=config.is_quiet)
+    with progress:
+        progress.begin()
+        frame = spark.createDataFrame(_work_table(tasks))
+        results = frame.repartitionById(max(1, len(tasks)), "task").mapInArrow(carry, RESULT_SCHEMA)
+        if config.directory is None:
+            results = results.persist()
+            results.count()
+        elif tasks:
+            results.write.mode("append").option(*COMMIT_BY_TASK).parquet(f"{config.directory}/results")
+    return Run(config, plan, skipped, _results(spark, config) if config.directory else results)
+
+
+def _finished(spark: Any, config: JobConfig, name: str, holds: Holds | None) -> set[str]:
+    """Names of the items that earlier attempts of this run have done. Notes the parameters of a new run."""
+    if config.directory is None or config.mode == PLAN or not is_repeated(spark, config, name):
+        return set()
+    done = _results(spark, config).where(f"outcome NOT IN {UNFINISHED}").select("item", "outcome", "detail").toArrow()
+    return {
+        row["item"] for row in done.to_pylist() if holds is None or row["outcome"] != DONE or
+        holds(row["item"], json.loads(row["detail"]))
+    }  # fmt: skip
+
+
+def is_repeated(spark: Any, config: JobConfig, name: str) -> bool:
+    """Whether a run has been begun under this id; if not, its parameters are noted. Raises `InvalidArgument`."""
+    asked = {"job": name, "uri": config.uri, "mode": config.mode, **config.options}
+    text = json.dumps(asked, sort_keys=True, default=str)
+    path = f"{config.directory}/parameters"
+    rows = _or_none(lambda: reader_of(spark).text(path).collect())
+    if not rows:
+        spark.createDataFrame([(text,)], "value STRING").coalesce(1).write.mode("overwrite").text(path)
+        return False
+    if rows[0][0] != text:
+        raise InvalidArgument(
+            f"run {config.run_id} in {config.output} was begun with {rows[0][0]}, not with {text}: "
+            "repeat it as it was, or choose another run id"
+        )
+    return True
+
+
+def _or_none(read: Any) -> Any:
+    """What is in a path, None when there is no such path."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        return read()
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return None
+
+
+def _results(spark: Any, config: JobConfig) -> Any:
+    """The last row of each item."""
+    path = f"{config.directory}/results"
+    found = _or_none(lambda: reader_of(spark).schema(RESULT_SCHEMA).parquet(path))
+    if found is None:
+        return spark.createDataFrame([], RESULT_SCHEMA)
+    from pyspark.sql import functions as f
+
+    last = f.max_by(f.struct("started", "ended", "outcome", "detail"), "ended").alias("last")
+    rows = found.where(f.col("run_id") == config.run_id).groupBy("run_id", "item").agg(last)
+    return rows.select("run_id", "item", "last.*")
+
+
+def _work_table(tasks: Sequence[Sequence[Item]]) -> pa.Table:
+    rows = [(index, place, item) for index, task in enumerate(tasks) for place, item in enumerate(task)]
+    columns = {
+        "task": [index for index, _, _ in rows],
+        "place": [place for _, place, _ in rows],
+        "name": [item.name for _, _, item in rows],
+        "size": [item.size for _, _, item in rows],
+        "bookies": [list(item.bookies) for _, _, item in rows],
+        "arguments": [item.arguments for _, _, item in rows],
+    }
+    return pa.Table.from_pydict(columns, schema=_WORK)
+
+
+# -- in a task -------------------------------------------------------------------------------------------------------
+
+
+class Tools:
+    """What an item's work is given. `modes`: of each bookie when the task began; `gone`: those that stopped answering
+    since, and what they said last."""
+
+    def __init__(self, client: Client, modes: Mapping[str, str], rate: float | None) -> None:
+        self.client = client
+        self.administration: Administration = client.administration()
+        self.known = list(modes)
+        self.registered = [bookie for bookie, mode in modes.items() if mode != DOWN]
+        self.writable = [bookie for bookie, mode in modes.items() if mode == BookieMode.WRITABLE.value]
+        self.gone: dict[str, str] = {}
+        self._rate = rate
+        self._paces: dict[str, RateLimit] = {}
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """This task's share of the limit of each bookie."""
+        return self._rate
+
+    def pace(self, bookie: str) -> RateLimit:
+        """The limit of one bookie, shared by all items of the task."""
+        return self._paces.setdefault(bookie, RateLimit(self._rate))
+
+    async def spent(self, bookies: Sequence[str], size: int) -> None:
+        """After so many bytes from or to these bookies together: wait as long as the limit of each asks for."""
+        if self._rate is None or not bookies:
+            return
+        now = asyncio.get_running_loop().time()
+        pause_s = max(self.pace(bookie).spent(size // len(bookies), now) for bookie in bookies)
+        if pause_s > 0:
+            await asyncio.sleep(pause_s)
+
+
+class CarryOut:
+    """The function that Spark runs over the rows of one planned task."""
+
+    def __init__(self, uri: str, run_id: str, work: Work, rate: float | None, job: str) -> None:
+        self._uri, self._run_id, self._work, self._rate, self._job = uri, run_id, work, rate, job
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = sorted((row for batch in batches for row in batch.to_pylist()), key=lambda row: int(row["place"]))
+        items = [Item(row["name"], row["size"], tuple(row["bookies"]), row["arguments"]) for row in rows]
+        if not items:
+            return
+        results = runtime.worker().run(self._all(items))
+        counts: dict[str, int] = {}
+        for each in results:
+            counts[each["outcome"]] = counts.get(each["outcome"], 0) + 1
+        log.info(json.dumps({"job": self._job, "run": self._run_id, "items": len(items), "outcomes": counts}))
+        yield pa.RecordBatch.from_pylist(results, schema=_RESULT)
+
+    async def _all(self, items: Sequence[Item]) -> list[dict[str, Any]]:
+        results: list[dict[str, Any]] = []
+        waiting = iter(items)
+        async with runtime.worker().new_client(self._uri) as client:
+            tools = Tools(client, {str(each.id): each.mode for each in await client.bookies()}, self._rate)
+
+            async def work() -> None:
+                for item in waiting:
+                    results.append(await self._one(tools, item))
+
+            await all_of(work() for _ in range(min(ITEMS_AT_ONCE, len(items))))
+        return results
+
+    async def _one(self, tools: Tools, item: Item) -> dict[str, Any]:
+        started = datetime.datetime.now(datetime.UTC)
+        try:
+            outcome, detail = await self._work.carry_out(tools, item)
+        except BookKeeperError as error:
+            outcome, detail = FAILED, {"error": str(error), "kind": type(error).__name__}
+        except Exception as error:
+            # One bad item must not end the others, whatever is wrong with it; its row and the log say what it was.
+            log.exception("item %s", item.name)
+            outcome, detail = FAILED, {"error": repr(error), "kind": type(error).__name__}
+        return {
+            "run_id": self._run_id,
+            "item": item.name,
+            "started": started,
+            "ended": datetime.datetime.now(datetime.UTC),
+            "outcome": outcome,
+            "detail": json.dumps(detail),
+        }
+
+
+def refuse_speculation(spark: Any) -> None:
+    """Jobs that write must not run twice at once. Raises `ConfigError`."""
+    if spark.conf.get("spark.speculation", "false") == "true":
+        raise ConfigError("this job writes: run it with spark.speculation=false")

@@ -1,0 +1,74 @@
+"""Which ledgers a job is about: by number, by log, by age, by size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bookies.errors import InvalidArgument
+from bookies.spark.jobs.shared.common import Option
+
+if TYPE_CHECKING:
+    from bookies.client.client import Client
+    from bookies.model import LedgerMetadata
+    from bookies.protocol.log import Manifest
+
+SCALES = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+OPTIONS = (
+    Option("ledgers", None, "only these, by number: 17,18,20-29", metavar="LIST"),
+    Option("log", None, "only those of these logs: orders,returns", metavar="NAMES"),
+)
+
+
+def seconds_of(name: str, text: str) -> float:
+    """`90s`, `15m`, `24h`, `7d`. Raises `InvalidArgument`."""
+    text = str(text).strip()
+    if text[-1:] not in SCALES or not (text[:-1].isascii() and text[:-1].isdigit()):
+        raise InvalidArgument(f"{name}={text!r}: expected a whole number and s, m, h or d, such as 7d")
+    return int(text[:-1]) * SCALES[text[-1]]
+
+
+def numbers_of(text: str) -> list[int]:
+    """`17,18,20-29`. Raises `InvalidArgument`."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not all(each.isascii() and each.isdigit() for each in ([first, last] if dash else [first])):
+            raise InvalidArgument(f"ledgers={text!r}: expected numbers, such as 17,18,20-29")
+        if dash and int(last) < int(first):
+            raise InvalidArgument(
+                f"ledgers={text!r}: {part.strip()} ends before it begins; did you mean {last}-{first}?"
+            )
+        found += range(int(first), int(last if dash else first) + 1)
+    return list(dict.fromkeys(found))
+
+
+def logs_of(text: str | None) -> list[str]:
+    """Raises `InvalidArgument` for what is no name of a log."""
+    from bookies.protocol.log.log_model import check_log_name
+
+    return [check_log_name(name.strip()) for name in text.split(",")] if text else []
+
+
+@dataclass(frozen=True)
+class Selected:
+    """`records`: the ledgers in the order in which they were named, or by id. `manifests`: of the logs named."""
+
+    records: tuple[LedgerMetadata, ...]
+    manifests: Mapping[str, Manifest]
+
+
+async def select(client: Client, options: Mapping[str, Any]) -> Selected:
+    """What `OPTIONS` say; without them all ledgers. Raises `LedgerNotFound`, `LogNotFound`, `InvalidArgument`."""
+    numbers, names = options.get("ledgers"), logs_of(options.get("log"))
+    if numbers and names:
+        raise InvalidArgument("ledgers and log contradict each other: give one of them")
+    manifests = {name: await client.log(name).manifest() for name in names}
+    if names:
+        ids = list(dict.fromkeys(each for manifest in manifests.values() for each in manifest.ledger_ids))
+    elif numbers:
+        ids = numbers_of(numbers)
+    else:
+        return Selected(tuple([record async for record in client.ledgers()]), {})
+    return Selected(tuple([await client.metadata(each) for each in ids]), manifests)

@@ -1,0 +1,113 @@
+"""How far a job is, on stderr: what is planned, a line that moves on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from bookies.spark.jobs.shared.packing import Estimate
+
+LOOK_S = 0.5
+LINE_S = 15.0  # between lines where stderr is no terminal
+
+
+def size_text(size: float) -> str:
+    """1,536,000 as `1.5 MB`."""
+    for unit in ("B", "KB", "MB", "GB", "TB"):
+        if abs(size) < 1000 or unit == "TB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError
+
+
+def time_text(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+class Progress:
+    """Watches the Spark jobs of one run while its block lasts; an interruption of the block ends them."""
+
+    def __init__(
+        self, spark: Any, name: str, run_id: str, plan: Estimate, skipped: int, *, is_kept: bool, is_quiet: bool
+    ) -> None:
+        self._context = spark.sparkContext
+        self._name, self._group, self._plan, self._is_quiet = name, f"{name}-{run_id}", plan, is_quiet
+        self._run_id, self._skipped, self._is_kept = run_id, skipped, is_kept
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
+        self._width = 0
+
+    def begin(self) -> None:
+        """Say what is planned. Inside the block: whoever interrupts it from here on hears what becomes of the run."""
+        plan = self._plan
+        before = f", {self._skipped:,} are done already" if self._skipped else ""
+        self._say(
+            f"{self._name}, run {self._run_id}: {plan.items:,} items{before}, {size_text(plan.size)} in "
+            f"{plan.tasks:,} tasks, about {time_text(plan.seconds)}"
+        )
+
+    def __enter__(self) -> Self:
+        self._context.setJobGroup(self._group, f"bookies {self._name}", interruptOnCancel=False)
+        if not self._is_quiet:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._clear()
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self._context.cancelJobGroup(self._group)
+            if self._is_kept:
+                self._say(f"interrupted; what is finished is kept: repeat it with run id {self._run_id}")
+            else:
+                self._say("interrupted; without an output directory nothing is kept")
+        self._context.setLocalProperty("spark.jobGroup.id", None)
+
+    def _watch(self) -> None:
+        begin = said = time.monotonic()
+        is_terminal = sys.stderr.isatty()
+        while not self._ended.wait(LOOK_S):
+            now = time.monotonic()
+            if not is_terminal and now - said < LINE_S:
+                continue
+            said = now
+            done, total = self._tasks()
+            left = f", {time_text((total - done) * (now - begin) / done)} left" if done else ""
+            text = f"  {self._name}: {done:,} of {total:,} tasks, {time_text(now - begin)}{left}"
+            if is_terminal:
+                sys.stderr.write("\r" + text.ljust(self._width))
+                sys.stderr.flush()
+                self._width = len(text)
+            else:
+                self._say(text)
+
+    def _tasks(self) -> tuple[int, int]:
+        """Tasks of the last stage that has begun: done, all."""
+        tracker = self._context.statusTracker()
+        done = total = 0
+        for job in tracker.getJobIdsForGroup(self._group):
+            info = tracker.getJobInfo(job)
+            for stage in info.stageIds if info else ():
+                found = tracker.getStageInfo(stage)
+                if found is not None and found.numTasks == self._plan.tasks:
+                    done, total = found.numCompletedTasks, found.numTasks
+        return done, total or self._plan.tasks
+
+    def _clear(self) -> None:
+        if self._width:
+            sys.stderr.write("\r" + " " * self._width + "\r")
+            sys.stderr.flush()
+            self._width = 0
+
+    def _say(self, text: str) -> None:
+        if not self._is_quiet:
+            print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""Reading with Spark: partitions, rows, streams, tables."""

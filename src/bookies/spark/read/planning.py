@@ -1,0 +1,112 @@
+"""The driver's side: from positions to partitions, by what the cluster says. Source: spark 3.4."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+from bookies.errors import BookKeeperError, LedgerNotFound, LogTruncated, NotConfirmed
+from bookies.spark.base import plan, runtime
+from bookies.spark.base.extents import Extents, Missing
+from bookies.spark.base.offsets import At, Key
+from bookies.spark.base.plan import Gap
+from bookies.spark.base.settings import Settings
+from bookies.spark.read.log_catalog import LogCatalog
+from bookies.spark.read.read import REMEDY, EntriesPartition
+
+T = TypeVar("T")
+
+
+async def persistently(settings: Settings, ask: Callable[[], Awaitable[T]]) -> T:
+    """The answer to a question that is repeated while it fails in a way that may pass."""
+    for _ in range(settings.retries):
+        try:
+            return await ask()
+        except BookKeeperError as error:
+            # What one handle has been told is confirmed another one may hear of a little later.
+            if not error.retriable and not isinstance(error, NotConfirmed):
+                raise
+        await asyncio.sleep(settings.retry_interval)
+    return await ask()
+
+
+async def partitions(
+    lookup: LogCatalog,
+    settings: Settings,
+    parts: Sequence[tuple[Extents, At, At]],
+    addresses: Mapping[str, tuple[str, int]],
+    gone: Sequence[Gap] = (),
+) -> list[EntriesPartition]:
+    """Everything from one position up to the other of each log or ledger, each row once. Raises `LogTruncated`.
+
+    `gone`: what else is known to be missing.
+    """
+    gaps = list(gone)
+    present: list[tuple[Extents, At, At]] = []
+    for extents, start, end in parts:
+        if (missing := extents.missing(start, end)) is not None:
+            gap = gap_of(extents, missing)
+            if settings.fails_on_loss:
+                raise loss_error(extents, gap, settings.cursor)
+            gaps.append(gap)
+            start = missing.until
+        present.append((extents, start, end))
+    runs = [(extents, run) for extents, start, end in present for run in extents.runs(start, end)]
+    curves = await lookup.sizes([run for _, run in runs])
+    total = sum(plan.size_between(curve, run.first, run.last) for (_, run), curve in zip(runs, curves, strict=True))
+    size_max = plan.size_limit(total, settings.size_max, settings.parts_min)
+    ranges = []
+    for extents, _, _ in present:
+        own = [index for index, (each, _) in enumerate(runs) if each is extents]
+        try:
+            ranges += await lookup.ranges(
+                extents, [runs[index][1] for index in own], [curves[index] for index in own], size_max
+            )
+        except LedgerNotFound as error:
+            raise LedgerNotFound(
+                f"ledger {error.ledger_id} of {extents} is lost: it is listed and does not exist"
+            ) from error
+    packed = plan.with_replicas(plan.pack(ranges, size_max=size_max, count_max=settings.count_max))
+    found = [EntriesPartition(part, (), plan.bookies_of(part, addresses)) for part in packed]
+    return [EntriesPartition((), gaps, {}), *found] if gaps else found
+
+
+def gap_of(extents: Extents, missing: Missing) -> Gap:
+    """As a row of its own."""
+    (from_seq, from_entry), (until_seq, until_entry) = missing.start, missing.until
+    reason = "truncated before it was read"
+    if not extents.is_log:
+        return Gap(None, int(extents.key), None, from_entry, None, until_entry, missing.rows, None, reason)
+    row = None if missing.rows is None else extents.row_of(missing.until) - missing.rows
+    return Gap(str(extents.key), None, from_seq, from_entry, until_seq, until_entry, missing.rows, row, reason)
+
+
+def gap_of_deleted(key: Key, start: At, end: At) -> Gap:
+    """The rows from `start` up to `end` of a log or ledger that does not exist any more."""
+    rows = end[1] - start[1] if start[0] == end[0] and start < end else None
+    reason = "deleted before it was read"
+    if isinstance(key, int):
+        return Gap(None, key, None, start[1], None, end[1], rows, None, reason)
+    return Gap(key, None, *start, *end, rows, None, reason)
+
+
+def loss_error(extents: Extents, gap: Gap, cursor: str | None = None) -> LogTruncated:
+    """`cursor`: the query's, if it has one: that was made, or put back, too late."""
+    remedy = (
+        f"Cursor {cursor} keeps what comes behind from now on; option failOnDataLoss=false goes on and tells the gap "
+        "in a row"
+        if cursor is not None
+        else REMEDY
+    )
+    count = f"{gap.rows:,} rows" if gap.rows is not None else "rows"
+    return LogTruncated(
+        f"{extents}: {count} from [{gap.from_seq}, {gap.from_entry}] on were truncated before they were read; it "
+        f"begins at [{gap.until_seq}, {gap.until_entry}] (row {extents.row_of(extents.beginning):,}) now. {remedy}"
+    )
+
+
+async def opened(settings: Settings) -> tuple[LogCatalog, Mapping[str, tuple[str, int]]]:
+    """A lookup in the process's client, and the addresses of the bookies."""
+    client = await runtime.worker().client(settings.uri, settings.config)
+    return LogCatalog(client, settings.password, settings.tier), await runtime.addresses_of(client)

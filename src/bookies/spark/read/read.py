@@ -1,0 +1,235 @@
+"""The tasks' side: from the ranges of a partition to record batches.
+
+The generator runs on the task's thread and takes verified batches from the loop's thread, which fetches ahead. A task
+knows everything it needs from its partition; it asks the metadata store only when no replica delivers what the plan
+named: then the replicas may have moved, or the ledger may be gone. Source: spark 3.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import InputPartition
+
+from bookies.errors import BookieTimeout, BookKeeperError, InvalidArgument, LedgerNotFound, LogTruncated
+from bookies.spark.base import arrow, plan, runtime
+from bookies.spark.base.counters import TaskCounts
+from bookies.spark.base.plan import Gap, Range
+from bookies.spark.base.settings import Settings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from bookies.client.base import EntryBatch
+    from bookies.model import LedgerMetadata
+    from bookies.spark.read.decode import Decoder
+
+Item = tuple[Range, "EntryBatch"] | Gap
+REMEDY = (
+    "option failOnDataLoss=false goes on and tells the gap in a row; option cursor keeps truncation behind a stream"
+)
+
+
+class EntriesPartition(InputPartition):
+    """What one task reads, with everything needed for it."""
+
+    def __init__(self, ranges: Sequence[Range], gaps: Sequence[Gap], addresses: dict[str, tuple[str, int]]) -> None:
+        super().__init__(None)
+        self.ranges = list(ranges)
+        self.gaps = list(gaps)
+        self.addresses = addresses
+
+
+@dataclass(frozen=True)
+class RowReader:
+    """How partitions become rows. `schema`: of the rows; `decoder`: of those columns that are inside the payload."""
+
+    settings: Settings
+    schema: pa.Schema
+    decoder: Decoder | None
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Raises what client-protocol 3.4 chooses when every replica of an entry failed, and what is said of a gap."""
+        if not isinstance(partition, EntriesPartition):
+            return  # Spark's stand-in for an empty list of partitions.
+        worker = runtime.worker()
+        items = worker.iterate(lambda: self._fetch(worker, partition), _size, self.settings.read_ahead)
+        waiting: list[pa.RecordBatch] = []
+        size = 0
+        for rows in arrow.stretches(items, self.settings.batch_size):
+            batch = self._batch(rows)
+            # Spark pays for a batch, however small, and a range may be smaller than that is worth.
+            if waiting and size + batch.nbytes > self.settings.batch_size:
+                yield _joined(waiting)
+                waiting, size = [], 0
+            waiting.append(batch)
+            size += batch.nbytes
+        if waiting:
+            yield _joined(waiting)
+
+    def _batch(self, rows: arrow.Stretch | Gap) -> pa.RecordBatch:
+        if isinstance(rows, Gap):
+            return arrow.gap_batch(rows, self.schema)
+        record_format = self.settings.record_format
+        is_envelope = rows.origin.is_envelope if record_format == "auto" else record_format == "envelope"
+        if is_envelope or self.decoder is not None:
+            return self._decoded(rows, is_envelope)
+        return arrow.record_batch(rows, self.schema)
+
+    def _decoded(self, rows: arrow.Stretch, is_envelope: bool) -> pa.RecordBatch:
+        import pyarrow as pa
+
+        from bookies.spark.read.decode import opened
+
+        names = [name for name in self.schema.names if name in arrow.COLUMNS]
+        wanted = [name for name in arrow.ENVELOPE_COLUMNS if name in names or name == "value"] if is_envelope else []
+        columns = {name: arrow.column(rows, name) for name in names if name not in wanted}
+        values = arrow.values(rows.batches)
+        if is_envelope:
+            inside = opened(rows, values, wanted, self.settings.mode)
+            if inside.taken is not None:
+                columns = {name: column.take(inside.taken) for name, column in columns.items()}
+            values = inside.columns["value"]
+            columns |= {name: column.cast(arrow.COLUMNS[name][1]) for name, column in inside.columns.items()}
+        if self.decoder is not None:
+            decoded = self.decoder.decode(rows, values)
+            if decoded.taken is not None:
+                columns = {name: column.take(decoded.taken) for name, column in columns.items()}
+            columns |= decoded.columns
+        return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
+
+    # -- on the loop ---------------------------------------------------------------------------------------------
+    async def _fetch(self, worker: runtime.Worker, partition: EntriesPartition) -> AsyncGenerator[Item, None]:
+        counts = TaskCounts(len(partition.ranges), len(partition.gaps))
+        for gap in partition.gaps:
+            yield gap
+        pool = worker.pool(self.settings.uri, self.settings.config, partition.addresses)
+        try:
+            for each in partition.ranges:
+                at = each.first
+                try:
+                    async for batch in self._entries(worker, pool, each, counts):
+                        at = batch.last_entry_id + 1
+                        counts.batches += 1
+                        counts.entries += len(batch)
+                        counts.size += batch.size
+                        yield each, batch
+                except LedgerNotFound:
+                    gap = _lost(each, at)
+                    if self.settings.fails_on_loss:
+                        raise _loss_error(gap, each) from None
+                    counts.gaps += 1
+                    yield gap
+        finally:
+            counts.log()
+
+    async def _entries(
+        self, worker: runtime.Worker, pool: Any, each: Range, counts: TaskCounts
+    ) -> AsyncGenerator[EntryBatch, None]:
+        if each.is_offloaded:
+            async for part in _offloaded(worker, each):
+                yield part
+            return
+        from bookies.client.base.keys import keys_of
+        from bookies.client.read.fetch import RangeFetch
+        from bookies.client.read.offloaded import OffloadedFetch, OffloadedFiles
+        from bookies.protocol.ledger.read import StickyPosition
+
+        ledger_id = each.metadata.ledger_id
+
+        async def refresh() -> LedgerMetadata:
+            client = await worker.client(self.settings.uri, self.settings.config)
+            return await client.metadata(ledger_id)
+
+        opened: list[OffloadedFiles] = []
+
+        def files(record: LedgerMetadata, first: int, last: int) -> OffloadedFetch:
+            opened.append(OffloadedFiles(record))
+            return OffloadedFetch(worker.files(), opened[-1], first, last)
+
+        fetch = RangeFetch(
+            pool,
+            self.settings.config,
+            keys_of(each.metadata, self.settings.password),
+            each.metadata,
+            each.first,
+            each.last,
+            refresh=refresh,
+            entry_size=max(0.0, each.size / each.count - plan.ENTRY_OVERHEAD),
+            sticky=StickyPosition(each.metadata.ensemble_size, each.replica) if each.replica >= 0 else None,
+            counts=counts.fetch,
+            files=None if self.settings.tier == "bookies" else files,
+        )
+        try:
+            while True:
+                began = worker.loop.time()
+                try:
+                    async with asyncio.timeout(self.settings.poll_timeout):
+                        batch = await fetch.next_batch()
+                except TimeoutError:
+                    raise BookieTimeout(
+                        f"nothing came from any replica for {self.settings.poll_timeout:g} s (option pollTimeoutMs)",
+                        ledger_id=ledger_id,
+                    ) from None
+                counts.wait_s += worker.loop.time() - began
+                if batch is None:
+                    return
+                yield batch
+        finally:
+            fetch.stop()
+            for each_file in opened:
+                worker.files().run(each_file.close)
+
+
+async def _offloaded(worker: runtime.Worker, each: Range) -> AsyncGenerator[EntryBatch, None]:
+    """The entries from the ledger's copy."""
+    from bookies.client.read.offloaded import OffloadedFetch, OffloadedFiles
+
+    files = OffloadedFiles(each.metadata)
+    fetch = OffloadedFetch(worker.files(), files, each.first, each.last)
+    try:
+        while (batch := await fetch.next_batch()) is not None:
+            yield batch
+    finally:
+        worker.files().run(files.close)
+
+
+def _size(item: Item) -> int:
+    return 1 if isinstance(item, Gap) else item[1].size
+
+
+def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _lost(each: Range, at: int) -> Gap:
+    row = None if each.row is None else each.row + at - each.first
+    rows = each.last + 1 - at
+    reason = "the ledger was deleted while it was read"
+    return Gap(each.log, each.metadata.ledger_id, each.seq, at, each.seq, each.last + 1, rows, row, reason)
+
+
+def _loss_error(gap: Gap, each: Range) -> BookKeeperError:
+    ledger = f"entries {gap.from_entry} to {gap.until_entry - 1} of ledger {gap.ledger_id}"
+    if each.log is None:
+        return LedgerNotFound(f"{ledger} no longer exist: the ledger was deleted while it was read. {REMEDY}")
+    return LogTruncated(f"{ledger} no longer exist: log {each.log} was truncated while it was read. {REMEDY}")
+
+
+def row_reader(options: dict[str, str], settings: Settings, schema: Any) -> RowReader:
+    """`schema`: the rows', as Spark's StructType. Raises `InvalidArgument`."""
+    from bookies.spark.read.rows import arrow_schema_of, decoder_of
+
+    arrow_schema = arrow_schema_of(options, schema)
+    if len(set(arrow_schema.names)) < len(arrow_schema.names):
+        twice = sorted({name for name in arrow_schema.names if arrow_schema.names.count(name) > 1})
+        raise InvalidArgument(
+            f"option valueSchema: the source itself has a column {twice[0]!r}: choose those that you want of its "
+            "columns with option columns"
+        )
+    return RowReader(settings, arrow_schema, decoder_of(options, arrow_schema))

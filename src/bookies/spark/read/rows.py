@@ -1,0 +1,81 @@
+"""The schema of the rows: the source's own columns, and those that are decoded from the payload. Source: spark 3.2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from bookies.errors import InvalidArgument
+from bookies.spark.base import arrow
+from bookies.spark.base.options import choice
+from bookies.spark.base.settings import MODES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from bookies.spark.read.decode import Decoder
+
+FORMATS = ("raw", "utf8", "json", "arrow")
+
+
+def ddl_of(options: Mapping[str, str]) -> str:
+    """The schema as Spark's DDL, when the user gives none. Raises `InvalidArgument`."""
+    columns = arrow.columns_of(options)
+    value_format = _checked_format(options)
+    if value_format in ("json", "arrow"):
+        if "valueSchema" not in options:
+            raise InvalidArgument(
+                f"option valueFormat={value_format} needs the schema of the payload: option valueSchema, such as "
+                "'id BIGINT, name STRING', or .schema(...)"
+            )
+        own = arrow.spark_schema([name for name in columns if name != "value"])
+        return ", ".join(part for part in (own, options["valueSchema"]) if part)
+    if value_format == "utf8":
+        return ", ".join("value STRING" if name == "value" else arrow.spark_schema([name]) for name in columns)
+    return arrow.spark_schema(columns)
+
+
+def _checked_format(options: Mapping[str, str]) -> str:
+    value_format = choice(options, "valueFormat", FORMATS)
+    if "valueSchema" in options and value_format not in ("json", "arrow"):
+        raise InvalidArgument(f"option valueSchema is for valueFormat=json or arrow, not for {value_format}")
+    choice(options, "mode", MODES)
+    if choice(options, "recordFormat", ("auto", "raw", "envelope")) == "envelope" and "subscribe" not in options:
+        choice(options, "recordFormat", ("auto", "raw", "envelope"))
+    return value_format
+
+
+def arrow_schema_of(options: Mapping[str, str], schema: Any) -> pa.Schema:
+    """`schema`: Spark's StructType, as the user or `ddl_of` gave it. Raises `InvalidArgument`."""
+    import pyarrow as pa
+
+    value_format = _checked_format(options)
+    fields = []
+    theirs = None
+    for index, name in enumerate(schema.names):
+        if name in arrow.COLUMNS and not (name == "value" and value_format != "raw"):
+            fields.append(pa.field(name, arrow.COLUMNS[name][1], nullable=True))
+            continue
+        if value_format == "raw" or (value_format == "utf8" and name not in ("value", "_corrupt_record")):
+            raise InvalidArgument(f"no column {name!r}; there are {', '.join(arrow.COLUMNS)}")
+        if theirs is None:
+            from pyspark.sql.pandas.types import to_arrow_schema
+
+            theirs = to_arrow_schema(schema, timezone="UTC").remove_metadata()
+        field = theirs.field(index)
+        if value_format == "utf8" and name == "value" and not pa.types.is_string(field.type):
+            raise InvalidArgument("option valueFormat=utf8: the schema must have value as STRING")
+        fields.append(pa.field(name, field.type, nullable=True))
+    return pa.schema(fields)
+
+
+def decoder_of(options: Mapping[str, str], schema: pa.Schema) -> Decoder | None:
+    """For the columns that are inside the payload; None when the payload is delivered as it is."""
+    value_format = choice(options, "valueFormat", FORMATS)
+    if value_format == "raw":
+        return None
+    from bookies.spark.read.decode import Decoder
+
+    own = [name for name in arrow.COLUMNS if name != "value"]
+    fields = tuple(field for field in schema if field.name not in own)
+    return Decoder(value_format, fields, choice(options, "mode", MODES)) if fields else None

@@ -1,0 +1,378 @@
+"""Tables about the cluster itself: option `table` = ledgers, fragments, replicas, bookies, manifests.
+
+They are read from the metadata store, ranges of ledger ids in parallel, and begin most fleet jobs. What a row says is
+what the store says at the moment in which its task reads it; which ledgers there are is decided when a query is
+planned, and those deleted meanwhile are left out. Nothing is asked of bookies but their free space (`bookies`).
+
+There is no table of entry logs: the protocol has no request by which a bookie would tell of its files.
+Source: spark 3.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from bookies.client.transport.watcher import DOWN
+from bookies.errors import BookKeeperError, InvalidArgument, LedgerNotFound, LogNotFound
+from bookies.model import BookieId, LedgerMetadata
+from bookies.protocol.repair import Fragment
+from bookies.protocol.repair.fragments import fragments_to_check
+from bookies.spark.base import runtime
+from bookies.spark.base.options import metadata_uri, number, proper_names
+
+if TYPE_CHECKING:
+    from bookies.client.client import Client
+    from bookies.client.repair import Administration
+
+OPTIONS = ("table", "ledgersPerPartition")
+LEDGERS_PER_PARTITION = 5000
+LOGS_PER_PARTITION = 200
+READ_AT_ONCE = 64  # records of a partition
+ROWS_PER_BATCH = 4096
+AHEAD = 8 << 20  # bytes of rows
+
+Row = dict[str, Any]
+_STRINGS = pa.list_(pa.field("element", pa.string(), nullable=True))
+_LABELS = pa.map_(pa.string(), pa.string())
+_TIME = pa.timestamp("us", tz="UTC")
+_TYPES: Mapping[str, pa.DataType] = {
+    "BIGINT": pa.int64(),
+    "INT": pa.int32(),
+    "STRING": pa.string(),
+    "BOOLEAN": pa.bool_(),
+    "TIMESTAMP": _TIME,
+    "ARRAY<STRING>": _STRINGS,
+    "MAP<STRING, STRING>": _LABELS,
+}
+
+# table -> column -> Spark's type
+TABLES: Mapping[str, Mapping[str, str]] = {
+    "ledgers": {
+        "ledger_id": "BIGINT",
+        "state": "STRING",  # open, in_recovery, closed
+        "last_entry": "BIGINT",  # null until it is closed
+        "length": "BIGINT",  # payload bytes; null until it is closed
+        "fragments": "INT",
+        "ensemble_size": "INT",
+        "write_quorum": "INT",
+        "ack_quorum": "INT",
+        "digest": "STRING",  # null in records of format 1
+        "created": "TIMESTAMP",
+        "labels": "MAP<STRING, STRING>",
+        "version": "BIGINT",  # of the record in the store
+    },
+    "fragments": {
+        "ledger_id": "BIGINT",
+        "fragment": "INT",  # index
+        "state": "STRING",
+        "first_entry": "BIGINT",
+        "last_entry": "BIGINT",  # null where entries may still come
+        "bytes": "BIGINT",  # payload, by its share of the entries; null until the ledger is closed
+        "write_quorum": "INT",
+        "ack_quorum": "INT",
+        "ensemble": "ARRAY<STRING>",
+    },
+    "replicas": {
+        "ledger_id": "BIGINT",
+        "fragment": "INT",
+        "first_entry": "BIGINT",
+        "last_entry": "BIGINT",
+        "position": "INT",
+        "bookie": "STRING",
+        "entries": "BIGINT",  # that the bookie must hold; null where entries may still come
+        "bytes": "BIGINT",
+    },
+    "bookies": {
+        "bookie": "STRING",
+        "mode": "STRING",  # writable, read-only, down
+        "address": "STRING",  # null while it is down
+        "total_bytes": "BIGINT",  # of its disks; null when it does not say
+        "free_bytes": "BIGINT",
+        "properties": "MAP<STRING, STRING>",
+    },
+    "manifests": {
+        "log": "STRING",
+        "seq": "BIGINT",
+        "ledger_id": "BIGINT",
+        "first_entry": "BIGINT",
+        "last_entry": "BIGINT",  # null while the ledger may be open
+        "rows": "BIGINT",
+        "bytes": "BIGINT",
+        "txn": "STRING",
+        "log_created": "TIMESTAMP",
+        "epoch": "BIGINT",
+    },
+}
+
+
+def schema(options: Mapping[str, str]) -> str:
+    """The table's columns as Spark's DDL. Raises `InvalidArgument`."""
+    return ", ".join(f"{name} {kind}" for name, kind in TABLES[_checked(options)["table"]].items())
+
+
+def reader(options: Mapping[str, str], schema: Any) -> TableReader:
+    """`schema`: what Spark derived from `schema(options)`, or the columns that the user chose."""
+    return TableReader(_checked(options), list(schema.names))
+
+
+def arrow_schema(table: str, columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([pa.field(name, _TYPES[TABLES[table][name]], nullable=True) for name in columns])
+
+
+def _checked(options: Mapping[str, str]) -> dict[str, str]:
+    found = proper_names(options, OPTIONS)
+    found["table"] = table = found.get("table", "").strip().lower()
+    if table == "entrylogs":
+        raise InvalidArgument(
+            "option table='entrylogs': bookies cannot be asked for their entry logs; see `bk inspect`"
+        )
+    if table not in TABLES:
+        raise InvalidArgument(f"option table={table!r}: there are entries, {', '.join(TABLES)}")
+    metadata_uri(found)
+    return found
+
+
+class TablePartition(InputPartition):
+    """`ids`: ranges of ledger ids; `names`: of logs."""
+
+    def __init__(self, ids: Sequence[range] = (), names: Sequence[str] = ()) -> None:
+        super().__init__(None)
+        self.ids = tuple(ids)
+        self.names = tuple(names)
+
+
+class TableReader(DataSourceReader):
+    """Lists names on the driver, reads records in the tasks."""
+
+    def __init__(self, options: dict[str, str], columns: list[str]) -> None:
+        self._table, self._columns = options["table"], columns
+        for name in columns:
+            if name not in TABLES[self._table]:
+                raise InvalidArgument(
+                    f"table {self._table} has no column {name!r}; there are {', '.join(TABLES[self._table])}"
+                )
+        self._uri = metadata_uri(options)
+        self._count = number(options, "ledgersPerPartition", LEDGERS_PER_PARTITION)
+
+    def partitions(self) -> list[TablePartition]:
+        if self._table == "bookies":
+            return [TablePartition()]
+        return runtime.worker().run(self._listed())
+
+    async def _listed(self) -> list[TablePartition]:
+        async with runtime.worker().new_client(self._uri) as client:
+            if self._table == "manifests":
+                names = await client.logs()
+                parts = [names[at : at + LOGS_PER_PARTITION] for at in range(0, len(names), LOGS_PER_PARTITION)]
+                return [TablePartition(names=part) for part in parts]
+            found = [each async for each in client.administration().ledger_ids()]
+        return [TablePartition(part) for part in split_ids(found, self._count)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, TablePartition):
+            return  # Spark's stand-in for an empty list of partitions.
+        columns = arrow_schema(self._table, self._columns)
+
+        async def batches() -> AsyncGenerator[pa.RecordBatch, None]:
+            waiting: list[Row] = []
+            async with runtime.worker().new_client(self._uri) as client:
+                async for rows in _ROWS[self._table](client, partition):
+                    waiting += rows
+                    while len(waiting) >= ROWS_PER_BATCH:
+                        yield _packed(waiting[:ROWS_PER_BATCH], columns)
+                        del waiting[:ROWS_PER_BATCH]
+            if waiting:
+                yield _packed(waiting, columns)
+
+        yield from runtime.worker().iterate(batches, lambda batch: int(batch.nbytes), AHEAD)
+
+
+def _packed(rows: Sequence[Row], columns: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({name: [row[name] for row in rows] for name in columns.names}, schema=columns)
+
+
+def split_ids(pages: Sequence[Sequence[int]], count: int) -> list[list[range]]:
+    """Ascending pages of ids as partitions of at most `count` ids, each a list of ranges without gaps."""
+    parts: list[list[range]] = []
+    size = count
+    for page in pages:
+        for ledger_id in page:
+            if size == count:
+                parts.append([])
+                size = 0
+            runs = parts[-1]
+            if runs and runs[-1].stop == ledger_id:
+                runs[-1] = range(runs[-1].start, ledger_id + 1)
+            else:
+                runs.append(range(ledger_id, ledger_id + 1))
+            size += 1
+    return parts
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
+
+
+async def _records(client: Client, ids: Sequence[range]) -> AsyncGenerator[list[tuple[LedgerMetadata, int]], None]:
+    """(record, version) of ledgers, in groups."""
+    administration = client.administration()
+    everything = [each for run in ids for each in run]
+    for at in range(0, len(everything), READ_AT_ONCE):
+        found = await asyncio.gather(*(_record(administration, each) for each in everything[at : at + READ_AT_ONCE]))
+        yield [each for each in found if each is not None]
+
+
+async def _record(administration: Administration, ledger_id: int) -> tuple[LedgerMetadata, int] | None:
+    try:
+        found = await administration.record(ledger_id)
+    except LedgerNotFound:
+        return None  # Deleted since it was listed.
+    return found.metadata, found.version
+
+
+async def _ledgers(client: Client, partition: TablePartition) -> AsyncGenerator[list[Row], None]:
+    async for records in _records(client, partition.ids):
+        yield [ledger_row(record, version) for record, version in records]
+
+
+async def _fragments(client: Client, partition: TablePartition) -> AsyncGenerator[list[Row], None]:
+    async for records in _records(client, partition.ids):
+        yield [row for record, _ in records for row in fragment_rows(record)]
+
+
+async def _replicas(client: Client, partition: TablePartition) -> AsyncGenerator[list[Row], None]:
+    async for records in _records(client, partition.ids):
+        yield [row for record, _ in records for row in replica_rows(record)]
+
+
+async def _bookies(client: Client, partition: TablePartition) -> AsyncGenerator[list[Row], None]:
+    async def space(bookie: BookieId, mode: str) -> tuple[int | None, int | None]:
+        try:
+            return (None, None) if mode == DOWN else await client.bookie_space(bookie)
+        except BookKeeperError:
+            return None, None  # That it does not answer is what the row says.
+
+    known = await client.bookies()
+    spaces = await asyncio.gather(*(space(each.id, each.mode) for each in known))
+    yield [
+        {
+            "bookie": each.id,
+            "mode": each.mode,
+            "address": each.address,
+            "total_bytes": total,
+            "free_bytes": free,
+            "properties": list(each.properties.items()),
+        }
+        for each, (total, free) in zip(known, spaces, strict=True)
+    ]
+
+
+async def _manifests(client: Client, partition: TablePartition) -> AsyncGenerator[list[Row], None]:
+    for name in partition.names:
+        try:
+            manifest = await client.log(name).manifest()
+        except LogNotFound:
+            continue  # Deleted since it was listed.
+        yield [
+            {
+                "log": name,
+                "seq": each.seq,
+                "ledger_id": each.ledger_id,
+                "first_entry": each.first,
+                "last_entry": each.last,
+                "rows": each.rows,
+                "bytes": each.bytes,
+                "txn": each.txn,
+                "log_created": manifest.created_ms * 1000,
+                "epoch": manifest.epoch,
+            }
+            for each in manifest.extents
+        ]
+
+
+_ROWS = {
+    "ledgers": _ledgers,
+    "fragments": _fragments,
+    "replicas": _replicas,
+    "bookies": _bookies,
+    "manifests": _manifests,
+}
+
+
+def ledger_row(record: LedgerMetadata, version: int) -> Row:
+    return {
+        "ledger_id": record.ledger_id,
+        "state": record.state.name.lower(),
+        "last_entry": record.last_entry_id if record.is_closed else None,
+        "length": record.length if record.is_closed else None,
+        "fragments": len(record.ensembles),
+        "ensemble_size": record.ensemble_size,
+        "write_quorum": record.write_quorum,
+        "ack_quorum": record.ack_quorum,
+        "digest": record.digest_type.name.lower() if record.digest_type else None,
+        "created": None if record.ctime_ms is None else record.ctime_ms * 1000,
+        "labels": [(name, value.decode("utf-8", "backslashreplace")) for name, value in record.custom_metadata.items()],
+        "version": version,
+    }
+
+
+def fragment_rows(record: LedgerMetadata) -> list[Row]:
+    """One for each fragment of the record, empty ones left out unless entries may still come."""
+    return [
+        {
+            "ledger_id": record.ledger_id,
+            "fragment": index,
+            "state": record.state.name.lower(),
+            "first_entry": first,
+            "last_entry": None if fragment is None else fragment.last,
+            "bytes": _bytes_of(record, fragment),
+            "write_quorum": record.write_quorum,
+            "ack_quorum": record.ack_quorum,
+            "ensemble": list(ensemble),
+        }
+        for index, first, ensemble, fragment in _split(record)
+    ]
+
+
+def replica_rows(record: LedgerMetadata) -> list[Row]:
+    """One for each position of each fragment."""
+    rows = []
+    for index, first, ensemble, fragment in _split(record):
+        for position, bookie in enumerate(ensemble):
+            entries = None if fragment is None else len(fragment.stored(position))
+            size = _bytes_of(record, fragment)
+            rows.append(
+                {
+                    "ledger_id": record.ledger_id,
+                    "fragment": index,
+                    "first_entry": first,
+                    "last_entry": None if fragment is None else fragment.last,
+                    "position": position,
+                    "bookie": bookie,
+                    "entries": entries,
+                    "bytes": None
+                    if fragment is None or entries is None or size is None
+                    else size * entries // (fragment.last - fragment.first + 1),
+                }
+            )
+    return rows
+
+
+def _split(record: LedgerMetadata) -> Iterator[tuple[int, int, Sequence[BookieId], Fragment | None]]:
+    """(index, first entry, ensemble, fragment); None for the last fragment of a ledger that is not closed."""
+    ends = {each.first: each for each in fragments_to_check(record, record.ensembles[-1][0] - 1)}
+    for index, (first, ensemble) in enumerate(record.ensembles):
+        if not record.is_closed and index == len(record.ensembles) - 1:
+            yield index, first, ensemble, None
+        elif first in ends:
+            yield index, first, ensemble, ends[first]
+
+
+def _bytes_of(record: LedgerMetadata, fragment: Fragment | None) -> int | None:
+    if fragment is None or not record.is_closed:
+        return None
+    return record.length * (fragment.last - fragment.first + 1) // (record.last_entry_id + 1)

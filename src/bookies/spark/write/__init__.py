@@ -1,0 +1,1 @@
+"""Writing with Spark: the sink and the offload tier."""

@@ -1,0 +1,279 @@
+"""Write the Parquet files of offloaded ledgers, read them back, and sweep up what is left of lost attempts.
+
+    TO/CLUSTER/ledger-ID/ATTEMPT/part-FIRST.parquet     entries from FIRST on
+    TO/CLUSTER/ledger-ID/ATTEMPT/_index.json            what each row group holds
+
+A part is written under a name that no reader looks at and renamed when it is whole. Its name and content depend on the
+ledger alone, so a task that runs twice writes the same file twice. What a directory is worth says only the ledger's
+record: one that no record names is a lost attempt. All calls block. Source: spark 5.3.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet as pq
+
+from bookies.client.base import EntryBatch
+from bookies.client.read.offloaded import INDEX, Group, Index, content_of, entries_of
+from bookies.errors import InvalidArgument, ReadFailed
+from bookies.kernels import crc32c, digest
+from bookies.model import ENTRY_HEADER_SIZE, DigestType
+from bookies.protocol.ledger.offload import Content
+from bookies.spark.base import arrow
+
+GROUP_SIZE = 8 << 20  # bytes of payload: what a read of one entry costs
+FILE_SIZE_MAX = 512 << 20
+COMPRESSION = "zstd"
+SCHEMA = pa.schema(
+    [
+        pa.field("entry_id", pa.int64(), nullable=False),
+        pa.field("length", pa.int64(), nullable=False),
+        pa.field("lac", pa.int64(), nullable=False),
+        pa.field("crc32c", pa.int32(), nullable=False),
+        pa.field("value", pa.binary(), nullable=False),
+    ]
+)
+_signed = struct.Struct(">i").unpack_from
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file of a copy. `groups`: what its row groups hold; `size`: bytes of the file."""
+
+    file: str
+    size: int
+    groups: tuple[Group, ...]
+    content: Content
+
+    @property
+    def first(self) -> int:
+        return self.groups[0].first
+
+    @property
+    def last(self) -> int:
+        return self.groups[-1].last
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Part:
+        groups = tuple(Group(**each) for each in found["groups"])
+        return cls(found["file"], found["size"], groups, Content(**found["content"]))
+
+
+def absolute(uri: str) -> str:
+    """A directory as it is called everywhere: a URI, or an absolute path. Raises `InvalidArgument`."""
+    uri = uri.rstrip("/") or "/"
+    if "://" not in uri:
+        uri = os.path.abspath(uri)
+    try:
+        pa.fs.FileSystem.from_uri(uri)
+    except (pa.ArrowException, ValueError, OSError) as error:
+        raise InvalidArgument(f"{uri!r} is no directory that Arrow can use: {error}") from error
+    return uri
+
+
+def system_of(uri: str) -> tuple[Any, str]:
+    """(file system, path in it)."""
+    system, path = pa.fs.FileSystem.from_uri(uri)
+    return system, path
+
+
+def table_of(batch: EntryBatch) -> pa.Table:
+    """Entries as rows of the files. The CRC-32C is the entry's own, or made now for a ledger with another digest."""
+    columns = [arrow.header_column(batch, name) for name in ("entry_id", "length", "lac", "crc32c")]
+    if columns[-1].null_count:
+        columns[-1] = pa.array(_made_checksums(batch), pa.int32())
+    return pa.Table.from_arrays([*columns, arrow.values([batch])], schema=SCHEMA)
+
+
+def _made_checksums(batch: EntryBatch) -> list[int]:
+    """The CRC-32C that each entry would have, as a signed number."""
+    made = []
+    for start, end in pairwise(batch.starts):
+        body = start + 4
+        head = batch.data[body : body + ENTRY_HEADER_SIZE]
+        crc = digest(DigestType.CRC32C, b"", head, batch.data[body + batch.header_size : end])
+        made.append(_signed(crc)[0])
+    return made
+
+
+class PartsWriter:
+    """The files of consecutive entries of one ledger, as they come. `directory`: of the attempt."""
+
+    def __init__(self, directory: str, ledger_id: int, *, file_size_max: int = FILE_SIZE_MAX) -> None:
+        self._system, self._path = system_of(directory)
+        self._ledger_id = ledger_id
+        self._file_size_max = file_size_max
+        self._writer: Any = None
+        self._temporary = self._name = ""
+        self._groups: list[Group] = []
+        self._content = Content()
+        self._waiting: list[EntryBatch] = []
+        self._size = 0  # payload bytes, about, of what is waiting
+        self._below: int | None = None  # the ledger's length before what is waiting
+        self.parts: list[Part] = []
+        self._system.create_dir(self._path, recursive=True)
+
+    def append(self, batch: EntryBatch) -> None:
+        """The entries that follow. Raises OSError."""
+        self._waiting.append(batch)
+        self._size += batch.size
+        if self._size >= GROUP_SIZE:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        if self._groups and self._content.size + self._size > self._file_size_max:
+            self._end_file()
+        first, last = self._waiting[0].first_entry_id, self._waiting[-1].last_entry_id
+        if self._writer is None:
+            self._name = f"part-{first:012d}.parquet"
+            self._temporary = f"{self._path}/_{self._name}.{uuid.uuid4().hex}"
+            sink = self._system.open_output_stream(self._temporary)
+            self._writer = pq.ParquetWriter(sink, SCHEMA, compression=COMPRESSION, use_dictionary=False), sink
+        content = Content()
+        for batch in self._waiting:
+            content = content.joined(content_of(batch))
+        above = self._waiting[-1].lengths()[-1]
+        self._writer[0].write_table(pa.concat_tables(map(table_of, self._waiting)), row_group_size=last - first + 1)
+        self._groups.append(Group(self._name, len(self._groups), first, last, above - content.size, above))
+        self._content = self._content.joined(content)
+        self._waiting, self._size = [], 0
+
+    def _end_file(self) -> None:
+        writer, sink = self._writer
+        writer.close()
+        sink.close()
+        path = f"{self._path}/{self._name}"
+        self._system.move(self._temporary, path)
+        size = self._system.get_file_info(path).size
+        self.parts.append(Part(self._name, size, tuple(self._groups), self._content))
+        self._writer, self._groups, self._content = None, [], Content()
+
+    def finish(self) -> list[Part]:
+        """Everything is in place."""
+        self._flush()
+        if self._writer is not None:
+            self._end_file()
+        return self.parts
+
+    def discard(self) -> None:
+        """Let go of a file that is not whole."""
+        if self._writer is not None:
+            writer, sink = self._writer
+            self._writer = None
+            writer.close()
+            sink.close()
+            self._system.delete_file(self._temporary)
+
+
+def check_part(directory: str, ledger_id: int, part: Part) -> None:
+    """Read a file back, all of it. Raises `ReadFailed`, `DigestMismatch`."""
+    system, path = system_of(directory)
+    path = f"{path}/{part.file}"
+    content = Content()
+    try:
+        with system.open_input_file(path) as file, pq.ParquetFile(file) as found:
+            if found.num_row_groups != len(part.groups):
+                raise ValueError(f"it has {found.num_row_groups} row groups, not {len(part.groups)}")
+            for group in part.groups:
+                table = found.read_row_group(group.number)
+                content = content.joined(content_of(entries_of(ledger_id, table, group, is_crc32c=True)))
+        if content != part.content:
+            raise ValueError("its content is not what was read from the ledger")
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise ReadFailed(f"{path} cannot be read back as it was written: {error}", ledger_id=ledger_id) from error
+
+
+def lost_parts(directory: str, parts: Sequence[Part]) -> list[str]:
+    """Those files that are not there, or not of the size that they were written with. Raises OSError."""
+    system, path = system_of(directory)
+    found = system.get_file_info([f"{path}/{part.file}" for part in parts]) if parts else []
+    return [
+        part.file
+        for part, info in zip(parts, found, strict=True)
+        if info.type is not pa.fs.FileType.File or info.size != part.size
+    ]
+
+
+def index_of(ledger_id: int, attempt: str, parts: Sequence[Part]) -> tuple[Index, Content]:
+    """The index of a copy, and what it comes to. Raises ValueError unless the parts follow each other from entry 0."""
+    content = Content()
+    groups: list[Group] = []
+    for part in sorted(parts, key=lambda part: part.first):
+        if part.first != content.rows or part.groups[0].below != content.size:
+            raise ValueError(f"file {part.file} does not follow on {content.rows:,} entries of {content.size:,} bytes")
+        groups += part.groups
+        content = content.joined(part.content)
+    return Index(ledger_id, attempt, tuple(groups)), content
+
+
+def write_index(directory: str, index: Index) -> int:
+    """Put it beside the files, delete what is not part of the copy; its CRC-32C. Raises OSError."""
+    system, path = system_of(directory)
+    system.create_dir(path, recursive=True)
+    named = {group.file for group in index.groups} | {INDEX}
+    for each in system.get_file_info(pa.fs.FileSelector(path)):
+        if each.base_name not in named and each.type is pa.fs.FileType.File:
+            system.delete_file(each.path)
+    data = index.pack()
+    with system.open_output_stream(f"{path}/_new{INDEX}") as file:
+        file.write(data)
+    system.move(f"{path}/_new{INDEX}", f"{path}/{INDEX}")
+    return int(crc32c(data))
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A directory that holds, or held, a copy. `changed_s`: when a file of it was written last; seconds since 1970."""
+
+    ledger_id: int
+    attempt: str
+    path: str
+    changed_s: float
+
+
+def attempts(to: str, cluster: str) -> Iterator[Attempt]:
+    """All directories of copies of a cluster's ledgers."""
+    system, path = system_of(f"{to}/{cluster}")
+    selector = pa.fs.FileSelector(path, allow_not_found=True)
+    for ledger in sorted(system.get_file_info(selector), key=lambda each: str(each.path)):
+        number = ledger.base_name.removeprefix("ledger-")
+        if ledger.type is not pa.fs.FileType.Directory or not number.isdigit():
+            continue
+        for each in system.get_file_info(pa.fs.FileSelector(ledger.path)):
+            if each.type is pa.fs.FileType.Directory:
+                yield Attempt(int(number), each.base_name, each.path, _changed_s(system, each))
+
+
+def _changed_s(system: Any, directory: Any) -> float:
+    inside = system.get_file_info(pa.fs.FileSelector(directory.path, allow_not_found=True))
+    return max(one.mtime_ns or 0 for one in [directory, *inside]) / 1e9
+
+
+def is_changed(to: str, attempt: Attempt) -> bool:
+    """Whether somebody has written to it, or deleted it, since it was found. Raises OSError."""
+    system, _ = system_of(to)
+    return _changed_s(system, system.get_file_info(attempt.path)) != attempt.changed_s
+
+
+def delete_attempt(to: str, attempt: Attempt) -> None:
+    """Raises OSError."""
+    system, _ = system_of(to)
+    system.delete_dir(attempt.path)
+
+
+def directory_of(to: str, cluster: str, ledger_id: int, attempt: str) -> str:
+    return f"{to}/{cluster}/ledger-{ledger_id}/{attempt}"

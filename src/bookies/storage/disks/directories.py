@@ -1,0 +1,124 @@
+"""A bookie's directories as a whole: made, locked, marked as in use.
+
+Source: storage 1.1, 1.2, 9.6.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+import re
+from collections.abc import Sequence
+
+from bookies.config import BookieConfig
+from bookies.errors import DiskFull
+from bookies.runtime.ports import Disk, Lock
+from bookies.storage.disks.durable_files import remove, sync_data, sync_directory
+from bookies.storage.disks.status_format import FILE_NAME as STATUS
+
+CONTROL_FILE = "control.json"  # beside every ledger directory's `current`: how to talk to the running bookie
+HELD = "COMPACTION_HELD"  # an empty file in every ledger directory while an operator has suspended compaction
+DIRTY = (
+    "DIRTY"  # a file in every ledger directory from the start until an orderly stop; has the `run_id` in hexadecimal
+)
+RUN_ID_SIZE = 16  # bytes
+
+
+def parse_run_id(data: bytes) -> bytes:
+    """What the file says; empty for one of Apache's or of an older release, which is empty, and for garbage."""
+    return bytes.fromhex(data.decode()) if re.fullmatch(rb"[0-9a-f]{%d}\n" % (2 * RUN_ID_SIZE), data) else b""
+
+
+def current(directory: str) -> str:
+    """Where in a configured directory the files are."""
+    return posixpath.join(directory, "current")
+
+
+class Directories:
+    """The three sets of `current` directories. Blocks, except for its fields; confined to the checkpoint's worker.
+
+    `run_id`: random bytes of this bookie, the same from one orderly stop to the next, over all crashes; empty if nobody
+    knows. What a crash leaves in different directories belongs together if both have it.
+    """
+
+    def __init__(self, disk: Disk, config: BookieConfig) -> None:
+        self.journals = [current(each) for each in config.journal_directories]
+        self.ledgers = [current(each) for each in config.ledger_directories]
+        self.indexes = [current(each) for each in config.index_directories or config.ledger_directories]
+        self.was_clean = True
+        self.run_id = b""
+        self._disk = disk
+        self._locks: list[Lock] = []
+
+    def acquire(self) -> None:
+        """Make what is missing and lock everything (F-1). Raises DirectoryInUse, SyncFailed, OSError.
+
+        Names that an earlier process left are made durable before anything is concluded from them: it may have died
+        between a rename and its sync.
+        """
+        for directory in dict.fromkeys([*self.journals, *self.ledgers, *self.indexes]):
+            self._disk.make_directories(directory)
+            self._locks.append(self._disk.lock_directory(directory))
+            sync_directory(self._disk, directory)
+        paths = [posixpath.join(each, DIRTY) for each in self.ledgers]
+        marks = [self._disk.read_bytes(path) for path in paths if self._disk.exists(path)]
+        self.was_clean = not marks
+        found = {run_id: None for data in marks if (run_id := parse_run_id(data))}
+        self.run_id = next(iter(found)) if len(found) == 1 else b""
+
+    def mark_dirty(self, run_id: bytes) -> None:
+        """From now on only `mark_clean` tells of an orderly stop. Raises: OSError, SyncFailed.
+
+        A full disk has room for the file, if not for what is in it.
+        """
+        data = run_id.hex().encode() + b"\n"
+        for directory in self.ledgers:
+            path = posixpath.join(directory, DIRTY)
+            if self._disk.exists(path) and self._disk.read_bytes(path) == data:
+                continue
+            file = self._disk.open(path, "w+")
+            try:
+                file.truncate(0)
+                with contextlib.suppress(DiskFull):
+                    file.pwrite(data, 0)
+                    sync_data(file)
+            finally:
+                file.close()
+            sync_directory(self._disk, directory)
+
+    def mark_clean(self, directories: Sequence[str]) -> None:
+        """Everything is in the entry logs and in the index. `directories`: of the ledgers, but for failed ones.
+
+        Where that fails the mark stays, and the next start only has more to look at.
+        """
+        for directory in directories:
+            with contextlib.suppress(OSError):
+                if self._disk.exists(posixpath.join(directory, DIRTY)):
+                    self._disk.unlink(posixpath.join(directory, DIRTY))
+                    sync_directory(self._disk, directory)
+
+    def remove_leftovers(self) -> None:
+        """Remove what was being written when a process died, or a disk failed, and was never given its name."""
+        for directory in dict.fromkeys([*self.journals, *self.ledgers, *self.indexes]):
+            for name in self._disk.list(directory):
+                if name.startswith(".") and name.endswith(".tmp") and name != f".{STATUS}.tmp":
+                    remove(self._disk, posixpath.join(directory, name))
+
+    def is_held(self, directories: Sequence[str]) -> bool:
+        """Whether any of these says that compaction is suspended. Raises: OSError."""
+        return any(self._disk.exists(posixpath.join(each, HELD)) for each in directories)
+
+    def hold(self, directories: Sequence[str], *, is_held: bool) -> None:
+        """Keep over restarts whether compaction is suspended. Raises: OSError, DiskFull, SyncFailed."""
+        for directory in directories:
+            path = posixpath.join(directory, HELD)
+            if is_held:
+                self._disk.open(path, "w+").close()
+            elif self._disk.exists(path):
+                self._disk.unlink(path)
+            sync_directory(self._disk, directory)
+
+    def release(self) -> None:
+        for lock in self._locks:
+            lock.release()
+        self._locks.clear()

@@ -1,0 +1,85 @@
+"""Runs of consecutive entries in a log, against the slots that the index has of them: which of them still count.
+
+Source: storage 7.4, 7.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from bookies import kernels
+from bookies.errors import LedgerUnknownToBookie, ReadFailed
+from bookies.storage.index import LedgerIndex
+from bookies.storage.index.index_format import SLOT_SIZE
+from bookies.storage.records import Batch
+from bookies.storage.records.record_scan import RunIds
+
+
+class Piece(NamedTuple):
+    """Consecutive entries of one ledger in a batch: records `start` up to `stop`, from entry `first` on."""
+
+    ledger_id: int
+    first: int
+    start: int
+    stop: int
+
+    @property
+    def entry_ids(self) -> range:
+        return range(self.first, self.first + self.stop - self.start)
+
+
+def pieces_of(batch: Batch) -> Iterator[Piece]:
+    """The batch as runs of consecutive entries."""
+    ids, start = batch.ids, 0
+    if isinstance(ids, RunIds):
+        for ledger_id, first, count in ids.runs:
+            yield Piece(ledger_id, first, start, start + count)
+            start += count
+        return
+    for index in range(1, len(ids) + 1):
+        ledger_id, entry_id = ids[index - 1]
+        if index == len(ids) or ids[index] != (ledger_id, entry_id + 1):
+            yield Piece(ledger_id, ids[start][1], start, index)
+            start = index
+
+
+def slots_of(log_id: int, batch: Batch, piece: Piece) -> bytes:
+    """What the slots of these entries are if they name this place."""
+    starts = batch.records.starts[piece.start : piece.stop + 1]
+    slots: bytes = kernels.pack_locations(log_id, batch.offset + starts[0], starts)
+    return slots
+
+
+def matching_parts(piece: Piece, expected: bytes, actual: bytes) -> Iterator[Piece]:
+    """The parts of a run whose slots are as expected."""
+    if actual == expected:
+        yield piece
+        return
+    start: int | None = None
+    count = piece.stop - piece.start
+    for index in range(count + 1):
+        at = index * SLOT_SIZE
+        matches = index < count and expected[at : at + SLOT_SIZE] == actual[at : at + SLOT_SIZE]
+        if matches and start is None:
+            start = index
+        elif not matches and start is not None:
+            yield Piece(piece.ledger_id, piece.first + start, piece.start + start, piece.start + index)
+            start = None
+
+
+async def current_slots(index: LedgerIndex, piece: Piece) -> bytes:
+    """What the index says of these entries; zeros for those it has not. Raises: ReadFailed when it cannot say."""
+    slots = b""
+    first, stop = piece.first, piece.entry_ids.stop
+    try:
+        ledger = await index.load(piece.ledger_id)
+        while first < stop:
+            if ledger.lacks_entries:
+                raise ReadFailed("its index file is being built again", ledger_id=piece.ledger_id)
+            count = min(stop - first, index.slots_per_page - first % index.slots_per_page)
+            slots += (await index.slots(ledger, first, count)).ljust(count * SLOT_SIZE, b"\0")
+            first += count
+    except LedgerUnknownToBookie:
+        return bytes(len(piece.entry_ids) * SLOT_SIZE)  # It was deleted meanwhile.
+    return slots

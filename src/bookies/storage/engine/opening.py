@@ -1,0 +1,294 @@
+"""The parts of a bookie's storage, and how they come up: lock, find, replay, flush, checkpoint, new journal files.
+
+Nothing is written before all that has to be there was found. Any failure on the way, the flush after replay included,
+fails the start (F-38). A start that fails for lack of room leaves no new file behind, so it may be tried again and
+again. But with nothing to replay, or room for that, a bookie starts on full disks, and waits with the rest, read-only,
+until there is room. Entry logs are not read, so it takes as long as the replay; but without a catalog (the first start
+on Apache's directories), or with one that lacks something, there is nothing else that tells which ledgers there were.
+
+Source: storage 9.5, 2.10.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import posixpath
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+
+from bookies.config import BookieConfig
+from bookies.errors import DiskFull, StorageError
+from bookies.runtime.events import Events
+from bookies.runtime.ports import Disk, Runtime
+from bookies.storage.cache import WriteCache
+from bookies.storage.disks import DirectoryHealth
+from bookies.storage.disks.directories import RUN_ID_SIZE, Directories
+from bookies.storage.disks.disk_watch import DiskWatch
+from bookies.storage.disks.observed_disk import WatchedDisk
+from bookies.storage.engine.checkpoint import Checkpointer
+from bookies.storage.engine.failover import Failover, Note, cut_lost, drop_stale, read_notes, remove_notes
+from bookies.storage.engine.quarantine import Quarantine
+from bookies.storage.engine.rebuild import Rebuilder, ledgers_in_logs
+from bookies.storage.engine.replay import ReplayReport, Restorer, replay
+from bookies.storage.engine.torn_logs import is_behind, torn_logs
+from bookies.storage.identity.index_kind import refuse_unconverted
+from bookies.storage.index import LedgerIndex
+from bookies.storage.index.catalog_format import pack
+from bookies.storage.index.index_files import find_index_files
+from bookies.storage.index.index_readers import Readers
+from bookies.storage.journal import Journal, LogMark, journal_format
+from bookies.storage.journal.journal import journal_ids
+from bookies.storage.journal.journal_place import check_places, note_place
+from bookies.storage.journal.log_marks import find_marks
+
+ROOM_MIN = 1 << 20  # bytes asked for beyond the entries themselves: headers, pages, names
+
+
+class StorageParts:
+    """Everything that holds files or threads, from before they are opened until `close`."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: BookieConfig,
+        on_change: Callable[[], None],
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self.config = config
+        self.directories = directories = Directories(runtime.disk, config)
+        self.health = DirectoryHealth(
+            directories.ledgers, directories.indexes, keeps_going=config.survive_failed_directory
+        )
+        self.journals = [
+            Journal(runtime, directory, f"journal-{number}", config, on_fatal)
+            for number, directory in enumerate(directories.journals)
+        ]
+        self.runtime = runtime = dataclasses.replace(runtime, disk=WatchedDisk(runtime.disk, self.health))
+        self.disks = DiskWatch(runtime, config, directories, self.health, on_change)
+        marks = tuple(LogMark() for _ in directories.journals)
+        self.cache = WriteCache(config.write_cache_size, marks)
+        self.readers = Readers(runtime, config, directories.ledgers)
+        self.index = LedgerIndex(runtime, config, directories.indexes, self.readers, self.health)
+        stores = [*directories.ledgers, *directories.indexes]
+        self.failover = Failover(runtime, stores, self.health, self.index)
+        self.checkpointer = Checkpointer(
+            runtime,
+            config,
+            self.cache,
+            self.index,
+            self.readers,
+            directories.ledgers,
+            self.health,
+            self.failover,
+            on_change,
+        )
+        self.removals = Quarantine(runtime.disk, directories.ledgers, self.index, self.checkpointer, self.cache)
+        self.logs_lock = asyncio.Lock()  # held by whoever removes entry logs, and by whoever needs them to stay
+        self.rebuilder = Rebuilder(runtime, config, self.index, directories.ledgers, self.logs_lock)
+        self.report = ReplayReport()
+        self.is_covered = False  # the checkpoint of the start has succeeded
+
+    def close(self) -> None:
+        """Close files, end workers, release locks. Blocks until what is under way is done."""
+        for journal in self.journals:
+            journal.close()
+        self.readers.close()
+        self.rebuilder.close()
+        self.checkpointer.close()
+        self.directories.release()
+
+
+async def open_storage(parts: StorageParts, events: Events) -> None:
+    """Bring it up until the journals take records. Raises: StorageError, OSError; then it must not serve.
+
+    DiskFull says what to do about it.
+    """
+    runtime, config = parts.runtime, parts.config
+    directories, checkpointer = parts.directories, parts.checkpointer
+    worker = checkpointer.worker
+    await worker.run(directories.acquire)
+    await worker.run(refuse_unconverted, runtime.disk, directories.indexes)
+    await worker.run(check_places, runtime.disk, directories.journals)
+    stores = list(dict.fromkeys([*directories.ledgers, *directories.indexes]))
+    note = await worker.run(read_notes, runtime.disk, stores)
+    returned = [each for each in directories.indexes if each in note.failed]
+    await worker.run(cut_lost, runtime.disk, [each for each in directories.ledgers if each in note.failed], note.lost)
+    indexes = sorted(directories.indexes, key=lambda each: each in returned)  # what is elsewhere is younger
+    paths = await worker.run(find_index_files, runtime.disk, indexes)
+    paths = await parts.removals.load(paths, worker)
+    for error in parts.removals.files.damaged:
+        events.error("storage.removals_damaged", path=error.path, error=error, consequence="what it names is kept")
+    if leftovers := parts.removals.leftovers:
+        names = ", ".join(map(str, leftovers[:20])) + ", ..." * (len(leftovers) > 20)
+        events.warning("storage.deleted_ledgers_removed", count=len(leftovers), ledgers=names)
+    await worker.run(_check_journals, runtime.disk, directories)
+    catalog = await worker.run(parts.index.catalog_file.load, returned)
+    if returned:
+        count = await worker.run(drop_stale, runtime.disk, returned, paths, parts.index.catalog_file.path)
+        events.warning("storage.directory_back", paths=", ".join(returned), stale_files=count)
+    parts.index.found(paths, catalog, parts.removals.is_deleted)
+    unsettled = parts.index.catalog.unsettled()
+    parts.index.catalog.resolve(await worker.run(parts.index.read_checksums, unsettled))
+    found = await worker.run(checkpointer.mark_files.read)
+    noted, record_size_max = parts.index.catalog.marks, config.frame_size_max + 64 * 1024
+    marks = await worker.run(find_marks, runtime.disk, directories.journals, found, noted, record_size_max)
+    is_cut = catalog is not None and is_behind(catalog.synced, found, directories.run_id)
+    lacks_ledgers = is_cut or not parts.index.catalog.is_trusted
+    doubtful = _doubtful(parts, paths, is_cut=is_cut) if lacks_ledgers and catalog is not None else []
+    await _note_logs(parts, note, lacks_ledgers=lacks_ledgers)
+    checkpointer.mark_files.assume(marks)
+    is_counted = not (parts.index.catalog.is_trusted and parts.index.catalog.doubtful_from < 0)
+    restorer = Restorer(parts.cache, parts.index, checkpointer, parts.readers, parts.removals.is_deleted)
+    size = await worker.run(_size_to_replay, runtime.disk, directories.journals, marks)
+    async with _explaining(parts, stores, size):
+        if not parts.index.catalog.is_trusted:
+            await worker.run(parts.index.catalog_file.replace, list(pack(parts.index.catalog.contents())))
+        for number, directory in enumerate(directories.journals):
+            marks[number] = await replay(runtime, config, directory, marks[number], worker, restorer)
+    parts.report = restorer.report
+    if parts.index.catalog.is_trusted and (restorer.report.entry_count or not is_counted):
+        first = parts.index.catalog.doubtful_from
+        checkpointer.uncounted_log_id = first if first >= 0 else -1 - first
+    if lacks_ledgers:
+        await _find_ledgers(parts, doubtful)
+    for text in restorer.report.holes:
+        parts.index.catalog.note_torn({})  # What was lost may be there.
+        await parts.index.doubt_all(text)
+    _tell(restorer.report, events)
+    for journal, mark in zip(parts.journals, marks, strict=True):
+        journal.mark = mark
+    has_changes = restorer.report.entry_count > 0 or parts.index.is_dirty
+    try:
+        async with _explaining(
+            parts, stores, restorer.report.size + parts.index.cache.dirty_size, discards=has_changes
+        ):
+            await checkpointer.checkpoint(tuple(marks))
+            parts.is_covered = True
+    except DiskFull:
+        if has_changes:
+            raise
+    # Not before the mark is persisted: the torn end of a file that is not the newest any more would be damage.
+    if parts.is_covered:
+        await worker.run(remove_notes, runtime.disk, stores)
+        await worker.run(directories.remove_leftovers)
+        await open_journals(parts)
+    async with _explaining(parts, stores, 0):
+        await worker.run(directories.mark_dirty, parts.index.catalog.run_id)
+    if config.gc_interval_ms:
+        await checkpointer.cover_logs()
+
+
+async def _note_logs(parts: StorageParts, note: Note, *, lacks_ledgers: bool) -> None:
+    """Tell the catalog what a power failure may have torn, before anything else is written to entry logs.
+
+    Of earlier runs nothing is left: the first look at the entry logs has given those their end.
+    """
+    known, directories = parts.index.catalog, parts.directories
+    synced = known.synced
+    known.run_id = directories.run_id or parts.runtime.random.randbytes(RUN_ID_SIZE)
+    if lacks_ledgers:
+        known.note_lacking()
+    if lacks_ledgers or synced is None or synced.run_id != directories.run_id:
+        known.note_torn({})
+        return
+    worker, disk = parts.checkpointer.worker, parts.runtime.disk
+    known.note_torn(await worker.run(torn_logs, disk, directories.ledgers, note.failed, known.torn, synced))
+
+
+def _doubtful(parts: StorageParts, ledger_ids: Iterable[int], *, is_cut: bool) -> list[int]:
+    """Ledgers whose index file nobody can vouch for, as the catalog is damaged: a crash leaves no file that it does not
+    name. `is_cut`: it is older than the marks, too, so what it says of others may be as old.
+    """
+    known = parts.index.catalog
+    is_stale = is_cut and not known.is_trusted
+    return [each for each in ledger_ids if is_stale or each not in known.ledgers]
+
+
+async def _find_ledgers(parts: StorageParts, doubtful: Sequence[int]) -> None:
+    """Those that only the logs know of; and what index files lack of doubtful ones. Raises: OSError."""
+    for ledger_id in doubtful:
+        await parts.index.doubt(ledger_id)
+    worker = parts.checkpointer.worker
+    for ledger_id in await worker.run(ledgers_in_logs, parts.runtime.disk, parts.directories.ledgers):
+        if not parts.removals.is_deleted(ledger_id):
+            await parts.index.may_be_lost(ledger_id)
+
+
+async def open_journals(parts: StorageParts) -> bool:
+    """Begin the first file of this process in each journal. False: some have no room even for that. Raises: OSError.
+
+    If need be at the expense of files that are kept without need.
+    """
+    worker, disk = parts.checkpointer.worker, parts.runtime.disk
+    for number, journal in enumerate(parts.journals):
+        if journal.is_open:
+            continue
+        ids = await worker.run(journal_ids, disk, journal.directory)
+        first_id = (ids[-1] if ids else parts.runtime.clock.wall_ms()) + 1
+        place = journal.directory, number, len(parts.journals)
+        try:
+            await worker.run(note_place, disk, *place)
+            await journal.open(first_id)
+        except DiskFull:
+            await journal.make_room(journal.mark.journal_id)
+            with contextlib.suppress(DiskFull):
+                await worker.run(note_place, disk, *place)
+                await journal.open(first_id)
+    return all(journal.is_open for journal in parts.journals)
+
+
+@contextlib.asynccontextmanager
+async def _explaining(
+    parts: StorageParts, places: Sequence[str], size: int, *, discards: bool = True
+) -> AsyncIterator[None]:
+    """Turn DiskFull into a sentence about the fullest of `places`, where `size` bytes were to be written."""
+    try:
+        yield
+    except DiskFull as error:
+        if discards:
+            await parts.checkpointer.discard()
+        text = await parts.checkpointer.worker.run(_explain_full, parts.runtime.disk, places, size)
+        raise DiskFull(text) from error
+
+
+def _explain_full(disk: Disk, places: Sequence[str], size: int) -> str:
+    free, place = min((disk.usage(place)[1], place) for place in places)
+    missing = max(size + ROOM_MIN - free, ROOM_MIN)
+    return (
+        f"{place}: the disk is full, {free:,} bytes are usable; free {missing:,} bytes or add space, then start again; "
+        "nothing was lost: the journal still has everything"
+    )
+
+
+def _size_to_replay(disk: Disk, directories: Sequence[str], marks: Sequence[LogMark]) -> int:
+    """Bytes of the journal files from the marks on."""
+    size = 0
+    for directory, mark in zip(directories, marks, strict=True):
+        for number in journal_ids(disk, directory):
+            if number >= mark.journal_id:
+                file = disk.open(posixpath.join(directory, journal_format.file_name(number)), "r")
+                size += file.size() - (mark.offset if number == mark.journal_id else 0)
+                file.close()
+    return size
+
+
+def _check_journals(disk: Disk, directories: Directories) -> None:
+    """Raises StorageError if a journal is gone as a whole: each start makes a file before it marks the bookie dirty."""
+    for directory in directories.journals:
+        if not directories.was_clean and not journal_ids(disk, directory):
+            raise StorageError(
+                f"{directory}: this bookie did not stop in an orderly way, and its journal is gone; acknowledged "
+                "entries would be lost. Nothing was changed. Put the files back, or give it up: bk bookie format"
+            )
+
+
+def _tell(report: ReplayReport, events: Events) -> None:
+    if report.entry_count or report.torn:
+        events.info("storage.replayed", files=report.file_count, entries=report.entry_count, bytes=report.size)
+    for path, offset, problem in report.torn:
+        events.info("storage.torn_end", path=path, offset=offset, problem=problem)
+    for ledger_id in report.keyless:
+        events.warning("storage.ledger_without_key", ledger=ledger_id, consequence="fenced")
+    for text in report.holes:
+        events.error("storage.journal_damaged", problem=text, consequence="nothing is denied, only recovery may add")

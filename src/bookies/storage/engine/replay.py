@@ -1,0 +1,485 @@
+"""Replay: what the journals say happened since the last checkpoint, brought back into the storage at the start.
+
+Invariants
+- A missing first file, a gap between files or a file of an unknown version stops the start: that can be put right, and
+  going on would lose acknowledged data.
+- Damage anywhere but at the end of the newest file is a hole: what was in it is not known, everything else is applied.
+  Any ledger may have been in it, so of all of them nothing is denied afterwards (`LedgerIndex.doubt_all`).
+- The torn end of the newest file is what a crash leaves, and nothing in it was acknowledged.
+- Notes about ledgers are applied in any case; of keys the first one known stays (R-8, F-23).
+- A ledger without a known key is created fenced and with an empty key instead of being dropped: refusing writes is
+  safe, losing a fence or an entry is not (F-13).
+- A group whose checksum is right is what was written. Of a damaged one only what proves itself is applied.
+- Only the last group can be torn inside its records, at sector boundaries. A record from there whose ids lie in two
+  sectors of which the second was never written ends the replay; any other that lies in more than one sector is
+  doubtful, and never replaces an intact copy that is stored already.
+- What replay finds in the index may be there only because the machine did not go down with the process. So everything
+  it meets becomes dirty, also where it changes nothing.
+- The mark that replay yields is the end of the newest file, so that its torn end is never looked at again.
+
+Source: storage 2.10.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import posixpath
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from bookies import kernels
+from bookies.config import BookieConfig
+from bookies.errors import CorruptRecord, ReadFailed, StorageError
+from bookies.kernels import Records
+from bookies.model import ENTRY_HEADER_SIZE, DigestType
+from bookies.runtime.ports import Disk, File, Runtime, Worker
+from bookies.storage.cache import WriteCache
+from bookies.storage.cache.merge import concat_runs
+from bookies.storage.engine.checkpoint import Checkpointer
+from bookies.storage.engine.log_pieces import pieces_of
+from bookies.storage.index import LedgerIndex
+from bookies.storage.index.index_format import EXPLICIT_LAC_SIZE_MIN, STATE_FENCED, IndexHeader
+from bookies.storage.index.index_ledger import Ledger, is_vacant
+from bookies.storage.index.index_readers import Readers
+from bookies.storage.journal import LogMark, journal_format
+from bookies.storage.journal.journal import journal_ids
+from bookies.storage.journal.page_cache import READ_STEP, ForgottenPart, PassingHoles
+from bookies.storage.records import Batch, EndKind
+from bookies.storage.records.record_scan import Pread, RunIds, ScanEnd, Trust
+
+SECTOR = 512  # bytes that a device writes whole or not at all
+JUMP_MAX = 1 << 20  # entries that a client can be ahead of what this bookie has of a ledger
+RUN_LENGTH_MIN = 4  # entries, on average, of the runs in a batch that is applied run by run
+
+
+@dataclass
+class ReplayReport:
+    """What replay did.
+
+    `torn`: (path, offset, problem) of the end of the newest file, if it was not clean. `keyless`: ledgers that were
+    created without a key. `holes`: what is wrong with each part of a journal that was acknowledged and is lost.
+    `kept_count`: doubtful entries that did not replace a stored copy. `skipped_count`: records of unknown kinds,
+    and those that were certainly cut off by the crash. `deleted_count`: records of ledgers deleted since (R-22).
+    """
+
+    file_count: int = 0
+    entry_count: int = 0
+    size: int = 0
+    skipped_count: int = 0
+    kept_count: int = 0
+    deleted_count: int = 0
+    torn: list[tuple[str, int, str]] = field(default_factory=list)
+    keyless: list[int] = field(default_factory=list)
+    holes: list[str] = field(default_factory=list)
+
+
+class JournalReader:
+    """The files of one journal from a mark on. Blocks; confined to one worker."""
+
+    def __init__(self, disk: Disk, directory: str, mark: LogMark, record_size_max: int) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._mark = mark
+        self._record_size_max = record_size_max
+        self._file: File | None = None
+        self._search: Pread
+        self._size = 0
+        self._journal_id = 0
+        self._version = journal_format.VERSION  # also of a file whose header is lost
+        self.is_newest = False
+        self._batches: Iterator[Batch | ScanEnd] = iter(())
+        self._forgotten = ForgottenPart(READ_STEP)
+        self.ids: list[int] = []
+
+    def find(self) -> list[int]:
+        """Ids of the files to replay. Raises StorageError when one is missing."""
+        ids = [number for number in journal_ids(self._disk, self._directory) if number >= self._mark.journal_id]
+        if self._mark.journal_id > 0 and (not ids or ids[0] != self._mark.journal_id):
+            name = journal_format.file_name(self._mark.journal_id)
+            raise StorageError(
+                f"{self._directory}: journal {name}, where replay has to begin, is missing; acknowledged entries would "
+                "be lost. Nothing was changed. Put the file back, or give this bookie up: bk bookie format"
+            )
+        for index in range(1, len(ids)):
+            if ids[index] != ids[index - 1] + 1:
+                name = journal_format.file_name(ids[index - 1] + 1)
+                raise StorageError(
+                    f"{self._directory}: journal {name} is missing between others; acknowledged entries would be lost. "
+                    "Nothing was changed. Put the file back, or give this bookie up: bk bookie format"
+                )
+        self._check_newest(ids)
+        self.ids = ids
+        return ids
+
+    def _check_newest(self, ids: list[int]) -> None:
+        names = self._disk.list(self._directory)
+        newest = max(
+            (found for name in names if (found := journal_format.parse_newest_name(name)) is not None), default=-1
+        )
+        if newest > max(ids, default=newest):
+            raise StorageError(
+                f"{self._directory}: journal {journal_format.file_name(newest)}, the newest one, is missing; "
+                "acknowledged entries would be lost. Nothing was changed. Put the file back, or give this bookie up: "
+                "bk bookie format"
+            )
+
+    def open(self, journal_id: int) -> tuple[str, int]:
+        """Begin with a file: (path, size)."""
+        self.close()
+        path = posixpath.join(self._directory, journal_format.file_name(journal_id))
+        self._file = file = self._disk.open(path, "r")
+        self._search = PassingHoles(file)
+        self._size = file.size()
+        self._forgotten = ForgottenPart(READ_STEP)
+        self._journal_id = journal_id
+        self.is_newest = journal_id == self.ids[-1]
+        try:
+            self._version, start = journal_format.parse_header(file.pread(24, 0), self._size, path=path)
+        except CorruptRecord as error:
+            if error.offset != 0:  # a version that is not known: whoever wrote it knows
+                raise
+            self._batches = iter([ScanEnd(EndKind.CORRUPT, 0, str(error))])
+            return path, self._size
+        if journal_id == self._mark.journal_id and self._mark.offset > 0:
+            start = self._mark.offset
+        self._scan(start)
+        return path, self._size
+
+    def _scan(self, start: int) -> None:
+        assert self._file is not None
+        self._batches = journal_format.scan(
+            self._file.pread,
+            self._size,
+            start,
+            self._version,
+            is_newest=self.is_newest,
+            journal_id=self._journal_id,
+            record_size_max=self._record_size_max,
+            search=self._search,
+        )
+
+    def resume(self, end: ScanEnd) -> int | None:
+        """Go on behind the damage at which a scan ended; where, or None if nothing is left of the file."""
+        assert self._file is not None
+        start = end.next_record
+        if start is None:
+            start = journal_format.find_record(
+                self._search,
+                self._size,
+                end.offset,
+                self._record_size_max,
+                after_padding=self.is_newest,
+            )
+        if start is not None:
+            self._scan(start)
+        return start
+
+    def next(self) -> Batch | ScanEnd:
+        """The next batch of the file, or how it ended."""
+        item = next(self._batches)
+        if self._file is not None:
+            self._forgotten.grow(self._file, item.offset)
+        return item
+
+    def is_zero_sector(self, offset: int) -> bool:
+        """Whether the sector at this offset of the file holds nothing but zeros."""
+        assert self._file is not None
+        return not self._file.pread(SECTOR, offset).strip(b"\0")
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+async def replay(
+    runtime: Runtime,
+    config: BookieConfig,
+    directory: str,
+    mark: LogMark,
+    worker: Worker,
+    target: Restorer,
+) -> LogMark:
+    """Replay one journal from `mark` on; the mark behind it, or the same one if there are no files.
+
+    Raises: CorruptRecord, StorageError, OSError; then the bookie must not start.
+    """
+    reader = JournalReader(runtime.disk, directory, mark, config.frame_size_max + 64 * 1024)
+    doubtful_size = config.journal_group_size_max + 2 * config.frame_size_max
+    try:
+        for journal_id in await worker.run(reader.find):
+            path, size = await worker.run(reader.open, journal_id)
+            while True:
+                end = await _replay_part(reader, path, doubtful_size, worker, target)
+                if not _is_hole(end):
+                    break
+                resumed = await worker.run(reader.resume, end)
+                until = "the end" if resumed is None else f"byte {resumed:,}"
+                target.report.holes.append(f"{path}: from byte {end.offset:,} to {until}: {end.problem}")
+                if resumed is None:
+                    break
+            target.report.file_count += 1
+            mark = LogMark(journal_id, max(size, end.offset))
+    finally:
+        await worker.run(reader.close)
+    return mark
+
+
+def _is_hole(end: ScanEnd) -> bool:
+    """Each group is synced before the next is written: what is missing before another group was acknowledged."""
+    return end.kind is EndKind.CORRUPT or end.next_record is not None
+
+
+async def _replay_part(
+    reader: JournalReader, path: str, doubtful_size: int, worker: Worker, target: Restorer
+) -> ScanEnd:
+    """Apply a file from where the reader stands to its end, or to damage; how it ended."""
+    # Batches wait here until it is certain that they are not the end of the file.
+    waiting: deque[Batch] = deque()
+    ahead = worker.run(reader.next)
+    while isinstance(item := await ahead, Batch):
+        ahead = worker.run(reader.next)  # It is read while this one is applied.
+        ahead.add_done_callback(lambda read: read.cancelled() or read.exception())  # if applying fails before
+        if item.trust is not Trust.UNPROVEN:
+            while waiting:
+                await target.apply(waiting.popleft(), None)
+            await target.apply(item, None)
+            continue
+        waiting.append(item)
+        while item.end - waiting[0].end > doubtful_size:
+            await target.apply(waiting.popleft(), None)
+    may_be_torn = reader.is_newest and not _is_hole(item)
+    doubtful_from = waiting[-1].end - doubtful_size if waiting and may_be_torn else None
+    cut: int | None = None
+    while waiting and cut is None:
+        batch = waiting.popleft()
+        if doubtful_from is not None:
+            cut = await _find_cut(batch, doubtful_from, reader, worker)
+            batch = batch if cut is None else _until(batch, cut)
+        await target.apply(batch, doubtful_from)
+    if cut is not None:
+        target.report.torn.append((path, cut, "a record reaches into a sector that was never written"))
+    elif item.kind is EndKind.TORN and not _is_hole(item):
+        target.report.torn.append((path, item.offset, item.problem))
+    return item
+
+
+async def _find_cut(batch: Batch, doubtful_from: int, reader: JournalReader, worker: Worker) -> int | None:
+    """File offset of the first record that was cut off before its ids, or its whole if it is a note, were written.
+
+    The rest of it lies in a sector of zeros. No complete record looks like that, as the sector would also hold the
+    record's LAC or whatever follows the note.
+    """
+    data, starts = batch.records.data, batch.records.starts
+    for index, (_, entry_id) in enumerate(batch.ids):
+        start, end = batch.offset + starts[index], batch.offset + starts[index + 1]
+        boundary = start - start % SECTOR + SECTOR
+        if start < doubtful_from or boundary >= (min(end, start + 20) if entry_id >= 0 else end):
+            continue
+        at = boundary - batch.offset
+        if not data[at : at + SECTOR].strip(b"\0") and await worker.run(reader.is_zero_sector, boundary):
+            return start
+    return None
+
+
+def _until(batch: Batch, offset: int) -> Batch:
+    """The records that begin before a file offset."""
+    count = bisect_left(batch.records.starts, offset - batch.offset)
+    return Batch(batch.offset, batch.records.slice(0, count), batch.ids[:count])
+
+
+def _proven(batch: Batch) -> Batch:
+    """Of records from a damaged group those that are certainly right, and the fences, as refusing writes is safe.
+
+    A key is not among them: a wrong one would keep the ledger's owner out.
+    """
+    records = batch.records
+    indexes = [
+        index
+        for index, (_, entry_id) in enumerate(batch.ids)
+        if entry_id == journal_format.FENCE
+        or (entry_id >= 0 and looks_intact(records.body(index)))
+        or (entry_id == journal_format.EXPLICIT_LAC and looks_intact(journal_format.parse_special(records.body(index))))
+    ]
+    return Batch(0, _gather(records, indexes), [batch.ids[index] for index in indexes], batch.trust)
+
+
+def _gather(records: Records, indexes: list[int]) -> Records:
+    """The records with these indexes, as a batch of their own."""
+    if len(indexes) == len(records):
+        return records
+    data, starts = records.data, records.starts
+    parts = [data[starts[index] : starts[index + 1]] for index in indexes]
+    offsets = [0]
+    for part in parts:
+        offsets.append(offsets[-1] + len(part))
+    return Records(b"".join(parts), offsets)
+
+
+class Restorer:
+    """Puts replayed records into index and write cache. On the loop; nothing else uses the storage meanwhile."""
+
+    def __init__(
+        self,
+        cache: WriteCache,
+        index: LedgerIndex,
+        checkpointer: Checkpointer,
+        readers: Readers,
+        is_deleted: Callable[[int], bool],
+    ) -> None:
+        self.report = ReplayReport()
+        self._is_deleted = is_deleted
+        self._cache = cache
+        self._index = index
+        self._checkpointer = checkpointer
+        self._readers = readers
+
+    async def apply(self, batch: Batch, doubtful_from: int | None) -> None:
+        """Apply a batch; records from file offset `doubtful_from` on may be torn where they cross a sector boundary."""
+        if batch.trust is Trust.DAMAGED:
+            batch = _proven(batch)
+        ids = batch.ids
+        if doubtful_from is None and isinstance(ids, RunIds) and len(ids.runs) * RUN_LENGTH_MIN <= len(ids):
+            await self._apply_runs(batch)
+            return
+        records, starts = batch.records, batch.records.starts
+        entries: dict[tuple[int, bool], list[int]] = {}  # ledger, is doubtful -> indexes of its records
+        for index, (ledger_id, entry_id) in enumerate(batch.ids):
+            start, end = batch.offset + starts[index], batch.offset + starts[index + 1]
+            is_doubtful = doubtful_from is not None and start >= doubtful_from
+            is_doubtful = is_doubtful and start // SECTOR != (end - 1) // SECTOR
+            if self._is_deleted(ledger_id):
+                self.report.deleted_count += 1
+            elif (
+                is_doubtful and start // SECTOR != (start + 19) // SECTOR and not await self._is_plausible(batch, index)
+            ):
+                self.report.skipped_count += 1
+            elif entry_id >= 0:
+                entries.setdefault((ledger_id, is_doubtful), []).append(index)
+            elif entry_id == journal_format.LEDGER_KEY:
+                await self.key(ledger_id, journal_format.parse_special(records.body(index)))
+            elif entry_id == journal_format.FENCE:
+                await self.fence(ledger_id)
+            elif entry_id == journal_format.EXPLICIT_LAC:
+                body = journal_format.parse_special(records.body(index))
+                await self.explicit_lac(ledger_id, body, is_doubtful=is_doubtful)
+            else:
+                self.report.skipped_count += 1
+        for (ledger_id, is_doubtful), indexes in entries.items():
+            entry_ids = [batch.ids[index][1] for index in indexes]
+            await self.entries(ledger_id, entry_ids, _gather(records, indexes), is_doubtful=is_doubtful)
+
+    async def _apply_runs(self, batch: Batch) -> None:
+        """What there is nearly always: entries, many of one ledger behind each other."""
+        for piece in pieces_of(batch):
+            if self._is_deleted(piece.ledger_id):
+                self.report.deleted_count += len(piece.entry_ids)
+            else:
+                records = batch.records
+                if len(piece.entry_ids) < len(records):  # What else is in their data would stay in memory with them.
+                    _, records = concat_runs([(piece.entry_ids, records.slice(piece.start, piece.stop))])
+                await self.entries(piece.ledger_id, piece.entry_ids, records, is_doubtful=False)
+
+    async def _is_plausible(self, batch: Batch, index: int) -> bool:
+        """Whether a record whose ids may be half garbage is one that a client sent."""
+        ledger_id, entry_id = batch.ids[index]
+        if entry_id == journal_format.LEDGER_KEY or looks_intact(batch.records.body(index)):
+            return True
+        if not self._index.is_known(ledger_id):
+            return False
+        ledger = await self._index.load(ledger_id)
+        return ledger.header.is_rebuilding or entry_id <= ledger.last_entry_id + JUMP_MAX
+
+    async def key(self, ledger_id: int, key: bytes) -> None:
+        """A LEDGER_KEY record: the ledger exists."""
+        if not self._index.is_known(ledger_id):
+            self._index.create(ledger_id, IndexHeader(key))
+            return
+        ledger = await self._index.load(ledger_id)
+        stored = ledger.header.master_key
+        self._index.set_header(
+            ledger, dataclasses.replace(ledger.header, master_key=key if is_vacant(stored) else stored)
+        )
+
+    async def fence(self, ledger_id: int) -> None:
+        ledger = await self._ledger(ledger_id)
+        self._index.set_header(ledger, ledger.header.with_state(STATE_FENCED))
+
+    async def explicit_lac(self, ledger_id: int, body: bytes, *, is_doubtful: bool) -> None:
+        ledger = await self._ledger(ledger_id)
+        if len(body) < EXPLICIT_LAC_SIZE_MIN:
+            return
+        stored = ledger.header.explicit_lac
+        self._index.set_explicit_lac(ledger, stored if is_doubtful and stored and not looks_intact(body) else body)
+
+    async def entries(self, ledger_id: int, entry_ids: Sequence[int], records: Records, *, is_doubtful: bool) -> None:
+        """Consecutive records of one ledger."""
+        ledger = await self._ledger(ledger_id)
+        if not is_doubtful:
+            await self._insert(ledger, entry_ids, records)
+            return
+        for index, entry_id in enumerate(entry_ids):
+            record = records.slice(index, index + 1)
+            if not looks_intact(record.body(0)):
+                stored = await self._stored(ledger, entry_id)
+                if stored is not None:
+                    self.report.kept_count += 1
+                    record = Records.of([stored])
+                elif await self._has_checksums(ledger):
+                    self.report.skipped_count += 1
+                    continue
+            await self._insert(ledger, [entry_id], record)
+
+    async def _has_checksums(self, ledger: Ledger) -> bool:
+        """Whether the entries of the ledger carry a checksum that proves them complete, as far as one of them tells."""
+        if ledger.last_entry_id < 0:
+            return False
+        stored = await self._stored(ledger, ledger.last_entry_id)
+        return stored is not None and looks_intact(stored)
+
+    async def _insert(self, ledger: Ledger, entry_ids: Sequence[int], records: Records) -> None:
+        await self._checkpointer.wait_room()
+        if not isinstance(entry_ids, range):
+            run = range(entry_ids[0], entry_ids[0] + len(entry_ids))
+            entry_ids = run if list(run) == entry_ids else entry_ids
+        self._cache.current.add(ledger.ledger_id, entry_ids, records)
+        highest = entry_ids[-1] if isinstance(entry_ids, range) else max(entry_ids)
+        ledger.last_entry_id = max(ledger.last_entry_id, highest)
+        lac = kernels.greatest_lac(records.data, records.starts)
+        ledger.last_add_confirmed = max(ledger.last_add_confirmed, lac)
+        self._checkpointer.inserted()
+        self.report.entry_count += len(entry_ids)
+        self.report.size += records.size
+
+    async def _stored(self, ledger: Ledger, entry_id: int) -> bytes | None:
+        """The copy that is stored already, if there is one that can be read."""
+        body = self._cache.read(ledger.ledger_id, entry_id)
+        if body is not None:
+            return body
+        slots = await self._index.slots(ledger, entry_id, 1)
+        if not slots.strip(b"\0"):
+            return None
+        try:
+            return (await self._readers.read_records(ledger.ledger_id, entry_id, slots, 0))[4:]
+        except ReadFailed:
+            return None  # A slot of Apache's that was durable before its entry: the journal has the good copy.
+
+    async def _ledger(self, ledger_id: int) -> Ledger:
+        """The ledger, created if it has to be."""
+        if self._index.is_known(ledger_id):
+            return await self._index.load(ledger_id)
+        self.report.keyless.append(ledger_id)
+        return self._index.create(ledger_id, IndexHeader(b"", STATE_FENCED))
+
+
+def looks_intact(body: bytes) -> bool:
+    """Whether an entry or explicit LAC carries a checksum that proves it complete; others may be complete too."""
+    for header_size in (ENTRY_HEADER_SIZE, 16):
+        for digest_type in (DigestType.CRC32C, DigestType.CRC32):
+            end = header_size + digest_type.size
+            computed = kernels.digest(digest_type, b"", body[:header_size], body[end:])
+            if len(body) >= end and body[header_size:end] == computed:
+                return True
+    return False

@@ -1,0 +1,103 @@
+"""A ledger in its turn: its header is read before anything in it is answered or changed.
+
+Decisions about a ledger are taken one after the other on the loop, in the order of the calls. Calls for a ledger whose
+header has to be read wait in one queue, and reads wait behind them.
+
+Source: storage 5.7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from bookies.config import BookieConfig
+from bookies.errors import BookKeeperError, StorageError
+from bookies.runtime.events import Events
+from bookies.runtime.ports import Runtime
+from bookies.runtime.tasks import Tasks
+from bookies.storage.engine.lac_watchers import LacWatchers
+from bookies.storage.engine.opening import StorageParts
+from bookies.storage.index.index_ledger import Ledger
+from bookies.storage.journal.journal import Done
+
+
+class StoreAccess(ABC):
+    """What reads and writes of a bookie's storage have in common. Owned by the loop's thread."""
+
+    def __init__(self, runtime: Runtime, config: BookieConfig) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._events = Events("storage", runtime.clock)
+        self._tasks = Tasks(self._fail)
+        self._parts: StorageParts | None = None
+        self._failure: BaseException | None = None
+        self._is_stopping = False
+        self._waiting: dict[int, list[tuple[Callable[..., None], Done, tuple[object, ...]]]] = {}
+        self._watchers = LacWatchers()
+
+    @abstractmethod
+    def _fail(self, error: BaseException) -> None:
+        """The truth about the disks is unknown from here on."""
+
+    def _open(self) -> StorageParts:
+        if self._parts is None or self._failure is not None or self._is_stopping:
+            raise StorageError(f"the storage {'has failed' if self._failure else 'is not running'}")
+        return self._parts
+
+    def _with_header(
+        self, ledger_id: int, done: Done, call: Callable[..., None], *arguments: object, is_needed: bool = True
+    ) -> None:
+        """`call(ledger_id, done, *arguments)`, now or, in the order of arrival, when the ledger's header has been read.
+
+        What it raises then goes to `done`. Without `is_needed` it only waits behind those who do.
+        """
+        waiting = self._waiting.get(ledger_id)
+        if waiting is None:
+            index = self._open().index
+            if not is_needed or index.get(ledger_id) is not None or not index.is_known(ledger_id):
+                call(ledger_id, done, *arguments)
+                return
+            waiting = self._waiting[ledger_id] = []
+            self._tasks.start(self._load(ledger_id), f"load ledger {ledger_id}")
+        waiting.append((call, done, arguments))
+
+    async def _load(self, ledger_id: int) -> None:
+        """Read a ledger's header, then do what waits for it, in order."""
+        failure: BookKeeperError | None = None
+        try:
+            await self._open().index.load(ledger_id)
+        except BookKeeperError as error:
+            failure = error
+        for call, done, arguments in self._waiting.pop(ledger_id):
+            try:
+                if failure is not None:
+                    raise failure
+                call(ledger_id, done, *arguments)
+            except BookKeeperError as error:
+                done(error)
+
+    async def _ledger(self, ledger_id: int) -> tuple[StorageParts, Ledger]:
+        """The ledger, after whatever waits for its header has been done. Raises: LedgerUnknownToBookie, ReadFailed."""
+        parts = self._open()
+        while ledger_id in self._waiting:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._with_header(ledger_id, _resolver(turn), _call_done)
+            await turn
+            parts = self._open()
+        return parts, await parts.index.load(ledger_id)
+
+
+def _call_done(ledger_id: int, done: Done) -> None:
+    done(None)
+
+
+def _resolver(future: asyncio.Future[None]) -> Done:
+    """Resolves whatever became of the load: the reader finds out by itself."""
+
+    def done(error: BaseException | None) -> None:
+        if not future.done():
+            future.set_result(None)
+
+    return done

@@ -1,0 +1,167 @@
+"""Reads of a bookie's storage: entries, runs of them, the LAC, which entries there are.
+
+"No such ledger" and "no such entry" come only from an index and a cache that were both asked and are healthy; any
+failure is an error (R-3), and of an uncertain ledger everything negative is `DataUnknown`: a missing entry, the last
+one, and what an explicit LAC was.
+
+Source: storage 5.7, 8.3.
+"""
+
+from __future__ import annotations
+
+from bookies import kernels
+from bookies.errors import DataUnknown, EntryNotFound, ReadFailed
+from bookies.kernels import Records
+from bookies.model import LAST_ENTRY
+from bookies.storage.engine.opening import StorageParts
+from bookies.storage.engine.store_access import StoreAccess
+from bookies.storage.index.index_format import SLOT_SIZE
+from bookies.storage.index.index_ledger import Ledger
+from bookies.storage.index.slots import MISSING_SLOT, LeadingSlots, merged
+
+
+class StoreReads(StoreAccess):
+    """From the write cache, or from index and entry logs. All calls on the loop's thread."""
+
+    def read_resident(self, ledger_id: int, entry_id: int) -> bytes | None:
+        """As `read`, if it is in memory and nothing is wrong; None if that takes longer, or fails, and for -1."""
+        parts = self._parts
+        ledger = None if parts is None else self._at_hand(parts, ledger_id)
+        if parts is None or ledger is None or entry_id < 0:
+            return None
+        if (body := parts.cache.read(ledger_id, entry_id)) is not None:
+            return body
+        if entry_id > ledger.last_entry_id:
+            return None
+        slots = parts.index.cached_slots(ledger, entry_id, 2)  # The second tells how long the first may be.
+        if not slots or slots.startswith(MISSING_SLOT):
+            return None
+        record = parts.readers.resident.read_records(ledger_id, entry_id, slots, 0)
+        return None if record is None else record[4:]
+
+    def read_batch_resident(self, ledger_id: int, first_entry_id: int, count_max: int, size_max: int) -> bytes | None:
+        """As `read_batch`, if all of it is in memory and nothing is wrong; None if that takes longer, or fails."""
+        parts = self._parts
+        ledger = None if parts is None else self._at_hand(parts, ledger_id)
+        if parts is None or ledger is None or first_entry_id < 0:
+            return None
+        count_max = max(1, count_max)
+        if pieces := parts.cache.read_batch(ledger_id, first_entry_id, count_max, size_max):
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if first_entry_id > ledger.last_entry_id:
+            return None
+        count_max = parts.cache.next_held(ledger_id, first_entry_id, first_entry_id + count_max) - first_entry_id
+        found = LeadingSlots(first_entry_id, count_max, size_max, parts.index.slots_per_page)
+        while found.count:
+            part = parts.index.cached_slots(ledger, found.first, found.count)
+            if part is None:
+                return None
+            found.add(part)
+        if not found.slots:
+            return None
+        return parts.readers.resident.read_records(ledger_id, first_entry_id, found.slots, size_max)
+
+    def _at_hand(self, parts: StorageParts, ledger_id: int) -> Ledger | None:
+        """The ledger, if it is in memory and nothing is wrong."""
+        if self._failure is not None or self._is_stopping or ledger_id in self._waiting:
+            return None
+        return parts.index.get(ledger_id)
+
+    async def read(self, ledger_id: int, entry_id: int) -> bytes:
+        """The body of an entry; -1: of the highest. Raises: LedgerUnknownToBookie, EntryNotFound; ReadFailed."""
+        parts, ledger = await self._ledger(ledger_id)
+        if entry_id == LAST_ENTRY:
+            if ledger.header.is_uncertain:
+                raise _unknown(ledger_id, "which entry is the last")
+            entry_id = ledger.last_entry_id
+        body = parts.cache.read(ledger_id, entry_id)
+        if body is not None:
+            return body
+        return (await self._read_stored(parts, ledger, entry_id, 1, 0))[4:]
+
+    async def read_batch(self, ledger_id: int, first_entry_id: int, count_max: int, size_max: int) -> bytes:
+        """Records of consecutive entries: at least the first, otherwise as many as are at hand and fit.
+
+        `size_max` counts length words. Raises as `read` does for the first.
+        """
+        parts, ledger = await self._ledger(ledger_id)
+        pieces = parts.cache.read_batch(ledger_id, first_entry_id, max(1, count_max), size_max)
+        if pieces:
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        # What is stored of an entry that was added again is older than what the cache has of it.
+        stop = parts.cache.next_held(ledger_id, first_entry_id, first_entry_id + max(1, count_max))
+        return await self._read_stored(parts, ledger, first_entry_id, stop - first_entry_id, size_max)
+
+    async def _read_stored(
+        self, parts: StorageParts, ledger: Ledger, first_entry_id: int, count_max: int, size_max: int
+    ) -> bytes:
+        """As `read_batch`, from index and entry log. The cache has been asked, without an await in between."""
+        ledger.users += 1
+        try:
+            while True:
+                slots = b""
+                if 0 <= first_entry_id <= ledger.last_entry_id:
+                    slots = await self._slots(parts, ledger, first_entry_id, count_max, size_max)
+                if not slots:
+                    if ledger.header.is_uncertain:
+                        raise _unknown(ledger.ledger_id, f"whether entry {first_entry_id} was here")
+                    raise EntryNotFound("no such entry here", ledger_id=ledger.ledger_id, entry_id=first_entry_id)
+                try:
+                    return await parts.readers.read_records(ledger.ledger_id, first_entry_id, slots, size_max)
+                except ReadFailed:
+                    # The entry may have moved while this was waiting for its turn; then the index knows better.
+                    if await self._slots(parts, ledger, first_entry_id, 1, 0) == slots[:SLOT_SIZE]:
+                        raise
+        finally:
+            ledger.users -= 1
+
+    async def _slots(self, parts: StorageParts, ledger: Ledger, first: int, count_max: int, size_max: int) -> bytes:
+        """Slots of consecutive entries from `first` on, over as many pages as `size_max` bytes of log can need."""
+        found = LeadingSlots(first, count_max, size_max, parts.index.slots_per_page)
+        while found.count:
+            found.add(await parts.index.slots(ledger, found.first, found.count))
+        return found.slots
+
+    async def last_add_confirmed(self, ledger_id: int) -> int:
+        """The greatest LAC in entries and explicit LACs, or a smaller one if the ledger is uncertain.
+
+        Raises: LedgerUnknownToBookie, ReadFailed.
+        """
+        _, ledger = await self._ledger(ledger_id)
+        if not ledger.is_lac_known and not ledger.header.is_uncertain:
+            last = Records.of([await self.read(ledger_id, LAST_ENTRY)])
+            ledger.last_add_confirmed = max(ledger.last_add_confirmed, kernels.greatest_lac(last.data, last.starts))
+            ledger.is_lac_known = True
+        return ledger.last_add_confirmed
+
+    async def read_lac(self, ledger_id: int) -> tuple[bytes | None, bytes | None]:
+        """(explicit LAC, body of the highest entry). Raises: LedgerUnknownToBookie; ReadFailed without either."""
+        _, ledger = await self._ledger(ledger_id)
+        if ledger.header.is_uncertain:
+            raise _unknown(ledger_id, "what was last confirmed")
+        explicit_lac = ledger.header.explicit_lac or None
+        try:
+            return explicit_lac, await self.read(ledger_id, LAST_ENTRY)
+        except EntryNotFound:
+            return explicit_lac, None
+        except ReadFailed:
+            if explicit_lac is None:
+                raise
+            return explicit_lac, None
+
+    async def list_entries(self, ledger_id: int) -> list[range]:
+        """Maximal runs of entry ids, ascending. Raises: LedgerUnknownToBookie, ReadFailed."""
+        parts, ledger = await self._ledger(ledger_id)
+        if ledger.header.is_uncertain:
+            raise _unknown(ledger_id, "which entries were here")
+        cached = [run.entry_ids for run in parts.cache.runs_of(ledger_id)]
+        ledger.users += 1
+        try:
+            stored = await parts.index.entry_runs(ledger)
+        finally:
+            ledger.users -= 1
+        return merged([*stored, *cached])
+
+
+def _unknown(ledger_id: int, what: str) -> DataUnknown:
+    return DataUnknown(f"after damage it is not known {what}", ledger_id=ledger_id)

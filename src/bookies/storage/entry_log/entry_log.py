@@ -1,0 +1,550 @@
+"""Entry logs: where entries live for good. One writer appends runs; readers fetch entries by location.
+
+Invariants
+- A location is given out only for bytes that were written; they are durable when `sync` has returned (R-2).
+- Writes go to the offset that was accounted for. After a failed write the log is sealed at its last good offset and
+  another is opened (F-16). One that holds no entry is removed instead.
+- Nothing leaves the set of logs to be synced before its sync succeeded; the active log is synced first (R-16, R-17).
+- What was not synced yet is kept in memory as well. When a log's directory has failed, `sync` does not return before
+  `rescue` has written that again, elsewhere, so no checkpoint passes over it.
+- The id of a new log is above every id in file names and in `lastId`, and `lastId` is durable in every ledger
+  directory before the log exists, so no stale index slot can ever name it (F-15, R-27). Its name is durable before
+  anything in it is (F-17).
+- Whatever a reader cannot read, or finds to be another entry, is `ReadFailed`: damage is never "no such entry" (R-3).
+
+Both classes block, and each instance is confined to one worker.
+
+Source: storage 3.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import sys
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bookies import kernels
+from bookies.config import BookieConfig
+from bookies.errors import CorruptRecord, DiskFull, ReadFailed, StorageError
+from bookies.runtime.ports import Buffer, Disk, File
+from bookies.storage.cache.write_cache import AddRun, Run
+from bookies.storage.disks import DirectoryHealth
+from bookies.storage.disks.durable_files import (
+    SyncFailed,
+    remove,
+    replace_copies,
+    sync_all,
+    sync_data,
+    sync_directory,
+)
+from bookies.storage.disks.file_cache import FileCache
+from bookies.storage.entry_log import entry_log_format as layout
+from bookies.storage.journal.page_cache import ForgottenPart
+from bookies.storage.records.record_scan import IDS, RECORD_SIZE_MAX, RECORD_SIZE_MIN, WORD, Pread
+
+SYNC_STEP = 8 << 20  # bytes after which the log is synced anyway, so that a checkpoint finds little to do
+READ_SIZE = 4096  # bytes of a first read when the size of an entry is not known
+LOG_FILES_MAX = 64  # open logs of one reader
+MIXED_SIZE = 1 << 20  # bytes of mixed entries written at once
+DROP_STEP = 8 << 20  # bytes after which the page cache is told what it need not keep
+
+
+class LogLost(StorageError):
+    """The sync of a log has failed, in a directory that is given up: `rescue` what it had not synced."""
+
+
+@dataclass
+class _Sealed:
+    """A log to be synced. `runs`: (ledger id, run) that were not synced; they begin at `synced`."""
+
+    file: File
+    log_id: int
+    runs: list[tuple[int, Run] | AddRun]
+    synced: int
+    cached: tuple[int, int]  # from where on, and how many bytes, the page cache was not told to forget
+
+
+class NoWritableDirectory(DiskFull):
+    """No ledger directory takes another entry log."""
+
+
+def greatest_log_id(disk: Disk, directories: Sequence[str]) -> int:
+    """The highest id ever given out, from file names and `lastId`; -1 if none was."""
+    greatest = -1
+    for directory in directories:
+        for name in disk.list(directory):
+            compacted = layout.parse_compacted_name(name)
+            number = compacted[0] if compacted else layout.parse_file_name(name)
+            if name == "lastId":
+                number = layout.parse_last_id(disk.read_bytes(posixpath.join(directory, name)))
+            greatest = max(greatest, -1 if number is None else number)
+    return greatest
+
+
+class EntryLogWriter:
+    """Appends to the active log. `directories` are ledger directories, in turn used for new logs."""
+
+    def __init__(
+        self, disk: Disk, directories: Sequence[str], config: BookieConfig, health: DirectoryHealth | None = None
+    ) -> None:
+        self._disk = disk
+        self._directories = list(directories)
+        self._health = health or DirectoryHealth(directories, directories, keeps_going=False)
+        self._size_max = config.entry_log_size_max
+        self._last_id: int | None = None
+        self._is_last_id_certain = False  # all directories were looked at
+        self._file: File | None = None
+        self._log_id = -1
+        self._position = 0
+        self._synced = 0
+        self._forgotten = ForgottenPart(DROP_STEP)
+        self._cached_size = config.entry_log_cached_size
+        self._sizes: dict[int, int] = {}  # ledger id -> bytes in the active log
+        self._recent: list[tuple[int, Run] | AddRun] = []  # in the active log, and not synced
+        self._unsynced: list[_Sealed] = []
+        self.lost_ends: dict[int, int] = {}  # lost log -> where its synced part ends
+        self._lost: list[tuple[int, int, Run]] = []  # (lost log, ledger id, run) that have to be written again
+        self._unnamed: list[str] = []  # paths of logs that no durable index slot can name yet
+        self._is_discarded = False
+
+    def write(self, runs: Sequence[tuple[int, Run]]) -> list[bytes]:
+        """Append the records of (ledger id, run)s in this order; the index slots of each run.
+
+        Raises: DiskFull, OSError when neither the active log nor a new one takes them: then none of them is there.
+        SyncFailed: final.
+        """
+        for ledger_id, run in runs:
+            _check_run(ledger_id, run)
+        position = self._append_somewhere(
+            [_buffer_of(run) for _, run in runs], sum(run.records.size for _, run in runs)
+        )
+        slots = []
+        for ledger_id, run in runs:
+            slots.append(kernels.pack_locations(self._log_id, position, run.records.starts))
+            position += run.records.size
+            self._sizes[ledger_id] = self._sizes.get(ledger_id, 0) + run.records.size
+        self._recent.extend(runs)
+        self._sync_when_due()
+        return slots
+
+    def write_mixed(self, mixture: kernels.SortedEntries, first: int) -> tuple[AddRun, bytes]:
+        """Append entries from number `first` on, `MIXED_SIZE` bytes of them: (the entries, their index slots).
+
+        Raises as `write` does.
+        """
+        try:
+            records, ledger_ids, entry_ids = mixture.take(first, MIXED_SIZE)
+        except ValueError:
+            raise StorageError("the write cache holds another entry in its place") from None  # (R-24)
+        some = AddRun(ledger_ids, entry_ids, records)
+        position = self._append_somewhere([records.data], records.size)
+        slots = kernels.pack_locations(self._log_id, position, records.starts)
+        for ledger_id, start, stop in some.stretches():
+            size = records.starts[stop] - records.starts[start]
+            self._sizes[ledger_id] = self._sizes.get(ledger_id, 0) + size
+        self._recent.append(some)
+        self._sync_when_due()
+        return some, slots
+
+    def _append_somewhere(self, buffers: list[Buffer], size: int) -> int:
+        """Write to the active log or, if that is full or takes no more, to the next one; the offset."""
+        if self._file is not None and self._sizes and self._should_roll(size):
+            self._seal()
+        try:
+            return self._append(buffers, size)
+        except (OSError, DiskFull):
+            return self._append(buffers, size)  # into another log, perhaps on another disk
+
+    def _sync_when_due(self) -> None:
+        if self._position - self._synced >= SYNC_STEP:
+            self._sync_active()
+
+    def _should_roll(self, size: int) -> bool:
+        """Before `size` more bytes are written: the log is long enough, or there is more room elsewhere."""
+        assert self._file is not None
+        directory = posixpath.dirname(self._file.path)
+        return self._position + size > self._size_max or self._health.is_left(directory, self._directories)
+
+    def _append(self, buffers: list[Buffer], size: int) -> int:
+        """Write at the end of the active log; the offset. After a failure the log is sealed."""
+        if self._file is None:
+            self._open_next()
+        assert self._file is not None
+        position = self._position
+        try:
+            self._file.pwritev(buffers, position)
+        except (OSError, DiskFull):
+            self._abandon()
+            raise
+        self._position += size
+        return position
+
+    def _open_next(self) -> None:
+        """Create the next log in the first directory in turn that takes it."""
+        if self._is_discarded:
+            raise NoWritableDirectory("the entry logs were given up")
+        failure: Exception | None = None
+        untried = self._health.good(self._directories)
+        while untried:
+            try:
+                log_id = self._allocate_id()
+            except (OSError, DiskFull) as error:
+                failure = error
+                break
+            directory = self._health.turn(untried, log_id)
+            untried.remove(directory)
+            try:
+                file = self._disk.open(posixpath.join(directory, layout.file_name(log_id)), "x+")
+            except (OSError, DiskFull) as error:
+                failure = error
+                continue
+            try:
+                file.pwrite(layout.pack_header(), 0)
+                sync_directory(self._disk, directory)
+            except (OSError, DiskFull, SyncFailed) as error:
+                failure = error
+                file.close()
+                remove(self._disk, file.path)
+                if isinstance(error, SyncFailed) and not self._health.is_failed(directory):
+                    raise
+                continue
+            self._unnamed.append(file.path)
+            self._file, self._log_id = file, log_id
+            self._position = self._synced = layout.HEADER_SIZE
+            self._forgotten = ForgottenPart(DROP_STEP)
+            self._sizes = {}
+            return
+        raise NoWritableDirectory("no ledger directory takes a new entry log") from failure
+
+    def first_unfinished_id(self) -> int:
+        """The active log, or the next one: all logs with smaller ids are sealed."""
+        if self._file is not None:
+            return self._log_id
+        return self._find_last_id() + 1
+
+    def _find_last_id(self) -> int:
+        """The greatest id that was ever given out. Raises: OSError."""
+        if self._last_id is None:
+            good = self._health.good(self._directories)
+            self._is_last_id_certain = len(good) == len(self._directories)
+            self._last_id = greatest_log_id(self._disk, good)
+        return self._last_id
+
+    def extent(self) -> tuple[int, int]:
+        """(id of the active log, bytes of it that are synced); (-1, 0) without one."""
+        return (self._log_id, self._synced) if self._file is not None else (-1, 0)
+
+    def active_sizes(self) -> dict[int, int]:
+        """Bytes of each ledger in the active log; empty without one."""
+        return dict(self._sizes) if self._file is not None else {}
+
+    def roll(self) -> int | None:
+        """Seal the active log; its id, None without one."""
+        if self._file is None:
+            return None
+        self._seal()
+        return self._log_id
+
+    def allocate(self) -> tuple[int, str]:
+        """An id for a log that somebody else writes, and the directory for it. Raises: OSError, DiskFull."""
+        log_id = self._allocate_id()
+        return log_id, self._health.turn(self._directories, log_id)
+
+    def _allocate_id(self) -> int:
+        """The next id, durable in every directory that can be written, and in at least one."""
+        self._last_id = (self._find_last_id() + 1) & layout.LOG_ID_MAX
+        paths = [posixpath.join(directory, "lastId") for directory in self._directories]
+        replace_copies(self._disk, paths, layout.pack_last_id(self._last_id))
+        return self._last_id
+
+    def _seal(self) -> None:
+        """Write the ledgers map and put the log on the list of those to be synced."""
+        assert self._file is not None
+        file = self._file
+        self._file = None
+        self._unsynced.append(self._sealed(file))
+        self._recent = []
+        try:
+            if ledgers_map := layout.pack_ledgers_map(self._sizes.items()):
+                file.pwrite(ledgers_map, self._position)
+                sync_data(file)
+            file.pwrite(layout.pack_map_fields(self._position, len(self._sizes)), layout.MAP_FIELDS_OFFSET)
+        except (OSError, DiskFull, SyncFailed) as error:
+            if isinstance(error, SyncFailed) and not self._health.is_failed(file.path):
+                raise
+            # A log without a map is scanned; its entries are where they are.
+
+    def _abandon(self) -> None:
+        """Seal after a failed write: what is behind the last good offset goes, if that is still possible.
+
+        A log without any entry goes as a whole, or a full disk would gather one with each attempt.
+        """
+        assert self._file is not None
+        if self._position == layout.HEADER_SIZE:
+            self._file.close()
+            remove(self._disk, self._file.path)
+            self._unnamed = [path for path in self._unnamed if path != self._file.path]
+            self._file = None
+            return
+        try:
+            self._file.truncate(self._position)
+        except (OSError, DiskFull):
+            self._unsynced.append(self._sealed(self._file))
+            self._file, self._recent = None, []
+        else:
+            self._seal()
+
+    def sync(self) -> tuple[int, int, int]:
+        """Make every byte written so far durable; (the active log, where it ends, the greatest id given out).
+
+        -1 for the first without an active log, `LOG_ID_MAX` for the last if it is not certain. Raises LogLost until
+        `rescue` has nothing left to do; SyncFailed, which is final: the page cache cannot be trusted again.
+        """
+        self._unnamed.clear()
+        self._sync_active()
+        while self._unsynced:
+            sealed = self._unsynced[0]
+            try:
+                sync_all(sealed.file)
+            except SyncFailed as error:
+                self._lose(sealed, error)
+            else:
+                if sum(sealed.cached) > self._cached_size:
+                    sealed.file.drop_cache(*sealed.cached)
+            self._unsynced.pop(0)
+            sealed.file.close()
+        if self._lost:
+            raise LogLost(f"entry log {self._lost[0][0]:x} is lost: what was new in it is written again elsewhere")
+        return (*self.extent(), self._greatest_id())
+
+    def _greatest_id(self) -> int:
+        try:
+            last_id = self._find_last_id()
+        except OSError:
+            return layout.LOG_ID_MAX
+        return last_id if self._is_last_id_certain else layout.LOG_ID_MAX
+
+    def _sync_active(self) -> None:
+        if self._file is None or self._position == self._synced:
+            return
+        try:
+            sync_data(self._file)
+        except SyncFailed as error:
+            self._lose(self._sealed(self._file), error)
+            self._file.close()
+            self._file = None
+        self._recent = []
+        self._synced = self._position
+        if self._file is not None:
+            self._forgotten.grow(self._file, self._synced - self._cached_size)
+
+    def _sealed(self, file: File) -> _Sealed:
+        """The active log as one to be synced."""
+        cached = self._forgotten.size, self._position - self._forgotten.size
+        return _Sealed(file, self._log_id, self._recent, self._synced, cached)
+
+    def _lose(self, sealed: _Sealed, error: SyncFailed) -> None:
+        """Give up a log whose sync has failed. Raises the error unless its directory is given up."""
+        if not self._health.is_failed(sealed.file.path):
+            raise error
+        self.lost_ends = {**self.lost_ends, sealed.log_id: sealed.synced}  # whole, as another thread looks at it
+        for each in sealed.runs:
+            runs = each.runs() if isinstance(each, AddRun) else (each,)
+            self._lost += [(sealed.log_id, ledger_id, run) for ledger_id, run in runs]
+
+    def rescue(self) -> list[tuple[int, int, Run, bytes]]:
+        """Write some of what was lost again: (lost log, ledger id, run, new slots); nothing: there is nothing left.
+
+        Raises as `write` does; then what is left can be tried again.
+        """
+        size = count = 0
+        while count < len(self._lost) and size < SYNC_STEP // 8:
+            size += self._lost[count][2].records.size
+            count += 1
+        if not count:
+            return []
+        slots = self.write([(ledger_id, run) for _, ledger_id, run in self._lost[:count]])
+        some, self._lost = self._lost[:count], self._lost[count:]
+        return [(*each, data) for each, data in zip(some, slots, strict=True)]
+
+    def close(self) -> None:
+        """Seal the active log durably, so that nobody has to scan it."""
+        if self._file is not None:
+            self._seal()
+        self.sync()
+
+    def discard(self) -> None:
+        """Remove every log that no durable index slot can name, and write nothing more: the journal has it all."""
+        self._is_discarded = True
+        self.abort()
+        for path in self._unnamed:
+            remove(self._disk, path)
+        self._unnamed.clear()
+
+    def abort(self) -> None:
+        """Close the files as they are."""
+        for file in [*(sealed.file for sealed in self._unsynced), *([self._file] if self._file else [])]:
+            file.close()
+        self._unsynced.clear()
+        self._file = None
+
+
+def _check_run(ledger_id: int, run: Run) -> None:
+    """Raises StorageError if the first or last record is not the entry it should be (R-24)."""
+    records = run.records
+    assert len(records) == len(run.entry_ids)
+    for index, entry_id in ((0, run.first), (len(records) - 1, run.last)):
+        if IDS.unpack_from(records.data, records.starts[index] + 4) != (ledger_id, entry_id):
+            raise StorageError("the write cache holds another entry in its place", ledger_id=ledger_id)
+
+
+def _buffer_of(run: Run) -> Buffer:
+    records = run.records
+    if records.size == len(records.data):
+        return records.data
+    return memoryview(records.data)[records.starts[0] : records.starts[-1]]
+
+
+class EntryLogReader:
+    """Reads entries by location."""
+
+    def __init__(self, disk: Disk, directories: Sequence[str]) -> None:
+        self._disk = disk
+        self._directories = list(directories)
+        self._files = FileCache(disk, LOG_FILES_MAX)
+        self._paths: dict[int, str] = {}
+
+    def read_records(self, ledger_id: int, first_entry_id: int, slots: bytes, size_max: int) -> bytes:
+        """Records of consecutive entries: as many as lie back to back where `slots` say, and fit; at least the first.
+
+        `slots`: index slots of the entries from `first_entry_id` on, none of them missing. Usually one read of the
+        log. Raises ReadFailed if what is there is not exactly the first entry.
+        """
+        log_id = log_of(slots)
+        try:
+            file = self._files.get(self._path(log_id), "r")
+            return records_at(file.pread, file.path, ledger_id, first_entry_id, slots, size_max)
+        except (OSError, StorageError) as error:
+            raise ReadFailed(f"entry log {log_id:x}: {error}", ledger_id=ledger_id, entry_id=first_entry_id) from error
+
+    def open_another(self, log_id: int) -> File:
+        """To read from on another thread, which closes it. Raises: OSError."""
+        return self._disk.open(self._path(log_id), "r")
+
+    def _path(self, log_id: int) -> str:
+        path = self._paths.get(log_id)
+        if path is None:
+            name = layout.file_name(log_id)
+            failure: OSError | None = None
+            for directory in self._directories:
+                path = posixpath.join(directory, name)
+                try:
+                    if self._disk.exists(path):
+                        self._paths[log_id] = path
+                        return path
+                except OSError as error:
+                    failure = error  # Of one directory: it may be in another.
+            if failure is not None:
+                raise failure
+            raise FileNotFoundError(2, "no such entry log", name)
+        return path
+
+    def forget(self, log_id: int) -> None:
+        """Close a log that was removed."""
+        if (path := self._paths.pop(log_id, None)) is not None:
+            self._files.forget(path)
+
+    def close(self) -> None:
+        self._files.close()
+
+
+def log_of(slots: bytes) -> int:
+    """The log in which the entry of the first slot is."""
+    return layout.split_location(int.from_bytes(slots[:8], "big"))[0]
+
+
+def records_at(pread: Pread, path: str, ledger_id: int, first_entry_id: int, slots: bytes, size_max: int) -> bytes:
+    """See `EntryLogReader.read_records`. `pread`: of the log. Raises what it raises; `CorruptRecord`."""
+    log_id, body_offset = layout.split_location(int.from_bytes(slots[:8], "big"))
+    start = body_offset - 4
+    if start < layout.HEADER_SIZE:
+        raise CorruptRecord("an index slot names this place", path=path, offset=start)
+    if size_max <= 0:
+        data = _read_record(pread, start, slots)
+        if not _is_entry(data, 0, ledger_id, first_entry_id):
+            raise CorruptRecord("not the record that the index names", path=path, offset=start)
+        return data
+    data, starts = _read_span(pread, start, slots, size_max)
+    count = _count_matching(log_id, start, slots, data, starts, size_max)
+    while count and not _is_entry(data, starts[count - 1], ledger_id, first_entry_id + count - 1):
+        count -= 1
+    if count == 0 or not _is_entry(data, 0, ledger_id, first_entry_id):
+        raise CorruptRecord("not the record that the index names", path=path, offset=start)
+    return data[: starts[count]]
+
+
+def _read_record(pread: Pread, start: int, slots: bytes) -> bytes:
+    """The record there, empty when there is none. `slots`: its own, and perhaps the next one's, a hint at its size."""
+    size = READ_SIZE
+    if len(slots) > 8:
+        gap = int.from_bytes(slots[8:16], "big") - int.from_bytes(slots[:8], "big")
+        if 4 < gap < READ_SIZE:
+            size = gap
+    data = pread(size, start)
+    end = 4 + WORD.unpack_from(data)[0] if len(data) >= 4 else 0
+    if end <= len(data):
+        return data[:end]
+    if end - 4 > RECORD_SIZE_MAX:
+        return b""
+    data = pread(end, start)
+    return data if len(data) == end else b""
+
+
+def _read_span(pread: Pread, start: int, slots: bytes, size_max: int) -> tuple[bytes, Sequence[int]]:
+    """What lies from `start` to the last slot that can fit, and a guess at the size of its record: (bytes, starts)."""
+    locations = array("q")
+    locations.frombytes(slots)
+    if sys.byteorder == "little":
+        locations.byteswap()
+    last = bisect_right(locations, locations[0] + max(0, size_max)) - 1
+    span = max(0, locations[last] - locations[0]) if last > 0 else 0
+    if span > size_max:  # locations that do not ascend: one record is what can be relied on
+        span = 0
+    if last > 0 and span == last * (locations[1] - locations[0]):
+        guess = locations[1] - locations[0]  # Entries of one size: what is read is what is wanted, and not copied.
+    else:
+        guess = max(READ_SIZE, 2 * span // max(1, last))
+    data = pread(span + guess, start)
+    starts, reason = kernels.scan_records(data, 0, len(data), RECORD_SIZE_MAX)
+    if len(starts) == 1 and reason == "short" and len(data) >= 4:
+        data = pread(4 + WORD.unpack_from(data)[0], start)
+        starts, _ = kernels.scan_records(data, 0, len(data), RECORD_SIZE_MAX)
+    return data, starts
+
+
+def _count_matching(log_id: int, start: int, slots: bytes, data: bytes, starts: Sequence[int], size_max: int) -> int:
+    """How many of the records are those that the slots name, one behind the other, and fit into `size_max`."""
+    count = min(len(starts) - 1, len(slots) // 8)
+    count = min(count, max(1, bisect_right(starts, max(0, size_max)) - 1))
+    found = kernels.pack_locations(log_id, start, starts[: count + 1])
+    if found == slots[: 8 * count]:
+        return count
+    low = 0  # the first `low` slots agree, the first `count` do not
+    while low < count - 1:
+        middle = (low + count) // 2
+        if found[: 8 * middle] == slots[: 8 * middle]:
+            low = middle
+        else:
+            count = middle
+    return low
+
+
+def _is_entry(data: bytes, at: int, ledger_id: int, entry_id: int) -> bool:
+    """Whether the record at `data[at]` is that entry, as far as its ids and size tell."""
+    if len(data) < at + 4 + RECORD_SIZE_MIN:
+        return False
+    size = WORD.unpack_from(data, at)[0]
+    return size >= RECORD_SIZE_MIN and IDS.unpack_from(data, at + 4) == (ledger_id, entry_id)

@@ -1,0 +1,265 @@
+"""The entry log's file format: names, header, ledgers map, locations, and the scanner that collection and repair use.
+
+A log is a 1024-byte header and then records `int32 length | entry body`. When it is closed the ledgers map follows, in
+records of the same framing with ledger id -1, and the header is told where. The direct layout (of Apache's direct-I/O
+writer) has a block of 4096 bytes as header and fills blocks up with bytes 0xf0.
+
+Source: storage 3.1 to 3.6, 6.8, 7.6.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from bookies import kernels
+from bookies.errors import CorruptRecord
+from bookies.kernels import Records
+from bookies.storage.records import Batch, EndKind
+from bookies.storage.records.record_scan import (
+    CHUNK_SIZE,
+    IDS,
+    RECORD_SIZE_MAX,
+    RECORD_SIZE_MIN,
+    WORD,
+    Pread,
+    ScanEnd,
+    Window,
+    run_ids,
+)
+
+MAGIC = b"BKLO"
+VERSION = 1  # 0: never has a ledgers map
+HEADER_SIZE = 1024
+MAP_FIELDS_OFFSET = 8  # where a closed log gets `pack_map_fields`, in place
+LOG_ID_MAX = (1 << 31) - 1
+
+MAP_LEDGER_ID, MAP_ENTRY_ID = -1, -2
+MAP_PAIRS_MAX = 10_000  # in one record
+
+DIRECT_BLOCK = 4096  # bytes: header, and the unit of writing of the direct layout
+DIRECT_PADDING = b"\xf0"
+
+_HEADER = struct.Struct(">4sIqI")
+_MAP_FIELDS = struct.Struct(">qI")
+_MAP_HEAD = struct.Struct(">IqqI")
+_PAIR = struct.Struct(">qq")
+_NAME = re.compile(r"([0-9a-fA-F]{1,8})\.log")
+_COMPACTED_NAME = re.compile(r"([0-9a-fA-F]{1,8})\.log\.(?:([0-9a-fA-F]{1,8})\.compacted|compacting)")
+
+
+def file_name(log_id: int) -> str:
+    return f"{log_id:x}.log"
+
+
+def parse_file_name(name: str) -> int | None:
+    """The log's id, or None if the name is not that of an entry log."""
+    match = _NAME.fullmatch(name)
+    return int(match[1], 16) if match else None
+
+
+def parse_compacted_name(name: str) -> tuple[int, int | None] | None:
+    """(new id, id of the log it replaces) of a compaction's output; the latter None while it is being written."""
+    match = _COMPACTED_NAME.fullmatch(name)
+    return (int(match[1], 16), int(match[2], 16) if match[2] else None) if match else None
+
+
+def pack_last_id(log_id: int) -> bytes:
+    """The file `lastId`: the highest id ever given to a log of these directories."""
+    return b"%x\n" % log_id
+
+
+def parse_last_id(data: bytes) -> int | None:
+    """The id in a `lastId` file; None for garbage, which is tolerated."""
+    text = data.strip()
+    return int(text, 16) if re.fullmatch(rb"[0-9a-fA-F]{1,8}", text) else None
+
+
+def location(log_id: int, body_offset: int) -> int:
+    """Where an entry is: its log, and the offset there of its body, four bytes behind its length word."""
+    return log_id << 32 | body_offset
+
+
+def split_location(number: int) -> tuple[int, int]:
+    """(log id, offset of the body)"""
+    return number >> 32, number & 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class LogHeader:
+    """`map_offset` and `ledger_count` are what the file claims, to be verified by `read_ledgers_map`."""
+
+    version: int = VERSION
+    map_offset: int = 0
+    ledger_count: int = 0
+
+
+def pack_header(map_offset: int = 0, ledger_count: int = 0) -> bytes:
+    """The header, 1024 bytes. Both arguments are 0 until the log is closed."""
+    return _HEADER.pack(MAGIC, VERSION, map_offset, ledger_count).ljust(HEADER_SIZE, b"\0")
+
+
+def pack_map_fields(map_offset: int, ledger_count: int) -> bytes:
+    """What goes to `MAP_FIELDS_OFFSET` when the log is closed, after the map itself is durable."""
+    return _MAP_FIELDS.pack(map_offset, ledger_count)
+
+
+def parse_header(first: bytes, *, path: str = "entry log") -> LogHeader | None:
+    """The header; None for a file shorter than its header, which is an empty log (Q-4).
+
+    Raises CorruptRecord for a wrong magic or an unknown version.
+    """
+    if len(first) < HEADER_SIZE:
+        return None
+    magic, version, map_offset, ledger_count = _HEADER.unpack_from(first)
+    if magic != MAGIC:
+        raise CorruptRecord(f"not an entry log: it begins with {magic!r}", path=path, offset=0)
+    if version > VERSION:
+        raise CorruptRecord(f"entry log version {version}: versions 0 and 1 are known", path=path, offset=4)
+    return LogHeader(version, map_offset, ledger_count)
+
+
+def pack_ledgers_map(pairs: Iterable[tuple[int, int]]) -> bytes:
+    """Map records for (ledger id, bytes of its records in this log), 10,000 pairs in each; empty without pairs."""
+    parts = []
+    pairs = iter(pairs)
+    while some := list(islice(pairs, MAP_PAIRS_MAX)):
+        parts.append(_MAP_HEAD.pack(20 + 16 * len(some), MAP_LEDGER_ID, MAP_ENTRY_ID, len(some)))
+        parts.extend([_PAIR.pack(ledger_id, size) for ledger_id, size in some])
+    return b"".join(parts)
+
+
+def read_ledgers_map(pread: Pread, size: int) -> dict[int, int] | None:
+    """The ledgers map of a log of `size` bytes: ledger id to bytes, or None if there is no complete, valid one.
+
+    None means that the log has to be scanned; it is never a reason to think the log empty (R-20). Source: storage 3.4.
+    """
+    first = pread(HEADER_SIZE, 0)
+    if len(first) < HEADER_SIZE:
+        return None
+    magic, version, map_offset, ledger_count = _HEADER.unpack_from(first)
+    if magic != MAGIC or version != VERSION or not HEADER_SIZE <= map_offset < size:
+        return None
+    if not 0 < ledger_count <= (size - map_offset) // 16:
+        return None
+    records = ledger_count // MAP_PAIRS_MAX + 1
+    data = pread(min(size - map_offset, 16 * ledger_count + records * (24 + DIRECT_BLOCK)), map_offset)
+    found: dict[int, int] = {}
+    at = 0
+    while at + 4 <= len(data):
+        word = WORD.unpack_from(data, at)[0]
+        if word == 0:
+            break
+        if data[at] == DIRECT_PADDING[0]:
+            at += DIRECT_BLOCK - (map_offset + at) % DIRECT_BLOCK
+            continue
+        if len(data) < at + 24 or len(data) < at + 4 + word:
+            return None
+        _, ledger_id, entry_id, count = _MAP_HEAD.unpack_from(data, at)
+        if (ledger_id, entry_id) != (MAP_LEDGER_ID, MAP_ENTRY_ID) or word != 20 + 16 * count or count == 0:
+            return None
+        found.update(_PAIR.iter_unpack(data[at + 24 : at + 4 + word]))
+        at += 4 + word
+    if len(found) != ledger_count or min(found) < 0 or min(found.values()) < 0:
+        return None
+    # Every byte before the map belongs to a ledger, but for padding.
+    return found if sum(found.values()) <= map_offset - HEADER_SIZE else None
+
+
+def scan(
+    pread: Pread,
+    size: int,
+    start: int = HEADER_SIZE,
+    *,
+    record_size_max: int = RECORD_SIZE_MAX,
+    chunk_size: int = CHUNK_SIZE,
+) -> Iterator[Batch | ScanEnd]:
+    """Batches of entries from file offset `start` on, then one `ScanEnd`. Map records are skipped.
+
+    CLEAN: at the end of the file, or before zeros that reach to it. TORN: the last record is cut off by the end of the
+    file. CORRUPT: anything else; what is behind is unknown. A log may be deleted only after a CLEAN end (F-14).
+
+    Source: storage 3.5.
+    """
+    window = Window(pread, size, start, chunk_size)
+    size_max = max(record_size_max, 20 + 16 * MAP_PAIRS_MAX)
+    end: ScanEnd | None = None
+    while end is None:
+        starts, reason = kernels.scan_records(window.data, window.at, len(window.data), size_max)
+        batches, stop, problem = _split(window, starts)
+        yield from batches
+        window.at = stop
+        if problem:
+            end = ScanEnd(EndKind.CORRUPT, window.position, problem)
+        elif reason in ("end", "short"):
+            end = _fill(window, size_max)
+        elif reason == "zero":
+            end = _end_at_zeros(window, size)
+        elif reason == "negative":
+            end = _skip_direct_padding(window, size)
+        else:
+            end = ScanEnd(EndKind.CORRUPT, window.position, f"no record has {window.word():,} bytes")
+    yield end
+
+
+def _split(window: Window, starts: Sequence[int]) -> tuple[list[Batch], int, str]:
+    """(runs of entries without the map records between them, where the good records end, what is wrong there)."""
+    data, problem = window.data, ""
+    unpack = IDS.unpack_from
+    batches: list[Batch] = []
+    ids: list[tuple[int, int]] = []
+    first = index = 0
+    if len(starts) > 1 and (entries := run_ids(data, starts)) is not None:
+        return [Batch(window.base, Records(data, starts), entries)], starts[-1], ""
+    for index in range(len(starts) - 1):
+        at = starts[index]
+        pair = unpack(data, at + 4) if starts[index + 1] - at >= 4 + RECORD_SIZE_MIN else (-1, -3)
+        if pair[0] >= 0 and pair[1] >= 0:
+            ids.append(pair)
+            continue
+        if pair[0] != -1 or pair[1] < MAP_ENTRY_ID:
+            problem = f"no record has {starts[index + 1] - at - 4} bytes for entry {pair[1]} of ledger {pair[0]}"
+            break
+        if ids:
+            batches.append(Batch(window.base, Records(data, starts[first : index + 1]), ids))
+        ids = []
+        first = index + 1
+    else:
+        index = len(starts) - 1
+    if ids:
+        batches.append(Batch(window.base, Records(data, starts[first : index + 1]), ids))
+    return batches, starts[index], problem
+
+
+def _fill(window: Window, size_max: int) -> ScanEnd | None:
+    """Bring the whole next record into the window; the end if there is none."""
+    if not window.has(4):
+        left = window.data[window.at :]
+        if left.strip(DIRECT_PADDING):
+            return ScanEnd(EndKind.TORN, window.position, f"{len(left)} bytes are left at the end of the file")
+        return ScanEnd(EndKind.CLEAN, window.position, "end of file")
+    length = window.word()
+    if length <= size_max:
+        if length > window.remaining() - 4:
+            problem = f"a record of {length:,} bytes is cut off by the end of the file"
+            return ScanEnd(EndKind.TORN, window.position, problem)
+        window.has(4 + length)
+    return None
+
+
+def _end_at_zeros(window: Window, size: int) -> ScanEnd:
+    position = window.position
+    if window.is_filled_with(b"\0", size):
+        return ScanEnd(EndKind.CLEAN, position, "zeros to the end of the file")
+    return ScanEnd(EndKind.CORRUPT, position, f"zeros, yet something follows at byte {window.position:,}")
+
+
+def _skip_direct_padding(window: Window, size: int) -> ScanEnd | None:
+    position, word = window.position, window.word()
+    block_end = position - position % DIRECT_BLOCK + DIRECT_BLOCK
+    if window.is_filled_with(DIRECT_PADDING, min(block_end, size)):
+        return None
+    return ScanEnd(EndKind.CORRUPT, position, f"no record can begin with {word:#010x}")

@@ -1,0 +1,131 @@
+"""How much of each sealed entry log is still wanted: ledger by ledger, from its ledgers map or from a scan.
+
+A map is believed only when it is complete and valid (R-20); a log without one is scanned once and then *completed*: it
+gets its map, so no later start scans it again. What is behind the last good record of such a log goes, if no index slot
+names anything there: a crash left it. Otherwise the log is damaged, and is left as it is.
+
+The blocking functions are confined to the collector's worker. Source: storage 3.3 to 3.5, 7.4.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bookies.errors import CorruptRecord
+from bookies.runtime.ports import Disk
+from bookies.storage.disks.durable_files import sync_data, sync_directory
+from bookies.storage.entry_log import entry_log_format as layout
+from bookies.storage.records import Batch
+from bookies.storage.records.record_scan import ScanEnd
+
+
+@dataclass(slots=True)
+class LogUsage:
+    """One log. `ledger_ids`, ascending, and `sizes`, bytes of each, are those of ledgers that are still here.
+
+    `total`: bytes of all its records, also of those that no slot names any more.
+    """
+
+    log_id: int
+    path: str
+    total: int
+    ledger_ids: array[int] = field(repr=False)
+    sizes: array[int] = field(repr=False)
+    remaining: int = 0
+
+    @classmethod
+    def of(cls, log_id: int, path: str, sizes: Mapping[int, int], total: int = 0) -> LogUsage:
+        """A log with these bytes by ledger. `total`: bytes of all its records, if that is more."""
+        ledger_ids = array("q", sorted(sizes))
+        size = sum(sizes.values())
+        found = array("q", [sizes[each] for each in ledger_ids])
+        return cls(log_id, path, max(size, total), ledger_ids, found, size)
+
+    @property
+    def share(self) -> float:
+        """Remaining bytes in all bytes, 0 to 1."""
+        return self.remaining / self.total if self.total else 0.0
+
+    def size_of(self, ledger_id: int) -> int:
+        """Bytes of one ledger; 0 if it has none here, or was dropped."""
+        at = bisect_left(self.ledger_ids, ledger_id)
+        return self.sizes[at] if at < len(self.ledger_ids) and self.ledger_ids[at] == ledger_id else 0
+
+    def keep(self, is_known: Callable[[int], bool]) -> None:
+        """Drop ledgers that are not here any more."""
+        kept = [index for index, ledger_id in enumerate(self.ledger_ids) if is_known(ledger_id)]
+        if len(kept) < len(self.ledger_ids):
+            self.ledger_ids = array("q", [self.ledger_ids[index] for index in kept])
+            self.sizes = array("q", [self.sizes[index] for index in kept])
+            self.remaining = sum(self.sizes)
+
+
+def find_logs(disk: Disk, directories: Sequence[str]) -> dict[int, str]:
+    """Log id to path of everything that is named as an entry log, ascending by id."""
+    found: dict[int, str] = {}
+    for directory in directories:
+        for name in disk.list(directory):
+            if (log_id := layout.parse_file_name(name)) is not None:
+                found.setdefault(log_id, posixpath.join(directory, name))
+    return {log_id: found[log_id] for log_id in sorted(found)}
+
+
+def read_map(disk: Disk, path: str) -> dict[int, int] | None:
+    """The log's ledgers map; None if it has to be scanned. Raises: OSError, CorruptRecord for an unknown version."""
+    file = disk.open(path, "r")
+    try:
+        first = file.pread(layout.HEADER_SIZE, 0)
+        if first.startswith(layout.MAGIC):
+            layout.parse_header(first, path=path)
+        return layout.read_ledgers_map(file.pread, file.size())
+    finally:
+        file.close()
+
+
+def records_size(disk: Disk, path: str) -> int:
+    """Bytes of records in a log with a map, which is behind them; 0 for one without. Raises: OSError."""
+    file = disk.open(path, "r")
+    try:
+        header = layout.parse_header(file.pread(layout.HEADER_SIZE, 0), path=path)
+    except CorruptRecord:
+        return 0
+    finally:
+        file.close()
+    return max(0, header.map_offset - layout.HEADER_SIZE) if header is not None else 0
+
+
+class LogScan:
+    """A log, a batch at a time: `read` until it returns a `ScanEnd`."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._file = disk.open(path, "r")
+        self._items: Iterator[Batch | ScanEnd] = layout.scan(self._file.pread, self._file.size())
+
+    def read(self) -> Batch | ScanEnd:
+        """The next batch, or the end. Raises: OSError."""
+        return next(self._items)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def complete(disk: Disk, path: str, end: int, sizes: Mapping[int, int]) -> None:
+    """Give a log whose records end at `end` its ledgers map; what is behind goes. Raises: OSError; SyncFailed.
+
+    The header is written anew as a whole: a crash may have left none.
+    """
+    file = disk.open(path, "r+")
+    try:
+        if file.size() > end:
+            file.truncate(end)
+        file.pwrite(layout.pack_ledgers_map(sorted(sizes.items())), end)
+        sync_data(file)
+        file.pwrite(layout.pack_header(end, len(sizes)), 0)
+        sync_data(file)
+    finally:
+        file.close()
+    sync_directory(disk, posixpath.dirname(path))

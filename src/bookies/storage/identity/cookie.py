@@ -1,0 +1,211 @@
+"""The cookie: whose directories these are. Its text, and the file `VERSION` that has it in every directory.
+
+A bookie that starts on an empty or foreign disk truthfully denies entries it once acknowledged, and recovery then cuts
+ledgers short. So the same cookie stands in the metadata store and in every directory; `admission.decide` lets the
+bookie start only if they tell one story.
+
+Source: storage 9.1, 9.2, F-36.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bookies.config import BookieConfig
+from bookies.encoding import textproto
+from bookies.errors import CookieMismatch, CorruptRecord
+from bookies.runtime.ports import Disk
+
+FILE_NAME = "VERSION"
+LAYOUT = 5  # what we write
+CURRENT = "current"  # sub-directory of every configured directory that holds all files
+EMPTYING = "FORMATTING"  # the cookie of a directory that `bk bookie format` is emptying: it cannot start from then on
+
+_FIELDS = ("bookieHost", "journalDir", "ledgerDirs", "instanceId", "indexDirs")
+_REQUIRED = 3
+_OLD_SUFFIXES = (".txn", ".idx", ".log")
+
+
+@dataclass(frozen=True, slots=True)
+class Cookie:
+    """`journal_directories`: as configured, joined with commas. The others: as configured, without `current`.
+
+    Layouts 3 and 4 have no `index_directories`, layout 3 has no `instance_id` either.
+    """
+
+    bookie: str
+    journal_directories: str
+    ledger_directories: tuple[str, ...]
+    instance_id: str | None = None
+    index_directories: tuple[str, ...] | None = None
+    layout: int = LAYOUT
+
+    @property
+    def journals(self) -> tuple[str, ...]:
+        return tuple(self.journal_directories.split(","))
+
+    @property
+    def directories(self) -> list[str]:
+        """All distinct directories: journals, ledgers, indexes."""
+        return list(dict.fromkeys((*self.journals, *self.ledger_directories, *self.directories_of_index)))
+
+    @property
+    def directories_of_index(self) -> tuple[str, ...]:
+        return self.ledger_directories if self.index_directories is None else self.index_directories
+
+    def base_of(self, path: str) -> str | None:
+        """What its relative names are relative to, when `path` is one of its directories; None: it is none of them.
+
+        Then it is a copy, or mounted elsewhere, and what the cookie names can be in use.
+        """
+        for each in self.directories:
+            name = posixpath.normpath(each)
+            if path == name:
+                return ""
+            if not posixpath.isabs(name) and f"/{path}".endswith(f"/{name}"):
+                return path[: -len(name)]
+        return None
+
+    def pack(self) -> bytes:
+        """The file's bytes, which are the stored cookie's too; always layout 5 (Q-16)."""
+        values = (
+            self.bookie,
+            self.journal_directories,
+            _pack_list(self.ledger_directories),
+            self.instance_id,
+            None if self.index_directories is None else _pack_list(self.index_directories),
+        )
+        fields = [(name, value) for name, value in zip(_FIELDS, values, strict=True) if value is not None]
+        return b"%d\n" % LAYOUT + textproto.pack(fields)
+
+
+def master_cookie(config: BookieConfig, bookie: str, instance_id: str | None) -> Cookie:
+    """The cookie that a bookie of this configuration has in this cluster."""
+    return Cookie(
+        bookie,
+        ",".join(config.journal_directories),
+        config.ledger_directories,
+        instance_id,
+        config.index_directories or None,
+    )
+
+
+def directories_of(config: BookieConfig) -> list[str]:
+    """All distinct directories of a bookie, as configured: journals, ledgers, indexes."""
+    return list(dict.fromkeys((*config.journal_directories, *config.ledger_directories, *config.index_directories)))
+
+
+def parse(data: bytes, *, path: str = FILE_NAME) -> Cookie:
+    """A cookie of layout 3, 4 or 5. Raises CorruptRecord."""
+    first, _, rest = data.partition(b"\n")
+    if first not in (b"3", b"4", b"5"):
+        raise CorruptRecord(f"not a cookie of layout 3, 4 or 5: it begins with {first[:20]!r}", path=path, offset=0)
+    layout = int(first)
+    try:
+        values = _parse_lines(rest) if layout == 3 else _parse_fields(rest)
+        bookie, journals, ledgers = (values[name] for name in _FIELDS[:_REQUIRED])
+        indexes = values.get("indexDirs") if layout == LAYOUT else None
+        return Cookie(
+            bookie,
+            journals,
+            _parse_list(ledgers),
+            values.get("instanceId"),
+            None if indexes is None else _parse_list(indexes),
+            layout,
+        )
+    except ValueError as error:
+        raise CorruptRecord(f"cannot read the cookie: {error}", path=path, offset=len(first) + 1) from error
+
+
+def _parse_lines(text: bytes) -> dict[str, str]:
+    lines = text.decode("utf-8").split("\n")
+    if len(lines) < _REQUIRED:
+        raise ValueError(f"{len(lines) + 1} lines instead of 4")
+    return dict(zip(_FIELDS[:_REQUIRED], lines, strict=False))
+
+
+def _parse_fields(text: bytes) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for name, value in textproto.parse(text):
+        if name not in _FIELDS or not isinstance(value, bytes):
+            raise ValueError(f"unknown field {name}")
+        values[name] = value.decode("utf-8")
+    missing = [name for name in _FIELDS[:_REQUIRED] if name not in values]
+    if missing:
+        raise ValueError(f"no {missing[0]}")
+    return values
+
+
+def _pack_list(directories: Sequence[str]) -> str:
+    return "\t".join((str(len(directories)), *directories))
+
+
+def _parse_list(text: str) -> tuple[str, ...]:
+    count, *directories = text.split("\t")
+    if count != str(len(directories)):
+        raise ValueError(f"{len(directories)} directories where {count!r} are announced")
+    return tuple(directories)
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryState:
+    """One configured directory. `is_empty`: nothing in its `current`, or no `current`; `VERSION` does not count."""
+
+    cookie: Cookie | None
+    is_empty: bool
+    exists: bool = True
+
+
+def read_state(disk: Disk, directory: str) -> DirectoryState:
+    """What stands in one configured directory. Raises CorruptRecord; CookieMismatch if its layout has no `current`."""
+    current = os.path.join(directory, CURRENT)
+    if not disk.is_directory(current):
+        names = disk.list(directory) if disk.is_directory(directory) else []
+        old = [name for name in names if name == FILE_NAME or name.endswith(_OLD_SUFFIXES)]
+        if old:
+            raise CookieMismatch(
+                f"{directory} holds {old[0]} outside of `{CURRENT}`: files of a layout before 3, which is too old. "
+                "Nothing was changed. Upgrade them with Apache's own `bookkeeper upgrade` first, or name another "
+                "directory"
+            )
+        return DirectoryState(None, True, disk.is_directory(directory))
+    names = disk.list(current)
+    if EMPTYING in names:
+        raise CookieMismatch(
+            f"{directory} was being emptied by `bk bookie format`, which did not come to its end. Nothing was changed. "
+            f"Say it again: bk bookie format {directory}"
+        )
+    path = os.path.join(current, FILE_NAME)
+    # A file of no bytes is what a crash leaves of a cookie written in place; it says nothing.
+    data = disk.read_bytes(path) if FILE_NAME in names else b""
+    return DirectoryState(parse(data, path=path) if data else None, not [name for name in names if name != FILE_NAME])
+
+
+def remove_cookie(disk: Disk, directory: str) -> None:
+    """Take a stamp back, durably, from a directory that has nothing else."""
+    current = os.path.join(directory, CURRENT)
+    disk.unlink(os.path.join(current, FILE_NAME))
+    disk.sync_directory(current)
+
+
+def write_cookie(disk: Disk, directory: str, data: bytes) -> None:
+    """Stamp a configured directory durably, creating it and its `current`.
+
+    The temporary file is in the parent: anything in `current` would make a directory without a cookie look used (Q-1).
+    """
+    current = os.path.join(directory, CURRENT)
+    disk.make_directories(current)
+    temporary = os.path.join(directory, f".{FILE_NAME}.tmp")
+    file = disk.open(temporary, "w+")
+    try:
+        file.truncate(0)
+        file.pwrite(data, 0)
+        file.fsync()
+    finally:
+        file.close()
+    disk.rename(temporary, os.path.join(current, FILE_NAME))
+    disk.sync_directory(current)
+    disk.sync_directory(directory)

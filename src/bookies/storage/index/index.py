@@ -1,0 +1,697 @@
+"""(ledger, entry) -> location, and what is known of each ledger: key, fenced flag, explicit LAC.
+
+In memory: every ledger that was touched, and pages of its slots. A page is the whole truth about its slots; clean pages
+may be dropped, dirty ones stay until they are durable. Everything lives on the loop's thread; workers only get frozen
+bytes and paths, and bring bytes back.
+
+Invariants
+- A ledger's header is read before anything in it is answered or changed (F-22).
+- A file that is not what the catalog says, or is gone, makes its ledger begin afresh: what it has in memory, in the
+  journal and from now on is served, nothing is denied, until the entry logs have been read (`rebuild`). That is
+  durable: its header says so until then (F-43).
+- `_dirty` names every ledger with a dirty header or page; all of them are written and synced by each checkpoint, with
+  or without entries (F-19, F-20, F-21). A ledger leaves it only after that succeeded for exactly what is in memory.
+- `freeze` fixes the pages to be written before the entry logs are synced, so that no slot becomes durable before the
+  bytes it names (R-2): a page changed later is copied first, and stays dirty.
+- Only one load of a page is under way at a time, and a loaded page is never put over one that is in memory.
+
+Source: storage 4.4 to 4.6, 5.2, 5.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import errno
+import posixpath
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
+
+from bookies.config import BookieConfig
+from bookies.errors import DataUnknown, LedgerUnknownToBookie, ReadFailed
+from bookies.runtime.events import Events
+from bookies.runtime.ports import Buffer, Runtime, Worker
+from bookies.storage.disks import DirectoryHealth
+from bookies.storage.index import catalog_format, slot_scans
+from bookies.storage.index import index_format as layout
+from bookies.storage.index.catalog import Catalog, CatalogFile
+from bookies.storage.index.catalog_format import Contents, Known
+from bookies.storage.index.catalog_writer import CatalogWriter
+from bookies.storage.index.index_files import IndexFiles, IndexWrite, LoadedIndex, WrongPage
+from bookies.storage.index.index_ledger import Ledger, lac_of
+from bookies.storage.index.index_pages import PageCache
+from bookies.storage.index.index_readers import Readers
+from bookies.storage.index.slots import by_page, pieces, replaced
+
+T = TypeVar("T")
+
+LEDGERS_MAX = 50_000  # ledgers kept in memory although nobody uses them
+WRITE_FILES_MAX = 256  # index files written by one call of the worker, and synced together
+WRITE_SIZE_MAX = 8 << 20  # bytes, likewise
+PREPARED_AT_ONCE = 32  # of them, before others have their turn on the loop
+LOOK_TRIES = 5  # a page that is written while it is read looks damaged
+
+
+class LedgerIndex:
+    """All ledgers of a bookie. Owned by the loop's thread.
+
+    `writer` runs on the checkpoint's worker. `cache`: pages in memory.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: BookieConfig,
+        directories: Sequence[str],
+        readers: Readers,
+        health: DirectoryHealth | None = None,
+    ) -> None:
+        self.cache = PageCache(config.index_cache_size)
+        self.damaged_count = 0  # files that were not believed any more
+        self.has_proven = False  # slots that were built again have become durable since the last freeze
+        self._random = runtime.random
+        self._page_size = config.index_page_size
+        self.slots_per_page = self._per_page = layout.slots_per_page(config.index_page_size)
+        self._directories = list(directories)
+        self._health = health or DirectoryHealth(directories, directories, keeps_going=False)
+        self._readers = readers
+        self._files = IndexFiles(runtime.disk, config.index_page_size, config.open_files_max, "r+")
+        self._write_files_max = min(WRITE_FILES_MAX, config.open_files_max)
+        self.catalog = Catalog(config.index_page_size)
+        self.catalog_file = CatalogFile(runtime.disk, self._directories, config.index_page_size)
+        self.catalog_writer = CatalogWriter(self.catalog, self.catalog_file, self._directories, self._health)
+        self.rebuild_wanted = asyncio.Event()
+        self._to_rebuild: dict[int, None] = {}
+        self._events = Events("storage.index", runtime.clock)
+        self._paths: dict[int, str] = {}
+        self._abandoned: dict[int, str] = {}  # files in failed directories of ledgers that are not built again yet
+        self._moving: dict[int, str] = {}  # files that are about to be written anew in other directories
+        self._ledgers: dict[int, Ledger] = {}
+        self._loading: dict[int, asyncio.Future[LoadedIndex]] = {}
+        self._loading_pages: dict[tuple[int, int], asyncio.Future[bytes]] = {}
+        self._dirty: dict[int, Ledger] = {}
+
+    # -- ledgers -------------------------------------------------------------------------------------------------
+    def found(
+        self, paths: dict[int, str], contents: Contents | None, is_deleted: Callable[[int], bool] = lambda _: False
+    ) -> None:
+        """What `find_index_files` and the catalog's file told at the start. `is_deleted`: whose files were removed."""
+        self._paths = paths
+        self.catalog.found(contents)
+        if contents is not None and not self.catalog.is_trusted:
+            self._events.error("storage.catalog_damaged", problem=contents.problem)
+        for ledger_id, known in list(self.catalog.ledgers.items()):
+            if ledger_id not in paths and (known.is_fresh or is_deleted(ledger_id)):
+                del self.catalog.ledgers[ledger_id]  # If it was about to be made, the journal has it.
+            elif ledger_id not in paths:
+                self.lost(ledger_id)
+            elif (header := known.index_header()) is not None and header.is_rebuilding:
+                self._want_rebuild(ledger_id)
+
+    def read_checksums(self, pages: dict[int, list[int]]) -> dict[int, dict[int, int]]:
+        """What the files have of these pages of ledgers. On the checkpoint's worker. Raises: OSError."""
+        found = {each: self._files.checksums(self._paths[each], numbers) for each, numbers in pages.items()}
+        return {ledger_id: checksums for ledger_id, checksums in found.items() if checksums is not None}
+
+    def lost(self, ledger_id: int) -> None:
+        """There was such a ledger, and its index file is gone."""
+        self._paths.setdefault(ledger_id, posixpath.join(self._directories[0], layout.path_of(ledger_id)))
+        self._want_rebuild(ledger_id)
+
+    async def look_for(self, ledger_id: int) -> None:
+        """`lost`, and what the logs do not have may have been here all the same. Raises: ReadFailed."""
+        self.lost(ledger_id)
+        ledger = await self.load(ledger_id)
+        self.set_header(ledger, ledger.header.with_state(layout.STATE_FENCED | layout.STATE_LIMBO))
+
+    async def doubt(self, ledger_id: int) -> None:
+        """Its file may lack what was here, and nothing tells: that is looked for in the logs. What it has is served."""
+        with contextlib.suppress(ReadFailed):  # Then nothing is denied either.
+            ledger = await self.load(ledger_id)
+            self.set_header(ledger, ledger.header.with_state(layout.STATE_REBUILDING))
+            self._want_rebuild(ledger_id)
+
+    def abandon(self, directory: str) -> int:
+        """A directory has failed: its index files are built again elsewhere; how many."""
+        self.catalog_writer.abandon(directory)
+        here = {ledger_id: path for ledger_id, path in self._paths.items() if path.startswith(directory + "/")}
+        for ledger_id in self._moving:
+            here.pop(ledger_id, None)  # All it has is in memory, and is about to be written elsewhere.
+        self._abandoned |= here
+        for ledger_id in here:
+            ledger = self._ledgers.get(ledger_id)
+            if ledger is not None and ledger.path is not None:
+                self._condemn(ledger, "its directory has failed")
+            elif ledger is None or ledger.header.is_rebuilding:
+                self._want_rebuild(ledger_id)
+        return len(here)
+
+    async def may_be_lost(self, ledger_id: int) -> None:
+        """The ledger has entries in the logs. If it has no index file, there are some of which only the logs tell.
+
+        Deleted ledgers come back so, until the next collection. What comes back is durable with the next checkpoint.
+        """
+        ledger = self._ledgers.get(ledger_id)
+        if not self.is_known(ledger_id):
+            self.lost(ledger_id)
+            with contextlib.suppress(ReadFailed):  # Then the rebuild has to try again.
+                await self.load(ledger_id)
+        elif ledger is not None and ledger_id not in self._paths:
+            # What the journal says of it is all that is known, but perhaps not all there was.
+            self.set_header(ledger, ledger.header.with_state(layout.STATE_REBUILDING))
+            self._paths[ledger_id] = posixpath.join(self._directories[0], layout.path_of(ledger_id))
+            self._want_rebuild(ledger_id)
+
+    def _want_rebuild(self, ledger_id: int) -> None:
+        self._to_rebuild[ledger_id] = None
+        self.rebuild_wanted.set()
+
+    def take_rebuilds(self) -> list[int]:
+        """Ledgers whose slots are to be found in the entry logs."""
+        self.rebuild_wanted.clear()
+        wanted, self._to_rebuild = list(self._to_rebuild), {}
+        return wanted
+
+    def ledger_ids(self) -> Iterator[int]:
+        """Every ledger, in no particular order."""
+        yield from self._paths
+        yield from (ledger_id for ledger_id in self._ledgers if ledger_id not in self._paths)
+
+    def is_known(self, ledger_id: int) -> bool:
+        return ledger_id in self._ledgers or ledger_id in self._paths
+
+    def get(self, ledger_id: int) -> Ledger | None:
+        """The ledger if it is in memory."""
+        return self._ledgers.get(ledger_id)
+
+    def create(self, ledger_id: int, header: layout.IndexHeader) -> Ledger:
+        """A ledger nobody knew."""
+        assert not self.is_known(ledger_id)
+        if self.catalog.holes:
+            header = header.with_state(layout.STATE_FENCED | layout.STATE_LIMBO)
+        ledger = self._ledgers[ledger_id] = Ledger(ledger_id, header)
+        self.set_header(ledger, header)
+        return ledger
+
+    def set_header(self, ledger: Ledger, header: layout.IndexHeader) -> None:
+        """Change what the header says; durable with the next checkpoint. The caller journals the change."""
+        ledger.header = header
+        ledger.is_header_dirty = True
+        self._dirty[ledger.ledger_id] = ledger
+
+    def set_explicit_lac(self, ledger: Ledger, body: bytes) -> None:
+        """The latest one counts, even if it is smaller; a header without room for it becomes one with."""
+        header = dataclasses.replace(ledger.header, explicit_lac=body, version=layout.VERSION)
+        self.set_header(ledger, header)
+        ledger.last_add_confirmed = max(ledger.last_add_confirmed, lac_of(body))
+
+    async def load(self, ledger_id: int) -> Ledger:
+        """The ledger, read from its index file if need be.
+
+        Raises: LedgerUnknownToBookie; DataUnknown while there may have been others than those that are known;
+        ReadFailed when the file cannot be read.
+        """
+        ledger = self._ledgers.get(ledger_id)
+        while ledger is None:
+            path = self._paths.get(ledger_id)
+            if path is None:
+                if self.catalog.holes:
+                    raise DataUnknown("a part of the journal was lost, perhaps with this ledger", ledger_id=ledger_id)
+                raise LedgerUnknownToBookie("no such ledger here", ledger_id=ledger_id)
+            future = self._loading.get(ledger_id)
+            if future is None:
+                future = self._loading[ledger_id] = self._readers.load_index(ledger_id, path)
+                future.add_done_callback(partial(self._loaded, ledger_id, path))
+            try:
+                await asyncio.shield(future)
+            except FileNotFoundError:
+                pass  # `_loaded` knows what that means
+            except OSError as error:
+                if ledger_id not in self._abandoned:
+                    raise ReadFailed(f"index file: {error}", ledger_id=ledger_id) from error
+            # Awaiting a future that is done yields to nobody, not even to its own callback.
+            self._loaded(ledger_id, path, future)
+            ledger = self._ledgers.get(ledger_id)
+        return ledger
+
+    def _loaded(self, ledger_id: int, path: str, future: asyncio.Future[LoadedIndex]) -> None:
+        """What the file says becomes what is known, once; whoever comes first does it."""
+        if self._loading.get(ledger_id) is not future:
+            return
+        del self._loading[ledger_id]
+        if future.cancelled() or ledger_id in self._ledgers:
+            return
+        error = future.exception()
+        if isinstance(error, FileNotFoundError):
+            self._adopt(ledger_id, path, LoadedIndex(None, 0), "it is gone")
+        elif error is None:
+            loaded, damage = future.result(), self.catalog.damage_of(ledger_id, future.result())
+            if ledger_id in self._abandoned:
+                damage = damage or "its directory has failed"
+            self._adopt(ledger_id, path, loaded, damage)
+        elif ledger_id in self._abandoned:
+            self._adopt(ledger_id, path, LoadedIndex(None, 0), "its directory has failed")
+
+    def _adopt(self, ledger_id: int, path: str, loaded: LoadedIndex, damage: str) -> None:
+        header = self.catalog.agreed_header(ledger_id, loaded.header)
+        ledger = self._ledgers[ledger_id] = Ledger(
+            ledger_id,
+            header,
+            path,
+            loaded.size,
+            loaded.last_entry_id,
+            lac_of(header.explicit_lac) if header.explicit_lac else -1,
+            is_lac_known=loaded.last_entry_id < 0,
+        )
+        if damage:
+            ledger.last_entry_id = -1
+            self._condemn(ledger, damage)
+        elif loaded.header is None or header != loaded.header:
+            self._events.warning(
+                "storage.index_header_restored", path=path, ledger=ledger_id, problem=str(loaded.problem or "")
+            )
+            self.set_header(ledger, header)
+        if header.is_rebuilding:
+            self._want_rebuild(ledger_id)
+
+    def _condemn(self, ledger: Ledger, damage: str) -> None:
+        """Do not believe the ledger's file any more: a new one is made of what is in memory and in the entry logs."""
+        ledger_id = ledger.ledger_id
+        self.damaged_count += 1
+        self._events.error(
+            "storage.index_damaged", path=self._paths.get(ledger_id, ""), ledger=ledger_id, problem=damage
+        )
+        self._let_go(ledger)
+        self._moving.pop(ledger_id, None)
+        ledger.is_lac_known = ledger.is_built = False
+        ledger.is_rebuilt = ledger.is_proving = False
+        self._readers.forget_index(ledger_id, self._paths[ledger_id])
+        self.set_header(ledger, ledger.header.with_state(layout.STATE_REBUILDING))
+        self._want_rebuild(ledger_id)
+
+    def _let_go(self, ledger: Ledger) -> None:
+        """Of its file: what is in memory becomes a new one."""
+        for number in ledger.pages:
+            self._change(ledger, number)
+        for key in [key for key in self._loading_pages if key[0] == ledger.ledger_id]:
+            del self._loading_pages[key]  # Pages of that file: nobody takes them over.
+        ledger.path, ledger.size = None, 0
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether there are directories that files should leave."""
+        return any(self._health.is_left(each, self._directories) for each in self._health.good(self._directories))
+
+    def is_left(self, path: str) -> bool:
+        """Whether this file should go on in another directory."""
+        root = self._health.root_of(path)
+        return root is not None and not self._health.is_failed(path) and self._health.is_left(root, self._directories)
+
+    def leave(self, ledger: Ledger, pages: Sequence[tuple[int, bytes]]) -> None:
+        """Its file is to be written anew elsewhere. `pages`: (entry id of the first slot, data) of all it has.
+
+        No write is under way.
+        """
+        assert ledger.path is not None
+        for first_entry_id, data in pages:
+            if (number := first_entry_id // self._per_page) not in ledger.pages:
+                self.cache.add(ledger, number, data)
+            self._change(ledger, number)
+        self._moving[ledger.ledger_id] = ledger.path
+        self._let_go(ledger)
+        self.set_header(ledger, ledger.header)
+
+    def file_of(self, ledger_id: int) -> tuple[str, Known | None]:
+        """Where the ledger's file is, or should be, and what it should hold, as a copy."""
+        known = self.catalog.ledgers.get(ledger_id)
+        path = self._abandoned.get(ledger_id, self._paths[ledger_id])
+        return path, known.copy() if known is not None else None
+
+    async def rebuilt(self, ledger_id: int, entries: dict[int, int], *, is_complete: bool) -> int:
+        """Set the slots (entry id to location) that are missing; how many.
+
+        `is_complete`: every log was read to its end, so what is missing now was never here. Otherwise the ledger stays
+        uncertain: for good or, while a directory has failed, until a start that finds it again. Raises: OSError;
+        LedgerUnknownToBookie.
+        """
+        ledger = await self.load(ledger_id)
+        self._abandoned.pop(ledger_id, None)
+        entry_ids = sorted(entries)
+        missing: list[int] = []
+        known = self.catalog.ledgers.get(ledger_id)
+        is_vouched = ledger.path is None or (known is not None and not known.is_partial)
+        for first, start, count in pieces(entry_ids, self._per_page):
+            present = await self.slots(ledger, first, count)
+            if not is_vouched and first // self._per_page in ledger.pages:
+                self._change(ledger, first // self._per_page)  # From now on the catalog knows what it has to be.
+            for index in range(count):
+                slot = present[index * layout.SLOT_SIZE : (index + 1) * layout.SLOT_SIZE]
+                if not slot.strip(b"\0"):
+                    missing.append(entry_ids[start + index])
+        if missing:
+            slots = b"".join(entries[entry_id].to_bytes(layout.SLOT_SIZE, "big", signed=True) for entry_id in missing)
+            await self.install(ledger_id, missing, slots)
+            ledger.is_lac_known = False  # The last entry may be one of them.
+        if not is_complete and self._health.failed:
+            ledger.is_built = True
+            return len(missing)
+        # The journal does not have them: until the slots are durable the file has to say that some are missing.
+        ledger.is_rebuilt = True
+        header = ledger.header.without_state(layout.STATE_REBUILDING)
+        self.set_header(ledger, header if is_complete else header.with_state(layout.STATE_LIMBO | layout.STATE_FENCED))
+        return len(missing)
+
+    async def doubt_all(self, text: str) -> None:
+        """A part of a journal was lost, and any ledger may have been in it: deny nothing, and take no ordinary adds."""
+        self.catalog.add_hole(text)
+        for ledger_id in list(self.ledger_ids()):
+            ledger = await self.load(ledger_id)
+            self.set_header(ledger, ledger.header.with_state(layout.STATE_FENCED | layout.STATE_LIMBO))
+
+    def path_of(self, ledger_id: int) -> str | None:
+        """Where the ledger's file is, if it has one."""
+        return self._paths.get(ledger_id)
+
+    def remove(self, ledger_id: int) -> None:
+        """Drop all that is known of a ledger whose file is gone. No write is under way."""
+        self._paths.pop(ledger_id, None)
+        self._moving.pop(ledger_id, None)
+        self._to_rebuild.pop(ledger_id, None)
+        self.catalog.delete(ledger_id)
+        self._loading.pop(ledger_id, None)
+        self._dirty.pop(ledger_id, None)
+        ledger = self._ledgers.pop(ledger_id, None)
+        if ledger is not None:
+            assert ledger.frozen is None
+            ledger.is_deleted = True
+            self.cache.forget(ledger)
+            for key in [key for key in self._loading_pages if key[0] == ledger_id]:
+                del self._loading_pages[key]
+
+    def forget_files(self, paths: Sequence[str]) -> None:
+        """Close the files of these paths. On the checkpoint's worker."""
+        for path in paths:
+            self._files.forget(path)
+
+    def forget_idle(self, is_idle: Callable[[int], bool]) -> None:
+        """Drop ledgers of which nothing but their file is needed, the oldest first, when there are many."""
+        excess = len(self._ledgers) - LEDGERS_MAX
+        if excess <= 0:
+            return
+        idle = (
+            ledger_id
+            for ledger_id, ledger in self._ledgers.items()
+            if ledger_id in self._paths and ledger_id not in self._dirty
+            if not (ledger.pages or ledger.users or ledger.is_fence_pending or ledger.header.is_rebuilding)
+            if is_idle(ledger_id)
+        )
+        for ledger_id in [ledger_id for ledger_id, _ in zip(idle, range(excess), strict=False)]:
+            del self._ledgers[ledger_id]
+
+    # -- slots ---------------------------------------------------------------------------------------------------
+    def cached_slots(self, ledger: Ledger, first: int, count: int) -> bytes | None:
+        """The slots of up to `count` entries from `first` on, within one page; None if it has to be read."""
+        number, index = divmod(first, self._per_page)
+        page = ledger.pages.get(number)
+        if page is None:
+            return None if self._is_in_file(ledger, number) else b""
+        if not page.is_dirty:
+            self.cache.touch(ledger, number)
+        count = min(count, self._per_page - index)
+        return bytes(page.data[index * layout.SLOT_SIZE : (index + count) * layout.SLOT_SIZE])
+
+    async def slots(self, ledger: Ledger, first: int, count: int) -> bytes:
+        """As `cached_slots`, but reads the page. Raises: ReadFailed; LedgerUnknownToBookie."""
+        while (found := self.cached_slots(ledger, first, count)) is None:
+            if ledger.is_deleted:
+                break
+            try:
+                await self._load_page(ledger, first // self._per_page)
+            except FileNotFoundError:
+                pass  # `_page_loaded` knows what that means
+            except OSError as error:
+                if not ledger.is_deleted:
+                    raise ReadFailed(f"index page: {error}", ledger_id=ledger.ledger_id, entry_id=first) from error
+        if found is None or ledger.is_deleted:
+            raise LedgerUnknownToBookie("the ledger was deleted meanwhile", ledger_id=ledger.ledger_id)
+        return found
+
+    async def install(self, ledger_id: int, entry_ids: Sequence[int], slots: bytes) -> None:
+        """Set the slots of entries (ascending ids); those that were set before now name the new place.
+
+        Raises: OSError when a page cannot be read; LedgerUnknownToBookie.
+        """
+        ledger = self._ledgers.get(ledger_id)
+        for number, start, stop in by_page(entry_ids, self._per_page):
+            part = slots[start * layout.SLOT_SIZE : stop * layout.SLOT_SIZE]
+            while ledger is None or ledger.is_deleted or not self._set(ledger, number, entry_ids[start:stop], part):
+                if ledger is None or ledger.is_deleted:
+                    raise LedgerUnknownToBookie("the ledger was deleted meanwhile", ledger_id=ledger_id)
+                await self._load_page(ledger, number)
+
+    def try_install(self, ledger_id: int, entry_ids: Sequence[int], slots: bytes) -> bool:
+        """As `install`, if they are on one page that need not be read; otherwise nothing was done."""
+        ledger, number = self._ledgers.get(ledger_id), entry_ids[0] // self._per_page
+        is_alone = ledger is not None and entry_ids[-1] // self._per_page == number
+        return is_alone and self._set(ledger, number, entry_ids, slots)  # type: ignore[arg-type]
+
+    def _set(self, ledger: Ledger, number: int, entry_ids: Sequence[int], slots: bytes) -> bool:
+        """Set slots of one page, unless it has to be read first."""
+        page, first, last = ledger.pages.get(number), entry_ids[0], entry_ids[-1]
+        if page is None:
+            if self._is_in_file(ledger, number):
+                return False
+            self.cache.add(ledger, number, b"")
+            page = ledger.pages[number]
+        self._change(ledger, number)
+        if last - first == len(entry_ids) - 1:
+            self.cache.set_slots(page, first - number * self._per_page, slots)
+        else:
+            self.cache.scatter_slots(page, entry_ids, number * self._per_page, slots)
+        ledger.last_entry_id = max(ledger.last_entry_id, last)
+        return True
+
+    async def entry_runs(self, ledger: Ledger) -> list[range]:
+        """Maximal runs of entries with a slot. Raises: ReadFailed; DataUnknown when others may be missing."""
+        if ledger.header.is_uncertain:
+            raise DataUnknown("it is not known what this bookie has of the ledger", ledger_id=ledger.ledger_id)
+        return await self.scan_slots(ledger, slot_scans.entry_runs)
+
+    async def scan_slots(self, ledger: Ledger, look: Callable[..., T], *arguments: object) -> T:
+        """Have a reader go through the slots of a ledger. Raises: ReadFailed, also when some are missing by damage."""
+        for attempt in range(LOOK_TRIES):
+            if ledger.lacks_entries:
+                break
+            newer = {number: bytes(page.data) for number, page in ledger.pages.items() if page.is_dirty}
+            known = self.catalog.ledgers.get(ledger.ledger_id)
+            pages = sorted(known.pages) if known is not None and ledger.path is not None else []
+            is_right, path = catalog_format.checker(known, self._page_size), ledger.path
+            try:
+                return await self._readers.scan_slots(ledger.ledger_id, path, newer, pages, is_right, look, *arguments)
+            except WrongPage as error:
+                page = ledger.pages.get(error.page)
+                if attempt and page is not None and not page.is_dirty:
+                    self.damaged_count += 1
+                    self._events.error("storage.index_page_restored", path=ledger.path, page=error.page)
+                    self._change(ledger, error.page)  # What is in memory is written again.
+                await self.slots(ledger, error.page * self._per_page, 1)  # which says whether it is
+            except OSError as error:
+                if ledger.path != path or ledger.is_deleted:
+                    continue  # The file has moved, or is gone with the ledger.
+                raise ReadFailed(f"index file: {error}", ledger_id=ledger.ledger_id) from error
+        raise ReadFailed("index file: it is damaged, and not built again yet", ledger_id=ledger.ledger_id)
+
+    async def move(self, ledger_id: int, first: int, log_id: int, slots: bytes) -> None:
+        """Set the slots of consecutive entries from `first` on, but only those that name entry log `log_id` now.
+
+        A deleted ledger has none. Raises: ReadFailed.
+        """
+        try:
+            ledger = await self.load(ledger_id)
+        except LedgerUnknownToBookie:
+            return
+        prefix = log_id.to_bytes(4, "big")
+        ledger.users += 1
+        try:
+            for entry_id, start, count in pieces(range(first, first + len(slots) // layout.SLOT_SIZE), self._per_page):
+                if not await self.slots(ledger, entry_id, 1):
+                    continue  # There is no such page, or its rest is missing.
+                number, index = divmod(entry_id, self._per_page)
+                page, at, size = ledger.pages[number], index * layout.SLOT_SIZE, count * layout.SLOT_SIZE
+                new = slots[start * layout.SLOT_SIZE : start * layout.SLOT_SIZE + size]
+                old = bytes(page.data[at : at + size])
+                merged = replaced(old, new[: len(old)], prefix)
+                if merged != old:
+                    self._change(ledger, number)
+                    self.cache.set_slots(page, index, merged)
+        except LedgerUnknownToBookie:
+            return
+        finally:
+            ledger.users -= 1
+
+    def _is_in_file(self, ledger: Ledger, number: int) -> bool:
+        return layout.page_offset(number, self._page_size) < ledger.size
+
+    async def _load_page(self, ledger: Ledger, number: int) -> None:
+        key = (ledger.ledger_id, number)
+        future = self._loading_pages.get(key)
+        if future is None:
+            assert ledger.path is not None
+            future = self._loading_pages[key] = self._readers.read_page(ledger.ledger_id, ledger.path, number)
+            future.add_done_callback(partial(self._page_loaded, ledger, number))
+        await asyncio.shield(future)
+        self._page_loaded(ledger, number, future)  # As in `load`.
+
+    def _page_loaded(self, ledger: Ledger, number: int, future: asyncio.Future[bytes]) -> None:
+        key = (ledger.ledger_id, number)
+        if self._loading_pages.get(key) is not future:
+            return
+        del self._loading_pages[key]
+        if future.cancelled() or ledger.path is None:
+            return
+        if isinstance(error := future.exception(), FileNotFoundError):
+            self._condemn(ledger, "it is gone")
+        elif isinstance(error, OSError) and error.errno == errno.EIO:
+            self._condemn(ledger, f"page {number} cannot be read")  # trying again would hold up every flush
+        elif error is None:
+            assert number not in ledger.pages
+            if self.catalog.is_right(ledger.ledger_id, number, future.result()):
+                self.cache.add(ledger, number, future.result())
+            else:
+                self._condemn(ledger, f"page {number} is not what was written")
+
+    def _change(self, ledger: Ledger, number: int) -> None:
+        """The page is about to change."""
+        if self.cache.change(ledger, number):
+            self._dirty[ledger.ledger_id] = ledger
+
+    # -- writing -------------------------------------------------------------------------------------------------
+    @property
+    def is_pressed(self) -> bool:
+        """There is so much to write that it should not wait for a checkpoint."""
+        return self.cache.is_pressed
+
+    @property
+    def is_dirty(self) -> bool:
+        return bool(self._dirty)
+
+    def dirty(self) -> list[Ledger]:
+        """What the next write is about."""
+        return list(self._dirty.values())
+
+    def freeze(self) -> list[Ledger]:
+        """Fix the dirty pages as they are now, for `write`; only one freeze at a time."""
+        self.has_proven = False
+        dirty = list(self._dirty.values())
+        for ledger in dirty:
+            assert ledger.frozen is None
+            ledger.frozen = {}
+            ledger.is_proving = ledger.is_rebuilt
+            for number in sorted(number for number, page in ledger.pages.items() if page.is_dirty):
+                page = ledger.pages[number]
+                page.is_frozen = True
+                ledger.frozen[number] = page.data
+        return dirty
+
+    async def write(self, frozen: list[Ledger], worker: Worker) -> None:
+        """Make frozen pages and dirty headers durable, in slices. Removes from `frozen` what is done.
+
+        The entry logs that the slots name must be synced. Raises: DiskFull, OSError; SyncFailed, which is final.
+        """
+        await self.catalog_writer.move(worker)
+        while frozen or self.catalog.has_pending:
+            ledgers: list[Ledger] = []
+            writes: list[IndexWrite] = []
+            notes = b""
+            size = 0
+            try:
+                while frozen and len(writes) < self._write_files_max and size < WRITE_SIZE_MAX:
+                    writes.append(self._write_of(frozen[-1]))
+                    ledgers.append(frozen.pop())
+                    size += writes[-1].size
+                    if not len(writes) % PREPARED_AT_ONCE:
+                        await asyncio.sleep(0)
+                notes = self.catalog.take()
+                sizes = await worker.run(self._write, notes, writes)
+            except BaseException:
+                self.catalog.give_back(notes)
+                for ledger, change in zip(ledgers, writes, strict=True):
+                    ledger.is_header_dirty = ledger.is_header_dirty or change.header is not None
+                frozen.extend(ledgers)
+                raise
+            for ledger, change, file_size in zip(ledgers, writes, sizes, strict=True):
+                self._written(ledger, change, file_size)
+            self.cache.evict()
+        if self._files.stray_count:
+            await worker.run(self._files.tidy, self._health.is_failed)
+
+    @property
+    def stray_count(self) -> int:
+        """Files that a failure has left, of index files that were to be made or moved; tried again with each write."""
+        return self._files.stray_count
+
+    def _write(self, notes: bytes, writes: list[IndexWrite]) -> list[int]:
+        """On the checkpoint's worker. What the catalog says is durable before the files change."""
+        if notes:
+            self.catalog_file.append(notes, is_durable=True)
+        return self._files.write(writes)
+
+    def _write_of(self, ledger: Ledger) -> IndexWrite:
+        assert ledger.frozen is not None
+        path, left = ledger.path or self._paths.get(ledger.ledger_id), self._moving.get(ledger.ledger_id)
+        if path is None or (ledger.path is None and (left is not None or self._health.is_failed(path))):
+            path = posixpath.join(
+                self._random.choice(self._health.places(self._directories)), layout.path_of(ledger.ledger_id)
+            )
+        header = ledger.header.with_state(layout.STATE_REBUILDING) if ledger.is_rebuilt else ledger.header
+        packed = layout.pack_header(header) if ledger.is_header_dirty or ledger.path is None else None
+        ledger.is_header_dirty = False
+        pages: list[tuple[int, Buffer]] = [
+            (number, data if len(data) == self._page_size else bytes(data).ljust(self._page_size, b"\0"))
+            for number, data in ledger.frozen.items()
+        ]
+        if left is not None and self._health.is_failed(left):
+            left = None
+        change = IndexWrite(path, ledger.path is None, packed, pages, left)
+        self.catalog.stage(ledger.ledger_id, change, header)
+        return change
+
+    def _written(self, ledger: Ledger, change: IndexWrite, file_size: int) -> None:
+        """Unless it was changed meanwhile, what was written is clean now."""
+        assert ledger.frozen is not None
+        if ledger.path is None and not change.is_new:
+            # Condemned meanwhile: what was written went to a file that nobody believes.
+            for number in ledger.frozen:
+                ledger.pages[number].is_frozen = False
+            ledger.frozen = None
+            return
+        if change.is_new:
+            self._readers.forget_index(ledger.ledger_id, change.path)
+            if (left := self._moving.pop(ledger.ledger_id, None)) is not None:
+                self._readers.forget_index(ledger.ledger_id, left)
+        self.catalog.written(ledger.ledger_id, [number for number, _ in change.pages])
+        ledger.path = self._paths[ledger.ledger_id] = change.path
+        ledger.size = max(ledger.size, file_size)
+        for number in ledger.frozen:
+            self.cache.written(ledger, number)
+        ledger.frozen = None
+        if ledger.is_proving:
+            ledger.is_rebuilt = ledger.is_proving = False
+            self.has_proven = True
+            self.set_header(ledger, ledger.header)  # Now the file may say what is known.
+        if not ledger.is_header_dirty and not any(page.is_dirty for page in ledger.pages.values()):
+            self._dirty.pop(ledger.ledger_id, None)
+
+    def unfreeze(self, frozen: list[Ledger]) -> None:
+        """Give up what could not be written; it stays dirty."""
+        for ledger in frozen:
+            for number in ledger.frozen or ():
+                ledger.pages[number].is_frozen = False
+            ledger.frozen = None
+
+    def close_files(self) -> None:
+        """On the checkpoint's worker."""
+        self._files.close()
+        self.catalog_file.close()

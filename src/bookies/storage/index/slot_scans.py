@@ -1,0 +1,114 @@
+"""What goes through the slots of a ledger: each look takes the pages that have any, and says what it wanted to know.
+
+Pages come as (entry id of the first slot, data), ascending; what is not in them is missing entries. No IO.
+
+Source: storage 4.3.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+
+from bookies.storage.index import index_format as layout
+
+Pages = Iterator[tuple[int, bytes]]
+
+
+def entry_runs(pages: Pages) -> list[range]:
+    """Maximal runs of entries with a slot."""
+    runs: list[range] = []
+    for first_entry_id, data in pages:
+        extend_runs(runs, data, first_entry_id)
+    return runs
+
+
+def everything(pages: Pages) -> list[tuple[int, bytes]]:
+    """(entry id of the first slot, data) of every page."""
+    return list(pages)
+
+
+def greatest_offsets(pages: Pages, log_ids: Sequence[int]) -> dict[int, int]:
+    """The greatest offset in each of these entry logs that a slot names."""
+    found: dict[int, int] = {}
+    for _, data in pages:
+        for log_id in log_ids:
+            for _, offset in _offsets_in(data, log_id):
+                found[log_id] = max(found.get(log_id, 0), offset)
+    return found
+
+
+def read_all(pages: Pages) -> tuple[int, list[int]]:
+    """(bytes, the entry logs that the slots name)"""
+    size, log_ids = 0, dict[int, None]()
+    for _, data in pages:
+        size += len(data)
+        words = memoryview(data).cast("I")
+        for word in dict.fromkeys(words[::2]):
+            log_id = int.from_bytes(word.to_bytes(4, sys.byteorder), "big")
+            # Log 0 begins as a missing slot does.
+            if log_id or any(low and not high for high, low in zip(words[::2], words[1::2], strict=True)):
+                log_ids[log_id] = None
+    return size, sorted(log_ids)
+
+
+def slots_in(pages: Pages, log_id: int, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(offset of the body, entry id) of the slots that name a place in these spans of a log.
+
+    `spans`: (start, stop), ascending and apart from each other.
+    """
+    found: list[tuple[int, int]] = []
+    starts = [start for start, _ in spans]
+    for first_entry_id, data in pages:
+        for index, offset in _offsets_in(data, log_id):
+            at = bisect_right(starts, offset) - 1
+            if at >= 0 and offset < spans[at][1]:
+                found.append((offset, first_entry_id + index))
+    return found
+
+
+def least_offset(pages: Pages, log_id: int, behind: int) -> int | None:
+    """The least offset behind this one that a slot names in a log."""
+    return min(
+        (offset for _, data in pages for _, offset in _offsets_in(data, log_id) if offset > behind), default=None
+    )
+
+
+def _offsets_in(data: bytes, log_id: int) -> Iterator[tuple[int, int]]:
+    """(index of the slot, offset of the body) for the slots of a page that name this log."""
+    prefix = log_id.to_bytes(4, "big")
+    at = data.find(prefix)
+    while at >= 0:
+        slot = at - at % layout.SLOT_SIZE
+        if slot == at:
+            offset = int.from_bytes(data[slot + 4 : slot + 8], "big")
+            if offset:  # a missing entry's slot has an offset of 0
+                yield slot // layout.SLOT_SIZE, offset
+        at = data.find(prefix, slot + layout.SLOT_SIZE)
+
+
+def extend_runs(runs: list[range], data: bytes, first_entry_id: int) -> None:
+    """Append the entries whose slots are set to the runs, joining them to the last one where they follow it."""
+    count = len(data) // layout.SLOT_SIZE
+    slots = memoryview(data)[: count * layout.SLOT_SIZE].cast("q")  # byte order does not matter for being zero
+    at = 0
+    if 0 not in slots:
+        _append_run(runs, first_entry_id, first_entry_id + count)
+        return
+    while at < count:
+        if slots[at] == 0:
+            at += 1
+            continue
+        start = at
+        while at < count and slots[at] != 0:
+            at += 1
+        _append_run(runs, first_entry_id + start, first_entry_id + at)
+
+
+def _append_run(runs: list[range], start: int, stop: int) -> None:
+    if start == stop:
+        return
+    if runs and runs[-1].stop == start:
+        start = runs.pop().start
+    runs.append(range(start, stop))

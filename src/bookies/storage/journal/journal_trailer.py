@@ -1,0 +1,100 @@
+"""The trailer of a group of journal records: where the group began, of which journal it is, and a checksum of it.
+
+It is the end of what the group's padding record holds, and so the last bytes before a multiple of 512. Readers pass
+over the content of padding, Apache's too, so that a journal with trailers is an ordinary journal; one without them is
+read as well. What they add: changed records are found, and so is everything that is missing before a later group.
+
+Source: storage 2.4, 2.10, F-4.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bookies.kernels import crc32c
+from bookies.runtime.ports import Buffer
+from bookies.storage.records.record_scan import CHUNK_SIZE, Pread
+
+MAGIC = b"BKGE"
+SECTOR = 512  # bytes; trailers end on multiples of it
+SIZE_MAX = 64 << 20  # bytes of a group that is held in memory until its trailer is read; larger ones are not checked
+
+_FIELDS = struct.Struct(">4sIqqI")
+_DIGEST = struct.Struct(">I")
+TRAILER_SIZE = _FIELDS.size + _DIGEST.size
+_ZEROS = bytes(CHUNK_SIZE)
+
+
+@dataclass(frozen=True, slots=True)
+class Trailer:
+    """What a trailer says. `start`: file offset of the group; `size`: bytes from there to the trailer."""
+
+    journal_id: int
+    start: int
+    size: int
+    checksum: int
+
+    def pack(self) -> bytes:
+        data = _FIELDS.pack(MAGIC, self.size, self.journal_id, self.start, self.checksum)
+        return data + _DIGEST.pack(crc32c(data))
+
+    def matches(self, buffers: Iterable[Buffer]) -> bool:
+        """Whether the group, in buffers that follow each other, is what was written."""
+        checksum = 0
+        for buffer in buffers:
+            checksum = crc32c(buffer, checksum)
+        return self.checksum == checksum
+
+
+def seal(journal_id: int, start: int, buffers: Sequence[Buffer], padding: bytes) -> bytes:
+    """The padding of the group of `buffers` at file offset `start`, with the trailer at its end.
+
+    `padding`: a padding record with room for it.
+    """
+    head = padding[:-TRAILER_SIZE]
+    checksum = size = 0
+    for buffer in (*buffers, head):
+        checksum = crc32c(buffer, checksum)
+        size += len(buffer)
+    return head + Trailer(journal_id, start, size, checksum).pack()
+
+
+def parse_trailer(data: bytes, at: int, offset: int, journal_id: int | None) -> Trailer | None:
+    """The trailer at `data[at]`, which is file offset `offset`; None if there is none of this journal (None: any)."""
+    if len(data) - at < TRAILER_SIZE or data[at : at + 4] != MAGIC:
+        return None
+    fields_end = at + _FIELDS.size
+    if crc32c(data[at:fields_end]) != _DIGEST.unpack_from(data, fields_end)[0]:
+        return None
+    _, size, found, start, checksum = _FIELDS.unpack_from(data, at)
+    if journal_id not in (None, found) or start < 0 or start + size != offset:
+        return None  # a block of another file, or of another place
+    return Trailer(found, start, size, checksum)
+
+
+def zeros(size: int) -> bytes:
+    """So many, at no cost for `CHUNK_SIZE`."""
+    return _ZEROS if size == CHUNK_SIZE else bytes(size)
+
+
+def is_zero(data: bytes) -> bool:
+    """Whether these are zeros, at most `CHUNK_SIZE`."""
+    return data == (_ZEROS if len(data) == CHUNK_SIZE else _ZEROS[: len(data)])
+
+
+def find_group(pread: Pread, size: int, after: int, journal_id: int | None) -> Trailer | None:
+    """The first group that begins behind file offset `after`, as far as trailers tell."""
+    base = after - after % SECTOR
+    while base < size:
+        data = pread(min(CHUNK_SIZE, size - base), base)
+        at = -1 if is_zero(data) else data.find(MAGIC)
+        while at >= 0:
+            if (at + TRAILER_SIZE) % SECTOR == 0:
+                trailer = parse_trailer(data, at, base + at, journal_id)
+                if trailer is not None and trailer.start > after:
+                    return trailer
+            at = data.find(MAGIC, at + 1)
+        base += CHUNK_SIZE
+    return None

@@ -1,0 +1,178 @@
+"""Journal files prepared in advance: full of zeros that are already on the device.
+
+Why. `fdatasync` of a file whose blocks were never written makes the file system commit its own journal first, and that
+waits for whatever other files have under way; a sync into blocks that were written before waits for nothing but the
+device. Measured, 64 KiB groups on ext4 beside other writers: 8 ms against 0.3 ms. So the journal's next file is
+filled with zeros and synced in the background, slice by slice, and the journal moves on to it when its own prepared
+part is used up. Files behind the durable mark are taken for that instead of being deleted, because their blocks exist.
+
+Why it is safe. A spare has a name that no journal has, so replay never sees it. It becomes a journal only after every
+byte of it was overwritten with zeros and synced: nothing of an earlier life can be read beyond the new tail (storage
+F-10 forbids re-use for that very reason). What an orderly stop or a crash
+leaves is removed then, or at the next start.
+
+Source: storage 2.5, 2.8, F-5, F-10.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from typing import Any
+
+from bookies.config import BookieConfig
+from bookies.errors import BookKeeperError
+from bookies.runtime.ports import Disk, File, Runtime
+from bookies.storage.disks.durable_files import remove, run_last
+from bookies.storage.journal import journal_format
+
+SUFFIX = ".spare"
+SLICE = 1 << 20  # bytes of zeros written in one call
+RETIRED_MAX = 2  # files that may wait for being prepared again
+ROOM_FACTOR = 4  # so many times a file's size has to be usable, or no file is prepared
+ROOM_CHECK_S = 10.0  # between two looks at a disk that has less
+FORGOTTEN_BEHIND = 3 * SLICE  # what was written that long ago is on the device, and its pages can be used again
+PAUSE_S = 0.005  # between two slices: at most 200 MB/s go into preparation
+
+
+def remove_spares(disk: Disk, directory: str) -> None:
+    """Forget what an earlier process had prepared; called before the first file is opened."""
+    for name in disk.list(directory):
+        if name.endswith(SUFFIX):
+            disk.unlink(posixpath.join(directory, name))
+
+
+class Spares:
+    """Prepares one journal file after the other. Owned by the loop's thread; writes on a worker of its own.
+
+    `ready`: the path of a prepared file, until `take`. A failure to prepare ends preparing and nothing else: the
+    journal then grows its own file. On a disk that is short of room nothing is prepared until there is room again.
+    """
+
+    def __init__(self, runtime: Runtime, directory: str, name: str, config: BookieConfig) -> None:
+        self.ready: str | None = None
+        self._disk = runtime.disk
+        self._directory = directory
+        self._size = config.journal_preallocate_size
+        self._worker = runtime.workers.start(name)
+        self._retired: list[str] = []  # paths of files whose content nobody needs
+        self._file: File | None = None  # the one being filled
+        self._number = 0
+        self._is_preparing = False
+        self._is_closed = False
+
+    @property
+    def wants_retired(self) -> bool:
+        """Whether another retired file is of use."""
+        return not self._is_closed and len(self._retired) < RETIRED_MAX
+
+    def add_retired(self, path: str) -> None:
+        self._retired.append(path)
+
+    def next_path(self) -> str:
+        """A name for a file that is being retired or made."""
+        self._number += 1
+        return posixpath.join(self._directory, f"{self._number}{SUFFIX}")
+
+    def take(self) -> str | None:
+        """The prepared file, which from now on is the caller's."""
+        ready, self.ready = self.ready, None
+        return ready
+
+    def prepare(self) -> None:
+        """Begin to prepare a file, unless there is one or one is on its way."""
+        if self.ready is None and not self._is_preparing and not self._is_closed:
+            self._is_preparing = True
+            path = self._retired.pop() if self._retired else self.next_path()
+            self._worker.run(self._open, path).add_done_callback(lambda done: self._opened(done, path))
+
+    def _open(self, path: str) -> File | None:
+        """On the worker: the file to fill. None if the disk has better use for the room, also that of a retired one."""
+        if self._disk.usage(self._directory)[1] >= ROOM_FACTOR * self._size:
+            return self._disk.open(path, "w+")
+        remove(self._disk, path)
+        return None
+
+    def _opened(self, done: asyncio.Future[File | None], path: str) -> None:
+        if done.cancelled() or _failure(done) is not None:
+            return  # `_is_preparing` stays: not again in this process
+        self._file = done.result()
+        if self._file is None:
+            asyncio.get_running_loop().call_later(ROOM_CHECK_S, self._look_again)
+            return
+        self._fill(path, 0)
+
+    def _look_again(self) -> None:
+        self._is_preparing = False
+
+    def _fill(self, path: str, position: int) -> None:
+        if self._is_closed or self._file is None:
+            return
+        size = min(SLICE, self._size - position)
+        self._worker.run(self._write_zeros, self._file, position, size).add_done_callback(
+            lambda done: self._filled(done, path, position + size)
+        )
+
+    def _write_zeros(self, file: File, position: int, size: int) -> None:
+        """On the worker: a slice of zeros; behind the last one the file is cut, synced and closed."""
+        if self._is_closed:
+            return
+        file.pwrite(bytes(size), position)
+        # The system begins to write what it is told to forget. Left to the sync at the end, the zeros would go to the
+        # device all at once, and every group of the journal would wait behind them.
+        start = max(0, position - FORGOTTEN_BEHIND)
+        file.drop_cache(start, position + size - start)
+        if position + size >= self._size:
+            file.truncate(self._size)
+            file.fsync()
+            file.close()
+
+    def _filled(self, done: asyncio.Future[None], path: str, position: int) -> None:
+        if done.cancelled() or self._is_closed or _failure(done) is not None:
+            return
+        if position < self._size:
+            asyncio.get_running_loop().call_later(PAUSE_S, self._fill, path, position)
+            return
+        self._file = None
+        self._is_preparing = False
+        self.ready = path
+
+    async def discard(self) -> None:
+        """Stop preparing and remove what was prepared, before an orderly end. The journal must be idle."""
+        self._is_closed = True
+        await self._worker.run(self._remove)
+
+    def _remove(self) -> None:
+        self._close_file()
+        remove_spares(self._disk, self._directory)
+
+    def close(self) -> None:
+        """Stop preparing. What was prepared is left for the next start to remove."""
+        self._is_closed = True
+        run_last(self._worker, self._close_file)
+
+    def _close_file(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+def adopt(disk: Disk, path: str, directory: str, journal_id: int) -> File:
+    """Turn a prepared file into a journal, durably: the header first, then the name."""
+    file = disk.open(path, "r+")
+    try:
+        file.pwrite(journal_format.pack_header(), 0)
+        file.fdatasync()
+    finally:
+        file.close()
+    name = posixpath.join(directory, journal_format.file_name(journal_id))
+    disk.rename(path, name)
+    disk.sync_directory(directory)
+    return disk.open(name, "r+")
+
+
+def _failure(done: asyncio.Future[Any]) -> BaseException | None:
+    error = done.exception()
+    if error is not None and not isinstance(error, OSError | BookKeeperError):
+        raise error
+    return error

@@ -1,0 +1,413 @@
+"""A bookie's files as rows, for people and programs that look into them offline; Apache's files are the same files.
+
+Every function takes the `Disk` port and a path, changes nothing, and yields dictionaries that JSON can hold: bytes are
+in hexadecimal, and `row` says what a row is about. A file that cannot be understood raises `CorruptRecord`; damage
+further inside is in the row "end", whose `state` is clean, torn or corrupt.
+
+Source: storage 1.2, 2 to 4, 9.2; experience 3.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import pairwise
+from typing import Any
+
+from bookies.errors import CorruptRecord
+from bookies.model import ENTRY_HEADER_SIZE
+from bookies.runtime.ports import Disk
+from bookies.storage.disks import (
+    status_format,
+)
+from bookies.storage.disks.directories import HELD
+from bookies.storage.engine import (
+    quarantine_format,
+)
+from bookies.storage.entry_log import (
+    entry_log_format,
+)
+from bookies.storage.identity import (
+    cookie,
+)
+from bookies.storage.index import (
+    catalog_format,
+    index_format,
+)
+from bookies.storage.journal import (
+    journal_format,
+    journal_place,
+    log_mark_format,
+)
+from bookies.storage.journal.page_cache import PassingHoles
+from bookies.storage.records import Batch, EndKind
+from bookies.storage.records.record_scan import RECORD_SIZE_MAX, RECORD_SIZE_MIN, ScanEnd
+from bookies.storage.scrub import (
+    scrub_format,
+)
+
+Row = dict[str, Any]
+
+_READ_SIZE = 1 << 20
+_ENTRY = struct.Struct(">qqqq")
+_LAC = struct.Struct(">qq")
+_KINDS = {
+    journal_format.LEDGER_KEY: "ledger_key",
+    journal_format.FENCE: "fence",
+    journal_format.EXPLICIT_LAC: "explicit_lac",
+}
+_ROCKSDB = {
+    "ledgers": "keys and fences of ledgers, in RocksDB; bk bookie convert makes index files of it",
+    "locations": "where entries are, in RocksDB; bk bookie convert makes index files of it",
+    "metadata-cache": "what entry logs hold, in RocksDB",
+}
+_ASIDE = ".before-conversion"
+
+
+def current_of(disk: Disk, path: str) -> str:
+    """The directory that holds the files: `path`/current if there is one, else `path`."""
+    current = os.path.join(path, cookie.CURRENT)
+    return current if disk.is_directory(current) else path
+
+
+def journals_of(disk: Disk, path: str) -> list[tuple[int, str]]:
+    """(id, path) of the journal files in a directory, in order of time."""
+    directory = current_of(disk, path)
+    names = ((journal_format.parse_file_name(name), name) for name in disk.list(directory))
+    return sorted((journal_id, os.path.join(directory, name)) for journal_id, name in names if journal_id is not None)
+
+
+def entry_logs_of(disk: Disk, path: str) -> list[tuple[int, str]]:
+    """(id, path) of the entry logs in a directory, in order of id."""
+    directory = current_of(disk, path)
+    names = ((entry_log_format.parse_file_name(name), name) for name in disk.list(directory))
+    return sorted((log_id, os.path.join(directory, name)) for log_id, name in names if log_id is not None)
+
+
+def index_files_of(disk: Disk, path: str) -> list[tuple[int, str]]:
+    """(ledger id, path) of the index files below a directory, in order of ledger id."""
+    directory = current_of(disk, path)
+    found = []
+    for relative in _walk(disk, directory):
+        ledger_id = index_format.parse_path(relative)
+        if ledger_id is not None:
+            found.append((ledger_id, os.path.join(directory, relative)))
+    return sorted(found)
+
+
+def _walk(disk: Disk, directory: str) -> Iterator[str]:
+    """`g/p/x` of everything two levels down."""
+    for group in disk.list(directory):
+        if group in _ROCKSDB or not disk.is_directory(os.path.join(directory, group)):
+            continue
+        for part in disk.list(os.path.join(directory, group)):
+            if disk.is_directory(os.path.join(directory, group, part)):
+                for name in disk.list(os.path.join(directory, group, part)):
+                    yield f"{group}/{part}/{name}"
+
+
+def journal_rows(
+    disk: Disk, path: str, *, is_newest: bool | None = None, record_size_max: int = RECORD_SIZE_MAX
+) -> Iterator[Row]:
+    """One journal file: a row "file", a row "record" each, a row "end".
+
+    `is_newest`: whether a torn end is what a crash leaves (else damage); None: whether no younger file stands beside.
+    """
+    journal_id = journal_format.parse_file_name(os.path.basename(path))
+    if is_newest is None:
+        siblings = journals_of(disk, os.path.dirname(path) or ".")
+        is_newest = journal_id is None or not any(other > journal_id for other, _ in siblings)
+    with closing(disk.open(path, "r")) as file:
+        size = file.size()
+        version, start = journal_format.parse_header(file.pread(512, 0), size, path=path)
+        yield {"row": "file", "path": path, "size": size, "version": version, "is_newest": is_newest}
+        for item in journal_format.scan(
+            file.pread,
+            size,
+            start,
+            version,
+            is_newest=is_newest,
+            journal_id=journal_id,
+            record_size_max=record_size_max,
+            search=PassingHoles(file),
+        ):
+            if isinstance(item, Batch):
+                yield from _record_rows(item, _journal_record)
+            else:
+                yield _end_row(item)
+
+
+def entry_log_rows(disk: Disk, path: str, *, record_size_max: int = RECORD_SIZE_MAX) -> Iterator[Row]:
+    """One entry log: a row "file", a row "record" each, a row "map" for each ledger of its map, a row "end"."""
+    log_id = entry_log_format.parse_file_name(os.path.basename(path))
+    with closing(disk.open(path, "r")) as file:
+        size = file.size()
+        header = entry_log_format.parse_header(file.pread(entry_log_format.HEADER_SIZE, 0), path=path)
+        ledgers_map = entry_log_format.read_ledgers_map(file.pread, size)
+        yield {
+            "row": "file",
+            "path": path,
+            "size": size,
+            "log": log_id,
+            "version": header.version if header else None,
+            "map_offset": header.map_offset if header else 0,
+            "ledger_count": header.ledger_count if header else 0,
+            "has_valid_map": ledgers_map is not None,
+        }
+        for item in entry_log_format.scan(file.pread, size, record_size_max=record_size_max):
+            if isinstance(item, Batch):
+                yield from _record_rows(item, _entry_fields)
+            else:
+                for ledger_id, bytes_of_ledger in sorted((ledgers_map or {}).items()):
+                    yield {"row": "map", "ledger": ledger_id, "size": bytes_of_ledger}
+                yield _end_row(item)
+
+
+def _record_rows(batch: Batch, fields_of: Callable[[int, int, bytes], Row]) -> Iterator[Row]:
+    starts = batch.records.starts
+    for index, (ledger_id, entry_id) in enumerate(batch.ids):
+        row: Row = {
+            "row": "record",
+            "offset": batch.offset + starts[index],
+            "size": starts[index + 1] - starts[index] - 4,
+            "ledger": ledger_id,
+        }
+        row.update(fields_of(ledger_id, entry_id, batch.records.body(index)))
+        yield row
+
+
+def _journal_record(ledger_id: int, entry_id: int, body: bytes) -> Row:
+    if entry_id >= 0:
+        return _entry_fields(ledger_id, entry_id, body)
+    kind = _KINDS.get(entry_id, "unknown")
+    if kind == "ledger_key":
+        return {"kind": kind, "master_key": journal_format.parse_special(body).hex()}
+    if kind == "explicit_lac":
+        return {"kind": kind, **explicit_lac_fields(journal_format.parse_special(body))}
+    return {"kind": kind} if kind == "fence" else {"kind": kind, "entry": entry_id}
+
+
+def _entry_fields(ledger_id: int, entry_id: int, body: bytes) -> Row:
+    row: Row = {"kind": "entry", "entry": entry_id}
+    if len(body) >= ENTRY_HEADER_SIZE:
+        _, _, row["last_add_confirmed"], row["length"] = _ENTRY.unpack_from(body)
+    return row
+
+
+def explicit_lac_fields(body: bytes) -> Row:
+    """Of a row: the body of an explicit LAC, and what it says."""
+    row: Row = {"explicit_lac_body": body.hex()}
+    if len(body) >= RECORD_SIZE_MIN:
+        row["last_add_confirmed"] = _LAC.unpack_from(body)[1]
+    return row
+
+
+def _end_row(end: ScanEnd) -> Row:
+    row: Row = {"row": "end", "state": end.kind.value, "offset": end.offset, "problem": end.problem}
+    if end.next_record is not None:
+        row["next_record"] = end.next_record
+    return row
+
+
+def index_rows(disk: Disk, path: str) -> Iterator[Row]:
+    """One index file: a row "file" with its header, then a row "slot" for each entry that is there."""
+    with closing(disk.open(path, "r")) as file:
+        size = file.size()
+        header = index_format.parse_header(file.pread(index_format.HEADER_SIZE, 0), path=path)
+        yield {
+            "row": "file",
+            "path": path,
+            "size": size,
+            "ledger": index_format.parse_path(path),
+            "version": header.version,
+            "master_key": header.master_key.hex(),
+            "state": header.state,
+            "is_fenced": header.is_fenced,
+            "is_in_limbo": header.is_in_limbo,
+            **(explicit_lac_fields(header.explicit_lac) if header.explicit_lac else {}),
+        }
+        offset = index_format.HEADER_SIZE
+        while data := file.pread(_READ_SIZE, offset):
+            first_entry_id = (offset - index_format.HEADER_SIZE) // index_format.SLOT_SIZE
+            for entry_id, number in index_format.iterate_slots(data, first_entry_id):
+                log_id, body_offset = entry_log_format.split_location(number)
+                yield {"row": "slot", "entry": entry_id, "log": log_id, "offset": body_offset}
+            offset += len(data)
+
+
+def ledger_rows(disk: Disk, path: str) -> Iterator[Row]:
+    """A row "ledger" for each index file below a directory: its header, and how many entries it has."""
+    for ledger_id, file_path in index_files_of(disk, path):
+        row: Row = {"row": "ledger", "ledger": ledger_id, "path": file_path, "entries": 0, "last_entry": None}
+        try:
+            for each in index_rows(disk, file_path):
+                if each["row"] == "file":
+                    row |= {name: value for name, value in each.items() if name not in ("row", "path", "ledger")}
+                else:
+                    row["entries"] += 1
+                    row["last_entry"] = each["entry"]
+        except CorruptRecord as error:
+            row["problem"] = str(error)
+        yield row
+
+
+def mark_rows(disk: Disk, path: str) -> Iterator[Row]:
+    """A row "mark" for a mark file, or for each one in a directory."""
+    if not disk.is_directory(path):
+        yield _mark_row(disk, path)
+        return
+    directory = current_of(disk, path)
+    for name in disk.list(directory):
+        if log_mark_format.parse_file_name(name) is not None:
+            yield _mark_row(disk, os.path.join(directory, name))
+
+
+def _mark_row(disk: Disk, path: str) -> Row:
+    data = disk.read_bytes(path)
+    mark = log_mark_format.parse(data)
+    row: Row = {"row": "mark", "path": path}
+    if mark is None:
+        return row | {"problem": f"not a mark: {len(data)} bytes, {data[: log_mark_format.SIZE].hex()}"}
+    name = journal_format.file_name(mark.journal_id)
+    return row | {"journal": mark.journal_id, "journal_file": name, "offset": mark.offset}
+
+
+def cookie_row(disk: Disk, path: str) -> Row:
+    """The cookie of a `VERSION` file, or of a directory. Raises CorruptRecord, FileNotFoundError."""
+    if disk.is_directory(path):
+        path = os.path.join(current_of(disk, path), cookie.FILE_NAME)
+    found = cookie.parse(disk.read_bytes(path), path=path)
+    return {
+        "row": "cookie",
+        "path": path,
+        "layout": found.layout,
+        "bookie": found.bookie,
+        "journal_directories": found.journal_directories.split(","),
+        "ledger_directories": list(found.ledger_directories),
+        "index_directories": None if found.index_directories is None else list(found.index_directories),
+        "instance_id": found.instance_id,
+    }
+
+
+def directory_rows(disk: Disk, path: str) -> Iterator[Row]:
+    """What stands in one of a bookie's directories: a row "item" each, then a row "finding" for each thing amiss.
+
+    Headers are read, records are not: `journal_rows` and `entry_log_rows` do that.
+    """
+    directory = current_of(disk, path)
+    for name in disk.list(directory):
+        row: Row = {"row": "item", "name": name, "kind": "unknown"}
+        try:
+            row |= _item(disk, os.path.join(directory, name), name)
+        except CorruptRecord as error:
+            row["problem"] = str(error)
+        if row["kind"] != "index directory":
+            yield row
+    ledgers = list(ledger_rows(disk, directory))
+    if ledgers:
+        fenced = sum(bool(row.get("is_fenced")) for row in ledgers)
+        entries = sum(row["entries"] for row in ledgers)
+        detail = f"{len(ledgers):,} ledgers, {fenced:,} fenced, {entries:,} entries"
+        yield {"row": "item", "name": "*/*/*.idx", "kind": "index", "detail": detail}
+    for row in ledgers:
+        if "problem" in row:
+            yield {"row": "finding", "problem": row["problem"]}
+    yield from _findings(disk, directory)
+
+
+def _item(disk: Disk, path: str, name: str) -> Row:
+    """Kind, size and detail of one name in `current`."""
+    if disk.is_directory(path):
+        if name in _ROCKSDB:
+            return {"kind": "rocksdb", "detail": f"Apache's DbLedgerStorage: {_ROCKSDB[name]}"}
+        if name.endswith(_ASIDE):
+            return {"kind": "put aside", "detail": "the old index; bk bookie convert --discard-old removes it"}
+        return {"kind": "index directory" if len(name) <= 2 else "unknown"}
+    with closing(disk.open(path, "r")) as file:
+        size = file.size()
+        first = file.pread(index_format.HEADER_SIZE, 0)
+    if journal_format.parse_file_name(name) is not None:
+        version, _ = journal_format.parse_header(first, size, path=path)
+        return {"kind": "journal", "size": size, "detail": f"version {version}"}
+    if entry_log_format.parse_file_name(name) is not None:
+        header = entry_log_format.parse_header(first, path=path)
+        if header is None:
+            return {"kind": "entry log", "size": size, "detail": "empty"}
+        return {"kind": "entry log", "size": size, "detail": "closed" if header.map_offset else "open"}
+    compacted = entry_log_format.parse_compacted_name(name)
+    if compacted is not None:
+        detail = "being written" if compacted[1] is None else f"replaces log {compacted[1]}"
+        return {"kind": "compaction", "size": size, "detail": detail}
+    if log_mark_format.parse_file_name(name) is not None:
+        row = _mark_row(disk, path)
+        detail = f"{row['journal_file']} at {row['offset']:,}" if "journal" in row else row["problem"]
+        return {"kind": "mark", "size": size, "detail": detail}
+    if name == cookie.EMPTYING:
+        return {"kind": "format", "size": size, "detail": "it is being emptied: repeat bk bookie format"}
+    if name == cookie.FILE_NAME:
+        found = cookie.parse(first if size <= len(first) else disk.read_bytes(path), path=path)
+        return {"kind": "cookie", "size": size, "detail": f"bookie {found.bookie}, instance {found.instance_id}"}
+    if name == "lastId":
+        return {"kind": "last log id", "size": size, "detail": str(entry_log_format.parse_last_id(first))}
+    if name == "DIRTY":
+        return {"kind": "dirty", "size": size, "detail": "running, or not stopped in an orderly way"}
+    if name in _ROCKSDB:
+        return {"kind": "guard", "size": size, "detail": "keeps Apache's bookie from making an empty database here"}
+    if name == HELD:
+        return {"kind": "flag", "size": size, "detail": "compaction is suspended: bk bookie gc --resume"}
+    if name == "CONVERSION":
+        return {"kind": "conversion", "size": size, "detail": "it was interrupted: repeat bk bookie convert"}
+    if name == catalog_format.FILE_NAME:
+        return {"kind": "catalog", "size": size, "detail": "which index files there are, and their checksums"}
+    if name == journal_place.FILE_NAME:
+        place = journal_place.parse(first)
+        detail = "damaged; the next start writes it again" if place is None else f"journal {place[0] + 1} of {place[1]}"
+        return {"kind": "journal place", "size": size, "detail": detail}
+    if name == quarantine_format.FILE_NAME:
+        _, removals = quarantine_format.parse(disk.read_bytes(path), path=path)
+        return {"kind": "removed ledgers", "size": size, "detail": f"{len(removals):,} in quarantine or deleted"}
+    if name == scrub_format.FILE_NAME:
+        _, progress = scrub_format.parse(disk.read_bytes(path), path=path)
+        damaged = sum(each.entry_count for each in progress.findings)
+        detail = f"pass {progress.number:,}, {damaged:,} damaged entries known"
+        return {"kind": "scrub", "size": size, "detail": detail}
+    if name == status_format.FILE_NAME:
+        held = ", held by an operator" if status_format.parse(first, path=path).is_held else ""
+        return {"kind": "status", "size": size, "detail": f"{first.decode().strip()}{held}"}
+    return {"kind": "unknown", "size": size}
+
+
+def _findings(disk: Disk, directory: str) -> Iterator[Row]:
+    """What does not fit together, as far as one directory can tell."""
+    names = disk.list(directory)
+    if cookie.EMPTYING in names:
+        yield {"row": "finding", "problem": f"{directory} is being emptied: repeat bk bookie format"}
+    elif cookie.FILE_NAME not in names:
+        yield {"row": "finding", "problem": f"{directory} has no {cookie.FILE_NAME}: it is new, or was wiped"}
+    for name in names:
+        if name.endswith(".txn") and journal_format.parse_file_name(name) is None:
+            yield {"row": "finding", "problem": f"{name} is not hexadecimal: Apache's bookie does not start with it"}
+    ids = [journal_id for journal_id, _ in journals_of(disk, directory)]
+    for before, after in pairwise(ids):
+        if after != before + 1:
+            gap = f"between {journal_format.file_name(before)} and {journal_format.file_name(after)}"
+            yield {"row": "finding", "problem": f"journals are missing {gap}"}
+    for row in mark_rows(disk, directory):
+        if "problem" in row:
+            yield {"row": "finding", "problem": f"{os.path.basename(row['path'])} is {row['problem']}"}
+        elif ids and row["journal"] > 0 and row["journal"] not in ids:
+            yield {"row": "finding", "problem": f"the mark names {row['journal_file']}, which is not here"}
+    for relative in _walk(disk, directory):
+        if index_format.parse_relocating_path(relative) is not None:
+            yield {"row": "finding", "problem": f"{relative} was on its way to another directory"}
+        elif relative.endswith(".idx") and index_format.parse_path(relative) is None:
+            yield {"row": "finding", "problem": f"{relative} is not where an index file of that name belongs"}
+
+
+def is_damaged(row: Row) -> bool:
+    """Whether a row tells of damage, rather than of the traces of a crash."""
+    if row["row"] == "end":
+        return row["state"] == EndKind.CORRUPT.value or "next_record" in row
+    return "problem" in row

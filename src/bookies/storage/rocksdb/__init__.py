@@ -1,0 +1,1 @@
+"""Apache's RocksDB index (DbLedgerStorage): inspection and conversion."""

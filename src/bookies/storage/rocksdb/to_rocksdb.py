@@ -1,0 +1,264 @@
+"""From index files to RocksDB databases, as Apache's DbLedgerStorage keeps them. See `conversion`.
+
+A ledger belongs to one directory there, with all its entries, while our entry logs take entries of any ledger. So a log
+gets a second name in every other directory that has ledgers in it: a hard link, or a copy on another file system. What
+a directory's bookie finds in a log of ledgers that are not its own it takes for garbage, and compacts away.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+
+from bookies.config import BookieConfig
+from bookies.errors import StorageError
+from bookies.runtime.ports import Disk
+from bookies.storage.disks.durable_files import remove, sync_all, sync_directory
+from bookies.storage.entry_log.entry_log_format import file_name
+from bookies.storage.entry_log.log_usage import find_logs
+from bookies.storage.index import catalog_format, index_format
+from bookies.storage.index.index_files import find_index_files
+from bookies.storage.index.index_format import SLOT_SIZE, IndexHeader
+from bookies.storage.rocksdb import rocksdb_format
+from bookies.storage.rocksdb.conversion import ASIDE, BUILDING, INDEX_ASIDE, ROCKSDB, Conversion, Progress, Step
+from bookies.storage.rocksdb.conversion_check import (
+    Fingerprint,
+    RecordCheck,
+    Survey,
+    by_ledger,
+    fingerprint,
+    runs_of_file,
+)
+from bookies.storage.rocksdb.rocksdb_format import Databases, Run, Writer
+
+PUT_COUNT = 10_000  # keys put at once
+ENTRY_SIZE = 32  # bytes of a location in a database, about
+LEDGER_SIZE = 128
+COPY_SIZE = 1 << 20  # bytes
+
+
+class ToRocks(Conversion):
+    """`links` are logs, each with its own id, that a directory gets too."""
+
+    target = ROCKSDB
+
+    def __init__(self, disk: Disk, databases: Databases, config: BookieConfig, on_progress: Progress) -> None:
+        super().__init__(disk, databases, config, on_progress)
+        self._paths: dict[int, str] = {}  # ledger id to index file
+        self._logs: dict[int, str] = {}
+        self._needed: list[dict[int, None]] = [{} for _ in self._ledgers]  # of each directory the logs it needs
+
+    def _check_source(self) -> None:
+        for directory in self._indexes:
+            for path in rocksdb_format.paths_in(directory):
+                if self._databases.exists(path):
+                    raise StorageError(f"{path} is a RocksDB database already: there is nothing to convert")
+        self._check_nothing_aside()
+        if not self._directories.was_clean:
+            raise StorageError(
+                f"{self._ledgers[0]}: the bookie runs, or did not stop in an orderly way, so its journal has what the "
+                "index does not. Nothing was changed. Start and stop it, or let bk bookie repair replay the journal"
+            )
+
+    def _survey(self) -> Survey:
+        survey = Survey()
+        self._logs = find_logs(self._disk, self._ledgers)
+        self._paths = paths = find_index_files(self._disk, self._indexes)
+        survey.problems = self._holes()
+        check = RecordCheck(self._disk, self._logs)
+        try:
+            for ledger_id in sorted(paths):
+                survey.headers[ledger_id] = self._header_of(paths[ledger_id])
+                runs = self._checked(ledger_id, check, survey)
+                survey.fingerprints[ledger_id] = fingerprint(runs, self._page_size)
+        finally:
+            check.close()
+        return survey
+
+    def _holes(self) -> list[str]:
+        path = posixpath.join(self._indexes[0], catalog_format.FILE_NAME)
+        if not self._disk.exists(path):
+            return []
+        return catalog_format.parse(self._disk.read_bytes(path), self._page_size).holes
+
+    def _header_of(self, path: str) -> IndexHeader:
+        file = self._disk.open(path, "r")
+        try:
+            return index_format.parse_header(file.pread(index_format.HEADER_SIZE, 0), path=path)
+        finally:
+            file.close()
+
+    def _checked(self, ledger_id: int, check: RecordCheck, survey: Survey) -> Iterator[Run]:
+        needed = self._needed[rocksdb_format.directory_of(ledger_id, len(self._needed))]
+        for run in runs_of_file(self._disk, ledger_id, self._paths[ledger_id]):
+            if wrong := check.wrong(run):
+                survey.add_damaged(ledger_id, wrong)
+            survey.entries += len(run.entry_ids)
+            self._on_progress("looked up", survey.entries)
+            prefix = b""
+            for at in range(0, len(run.slots), SLOT_SIZE):
+                if run.slots[at : at + 4] != prefix:
+                    prefix = run.slots[at : at + 4]
+                    needed[int.from_bytes(prefix, "big")] = None
+            yield run
+
+    def _room_needed(self, survey: Survey) -> list[tuple[str, int]]:
+        needed = []
+        for ledger_id in survey.headers:
+            count = survey.fingerprints[ledger_id].count
+            place = self._indexes[rocksdb_format.directory_of(ledger_id, len(self._indexes))]
+            needed.append((place, LEDGER_SIZE + count * ENTRY_SIZE))
+        for number, log_id, _ in self._links(survey):
+            source, target = self._logs[log_id], self._ledgers[number]
+            if self._disk.device(posixpath.dirname(source)) == self._disk.device(target):
+                survey.logs_linked += 1
+                continue
+            file = self._disk.open(source, "r")
+            needed.append((target, file.size()))
+            survey.logs_copied += 1
+            survey.copied_size += file.size()
+            file.close()
+        return needed
+
+    def _links(self, survey: Survey) -> list[tuple[int, int, int]]:
+        """Logs by the directories that need them and have them not."""
+        found = []
+        for number, needed in enumerate(self._needed):
+            for log_id in sorted(needed):
+                path = self._logs.get(log_id)
+                if path is not None and posixpath.dirname(path) != self._ledgers[number]:
+                    own = posixpath.join(self._ledgers[number], file_name(log_id))
+                    if self._disk.exists(own):
+                        raise StorageError(f"{own} and {path} have the same id, so it is not known which counts")
+                    found.append((number, log_id, log_id))
+        return found
+
+    def _link(self, step: Step) -> None:
+        for number, log_id, _ in step.links:
+            source, target = self._logs[log_id], posixpath.join(self._ledgers[number], file_name(log_id))
+            try:
+                self._disk.link(source, target)
+            except OSError:  # another file system
+                _copy(self._disk, source, target)
+        for directory in dict.fromkeys(self._ledgers[number] for number, _, _ in step.links):
+            sync_directory(self._disk, directory)
+
+    # -- build ---------------------------------------------------------------------------------------------------
+    def _build(self, survey: Survey, step: Step) -> None:
+        entries = 0
+        for number, directory in enumerate(self._indexes):
+            locations, ledgers = (path + BUILDING for path in rocksdb_format.paths_in(directory))
+            own = [each for each in survey.headers if rocksdb_format.directory_of(each, len(self._indexes)) == number]
+            writer = self._databases.create(locations, is_large=True)
+            try:
+                entries = self._write_locations(writer, own, entries)
+                writer.finish()
+            except BaseException:
+                writer.close()
+                raise
+            writer = self._databases.create(ledgers, is_large=False)
+            try:
+                keys = [rocksdb_format.pack_key(each) for each in own]
+                values = [rocksdb_format.pack_ledger_data(survey.headers[each]) for each in own]
+                if survey.problems and number == 0:
+                    keys.append(rocksdb_format.pack_key(rocksdb_format.FLAGS_LEDGER_ID))
+                    values.append(rocksdb_format.NEEDS_INTEGRITY_CHECK.to_bytes(8, "big"))
+                writer.put(keys, values)
+                writer.finish()
+            except BaseException:
+                writer.close()
+                raise
+
+    def _write_locations(self, writer: Writer, ledger_ids: list[int], entries: int) -> int:
+        """Those of these ledgers; `entries` and how many they are."""
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        for ledger_id in ledger_ids:
+            for run in runs_of_file(self._disk, ledger_id, self._paths[ledger_id]):
+                keys += rocksdb_format.entry_keys(ledger_id, run.entry_ids)
+                values += [run.slots[at : at + SLOT_SIZE] for at in range(0, len(run.slots), SLOT_SIZE)]
+                if len(keys) >= PUT_COUNT:
+                    writer.put(keys, values)
+                    entries += len(keys)
+                    keys, values = [], []
+                    self._on_progress("written", entries)
+        writer.put(keys, values)
+        return entries + len(keys)
+
+    def _expected(self, survey: Survey) -> dict[int, tuple[Fingerprint, IndexHeader]]:
+        # What the state bits of an index file tell beyond a ledger's data is no more than "uncertain".
+        return {
+            each: (
+                survey.fingerprints[each],
+                rocksdb_format.parse_ledger_data(rocksdb_format.pack_ledger_data(header), "", each),
+            )
+            for each, header in survey.headers.items()
+        }
+
+    def _built(self) -> Iterator[tuple[int, Fingerprint, IndexHeader]]:
+        nothing = fingerprint([], self._page_size)
+        for directory in self._indexes:
+            locations, ledgers = (path + BUILDING for path in rocksdb_format.paths_in(directory))
+            reader = self._databases.read(ledgers, is_exact=True)
+            try:
+                headers = rocksdb_format.ledgers_of(reader, ledgers)
+            finally:
+                reader.close()
+            reader = self._databases.read(locations, is_exact=True)
+            try:
+                for ledger_id, runs in by_ledger(rocksdb_format.runs_of(reader, locations)):
+                    if ledger_id not in headers:
+                        raise StorageError("it has locations, but no data", ledger_id=ledger_id)
+                    yield ledger_id, fingerprint(runs, self._page_size), headers.pop(ledger_id)
+            finally:
+                reader.close()
+            for ledger_id, header in headers.items():
+                yield ledger_id, nothing, header
+
+    # -- switch --------------------------------------------------------------------------------------------------
+    def _switch(self, step: Step) -> None:
+        for directory in self._indexes:
+            for path in rocksdb_format.paths_in(directory):
+                if self._databases.exists(path + BUILDING):
+                    if self._disk.exists(path):
+                        self._disk.unlink(path)  # what kept Apache's bookie out
+                    self._disk.rename(path + BUILDING, path)
+            sync_directory(self._disk, directory)
+        for directory in self._indexes:
+            kept = posixpath.join(directory, INDEX_ASIDE)
+            moves = [
+                (posixpath.join(directory, name), posixpath.join(kept, name)) for name in self._index_names(directory)
+            ]
+            places = list(dict.fromkeys((posixpath.dirname(old), posixpath.dirname(new)) for old, new in moves))
+            for _, place in places:
+                self._disk.make_directories(place)
+            for old, new in moves:
+                self._disk.rename(old, new)
+            for old, new in places:
+                sync_directory(self._disk, new)
+                sync_directory(self._disk, old)
+            summaries = posixpath.join(directory, rocksdb_format.LOG_SUMMARIES)
+            if self._databases.exists(summaries):
+                self._disk.rename(summaries, summaries + ASIDE)
+                sync_directory(self._disk, directory)
+
+
+def _copy(disk: Disk, source: str, target: str) -> None:
+    """A copy that has its name only when it is whole and durable. Raises: DiskFull, OSError."""
+    temporary = target + BUILDING
+    try:
+        reading, writing = disk.open(source, "r"), disk.open(temporary, "w+")
+        try:
+            writing.truncate(0)
+            offset = 0
+            while data := reading.pread(COPY_SIZE, offset):
+                writing.pwrite(data, offset)
+                offset += len(data)
+            sync_all(writing)
+        finally:
+            reading.close()
+            writing.close()
+        disk.rename(temporary, target)
+    except BaseException:
+        remove(disk, temporary)
+        raise

@@ -1,0 +1,369 @@
+"""What a bookie sees of its disks: writes (`store_writes`), reads (`store_reads`), and here start, stop and state.
+
+An entry's way: checked against its ledger (key, fence), inserted into the write cache, queued for the journal, answered
+when its group is synced; later flushed to an entry log, its slot set in the index, and forgotten by the journal after a
+checkpoint.
+
+After a failure that leaves the truth on the device unknown nobody is answered, nothing is written, and `on_fatal` is
+called (R-15).
+
+Everything here is owned by the loop's thread. Workers get immutable buffers, and bring results back through futures.
+
+Source: storage 9.5, 9.6.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+from bookies.config import BookieConfig
+from bookies.errors import DataUnknown, DiskFull, LedgerUnknownToBookie, ReadFailed, StorageError
+from bookies.runtime.ports import Runtime
+from bookies.storage.disks.directories import Directories
+from bookies.storage.engine import StorageParts, open_storage
+from bookies.storage.engine.opening import open_journals
+from bookies.storage.engine.store_reads import StoreReads
+from bookies.storage.engine.store_writes import StoreWrites
+from bookies.storage.gc import CollectionLoop
+from bookies.storage.gc.deleted_ledgers import LedgerRecords
+from bookies.storage.index.index_format import IndexHeader
+from bookies.storage.offline.offline_bookie import kept_page_size
+from bookies.storage.scrub import Scrubber
+
+JOURNAL_RETRY_S = 5.0  # between attempts to begin a journal whose disk has no room
+STOP_S = 60.0  # an orderly stop waits so long for its last checkpoint
+
+
+class LedgerStore(StoreWrites, StoreReads):
+    """The storage of one bookie. All calls on the loop's thread.
+
+    `on_fatal` is called at most once, when the storage can answer nobody any more; the process should end. Until
+    `start` has returned only `abort` may be called.
+    """
+
+    def __init__(self, runtime: Runtime, config: BookieConfig, on_fatal: Callable[[BaseException], None]) -> None:
+        super().__init__(runtime, config)
+        self._on_fatal = on_fatal
+        self._running: list[asyncio.Task[None]] = []
+        self.collector: CollectionLoop | None = None
+        self._collecting: asyncio.Task[None] | None = None
+        self.scrubber: Scrubber | None = None
+        self._scrubbing: asyncio.Task[None] | None = None
+        self._was_writable = True
+        self._mode_callbacks: list[Callable[[], None]] = []
+        self._uncongested_callbacks: list[Callable[[], None]] = []
+
+    # -- start and stop ------------------------------------------------------------------------------------------
+    async def start(self) -> None:
+        """Lock the directories, replay, checkpoint, and serve.
+
+        Raises: DirectoryInUse; CorruptRecord and other StorageError, OSError, with nothing left behind.
+        """
+        assert self._parts is None
+        try:
+            await self._keep_page_size()
+            self._parts = parts = StorageParts(self._runtime, self._config, self._changed, self._fail)
+            self._running.append(parts.checkpointer.start(self._tasks))
+            await open_storage(parts, self._events)
+            await parts.disks.measure(parts.checkpointer.worker)
+            self._running.append(parts.checkpointer.serve(self._tasks, parts.journals))
+            for journal in parts.journals:
+                journal.on_short = parts.disks.look_now
+            self._misses_journal = not all(journal.is_open for journal in parts.journals)
+            if self._misses_journal:
+                self._events.error("storage.journals_wait", reason=self.read_only_reason)
+                self._running.append(self._tasks.start(self._open_journals(parts), "journals without room"))
+            self._running.append(self._tasks.start(parts.disks.run(parts.checkpointer.worker), "disk watch"))
+            self._running.append(self._tasks.start(parts.rebuilder.run(), "index rebuild"))
+        except BaseException:
+            self.abort()
+            raise
+        self._was_writable = self.is_writable
+
+    async def _keep_page_size(self) -> None:
+        """Checksums are of pages as they were when the first was written; another setting is for new bookies."""
+        worker = self._runtime.workers.start("look")
+        try:
+            indexes = Directories(self._runtime.disk, self._config).indexes
+            found = await worker.run(kept_page_size, self._runtime.disk, indexes)
+        finally:
+            worker.close()
+        if found is not None and found != self._config.index_page_size:
+            self._events.info("storage.page_size_kept", found=found, setting=self._config.index_page_size)
+            self._config = dataclasses.replace(self._config, index_page_size=found)
+
+    async def _open_journals(self, parts: StorageParts) -> None:
+        """Until there was room for the checkpoint of the start, and for the first file of each journal."""
+        while self._misses_journal:
+            await asyncio.sleep(JOURNAL_RETRY_S)
+            if not parts.is_covered:
+                with contextlib.suppress(DiskFull):
+                    await parts.checkpointer.checkpoint()
+                    parts.is_covered = True
+            self._misses_journal = not (parts.is_covered and await open_journals(parts))
+        self._events.info("storage.journals_opened")
+        await parts.disks.measure(parts.checkpointer.worker)
+        self._changed()
+
+    def collect(self, records: LedgerRecords, bookie: str, instance_id: str | None = None) -> None:
+        """Give back the space of ledgers that are deleted, from now on. `records`: the metadata store.
+
+        `instance_id`: of the cluster that the bookie belongs to, if it is known.
+        """
+        assert self.collector is None
+        parts = self._open()
+        parts.removals.on_deleted = lambda ledger_id: self._watchers.wake(ledger_id, None)
+        self.collector = CollectionLoop(parts.runtime, self._config, parts, records, bookie, instance_id)
+        self._collecting = self._tasks.start(self.collector.run(), "garbage collection")
+        self._running.append(self._collecting)
+
+    def scrub(self, records: LedgerRecords) -> None:
+        """Verify what is stored, once per period, from now on. `records`: the metadata store."""
+        assert self.scrubber is None
+        parts = self._open()
+        self.scrubber = Scrubber(parts.runtime, self._config, parts, records, self.collector, self._wait_calm)
+        self._scrubbing = self._tasks.start(self.scrubber.run(), "scrub")
+        self._running.append(self._scrubbing)
+
+    async def stop(self) -> None:
+        """Flush, checkpoint, and let go of everything. Idempotent. After a failure: as `abort`.
+
+        Raises what prevented the last checkpoint; the journals still have everything then.
+        """
+        parts = self._parts
+        if parts is None or self._failure is not None:
+            self.abort()
+            return
+        self._is_stopping = True
+        try:
+            background = [task for task in (self._collecting, self._scrubbing) if task is not None]
+            for task in background:
+                task.cancel()
+            if background:
+                await asyncio.wait(background)
+            async with asyncio.timeout(STOP_S):
+                for journal in parts.journals:
+                    await journal.wait_idle()
+                await parts.checkpointer.checkpoint()
+                await parts.checkpointer.seal()
+                for journal in parts.journals:
+                    await journal.discard_spares()
+                good = parts.health.good(parts.directories.ledgers)
+                await parts.checkpointer.worker.run(parts.directories.mark_clean, good)
+            await self._tasks.stop()
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Let go of files, workers and locks; the directories stay as they are. Idempotent."""
+        self._is_stopping = True
+        for task in self._running:
+            task.cancel()
+        self._running.clear()
+        parts, self._parts = self._parts, None
+        if parts is not None:
+            if self.scrubber is not None:
+                self.scrubber.close()
+            if self.collector is not None:
+                self.collector.close()
+            parts.checkpointer.abort(self._failure or StorageError("the storage was stopped"))
+            parts.close()
+
+    def _fail(self, error: BaseException) -> None:
+        """The truth about the disks is unknown from here on."""
+        if self._failure is None and self._parts is not None:
+            self._failure = error
+            self._parts.checkpointer.abort(error)
+            self._events.error("storage.failed", error=error)
+            self._on_fatal(error)
+
+    # -- watching ------------------------------------------------------------------------------------------------
+    def watch_lac(self, ledger_id: int, previous_lac: int, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back once, on the loop, when the LAC is above `previous_lac` or the ledger is fenced; to cancel, call.
+
+        The caller has asked for the LAC before; one that is above already calls back at once.
+        """
+        parts = self._open()
+        cancel = self._watchers.add(ledger_id, previous_lac, callback)
+        ledger = parts.index.get(ledger_id)
+        if ledger is not None and ledger.last_add_confirmed > previous_lac:
+            self._watchers.wake(ledger_id, ledger.last_add_confirmed)
+        return cancel
+
+    # -- state ---------------------------------------------------------------------------------------------------
+    @property
+    def is_writable(self) -> bool:
+        """Whether ordinary adds are taken: there is room, and flushes succeed."""
+        return (
+            self._parts is not None
+            and self._failure is None
+            and not self._parts.disks.is_full
+            and not self._parts.checkpointer.is_failing
+            and not self._misses_journal
+        )
+
+    @property
+    def takes_priority(self) -> bool:
+        """Whether adds of recoveries are taken: the last of the room is for replay, deletion and compaction."""
+        return self._parts is not None and self._parts.disks.has_priority_room and not self._misses_journal
+
+    @property
+    def read_only_reason(self) -> str:
+        """Why ordinary adds are not taken, and what ends that; empty while they are."""
+        if self.is_writable:
+            return ""
+        parts = self._parts
+        if parts is None or self._failure is not None:
+            return f"the storage {'has failed: ' + str(self._failure) if self._failure else 'is not running'}"
+        if self._misses_journal:
+            missing = "a checkpoint" if not parts.is_covered else "a journal file"
+            return f"there is no room for {missing}; free some, and it is made within seconds"
+        return parts.disks.full_reason or f"entries cannot be flushed: {parts.checkpointer.problem}; tried every second"
+
+    def on_mode_change(self, callback: Callable[[], None]) -> None:
+        """`callback()` whenever `is_writable` has changed."""
+        self._mode_callbacks.append(callback)
+
+    @property
+    def is_congested(self) -> bool:
+        """Both halves of the write cache are full: read no more requests from the sockets for now."""
+        return self._parts is not None and self._parts.cache.is_congested
+
+    def when_uncongested(self, callback: Callable[[], None]) -> None:
+        """`callback()` once, when there is room again."""
+        if self.is_congested:
+            self._uncongested_callbacks.append(callback)
+        else:
+            asyncio.get_running_loop().call_soon(callback)
+
+    async def _wait_calm(self) -> None:
+        """Return when the bookie is not congested."""
+        while self.is_congested:
+            calm = asyncio.Event()
+            self.when_uncongested(calm.set)
+            await calm.wait()
+
+    def _changed(self) -> None:
+        """Room was made, a directory has failed, or the mode may have changed."""
+        if self._parts is not None and self._parts.health.has_news and not self._is_stopping:
+            reacting = self._parts.failover.react(self._parts.checkpointer.worker)
+            self._tasks.start(self._react(reacting), "giving up a directory")
+        if self.collector is not None and self._parts is not None:
+            self.collector.disks_changed()
+        if not self.is_congested:
+            callbacks, self._uncongested_callbacks = self._uncongested_callbacks, []
+            for callback in callbacks:
+                callback()
+        if self.is_writable != self._was_writable:
+            self._was_writable = self.is_writable
+            for callback in self._mode_callbacks:
+                callback()
+
+    async def _react(self, reacting: Awaitable[None]) -> None:
+        """What cannot be done now is done when it is needed: nothing is durable before."""
+        try:
+            await reacting
+        except (OSError, StorageError) as error:
+            self._events.error("storage.failover_failed", error=error)
+
+    @property
+    def has_unknown_ledgers(self) -> bool:
+        """A part of a journal was lost: there may be ledgers here of which nothing is known any more."""
+        return bool(self._open().index.catalog.holes)
+
+    async def settle_unknown_ledgers(self, ledger_ids: Iterable[int]) -> int:
+        """These ledgers may have had something here, others have not; how many of them were not known.
+
+        From now on only they are uncertain. Durable on return. Raises: StorageError, OSError.
+        """
+        parts = self._open()
+        unknown = [ledger_id for ledger_id in ledger_ids if not parts.index.is_known(ledger_id)]
+        for ledger_id in unknown:
+            parts.index.create(ledger_id, IndexHeader(b""))
+        await parts.checkpointer.checkpoint()
+        parts.index.catalog.settle_holes()
+        await parts.checkpointer.checkpoint()
+        return len(unknown)
+
+    async def repair(self) -> dict[str, int]:
+        """Read every index file to its end, and build again what is damaged; counts of ledgers.
+
+        Raises: StorageError, OSError.
+        """
+        parts = self._open()
+        uncertain, ledger_ids = 0, sorted(parts.index.ledger_ids())
+        for ledger_id in ledger_ids:
+            with contextlib.suppress(DataUnknown, ReadFailed, LedgerUnknownToBookie):
+                await self.list_entries(ledger_id)
+        await parts.rebuilder.wait_idle()
+        for ledger_id in ledger_ids:
+            with contextlib.suppress(LedgerUnknownToBookie):  # It was deleted meanwhile.
+                uncertain += (await parts.index.load(ledger_id)).header.is_uncertain
+        return {"ledgers": len(ledger_ids), "uncertain": uncertain, "rebuilt": parts.rebuilder.count}
+
+    def ledger_ids(self) -> Iterator[int]:
+        """Every ledger of which anything is stored, in no particular order."""
+        return self._open().index.ledger_ids()
+
+    def usage(self) -> tuple[int, int]:
+        """(total, free) bytes of the ledger directories' file systems, each counted once, as last measured."""
+        return self._open().disks.space.totals()
+
+    def disk_status(self) -> dict[str, object]:
+        """Every directory in a sentence, and whether the bookie takes ordinary adds."""
+        parts = self._open()
+        directories = {
+            path: f"{each.usable:,} of {each.total:,} bytes usable"
+            + (", full" if each.is_full else ", almost full" if each.is_almost_full else "")
+            for path, each in parts.disks.space.spaces.items()
+        }
+        failed = {path: f"failed: {reason}" for path, reason in parts.health.failed.items()}
+        return {
+            "mode": "writable" if self.is_writable else "read-only",
+            "reason": self.read_only_reason or None,
+            "recoveries": "taken" if self.takes_priority else "refused",
+            "directory": directories | failed,
+        }
+
+    async def checkpoint(self) -> None:
+        """Flush and checkpoint now. Raises what prevented it; nothing is lost then."""
+        await self._open().checkpointer.checkpoint()
+
+    @property
+    def was_clean(self) -> bool:
+        """Whether the life before this one had an orderly stop, or there was none."""
+        return self._open().directories.was_clean
+
+    def stats(self) -> dict[str, int]:
+        """Counters and gauges since the start; sizes in bytes."""
+        parts = self._open()
+        total, free = parts.disks.space.totals()
+        return {
+            "entries_added": self._entry_count,
+            "journal_groups": sum(journal.group_count for journal in parts.journals),
+            "journal_size": sum(journal.size for journal in parts.journals),
+            "journal_slow_groups": sum(journal.slowness.group_count for journal in parts.journals),
+            "journal_last_ms": max(journal.slowness.last_ms for journal in parts.journals),
+            "journal_queued_size": sum(journal.queued_size for journal in parts.journals),
+            "write_cache_size": parts.cache.size,
+            "index_dirty_size": parts.index.cache.dirty_size,
+            "index_clean_size": parts.index.cache.clean_size,
+            "flushes": parts.checkpointer.flush_count,
+            "checkpoints": parts.checkpointer.checkpoint_count,
+            "replayed_entries": parts.report.entry_count,
+            "disk_total": total,
+            "disk_free": free,
+            "disks_full": len(parts.disks.space.full),
+            "directories_failed": len(parts.health.failed),
+            "index_files_stray": parts.index.stray_count,
+        } | (self.scrubber.gauges() if self.scrubber is not None else {})
+
+    def __repr__(self) -> str:
+        parts = self._parts
+        if parts is None:
+            return "<LedgerStore closed>"
+        state = "failed" if self._failure else "writable" if self.is_writable else "read-only"
+        return f"<LedgerStore {state} cache={parts.cache.size:,} checkpoints={parts.checkpointer.checkpoint_count}>"

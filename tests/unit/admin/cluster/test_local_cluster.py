@@ -1,0 +1,42 @@
+"""Which metadata store a local cluster has; what its processes do is in tests/live."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+
+import pytest
+
+from bookies.admin.cluster import LocalCluster
+from bookies.admin.shared.common import metadata_uri
+from bookies.errors import ConfigError
+
+ELSEWHERE = "zk://zk1:2181/ledgers"
+
+
+def test_a_cluster_keeps_to_its_store(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BK_METADATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    directory, nothing = tmp_path / "bk-data", argparse.Namespace()
+    directory.mkdir()
+    assert metadata_uri(nothing) == LocalCluster(directory).metadata_uri == f"file:{directory}/metadata"
+    made = LocalCluster(directory, metadata_uri=ELSEWHERE)
+    (directory / "cluster.json").write_text(json.dumps(made.describe()))
+    assert LocalCluster(directory).metadata_uri == LocalCluster(directory, metadata_uri=ELSEWHERE).metadata_uri
+    assert metadata_uri(nothing) == ELSEWHERE
+    with pytest.raises(ConfigError, match="belong to the cluster zk://zk1:2181/ledgers, not to etcd://e:2379/c"):
+        LocalCluster(directory, metadata_uri="etcd://e:2379/c")
+    with pytest.raises(ConfigError, match="a file of their own, or share a server"):
+        LocalCluster(tmp_path / "other", metadata_uri="file:/somewhere")
+
+
+def test_a_file_moves_with_its_directory(tmp_path: pathlib.Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    (before / "cluster.json").write_text(json.dumps(LocalCluster(before).describe()))
+    before.rename(after)
+    assert LocalCluster(after).metadata_uri == f"file:{after}/metadata"
+    (after / "cluster.json").write_text(json.dumps(LocalCluster(after).describe() | {"metadata": 7}))
+    with pytest.raises(ConfigError, match="is damaged"):
+        LocalCluster(after)

@@ -1,0 +1,48 @@
+"""Which ledgers a bookie may have made promises about, as the metadata tells."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, cast
+
+from bookies.bookie.unknown_ledgers import settle_unknown_ledgers
+from bookies.metadata.embedded import MemoryDriver
+from bookies.metadata.embedded.memory import MemoryStore
+from bookies.model import BookieId, LedgerMetadata
+from bookies.runtime import aio
+from bookies.runtime.events import Events
+
+B1, B2 = BookieId("b1"), BookieId("b2")
+
+
+class FakeStore:
+    """Uncertain until it is told."""
+
+    settled: list[int] | None = None
+
+    @property
+    def has_unknown_ledgers(self) -> bool:
+        return self.settled is None
+
+    async def settle_unknown_ledgers(self, found: list[int]) -> int:
+        self.settled = found
+        return len(found)
+
+
+def test_a_record_that_cannot_be_read_may_name_the_bookie() -> None:
+    """It stays uncertain, and keeps no other ledger so."""
+    store = FakeStore()
+
+    async def main() -> None:
+        runtime, memory = aio.runtime(), MemoryStore("x")
+        driver = MemoryDriver(memory, runtime)
+        await driver.open()
+        await driver.initialize_cluster()
+        for ledger_id, bookie in ((1, B1), (2, B2), (3, B2)):
+            await driver.create_ledger(LedgerMetadata(ledger_id, 1, 1, 1, ((0, (bookie,)),)))
+        memory._ledgers[3] = dataclasses.replace(memory._ledgers[3], data=b"nonsense")
+        await settle_unknown_ledgers(cast(Any, store), driver, B1, Events("test", runtime.clock))
+        await driver.close()
+
+    aio.run(main())
+    assert store.settled == [1, 3]

@@ -1,0 +1,202 @@
+"""Many ledgers at a time: what each caller gets when requests are shared and something goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any
+
+import pytest
+from tests.fakes.zookeeper import Server, driven
+from tests.fakes.zookeeper_requests import NotedZooKeeper, settle
+
+from bookies.errors import LedgerExists, LedgerNotFound, VersionConflict
+from bookies.metadata.interface.driver import Versioned
+from bookies.metadata.zookeeper import ZooKeeperDriver
+from bookies.metadata.zookeeper.zk_nodes import ATTEMPTS_MAX
+from bookies.model import BookieId, LedgerMetadata, LedgerState
+from bookies.runtime import aio
+
+A, B = BookieId("bk-a:3181"), BookieId("bk-b:3181")
+COUNT = 16
+FIRST = 70_000  # not in the first list of spent ids, nor in a directory that is there
+
+
+class World:
+    def __init__(self) -> None:
+        self.server = Server("/ledgers")
+        self.zookeeper, self.driver = self.client()
+
+    def client(self) -> tuple[NotedZooKeeper, ZooKeeperDriver]:
+        zookeeper = NotedZooKeeper(self.server)
+        return zookeeper, ZooKeeperDriver("zk://fake/ledgers", zookeeper, aio.runtime(1), "/ledgers", lease_ms=2000)
+
+    async def create(self, ledger_ids: Iterable[int]) -> list[Any]:
+        """At once; what became of each."""
+        return await outcomes(self.driver.create_ledger(ledger(ledger_id)) for ledger_id in ledger_ids)
+
+    async def check(self, found: Iterable[Versioned]) -> None:
+        """Everybody knows the record as it is there."""
+        for each in found:
+            assert await self.driver.read_ledger(each.metadata.ledger_id) == each
+
+
+def ledger(ledger_id: int, **changes: Any) -> LedgerMetadata:
+    return LedgerMetadata(ledger_id, 2, 2, 1, ((0, (A, B)),), creator_token=ledger_id + 1, **changes)
+
+
+def closed(found: Versioned) -> LedgerMetadata:
+    return found.metadata.replace(state=LedgerState.CLOSED, last_entry_id=-1, length=0)
+
+
+async def outcomes(calls: Iterable[Awaitable[Any]]) -> list[Any]:
+    return await asyncio.gather(*calls, return_exceptions=True)
+
+
+def play(body: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        world = World()
+        await driven(world.driver, lambda: body(world))
+
+    asyncio.run(main())
+
+
+def test_requests_of_one_ledger_and_of_many() -> None:
+    """What a ledger costs: create and close, each one request, be it for one or for many at a time."""
+
+    async def body(world: World) -> None:
+        (warm,) = await world.create([FIRST])
+        assert warm.metadata.ctime_ms == world.server.nodes["/ledgers/00/0007/L0000"].ctime_ms
+        assert world.server.nodes["/ledgers/00/0007/L0000"].version == 0  # as Apache's
+        counts = world.driver.operations.total
+        made = await world.driver.create_ledger(ledger(FIRST + 1))
+        await world.driver.write_ledger(closed(made), made.version)
+        assert world.driver.operations.total == counts + 2
+        counts = world.driver.operations.total
+        many = await world.create(range(FIRST + 2, FIRST + 2 + COUNT))
+        assert world.driver.operations.total == counts + 1
+        written = await outcomes(world.driver.write_ledger(closed(each), each.version) for each in many)
+        assert world.driver.operations.total == counts + 2
+        await world.check(written)
+
+    play(body)
+
+
+@pytest.mark.parametrize("lost", ["lost_replies", "lost_requests"])
+def test_lost_answers(lost: str) -> None:
+    async def body(world: World) -> None:
+        await world.create([FIRST])
+        for number in range(1, ATTEMPTS_MAX):
+            setattr(world.server, lost, number)
+            made = await world.create(range(FIRST + 100 * number, FIRST + 100 * number + COUNT))
+            await world.check(made)
+            setattr(world.server, lost, number)
+            await world.check(await outcomes(world.driver.write_ledger(closed(each), each.version) for each in made))
+
+    play(body)
+
+
+def test_a_session_that_ends_in_the_middle() -> None:
+    async def body(world: World) -> None:
+        await world.create([FIRST])
+        world.zookeeper.hold()
+        creating = asyncio.ensure_future(world.create(range(FIRST + 1, FIRST + 1 + COUNT)))
+        await settle()
+        world.zookeeper.expire()
+        world.zookeeper.release()
+        await world.check(await creating)
+
+    play(body)
+
+
+def test_directories_and_lists_that_are_missing() -> None:
+    async def body(world: World) -> None:
+        made = await world.create([*range(FIRST, FIRST + COUNT), *range(7, 7 + COUNT), 1 << 40])
+        await world.check(made)
+        assert len({each.version for each in made}) < len(made)  # at least some were created together
+
+    play(body)
+
+
+def test_somebody_else_deletes_ledgers_meanwhile() -> None:
+    """Each deletion changes the list that creations check; an id that was spent meanwhile is refused."""
+
+    async def body(world: World) -> None:
+        _, other = world.client()
+        await other.open()
+        await world.create([FIRST, FIRST + 1])
+        world.zookeeper.hold()
+        creating = asyncio.ensure_future(world.create(range(FIRST + 2, FIRST + 2 + COUNT)))
+        await settle()
+        await other.create_ledger(ledger(FIRST + 5))
+        await other.delete_ledger(FIRST + 5)
+        await other.delete_ledger(FIRST + 1)
+        world.zookeeper.release()
+        made = await creating
+        refused = made.pop(3)
+        assert isinstance(refused, LedgerExists)
+        assert "deleted" in str(refused)
+        await world.check(made)
+        await other.close()
+
+    play(body)
+
+
+def test_conflicts_are_told_to_those_who_have_them() -> None:
+    async def body(world: World) -> None:
+        _, other = world.client()
+        await other.open()
+        made = await world.create(range(FIRST, FIRST + COUNT))
+        stolen = await other.create_ledger(ledger(FIRST + COUNT, custom_metadata={"whose": b"other"}))
+        await other.write_ledger(made[3].metadata.replace(state=LedgerState.IN_RECOVERY), made[3].version)
+        await other.delete_ledger(FIRST + 7)
+        calls = [world.driver.write_ledger(closed(each), each.version) for each in made]
+        calls += [world.driver.create_ledger(ledger(FIRST + COUNT).replace(creator_token=5))]
+        found = await outcomes(calls)
+        assert isinstance(found.pop(COUNT), LedgerExists)
+        assert isinstance(found.pop(7), LedgerNotFound)
+        assert isinstance(found.pop(3), VersionConflict)
+        assert len(found) == COUNT - 2
+        await world.check([*found, stolen])
+        await other.close()
+
+    play(body)
+
+
+def test_the_same_ledger_is_created_twice_at_once() -> None:
+    """With one token: one ledger, and both know it. With two: the second is told that there is one."""
+
+    async def body(world: World) -> None:
+        await world.create([FIRST])
+        world.zookeeper.hold()
+        record = ledger(FIRST + 1)
+        calls = [record, record, ledger(FIRST + 2), ledger(FIRST + 2).replace(creator_token=1)]
+        creating = asyncio.ensure_future(outcomes(map(world.driver.create_ledger, calls)))
+        await settle()
+        world.zookeeper.release()
+        one, same, first, second = await creating
+        assert one == same
+        await world.check([one, first])
+        assert isinstance(second, LedgerExists)
+
+    play(body)
+
+
+def test_whoever_gives_up_does_not_disturb_the_others() -> None:
+    async def body(world: World) -> None:
+        await world.create([FIRST])
+        world.zookeeper.hold()
+        creating = [
+            asyncio.ensure_future(world.driver.create_ledger(ledger(FIRST + number))) for number in range(1, 1 + COUNT)
+        ]
+        await settle()
+        creating[5].cancel()
+        await settle()
+        world.zookeeper.release()
+        found = await outcomes(creating)
+        assert [isinstance(each, Versioned) for each in found] == [number != 5 for number in range(COUNT)]
+        await world.check(each for each in found if isinstance(each, Versioned))
+        again = await world.driver.create_ledger(ledger(FIRST + 6))  # it had been sent: it is its own
+        await world.check([again])
+
+    play(body)

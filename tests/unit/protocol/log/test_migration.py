@@ -1,0 +1,87 @@
+"""What a log's list becomes in another cluster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bookies.errors import LogExists, LogFenced
+from bookies.model import DigestType
+from bookies.protocol.log import Manifest, Position
+from bookies.protocol.log.log_model import Extent, check_held, emptied, pack_manifest, parse_manifest, truncated
+from bookies.protocol.log.migration import copied, held, log_origin, origin_of
+
+SOURCE = Manifest(
+    "tok",
+    1,
+    3,
+    2,
+    2,
+    DigestType.CRC32C,
+    epoch=4,
+    next_seq=9,
+    rows_truncated=70,
+    extents=(Extent(6, 60, 5, 9, 5, 100), Extent(7, 61, 0, 3, 4, 40), Extent(8, 62)),
+)
+ORIGIN = log_origin("old", "orders", SOURCE)
+
+
+def follow(source: Manifest, found: Manifest | None, ids: dict[int, int], *, is_cut_over: bool = False) -> Manifest:
+    made = copied(source, found, ids, ORIGIN, "new", is_cut_over=is_cut_over)
+    assert made is not None
+    return made
+
+
+def test_a_copy_follows_and_is_held() -> None:
+    first = follow(SOURCE, None, {61: 161})
+    assert first.extents == ()  # 60 has not been copied, so nothing behind it can be read
+    second = follow(SOURCE, first, {60: 160, 61: 161, 62: 162})
+    assert second.ledger_ids == [160, 161]  # 62 is open
+    assert (second.token, second.rows_truncated, second.next_seq) == ("new", 70, 8)
+    with pytest.raises(LogFenced, match="being migrated"):
+        check_held(second)
+    assert copied(SOURCE, second, {60: 160, 61: 161}, ORIGIN, "x", is_cut_over=False) is None
+    shorter = replace(SOURCE, extents=SOURCE.extents[1:], rows_truncated=75)
+    third = follow(shorter, second, {61: 161})
+    assert (third.ledger_ids, third.deleting, third.rows_truncated) == ([161], (160,), 75)
+    assert parse_manifest("orders", pack_manifest(third)) == third
+
+
+def test_the_target_is_free_only_when_the_source_is_held_and_all_is_there() -> None:
+    ids = {60: 60, 61: 61, 62: 62}
+    whole = replace(SOURCE, extents=(*SOURCE.extents[:2], Extent(8, 62, 0, 1, 2, 7)))
+    assert follow(whole, None, ids, is_cut_over=True).held  # somebody can still append to the source
+    over = held(whole, "file:/new")
+    assert over is not None
+    assert held(over, "file:/new") is None
+    with pytest.raises(LogFenced, match="was moved to file:/new"):
+        check_held(over)
+    assert follow(over, None, {60: 60, 61: 61}, is_cut_over=True).held
+    free = follow(over, None, ids, is_cut_over=True)
+    assert not free.held
+    assert free.next_seq == 9
+    later = replace(free, extents=(*free.extents, Extent(9, 99)), next_seq=10)
+    assert copied(over, later, ids, ORIGIN, "x", is_cut_over=True) is None  # it goes its own way
+
+
+def test_a_copy_is_truncated_at_its_source_only() -> None:
+    copy = follow(SOURCE, None, {60: 160, 61: 161})
+    with pytest.raises(LogFenced, match="truncate it there"):
+        truncated(copy, Position(161, 0), {}, 3)
+    over = held(SOURCE, "file:/new")
+    assert over is not None
+    assert truncated(over, Position(61, 1), {}, 3) is not None
+
+
+def test_a_log_that_is_no_copy_is_left_alone() -> None:
+    with pytest.raises(LogExists, match="no copy of it"):
+        copied(SOURCE, replace(SOURCE, token="other"), {}, ORIGIN, "x", is_cut_over=False)
+    deleting = emptied(follow(SOURCE, None, {60: 160}))
+    with pytest.raises(LogExists):
+        copied(SOURCE, deleting, {}, ORIGIN, "x", is_cut_over=False)
+
+
+def test_a_ledger_is_known_by_its_cluster_and_its_id() -> None:
+    assert origin_of("one", 7) == "one/7"
+    assert origin_of("two", 7) != origin_of("one", 7)

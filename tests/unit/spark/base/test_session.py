@@ -1,0 +1,35 @@
+"""A job's session leaves interruptions to whoever runs the job."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+from bookies.spark.base.session import _own_interrupts
+
+
+def handler(number: int, frame: object) -> None:
+    """Of the one who runs the job."""
+
+
+def test_a_handler_that_the_session_installs_does_not_stay() -> None:
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with _own_interrupts():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # as PySpark does, with one of its own
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_threads_have_no_handlers() -> None:
+    done: list[bool] = []
+
+    def enter() -> None:
+        with _own_interrupts():
+            done.append(True)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert done == [True]

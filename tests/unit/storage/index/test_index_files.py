@@ -1,0 +1,191 @@
+"""Index files on a simulated disk: found, loaded, written whole, never seen half-made."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from bookies.errors import CorruptRecord, DiskFull
+from bookies.lab.sim.world.disk import NOTHING_SURVIVES, SimDisk
+from bookies.lab.sim.world.loop import Crashed
+from bookies.runtime.files import OsDisk
+from bookies.storage.disks.durable_files import SyncFailed
+from bookies.storage.index import index_format as layout
+from bookies.storage.index.index_files import IndexFiles, IndexWrite, WrongPage, find_index_files
+from bookies.storage.index.index_format import IndexHeader
+from bookies.storage.index.slot_scans import entry_runs
+
+PAGE = 64
+HEADER = layout.pack_header(IndexHeader(b"key"))
+
+
+@pytest.fixture
+def disk() -> SimDisk:
+    made = SimDisk()
+    made.make_directories("/i0")
+    made.make_directories("/i1")
+    return made
+
+
+def files(disk: SimDisk, mode: str = "r+") -> IndexFiles:
+    return IndexFiles(disk, PAGE, 8, mode)
+
+
+def slots(*numbers: int) -> bytes:
+    return b"".join(number.to_bytes(8, "big") for number in numbers).ljust(PAGE, b"\0")
+
+
+def test_a_new_file_is_complete_and_durable_before_it_has_its_name(disk: SimDisk) -> None:
+    index = files(disk)
+    (size,) = index.write([IndexWrite("/i0/0/7/7.idx", True, HEADER, [(0, slots(9, 0, 8))])])
+    disk.crash(NOTHING_SURVIVES)
+    assert size == 1024 + PAGE
+    loaded = files(disk, "r").load("/i0/0/7/7.idx")
+    assert (loaded.header, loaded.size, loaded.last_entry_id) == (IndexHeader(b"key"), size, 2)
+
+
+def test_a_crash_at_any_call_leaves_no_half_made_file() -> None:
+    number = 1
+    while True:
+        disk = SimDisk()
+        disk.make_directories("/i0")
+        disk.crash_at = disk.call_count + number
+        try:
+            files(disk).write([IndexWrite("/i0/0/7/7.idx", True, HEADER, [(0, slots(9))])])
+        except Crashed:
+            pass
+        else:
+            break
+        disk.crash(NOTHING_SURVIVES)
+        found = find_index_files(disk, ["/i0"])
+        for path in found.values():
+            assert files(disk, "r").load(path).last_entry_id == 0
+        assert not [path for path in disk.files() if path.endswith(".new")]
+        number += 1
+    assert number > 6
+
+
+def test_pages_are_written_in_place_and_together(disk: SimDisk) -> None:
+    index = files(disk)
+    path = "/i0/0/7/7.idx"
+    index.write([IndexWrite(path, True, HEADER, [(0, slots(1))])])
+    disk.log = []
+    index.write([IndexWrite(path, False, None, [(1, slots(2)), (2, slots(3)), (5, slots(4))])])
+    assert [call.operation for call in disk.log].count("pwritev") == 2
+    assert [index.read_page(path, page)[:8] for page in (0, 1, 2, 3, 5, 6)] == [
+        bytes.fromhex(f"{number:016x}")[: 8 if number is not None else 0] for number in (1, 2, 3, 0, 4)
+    ] + [b""]
+    assert index.load(path).last_entry_id == 40
+
+
+def test_failures_say_whether_they_are_final(disk: SimDisk) -> None:
+    index = files(disk)
+    change = IndexWrite("/i0/0/7/7.idx", True, HEADER, [(0, slots(1))])
+    disk.fail("pwritev", ".idx", lambda: DiskFull("no space"), is_partial=True)
+    with pytest.raises(DiskFull):
+        index.write([change])
+    assert not find_index_files(disk, ["/i0"])
+    index.write([change])
+    assert list(find_index_files(disk, ["/i0"])) == [7]
+    disk.fail("fsync", ".idx", lambda: OSError(5, "Input/output error"))
+    with pytest.raises(SyncFailed):
+        index.write([IndexWrite("/i0/0/7/7.idx", False, HEADER, [])])
+
+
+def test_finds_files_in_all_directories_by_hexadecimal_names(disk: SimDisk) -> None:
+    """[R-26]"""
+    for ledger_id, directory in ((7, "/i0"), (0x1234, "/i1"), (0xABCDEF01, "/i0"), (1 << 40, "/i1")):
+        disk.put(f"{directory}/{layout.path_of(ledger_id)}", HEADER)
+    disk.put("/i0/0/7/notes.txt", b"")
+    disk.put("/i0/VERSION", b"")
+    disk.put("/i1/0/9/7.idx", HEADER)  # not where ledger 7 belongs
+    found = find_index_files(disk, ["/i0", "/i1"])
+    assert found == {
+        7: "/i0/0/7/7.idx",
+        0xABCDEF01: "/i0/ef/1/abcdef01.idx",
+        0x1234: "/i1/12/34/1234.idx",
+        1 << 40: "/i1/0/0/10000000000.idx",
+    }
+
+
+def test_ends_moves_that_a_crash_interrupted(disk: SimDisk) -> None:
+    disk.put("/i0/0/7/7.idx", HEADER)
+    disk.put("/i1/0/7/7.idx.rloc", HEADER[:100])
+    disk.put("/i1/0/8/8.idx.rloc", HEADER)
+    assert find_index_files(disk, ["/i0", "/i1"]) == {7: "/i0/0/7/7.idx", 8: "/i1/0/8/8.idx"}
+    assert sorted(disk.files()) == ["/i0/0/7/7.idx", "/i1/0/8/8.idx"]
+
+
+def test_damaged_headers_are_told(disk: SimDisk) -> None:
+    for data in (b"", HEADER[:10], b"XKLE" + HEADER[4:], HEADER[:7] + b"\2" + HEADER[8:]):
+        disk.put("/i0/0/7/7.idx", data)
+        loaded = files(disk, "r").load("/i0/0/7/7.idx")
+        assert loaded.header is None
+        assert isinstance(loaded.problem, CorruptRecord)
+
+
+def test_extent_of_files_of_any_length(disk: SimDisk) -> None:
+    path = "/i0/0/7/7.idx"
+    for tail, last in (
+        (b"", -1),
+        (bytes(PAGE), -1),
+        (slots(1)[:8], 0),
+        (slots(1, 1)[:15], 0),
+        (slots(1) + bytes(999), 0),
+    ):
+        disk.put(path, HEADER + tail)
+        assert files(disk, "r").load(path).last_entry_id == last
+
+
+def is_right(page: int, data: bytes) -> bool:
+    return True
+
+
+def test_runs_of_entries_from_file_and_memory(disk: SimDisk) -> None:
+    path = "/i0/0/7/7.idx"
+    disk.put(path, HEADER + slots(*[1] * 8) + slots(*[1] * 8) + slots(0, 1, 0, 0, 1, 1))
+    index = files(disk, "r")
+    assert index.scan_slots(path, {}, [], is_right, entry_runs) == [range(16), range(17, 18), range(20, 22)]
+    newer = {1: slots(1, 0)[:16], 4: slots(1)[:8]}
+    assert index.scan_slots(path, newer, [], is_right, entry_runs) == [
+        range(9),
+        range(17, 18),
+        range(20, 22),
+        range(32, 33),
+    ]
+    assert index.scan_slots(None, {0: slots(0, 1)}, [], is_right, entry_runs) == [range(1, 2)]
+    assert index.scan_slots(None, {}, [], is_right, entry_runs) == []
+
+
+def test_runs_of_entries_skip_holes_of_terabytes(tmp_path: pathlib.Path) -> None:
+    """Ids are the client's choice: neither a file nor pages in memory may cost what lies between."""
+    path = str(tmp_path / "7.idx")
+    far, page_size = (1 << 36) + 5, 8192
+    with open(path, "wb") as file:
+        file.write(HEADER + slots(1, 1, 0, 1))
+        file.seek(1024 + 8 * far)
+        file.write(slots(1, 1)[:16])
+    index = IndexFiles(OsDisk(), page_size, 8, "r")
+    expected = [range(2), range(3, 4), range(far, far + 2)]
+    assert index.scan_slots(path, {}, [], is_right, entry_runs) == expected
+    farther = (1 << 30) * page_size // 8
+    assert index.scan_slots(path, {1 << 30: slots(1)[:8]}, [], is_right, entry_runs) == [
+        *expected,
+        range(farther, farther + 1),
+    ]
+    assert index.scan_slots(None, {1 << 30: slots(1)[:8]}, [], is_right, entry_runs) == [range(farther, farther + 1)]
+    index.close()
+
+
+def test_a_page_that_is_wrong_or_gone_ends_the_list(disk: SimDisk) -> None:
+    path = "/i0/0/7/7.idx"
+    disk.put(path, HEADER + slots(*[1] * 8) + slots(*[2] * 8))
+    index = files(disk, "r")
+    with pytest.raises(WrongPage) as caught:
+        index.scan_slots(path, {}, [], lambda page, data: page != 1, entry_runs)
+    assert caught.value.page == 1
+    assert index.scan_slots(path, {1: b""}, [], lambda page, data: page != 1, entry_runs) == [range(8)]
+    with pytest.raises(WrongPage) as caught:
+        index.scan_slots(path, {}, [0, 5], lambda page, data: bool(data), entry_runs)
+    assert caught.value.page == 5
