@@ -98,11 +98,15 @@ spark-cluster: $(VENV)/.dev $(VENV)/.demo $(VENV)/.connect
 bench-spark: $(VENV)/.dev $(VENV)/.demo
 	@$(BIN)/python benchmarks/spark.py $(ARGS)
 
-docs: $(VENV)/.dev
+# Generated pages, drawings and the chart; then the site with search, in build/site.
+docs: $(VENV)/.dev $(VENV)/.docs
 	@$(BIN)/python docs/generate.py
+	@$(BIN)/python docs/drawings.py
+	@$(BIN)/python docs/chart.py
+	@$(BIN)/zensical build --clean --strict
 
 clean:
-	rm -rf $(VENV) build dist .coverage .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build dist .cache .coverage .mypy_cache .ruff_cache .pytest_cache
 
 $(VENV)/bin/python:
 	@command -v $(PYTHON) >/dev/null || { echo "needs Python 3.11 or newer: '$(PYTHON)' was not found (make PYTHON=/path/to/python3.11)"; exit 1; }
@@ -117,6 +121,10 @@ $(VENV)/.dev: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 $(VENV)/.connect: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 	@echo "installing what Spark Connect needs ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[connect]' && touch $@
+
+$(VENV)/.docs: pyproject.toml $(KERNELS) | $(VENV)/bin/python
+	@echo "installing the generator of the documentation site ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[docs]' && touch $@
 
 $(VENV)/.demo: pyproject.toml $(KERNELS) | $(VENV)/bin/python
 	@echo "installing bookies, PySpark and the demo's data ..."

@@ -76,7 +76,8 @@ class Box:
 
     @property
     def caption(self) -> str:
-        return f"{self.lines:,} lines"
+        step = 100 if self.lines >= 1000 else 10  # rounded, so that not every change of the code changes a drawing
+        return f"{max(step, round(self.lines / step) * step):,} lines"
 
     @property
     def width(self) -> float:
@@ -428,7 +429,7 @@ def _box(node: Node, height: float, most: int) -> str:
     kind = "box" if box.kind == "box" else f"box {box.kind}"
     share = "share" if box.kind == "box" else f"{box.kind}-share"
     left, top = MARGIN + node.x - node.width / 2, _top(node, height)
-    bar = max(2.0, (node.width - 24) * box.lines / most)
+    bar = max(2.0, round((node.width - 24) * box.lines / most / 4) * 4.0)
     return (
         f'<rect class="{kind}" x="{left:.1f}" y="{top:.1f}" width="{node.width:.1f}" height="{BOX_HEIGHT}" rx="7"/>'
         f'<text class="name" x="{MARGIN + node.x:.1f}" y="{top + 21:.1f}" text-anchor="middle">'

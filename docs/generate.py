@@ -7,11 +7,13 @@ docs/reference/api.md (from the docstrings).
 from __future__ import annotations
 
 import argparse
+import ast
 import enum
 import importlib
 import inspect
 import os
 import pathlib
+import re
 import sys
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, ForwardRef
@@ -262,7 +264,105 @@ def _settings(text: str) -> str:
     return ", ".join(f"`{each}`" if " " not in each else each for each in text.split(", "))
 
 
-PAGES = {f"reference/{name}": page for name, page in (("apache-config.md", apache_page), ("api.md", api_page), ("cli.md", cli_page), ("settings.md", settings_page))}
+def errors_page() -> str:
+    """Every exception: what it is, its code on the wire, whether a repetition may succeed."""
+    from bookies import errors
+
+    kinds = [
+        kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, errors.BookKeeperError)
+    ]
+    parts = [
+        "# Errors\n\nMade from the code by `make docs`. Every error is a `BookKeeperError` and carries what it is about in\n"
+        "attributes (`ledger_id`, `entry_id`, `bookie`, ...). *Retriable* errors may go away when the call is repeated.\n"
+        "[The Python interface](api.md) says which call raises what.\n"
+        "\n| error | is a | code | retriable | meaning |\n|---|---|---:|---|---|"
+    ]
+    for kind in sorted(kinds, key=lambda kind: [base.__name__ for base in kind.__mro__[::-1]]):
+        parent = kind.__mro__[1].__name__
+        meaning = " ".join(_doc(kind).split("\n\n")[0].split()).replace("|", "\\|")
+        parts.append(
+            f"| `{kind.__name__}` | `{parent}` | {kind.__dict__.get('code', '')} | {'yes' if kind.retriable else ''} | {meaning} |"
+        )
+    return "\n".join(parts) + "\n"
+
+
+def events_page() -> str:
+    """Every event of the log with its level, fields and consequence, read from the calls in the code."""
+    rows: dict[str, tuple[set[str], dict[str, None], list[str]]] = {}
+    for path in sorted((HERE.parent / "src/bookies").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
+                continue
+            owner = ast.unparse(node.func.value).rpartition(".")[2].lstrip("_")
+            name = node.args[0]
+            if node.func.attr not in ("info", "warning", "error") or owner != "events":
+                continue
+            if not (isinstance(name, ast.Constant) and isinstance(name.value, str)):
+                continue
+            levels, names, texts = rows.setdefault(name.value, (set(), {}, []))
+            levels.add(node.func.attr)
+            for keyword in node.keywords:
+                if keyword.arg == "error":
+                    names.update({"error": None, "reason": None})
+                elif keyword.arg:
+                    names[keyword.arg] = None
+                if keyword.arg in ("consequence", "remedy") and isinstance(keyword.value, ast.Constant):
+                    texts.append(f"{keyword.arg}: {keyword.value.value}")
+    parts = [
+        "# Events\n\nMade from the code by `make docs`. Bookies, auto-recovery and clients log events through Python's `logging`, on\n"
+        "loggers named `bookies.COMPONENT`: a name and fields, `bookie.ready port=3181`. `BK_LOG_FORMAT=json` writes one JSON\n"
+        "object a line. Names and fields are stable; texts may change. A line that repeats often is limited to five in ten\n"
+        "seconds, and the field `suppressed` counts the rest.\n"
+    ]
+    component = ""
+    for event, (levels, names, texts) in sorted(rows.items()):
+        prefix = event.partition(".")[0]
+        if prefix != component:
+            component = prefix
+            parts.append(f"\n## {component}\n\n| event | level | fields | says |\n|---|---|---|---|")
+        fields_text = ", ".join(f"`{name}`" for name in names)
+        says = "; ".join(dict.fromkeys(texts)).replace("|", "\\|")
+        parts.append(f"| `{event}` | {', '.join(sorted(levels))} | {fields_text} | {says} |")
+    return "\n".join(parts) + "\n"
+
+
+def rules_page() -> str:
+    """Every rule code of the specification with the section that defines it."""
+    folder = HERE / "reference/spec"
+    found: dict[tuple[str, int], tuple[str, str, str]] = {}
+    for chapter in ("client-protocol", "wire-protocol", "storage", "metadata", "spark", "pains"):
+        heading = anchor = ""
+        for line in (folder / f"{chapter}.md").read_text().splitlines():
+            if line.startswith("#"):
+                heading = line.lstrip("# ").replace("*", "").replace("`", "")
+                anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+            for match in re.finditer(r"\*\*([A-Z])-(\d+)\*\*(.*)", line):
+                found[match[1], int(match[2])] = (chapter, heading, anchor)
+    parts = [
+        "# Rule codes\n\nMade from the chapters by `make docs`. Comments in the code and tests name rules by these codes.\n"
+        "\n| codes | chapter | section |\n|---|---|---|"
+    ]
+    groups: list[tuple[str, list[int], tuple[str, str, str]]] = []
+    for (letter, number), place in sorted(found.items()):
+        if groups and groups[-1][0] == letter and groups[-1][2] == place and groups[-1][1][-1] == number - 1:
+            groups[-1][1].append(number)
+        else:
+            groups.append((letter, [number], place))
+    for letter, numbers, (chapter, heading, anchor) in groups:
+        codes = f"{letter}-{numbers[0]}" + (f" to {letter}-{numbers[-1]}" if len(numbers) > 1 else "")
+        parts.append(f"| {codes} | {chapter} | [{heading}]({chapter}.md#{anchor}) |")
+    return "\n".join(parts) + "\n"
+
+
+PAGES = {
+    "reference/apache-config.md": apache_page,
+    "reference/api.md": api_page,
+    "reference/cli.md": cli_page,
+    "reference/errors.md": errors_page,
+    "reference/events.md": events_page,
+    "reference/settings.md": settings_page,
+    "reference/spec/rules.md": rules_page,
+}
 
 
 def main() -> int:

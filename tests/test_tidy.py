@@ -148,6 +148,8 @@ def test_layers() -> None:
     for path in MODULES:
         own = package_of(path)
         for line, name in imports_of(path):
+            if name == "bookies" and own:
+                problems.append(f"{path.relative_to(SOURCE)}:{line} imports the whole package")
             if not name.startswith("bookies."):
                 continue
             other = name.split(".")[1]

@@ -152,7 +152,7 @@ class BookieConfig:
     )
     auto_recovery: bool = setting(
         False,
-        "take part in finding and copying what lost bookies held (docs/howto/recovery.md); `bk recovery run` is that alone",
+        "take part in finding and copying what lost bookies held (docs/howto/run-auto-recovery.md); `bk recovery run` is that alone",
     )
     control: bool = setting(True, "listen on a local port for `bk bookie gc` and the like; control.json names it")
     tls_certificate: str = setting("", "PEM file with the certificate to show to clients, and its chain; empty: no TLS")

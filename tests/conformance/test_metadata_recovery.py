@@ -35,7 +35,7 @@ async def mark_many(driver: Driver, ledger_ids: Sequence[int]) -> None:
         store = driver.database
         with store._writing():
             for ledger_id in ledger_ids:
-                store._put_node(driver.recovery.area.places.mark(ledger_id), pack_mark([A], 1), 0)
+                store._put_node(driver.recovery.nodes.places.mark(ledger_id), pack_mark([A], 1), 0)
         return
     for first in range(0, len(ledger_ids), 200):
         await asyncio.gather(*(driver.recovery.mark(each, [A], 1) for each in ledger_ids[first : first + 200]))
@@ -70,7 +70,7 @@ def vote_of(driver: Driver) -> Vote:
 async def remove_by_hand(driver: Driver, place: str) -> None:
     recovery = driver.recovery
     assert isinstance(recovery, SharedRecovery)
-    assert await recovery.area.delete(place, None)
+    assert await recovery.nodes.delete(place, None)
 
 
 # -- marks -----------------------------------------------------------------------------------------------------------
@@ -246,12 +246,12 @@ def test_everybody_who_stands_for_auditor_has_a_place(kind: Kind) -> None:
         assert await one.queue_position() == (0, 1)
         second = await two.campaign(B, lambda: None)
         assert [await each.queue_position() for each in (one, two, other)] == [(0, 2), (1, 2), (0, 1)]
-        assert [await each.standing() for each in (one, other)] == [[A, B], [A, B]]
+        assert [await each.candidates() for each in (one, other)] == [[A, B], [A, B]]
         await first.resign()
         assert [await each.queue_position() for each in (one, two)] == [(0, 1), (0, 1)]
-        assert await other.standing() == [B]
+        assert await other.candidates() == [B]
         await second.resign()
-        assert await other.standing() == []
+        assert await other.candidates() == []
 
     kind.run(body)
 
@@ -630,7 +630,7 @@ def test_a_closed_driver_refuses(kind: Kind) -> None:
             recovery.is_enabled(),
             recovery.lost_bookie_delay_s(),
             recovery.auditor(),
-            recovery.standing(),
+            recovery.candidates(),
             recovery.campaign(A, lambda: None),
             ids_in(recovery.marked_ids()),
         ):

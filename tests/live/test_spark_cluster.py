@@ -300,7 +300,7 @@ def test_the_loser_of_a_speculation_leaves_nothing(
 
 
 def test_a_job_runs_on_executors(store: Any, cluster: Any, source: str, archive: Any, tmp_path: Any) -> None:
-    """As docs/reference/spark-jobs.md says: the command line itself, under spark-submit."""
+    """Runs a job as docs/howto/spark-run-on-a-cluster.md describes: the command itself, under spark-submit."""
     ledger_ids = store.log(source).manifest().ledger_ids
     words = ("spark", "scrub", "--metadata", cluster.metadata_uri, "--ledgers", ",".join(map(str, ledger_ids)))
     with submitted(tmp_path, LOCAL_CLUSTER, archive, *words, "--output", "runs", program=cli.__file__) as program:

@@ -23,7 +23,7 @@ SPARK_STARTS_MAX = 4  # Spark gives a worker process ten seconds to start, which
 
 @contextmanager
 def page(name: str, directory: pathlib.Path) -> Iterator[Page]:
-    """A page in a directory of its own. Every process that it starts is gone afterwards."""
+    """Open a page in a directory of its own. End every process that it starts."""
     family = Family()
     prepare(directory)
     try:
@@ -35,7 +35,7 @@ def page(name: str, directory: pathlib.Path) -> Iterator[Page]:
 
 
 def prepare(directory: pathlib.Path) -> None:
-    """`bk up` continues the cluster that this file describes: with short leases, so that losses are noticed soon."""
+    """Write the state of a stopped cluster with short leases. `bk up` continues it and notices lost bookies soon."""
     (directory / "bk-data").mkdir(parents=True)
     bookies = [{"id": f"b{number}", "pid": None, "host": None, "port": None} for number in (1, 2, 3)]
     settings = {"journal_preallocate_size": 1 << 20, "index_cache_size": 1 << 20}

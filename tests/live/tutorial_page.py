@@ -46,6 +46,7 @@ class Block:
 
 
 def blocks_of(text: str) -> list[Block]:
+    """List the fenced blocks of a page."""
     return [
         Block(match[1], match[2] or "", match[3], text.count("\n", 0, match.start()) + 1)
         for match in FENCE.finditer(text)
@@ -53,7 +54,7 @@ def blocks_of(text: str) -> list[Block]:
 
 
 def matches(expected: str, printed: str) -> bool:
-    """Whether an output is what the page shows."""
+    """Report whether an output is what the page shows."""
     pattern = "".join(
         r"(?:.*\n)*" if line == "...\n" else ".*".join(map(re.escape, line.split("...")))
         for line in expected.splitlines(keepends=True)
@@ -62,7 +63,7 @@ def matches(expected: str, printed: str) -> bool:
 
 
 def commands_of(code: str) -> list[tuple[str, str]]:
-    """Each command of a console block with its output. Output before the first command belongs to the one that runs."""
+    """Split a console block into commands and their outputs. The command \"\" stands for the one that still runs."""
     found: list[tuple[str, str]] = []
     for line in code.splitlines(keepends=True):
         if line.startswith("$ "):
@@ -101,7 +102,7 @@ class Terminal:
         self._shell.stdin.flush()
 
     def output(self, timeout_s: float) -> str:
-        """Returns the whole output of the command, or what it has printed when the time is up."""
+        """Return the whole output of the command, or the part that it has printed when the time is up."""
         with self._changed:
             self._changed.wait_for(self._has_ended, timeout_s)
             return self._printed()
@@ -156,6 +157,7 @@ class Page:
             terminal.close()
 
     def run(self) -> None:
+        """Run every block. Raise `AssertionError` with the line of the block that fails."""
         for block in blocks_of(self._path.read_text()):
             try:
                 self._run_block(block)

@@ -1,10 +1,10 @@
-"""What the reference system lost data by, and the same mistake made in our code.
+"""Exhibits: known causes of data loss in the reference implementation, each repeated as a defect in this code.
 
-An `Exhibit` tells what happened, patches one decision of ours so that it is wrong in the same way, and names where to
-look for the consequence: a profile of the simulator (`Hunt`), a schedule written line by line (`Schedule`), a script
-of storage calls with the power failing at each disk call (`CrashSweep`, and `Reclaim` where space is given back, in
-`space.py`), or a bookie's storage that is stopped and started (`Lives`, in `restarts.py`). `rows.py` has those that
-are not made here, and says why.
+An `Exhibit` describes the history, patches one decision so that it is wrong in the same way, and names the search that
+must detect the consequence: a profile of the simulator (`Hunt`), a schedule written line by line (`Schedule`), a script
+of storage calls with a power failure at each disk call (`CrashSweep`; `Reclaim` for garbage collection and compaction,
+in `space.py`), or a bookie's storage that is stopped and started (`Lives`, in `restarts.py`). `rows.py` lists the
+defects without an exhibit, with the reason.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ JIRA = "https://issues.apache.org/jira/browse/BOOKKEEPER-"
 
 
 def load_neighbour(path: str) -> ModuleType:
-    """A module of the tests by its path below them."""
+    """Load a module of the tests by its path below `tests`."""
     name = "museum_" + pathlib.Path(path).stem
     if name in sys.modules:
         return sys.modules[name]
@@ -63,7 +63,7 @@ lives = load_neighbour("sim/conftest.py")
 
 @dataclass(frozen=True)
 class Hunt:
-    """Seeds from 1 on of a profile. `first`: the one that finds it; the quick test begins there."""
+    """Seeds of a profile, from 1 on. `first`: the seed that detects the mistake; the quick test starts there."""
 
     profile: str
     first: int
@@ -71,21 +71,21 @@ class Hunt:
 
 @dataclass(frozen=True)
 class CrashSweep:
-    """The power fails at disk call after disk call of a life with `script`. `first`: the call that shows it.
+    """Power failures at every disk call of a life with `script`. `first`: the disk call that detects the mistake.
 
-    `comes_back`: there only the process dies; the next one starts, and then the power fails.
+    `comes_back`: only the process dies at the disk call; the next process starts, and then the power fails.
     """
 
     script: Script
     first: int
-    is_survived: bool = False  # without the power failing at all: what `script` asserts is enough
+    is_survived: bool = False  # no power failure is needed: the assertions of `script` are enough
     comes_back: bool = False
     settings: tuple[tuple[str, object], ...] = ()
 
 
 @dataclass(frozen=True)
 class Reclaim:
-    """The same while a bookie collects or compacts; afterwards the space is looked at as well.
+    """Crashes at every disk call while a bookie collects or compacts. The space is checked afterwards as well.
 
     `script` is called with the storage, its promises and the metadata store.
     """
@@ -97,7 +97,7 @@ class Reclaim:
 
 @dataclass(frozen=True)
 class Lives:
-    """A fixed sequence of lives of a bookie's storage; `play` raises when a promise is broken."""
+    """A fixed sequence of lives of a bookie's storage. `play` raises if a promise is broken."""
 
     play: Callable[[Any], None]
     settings: tuple[tuple[str, object], ...] = ()
@@ -115,7 +115,7 @@ Where = Hunt | CrashSweep | Reclaim | Lives | Schedule
 
 @dataclass(frozen=True)
 class Exhibit:
-    """`links`: to the public reports. `story`: what happened there. `here`: the decision that is patched."""
+    """One exhibit. `links`: public reports. `story`: what happened there. `here`: the decision that is patched."""
 
     name: str
     title: str
@@ -140,7 +140,7 @@ def exhibit(
 
 
 def mutant(what: str) -> Callable[[Patch], None]:
-    """One of the protocol's mutants."""
+    """Return the patch of one of the protocol's mutants."""
     (found,) = [each for each in mutants.MUTANTS if each.what == what]
     apply: Callable[[Patch], None] = found.apply
     return apply
@@ -150,7 +150,7 @@ def issue(*numbers: int) -> tuple[str, ...]:
     return tuple(f"{ISSUES}{number}" for number in numbers)
 
 
-# -- what a bookie is asked in a crash sweep -------------------------------------------------------------------------
+# -- scripts of crash sweeps -----------------------------------------------------------------------------------------
 def body(ledger_id: int, entry_id: int) -> bytes:
     made: bytes = lives.entry_body(ledger_id, entry_id)
     return made
@@ -161,7 +161,7 @@ def some(ledger_id: int, first: int, count: int) -> dict[int, bytes]:
 
 
 async def two_checkpoints(store: LedgerStore, promises: Any) -> None:
-    """Entries, fences and explicit LACs; a checkpoint; more of them; another."""
+    """Write entries, fences and explicit LACs, with a checkpoint; then more of them, with another checkpoint."""
     await asyncio.gather(
         promises.add(store, 1, some(1, 0, 8)), promises.fence(store, 3), promises.write_lac(store, 4, 17)
     )
@@ -182,7 +182,7 @@ async def adds_during_a_checkpoint(store: LedgerStore, promises: Any) -> None:
 
 
 async def a_failed_flush(store: LedgerStore, promises: Any) -> None:
-    """The first attempt to write the entry log fails, in whichever log; the next succeeds."""
+    """Let the first attempt to write an entry log fail and the next one succeed."""
     await promises.add(store, 1, some(1, 0, 8))
     await store.checkpoint()
     await promises.add(store, 1, some(1, 8, 8))
@@ -192,14 +192,14 @@ async def a_failed_flush(store: LedgerStore, promises: Any) -> None:
         await store.checkpoint()
     except OSError:
         disk.faults.clear()  # type: ignore[attr-defined]
-    await asyncio.sleep(3)  # It is tried again.
+    await asyncio.sleep(3)  # The flush is retried.
     await promises.add(store, 2, some(2, 0, 4))
     await store.checkpoint()
     await promises.check(store)
 
 
 async def many_small_logs(store: LedgerStore, promises: Any) -> None:
-    """The cache is flushed several times, into several logs, before a checkpoint."""
+    """Flush the cache several times, into several logs, before a checkpoint."""
     for start in range(0, 160, 16):
         await promises.add(store, 1, some(1, start, 16))
         await promises.add(store, 2, some(2, start, 16))
@@ -211,13 +211,13 @@ async def many_small_logs(store: LedgerStore, promises: Any) -> None:
 # -- the protocol ----------------------------------------------------------------------------------------------------
 exhibit(
     "recovery-reads-without-fence",
-    "Entries acknowledged behind the back of a recovery",
+    "Entries acknowledged during a recovery",
     issue(2614, 2616, 2654),
     Hunt("races", 1),
     "A recovery fenced bookies only when it asked for the last add confirmed, and read the tail with plain reads. A "
-    "bookie that the first request had not reached said that it had no such entry, and took the entry from the old "
-    "writer a moment later; the ledger was closed before an entry that the writer saw acknowledged. A model checker "
-    "found it, ten years after the protocol was written down.",
+    "bookie that the first request had not reached reported an entry as missing, and a moment later accepted it from "
+    "the old writer. The ledger was closed before an entry that the writer had seen acknowledged. A model checker "
+    "found the defect ten years after the protocol was written down.",
     "Recovery reads carry no fence.",
 )(mutant("recovery reads without fence"))
 
@@ -227,14 +227,15 @@ exhibit(
     "A fence and an add that did not see each other",
     issue(4701),
     Hunt("races", 1),
-    "Inside a bookie the object that serialised fence and add of a ledger could leave its cache and be made again "
-    "while the old one was in use. The add held one lock, the fence the other: a writer's entry was accepted and "
-    "acknowledged by a bookie that had just promised a recovery to take no more.",
-    "An add that follows another of its ledger within 50 ms decides by the fence as it was for that one.",
+    "Inside a bookie one object serialized fences and adds of a ledger. It could be evicted from its cache and "
+    "recreated while the old object was still in use. The add held one lock, the fence the other. A bookie accepted "
+    "and acknowledged a writer's entry just after it had promised a recovery to refuse further adds.",
+    "An add that follows another add of its ledger within 50 ms uses the fence state that was valid for the earlier "
+    "add.",
 )
 def _(patch: Patch) -> None:
     original = LedgerStore._insert
-    stale: dict[tuple[int, int], float] = {}  # when each storage's ledger last took an add
+    stale: dict[tuple[int, int], float] = {}  # when each storage's ledger last accepted an add
 
     def insert(self: LedgerStore, parts: Any, ledger: Any, *arguments: Any) -> None:
         now, key, header = asyncio.get_running_loop().time(), (id(self), ledger.ledger_id), ledger.header
@@ -256,10 +257,10 @@ exhibit(
     "Records that list bookies which never got the entry (D-2)",
     issue(4651),
     Hunt("races", 2),
-    "The adds of a handle and the change of its ensemble ran on different threads. While the first entry of the new "
-    "fragment was being computed from the last confirmed one, later entries were confirmed on the old bookies; the "
-    "record then said that those entries were on bookies which had never seen them.",
-    "Entries are confirmed while an ensemble change is under way.",
+    "The adds of a handle and its ensemble change ran on different threads. While one thread computed the first entry "
+    "of the new fragment from the last confirmed entry, later entries were confirmed on the old bookies. The record "
+    "then placed those entries on bookies that had never received them.",
+    "Entries are confirmed while an ensemble change is in progress.",
 )(mutant("deliver while changing"))
 
 exhibit(
@@ -267,10 +268,10 @@ exhibit(
     "Entries confirmed by bookies that had just been replaced (D-1)",
     issue(3005, 4097),
     Hunt("races", 2),
-    "After an ensemble change each pending entry was unset, sent again and delivered, one after the other. Delivering "
-    "one also delivered those behind it, which still counted acknowledgements of the bookies that were gone: confirmed "
-    "entries had no replica in the ensemble on record. Corrections were proposed and not merged.",
-    "Confirming goes on before all acknowledgements of replaced bookies have been forgotten.",
+    "After an ensemble change each pending entry was reset, sent again and delivered, one after the other. Delivering "
+    "one entry also delivered the following ones, which still counted acknowledgements of the replaced bookies. "
+    "Confirmed entries had no replica in the recorded ensemble. Fixes were proposed and not merged.",
+    "Entries are confirmed before all acknowledgements of replaced bookies have been dropped.",
 )(mutant("one-phase resend: deliver before everything is undone"))
 
 
@@ -279,10 +280,10 @@ exhibit(
     "Readers shown entries that a losing recovery had found (D-5)",
     (),
     Hunt("limbo", 3),
-    "What a recovery writes back carries its own, advancing last add confirmed, although the end is decided only by "
-    "the close. With two recoveries at once a tailing reader can be shown an entry as confirmed that the winner leaves "
-    "out. Found by analysis of the reference; no report of it is known.",
-    "A recovery's write-backs carry the last entry written back instead of its starting point.",
+    "Entries that a recovery writes back carry the recovery's own, advancing last add confirmed, although only the "
+    "close decides the end. With two concurrent recoveries a tailing reader can be shown an entry as confirmed that "
+    "the winner leaves out. Found by analysis of the reference implementation; no report is known.",
+    "Entries that a recovery writes back carry the last entry written back instead of the recovery's starting point.",
 )(mutant("advancing last add confirmed in what a recovery writes back"))
 
 exhibit(
@@ -290,8 +291,9 @@ exhibit(
     "A bookie that forgets that it was fenced (D-24)",
     issue(208),
     Hunt("crashes", 7),
-    'A fencing request was answered although its record was not durable; one that ended with "no such entry" still '
-    "is. The recovery counts the answer as a fence. After a power failure the bookie takes entries of the old writer.",
+    'A bookie answered a fencing request before its record was durable. It still does so if the answer is "no such '
+    'entry". The recovery counts the answer as a fence. After a power failure the bookie accepts entries of the old '
+    "writer.",
     "The answer to a fencing request does not wait for the journal.",
 )(mutant("answer to a fencing request before the fence is durable"))
 
@@ -301,9 +303,10 @@ exhibit(
     "An I/O error that cut off a ledger's end",
     issue(2908),
     Hunt("limbo", 1),
-    'A bookie whose entry log file was gone answered "no such entry". To a recovery that is a promise that the entry '
-    "was never acknowledged by this bookie, and with enough of them it closes the ledger before an entry that was.",
-    "A bookie that cannot read an entry says that it never had it.",
+    'A bookie whose entry log file was missing answered "no such entry". For a recovery that is a promise that this '
+    "bookie never acknowledged the entry. With enough such answers the recovery closes the ledger before an "
+    "acknowledged entry.",
+    "A bookie that cannot read an entry reports it as missing.",
 )
 def _(patch: Patch) -> None:
     def status(error: BaseException) -> Status:
@@ -315,25 +318,25 @@ def _(patch: Patch) -> None:
 
 exhibit(
     "limbo-denies",
-    "Bookies that had lost their disks and said so little",
+    "Bookies that had lost their disks and reported entries as missing",
     ("https://github.com/apache/bookkeeper/pull/2936",),
     Hunt("limbo", 1),
-    'A bookie with an empty disk, or one without a journal after a power failure, answered "no such entry" for what it '
-    "had acknowledged before. Since then it can say that it does not know, which no recovery may take for a no.",
-    'A recovery counts "I do not know" as "no such entry".',
+    'A bookie with an empty disk, or without its journal after a power failure, answered "no such entry" for entries '
+    "that it had acknowledged before. Since then it can answer *unknown*, which a recovery must not count as missing.",
+    'A recovery counts *unknown* as "no such entry".',
 )(mutant("limbo as negative"))
 
 
 @exhibit(
     "stuck-behind-a-change",
-    "Adds stuck behind an ensemble change (D-4)",
+    "Adds stuck after an ensemble change (D-4)",
     issue(4261, 4459),
     Hunt("answers", 5),
-    "Entries that reach their quorum while the ensemble changes wait for the end of the change. A late report about a "
-    "bookie that had been replaced already started one more change, which found nothing to do, and did not look at "
-    "what had been completed meanwhile. These adds waited until something unrelated happened, or for ever.",
-    "A failure reported by a bookie that is not in the ensemble any more starts a change; it takes 2 ms, and nothing "
-    "is confirmed at its end.",
+    "Entries that reach their quorum during an ensemble change wait for the end of the change. A late failure report "
+    "about a bookie that had already been replaced started another change. That change had no effect, and at its end "
+    "the entries completed meanwhile were not checked. These adds waited until an unrelated event, or for ever.",
+    "A failure reported by a bookie that is no longer in the ensemble starts a change. It takes 2 ms, and confirms no "
+    "entry at its end.",
 )
 def _(patch: Patch) -> None:
     failed, agreed, change = AddPipeline.failed, AddPipeline._agreed, LedgerWriter._change
@@ -367,10 +370,10 @@ def _(patch: Patch) -> None:
     "A close that fails for ever (D-25)",
     (),
     Schedule("sealing_again"),
-    "The outcome of closing is kept for the life of a handle. When the metadata store is away for a moment, every "
-    "further close of this handle fails with the same error, and the ledger stays open until somebody recovers it. "
-    "Seen in the code of the reference; no report of it is known.",
-    "A seal that has failed is not tried again.",
+    "The outcome of a close is kept for the life of a handle. If the metadata store is unavailable for a moment, every "
+    "further close of this handle fails with the same error, and the ledger stays open until a recovery. Found in the "
+    "code of the reference implementation; no report is known.",
+    "A failed seal is not retried.",
 )
 def _(patch: Patch) -> None:
     patch.setattr(LedgerCloser, "_may_write_again", lambda self: False)
@@ -381,10 +384,10 @@ def _(patch: Patch) -> None:
     "A checksum that left out a part of the entry",
     issue(4205, 4140),
     Hunt("calm", 1),
-    "An optimised checksum was wrong for buffers that consist of parts. Entries were stored with digests that nobody "
-    "else agreed with, so they could not be read.",
-    "The digest of a payload of more than 4,096 bytes covers only these. Beyond this exhibit every kernel has a slow "
-    "twin and golden vectors (`tests/golden`, `tests/property`).",
+    "An optimized checksum was wrong for buffers that consist of several parts. Entries were stored with digests that "
+    "matched on no other code path, so they could not be read.",
+    "The digest of a payload of more than 4,096 bytes covers only its first 4,096 bytes. Beyond this exhibit every "
+    "kernel has a slow twin and golden vectors (`tests/golden`, `tests/property`).",
 )
 def _(patch: Patch) -> None:
     original = adds.pack_add_frames
@@ -408,8 +411,8 @@ def _(patch: Patch) -> None:
     "Journals dropped before the index was written",
     (f"{JIRA}177",),
     CrashSweep(two_checkpoints, 46),
-    "The journal's mark was moved and old journals were deleted although some index pages of the entries they held had "
-    "not been written. After a crash nothing led to these entries.",
+    "A checkpoint moved the journal's mark and deleted old journals, although some index pages for their entries had "
+    "not been written. After a crash no index led to these entries.",
     "A checkpoint persists its mark without writing the index.",
 )
 def _(patch: Patch) -> None:
@@ -421,11 +424,11 @@ def _(patch: Patch) -> None:
 
 @exhibit(
     "index-before-log",
-    "An index that points to what was never written",
+    "An index that points to unwritten data",
     (f"{JIRA}447",),
     CrashSweep(two_checkpoints, 72),
-    "Index pages reached the disk before the entry log that they point into. After a crash a bookie could not read its "
-    "own last entry, and did not start.",
+    "Index pages reached the disk before the entry log that they point to. After a crash a bookie could not read its "
+    "own last entry and did not start.",
     "The entry log is not synced before the index.",
 )
 def _(patch: Patch) -> None:
@@ -437,9 +440,9 @@ def _(patch: Patch) -> None:
     "A fence that lived in memory only",
     (f"{JIRA}500",),
     CrashSweep(two_checkpoints, 27),
-    "The fenced state was kept in memory. After a restart the ledger took entries again from a writer that a recovery "
-    "had ended.",
-    "A fence changes the header in memory and nothing else.",
+    "The fence was kept in memory. After a restart the bookie accepted entries for the ledger from a writer that a "
+    "recovery had ended.",
+    "A fence changes the header in memory only.",
 )
 def _(patch: Patch) -> None:
     def fence(self: LedgerStore, ledger_id: int, done: Any, master_key: bytes) -> None:
@@ -455,8 +458,8 @@ def _(patch: Patch) -> None:
     "A record journaled before it was in the storage",
     issue(1255),
     CrashSweep(adds_during_a_checkpoint, 47),
-    "The record of a new ledger went to the journal before the ledger was inserted into the storage. A checkpoint in "
-    "between moved the mark past it; after a restart the ledger did not exist.",
+    "The record of a new ledger was written to the journal before the ledger was inserted into the storage. A "
+    "checkpoint in between moved the mark past the record. After a restart the ledger did not exist.",
     "Entries are inserted a moment after their journal record is queued.",
 )
 def _(patch: Patch) -> None:
@@ -470,12 +473,12 @@ def _(patch: Patch) -> None:
 
 @exhibit(
     "mark-of-the-moment",
-    "A mark that covers what is still only in memory",
+    "A mark that covers entries still in memory",
     (f"{JIRA}564", *issue(659)),
     CrashSweep(adds_during_a_checkpoint, 137),
-    "A checkpoint took the journal's position of the moment for its mark, although newer entries were still only in "
-    "the memtable. The journal that had them was deleted.",
-    "The mark is read when the checkpoint has done its work instead of when it began.",
+    "A checkpoint used the journal's current position as its mark, although newer entries were still only in the "
+    "memtable. The journal that contained them was deleted.",
+    "The mark is read at the end of the checkpoint instead of at its start.",
 )
 def _(patch: Patch) -> None:
     original = Checkpointer._flush_all
@@ -493,8 +496,8 @@ def _(patch: Patch) -> None:
     "Groups acknowledged without a sync",
     issue(3979),
     CrashSweep(two_checkpoints, 74),
-    "A pooled request object kept the mark of being synced from its last use, so that later groups of the journal were "
-    "acknowledged without any sync.",
+    'A pooled request object kept the flag "synced" from its last use. Later groups of the journal were acknowledged '
+    "without a sync.",
     "Only the first group of a journal file is synced.",
 )
 def _(patch: Patch) -> None:
@@ -509,17 +512,18 @@ def _(patch: Patch) -> None:
             return original(self, buffers, size, spare)
 
     patch.setattr(JournalWriter, "commit", commit)
-    patch.setattr(JournalWriter, "begin", lambda writer, buffers, size: None)  # all go by `commit`
+    patch.setattr(JournalWriter, "begin", lambda writer, buffers, size: None)  # every group uses `commit`
 
 
 @exhibit(
     "sealed-logs-forgotten",
-    "Logs that nobody synced",
+    "Entry logs that were never synced",
     (*issue(1345), f"{JIRA}1044", f"{JIRA}986"),
     CrashSweep(many_small_logs, 286, settings=(("entry_log_size_max", 4096), ("write_cache_size", 8192))),
-    "A log that was full was handed over for a sync while the flush was looking at the list of those to sync; another "
-    "whose sync had failed was dropped from the list. Either way the checkpoint went on as if it were durable.",
-    "Logs that were sealed are not synced.",
+    "A full entry log was handed over for a sync while the flush was scanning the list of logs to sync. Another log, "
+    "whose sync had failed, was dropped from the list. In both cases the checkpoint continued as if the log were "
+    "durable.",
+    "Sealed entry logs are not synced.",
 )
 def _(patch: Patch) -> None:
     seal = EntryLogWriter._seal
@@ -535,12 +539,12 @@ def _(patch: Patch) -> None:
 
 @exhibit(
     "failed-flush-forgotten",
-    "A flush that failed and was not repeated",
+    "A failed flush that was not repeated",
     (f"{JIRA}986",),
     CrashSweep(a_failed_flush, 1, is_survived=True),
-    "When the memtable could not be written it was dropped with the error; the next checkpoint succeeded and moved the "
-    "mark past entries that were nowhere any more.",
-    "A flush that fails is taken for one that has ended.",
+    "When the memtable could not be written, it was dropped together with the error. The next checkpoint succeeded and "
+    "moved the mark past entries that were stored nowhere.",
+    "A failed flush counts as completed.",
 )
 def _(patch: Patch) -> None:
     original = Checkpointer._flush_ended
@@ -549,12 +553,12 @@ def _(patch: Patch) -> None:
 
 @exhibit(
     "explicit-lac-forgotten",
-    "An announced end that a restart forgot",
+    "An announced last add confirmed that a restart forgot",
     issue(1527, 1533),
     CrashSweep(two_checkpoints, 27),
-    "Explicit last add confirmed values were answered and kept in memory; after a restart readers were told an older "
-    "end than before.",
-    "An explicit last add confirmed is answered without going to the journal.",
+    "Explicit last add confirmed values were answered and kept in memory. After a restart readers received an older "
+    "value than before.",
+    "An explicit last add confirmed is answered without being journaled.",
 )
 def _(patch: Patch) -> None:
     def write_lac(self: LedgerStore, ledger_id: int, done: Any, master_key: bytes, lac: int, data: bytes) -> None:
@@ -570,9 +574,9 @@ def _(patch: Patch) -> None:
     "Several journals with one mark",
     issue(1254),
     CrashSweep(two_checkpoints, 135, settings=(("journals", 2),)),
-    "Several journals wrote their marks into the same file. After a restart one of them was replayed from the position "
+    "Several journals wrote their marks to the same file. After a restart one of them was replayed from the position "
     "of another.",
-    "All journals use the name of one mark file, and the catalog, which has all marks too, is not asked.",
+    "All journals use the name of one mark file. The catalog, which contains all marks too, is not read.",
 )
 def _(patch: Patch) -> None:
     original = MarkFiles.__init__

@@ -1,4 +1,4 @@
-"""Exhibits of the storage that need more than one life to be seen: what a start finds, believes, and makes durable."""
+"""Exhibits of the storage that need more than one life: replay, identity, flushes before a restart."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ JIRA = exhibits.JIRA
 
 
 async def nothing(store: LedgerStore, promises: Any) -> None:
-    """A life that only starts."""
+    """Start, and do nothing else."""
 
 
 async def look(store: LedgerStore, promises: Any) -> None:
@@ -38,21 +38,21 @@ async def look(store: LedgerStore, promises: Any) -> None:
 
 
 def without_catalog(patch: Patch) -> None:
-    """As in the reference: index files stand alone, and nothing else says what should be in them."""
-    patch.setattr(CatalogFile, "load", lambda self: None)
+    """Disable the catalog. As in the reference implementation, index files are then the only index."""
+    patch.setattr(CatalogFile, "load", lambda self, last=(): None)
     patch.setattr(CatalogFile, "append", lambda self, data, *, is_durable: None)
     patch.setattr(opening, "ledgers_in_logs", lambda disk, directories: [])
 
 
 def forsake(machine: Any, script: Any) -> None:
-    """A life with `script` that ends as if the process were killed."""
+    """Run a life with `script` that ends with the death of the process."""
     assert machine.live(script, stops=False)
     machine.crash(PROCESS_DIES)
 
 
 # -- fences -----------------------------------------------------------------------------------------------------------
 async def fences_during_a_checkpoint(store: LedgerStore, promises: Any) -> None:
-    """Ledgers that are in files already are fenced while checkpoints are under way; then comes another one."""
+    """Fence ledgers that are already in files while checkpoints run; then run another checkpoint."""
     ledgers = range(10, 26)
     await asyncio.gather(*[promises.write_lac(store, ledger_id, 5) for ledger_id in ledgers])
     await store.checkpoint()
@@ -71,12 +71,12 @@ async def fences_during_a_checkpoint(store: LedgerStore, promises: Any) -> None:
 
 @exhibit(
     "header-evicted",
-    "A fence that was in the cache of open files",
+    "A fence in the cache of open files",
     (f"{JIRA}815",),
     CrashSweep(fences_during_a_checkpoint, 271),
-    "The fenced flag was set in the object of the open index file, to be written later. When too many files were open, "
-    "the object was dropped, and the flag with it.",
-    "After a checkpoint ledgers that nobody uses are forgotten, also those that changed meanwhile.",
+    "The fence flag was set in the object of the open index file, to be written later. When too many files were open, "
+    "the object was evicted, and the flag was lost with it.",
+    "After a checkpoint unused ledgers are evicted, including those that changed meanwhile.",
 )
 def _(patch: Patch) -> None:
     def forget_idle(self: LedgerIndex, is_idle: Any) -> None:
@@ -98,12 +98,12 @@ async def meta_records(store: LedgerStore, promises: Any) -> None:
 
 @exhibit(
     "replay-believes-the-index",
-    "Ledgers that replay took for stored",
+    "Ledgers that replay believed to be stored",
     issue(867),
     CrashSweep(meta_records, 34, comes_back=True),
-    "At replay a ledger that was found in the index was not made again. But the index had been written and not synced: "
-    "only the process had died. The journal was dropped, and the next power failure took the ledger's fence and key.",
-    "Replay leaves alone what the index already says.",
+    "Replay did not recreate a ledger that it found in the index. The index had been written and not synced; only the "
+    "process had died. The journal was dropped, and the next power failure lost the ledger's fence and key.",
+    "Replay skips whatever the index already contains.",
 )
 def _(patch: Patch) -> None:
     original = LedgerIndex.set_header
@@ -116,13 +116,13 @@ def _(patch: Patch) -> None:
 
 
 def killed_twice(machine: Any) -> None:
-    """The process dies with a full journal, and again as soon as it is back."""
+    """The process dies with a full journal, and again immediately after its restart."""
     forsake(machine, lambda store, promises: promises.add(store, 1, some(1, 0, 8)))
     forsake(machine, nothing)
 
     async def expect_nothing_to_replay(store: LedgerStore, promises: Any) -> None:
         count = store.stats()["replayed_entries"]
-        assert count == 0, f"{count} entries that had been replayed and flushed are replayed and written once more"
+        assert count == 0, f"{count} entries that had been replayed and flushed are replayed and written again"
 
     assert machine.live(expect_nothing_to_replay)
     machine.check(lives=1)
@@ -130,11 +130,11 @@ def killed_twice(machine: Any) -> None:
 
 @exhibit(
     "replayed-for-ever",
-    "A start that replays what the last one has replayed",
+    "A start that repeats the previous replay",
     issue(2087, 2105),
     Lives(killed_twice),
-    "The mark was not moved after a replay. A bookie that found its disk full, and was started again and again, wrote "
-    "all of its journal into the entry logs each time, and filled the disk even more.",
+    "The mark was not moved after a replay. A bookie that found its disk full and was restarted repeatedly wrote its "
+    "whole journal into the entry logs each time, and filled the disk further.",
     "The checkpoint after a replay persists no mark.",
 )
 def _(patch: Patch) -> None:
@@ -164,10 +164,10 @@ def replay_of_two_ledgers(machine: Any) -> None:
     "A memtable of borrowed memory",
     issue(1737),
     Lives(replay_of_two_ledgers),
-    "The memtable kept the caller's buffer instead of a copy of it. Replay read every record into the same buffer, so "
-    "that all entries became the last one.",
-    "Replay inserts entries that lie in one buffer, which it uses again. What is written to the log is compared with "
-    "what it should be, so the start fails and the journal stays; in the reference it went on.",
+    "The memtable kept the caller's buffer instead of a copy. Replay read every record into the same buffer, so all "
+    "entries became the last one.",
+    "Replay inserts entries that lie in one reused buffer. The storage compares what it writes to the log with what it "
+    "should be, so the start fails and the journal stays. The reference implementation continued.",
 )
 def _(patch: Patch) -> None:
     original = Restorer._insert
@@ -183,7 +183,7 @@ def _(patch: Patch) -> None:
 
 # -- identity ---------------------------------------------------------------------------------------------------------
 def an_empty_journal_disk(machine: Any) -> None:
-    """The process dies, and comes back with another disk where its journal was."""
+    """The process dies and restarts with another disk in place of its journal disk."""
     forsake(machine, lambda store, promises: promises.add(store, 1, some(1, 0, 8)))
     directory = "/journal0/current"
     for name in machine.disk.list(directory):
@@ -192,18 +192,18 @@ def an_empty_journal_disk(machine: Any) -> None:
     try:
         machine.live(look)
     except StorageError:
-        return  # It does not start, so it denies nothing.
-    raise AssertionError("it starts without its journal, and nothing is missing")
+        return  # It does not start, so it reports no entry as missing.
+    raise AssertionError("the bookie starts without its journal, and no entry is missing")
 
 
 @exhibit(
     "taken-for-new",
-    "An empty journal disk taken for a new one",
+    "An empty journal disk mistaken for a new one",
     (*issue(544), f"{JIRA}619", *issue(2305)),
     Lives(an_empty_journal_disk),
-    "A journal disk that was not mounted, a metadata store that was not the right one, a cookie that somebody had "
-    "removed: each made a bookie believe that it was new, and say of all it had acknowledged that it never had it.",
-    "A start does not ask whether the journal has to be there.",
+    "A journal disk was not mounted, a metadata store was the wrong one, or a cookie had been removed. Each case made "
+    "a bookie believe that it was new, and report all entries that it had acknowledged as missing.",
+    "A start does not check whether the journal must exist.",
 )
 def _(patch: Patch) -> None:
     patch.setattr(opening, "_check_journals", lambda disk, directories: None)
@@ -221,11 +221,11 @@ def ids_from_sixteen_on(machine: Any) -> None:
 
 @exhibit(
     "ids-in-decimal",
-    "File names that were written in one base and read in another",
+    "File names written in one base and read in another",
     issue(2944),
     Lives(ids_from_sixteen_on),
-    "Index files carry ledger ids in hexadecimal. Those of files that a crash had left on their way to another "
-    "directory were read as decimal numbers, and the bookie did not start.",
+    "Index files carry ledger ids in hexadecimal. A crash left files in the middle of a move to another directory. "
+    "Their ids were read as decimal numbers, and the bookie did not start.",
     "The ids in the names of index files are read as decimal numbers.",
 )
 def _(patch: Patch) -> None:
@@ -254,10 +254,10 @@ def three_logs_in_three_lives(machine: Any) -> None:
     "Two entry loggers that number their files independently",
     issue(4040, 4041),
     Lives(three_logs_in_three_lives),
-    "After switching to another implementation of the entry log and back, a stale counter gave out ids of logs that "
-    "existed, and they were overwritten.",
-    "The ids of entry logs start at 0 with each process, and a log may replace one of its name. The first alone loses "
-    "nothing: no flush succeeds, and the journal keeps everything.",
+    "After a switch to another implementation of the entry log and back, a stale counter assigned ids of existing "
+    "logs, and these logs were overwritten.",
+    "The ids of entry logs start at 0 in each process, and a log may replace one of the same name. The first alone "
+    "loses no entry: no flush succeeds, and the journal keeps everything.",
 )
 def _(patch: Patch) -> None:
     original = SimDisk.open
@@ -275,9 +275,9 @@ def _(patch: Patch) -> None:
         342,
         settings=(("entry_log_size_max", 4096), ("write_cache_size", 8192), ("ledgers", 2)),
     ),
-    "A bookie with several ledger directories flushed each of them by itself. The first that was done moved the mark "
-    "for all, and journals were deleted whose entries the others still had in memory.",
-    "A checkpoint makes durable what is in the first of two ledger directories.",
+    "A bookie with several ledger directories flushed each of them independently. The first one that finished moved "
+    "the mark for all. Journals were deleted whose entries the others still had in memory.",
+    "A checkpoint syncs only the first of two ledger directories.",
 )
 def _(patch: Patch) -> None:
     for name in ("sync_data", "sync_all"):
@@ -301,10 +301,10 @@ def flushed_and_read(machine: Any) -> None:
     "Entries overwritten in the write cache",
     issue(1279),
     Lives(flushed_and_read),
-    "The write cache is made of segments, and the arithmetic that finds an entry in them was wrong for large caches: "
-    "entries were overwritten in memory, and what was there instead went to the entry log.",
-    "Of two ledgers in the cache one is flushed with the other's bytes, and nobody compares what is written with what "
-    "it should be. With the comparison alone the bookie stops, and its journal still has everything.",
+    "The write cache consists of segments, and the arithmetic that locates an entry in them was wrong for large "
+    "caches. Entries were overwritten in memory, and the wrong bytes were written to the entry log.",
+    "One of two ledgers in the cache is flushed with the other's bytes, and the comparison of written and expected "
+    "bytes is disabled. With the comparison the bookie stops, and its journal still has everything.",
 )
 def _(patch: Patch) -> None:
     original = Generation.runs
@@ -318,7 +318,7 @@ def _(patch: Patch) -> None:
 
 
 def a_journal_that_fails(machine: Any) -> None:
-    """A write to the journal fails. Whoever is asked afterwards has to say so, and the bookie has to end."""
+    """A write to the journal fails. Later adds must fail, and the bookie must end."""
 
     async def script(store: LedgerStore, promises: Any) -> None:
         await promises.add(store, 1, some(1, 0, 4))
@@ -328,10 +328,10 @@ def a_journal_that_fails(machine: Any) -> None:
         try:
             await asyncio.wait_for(promises.add(store, 1, some(1, 5, 1)), 60)
         except (StorageError, BookieBusy):
-            assert machine.failures, "nobody was told that the journal has failed"
+            assert machine.failures, "the failure of the journal was not reported"
             return
         except TimeoutError:
-            raise AssertionError("the bookie goes on without a journal, and answers nobody") from None
+            raise AssertionError("the bookie continues without a journal and answers no add") from None
 
     assert machine.live(script, stops=False)
 
@@ -341,9 +341,8 @@ def a_journal_that_fails(machine: Any) -> None:
     "A bookie without its journal thread",
     issue(2879),
     Lives(a_journal_that_fails),
-    "The thread of the journal died of an error. The bookie stayed registered and took requests, and no add was ever "
-    "answered.",
-    "A journal that has failed tells nobody.",
+    "The journal thread died of an error. The bookie stayed registered and accepted requests, and answered no add.",
+    "A failed journal informs no one.",
 )
 def _(patch: Patch) -> None:
     def fail(self: Journal, error: BaseException) -> None:

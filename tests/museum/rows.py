@@ -1,4 +1,4 @@
-"""What is not made again in the museum, and every known loss of data, row by row, with where it is or why it is not."""
+"""Defects without an exhibit, and lists of known data losses: each row names its exhibits, or why it has none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ JIRA = "https://issues.apache.org/jira/browse/BOOKKEEPER-"
 
 @dataclass(frozen=True)
 class NotMade:
-    """`will`: what there is instead, or will be when there is such code."""
+    """A defect without an exhibit. `will`: what protects this code instead."""
 
     title: str
     links: tuple[str, ...]
@@ -22,7 +22,7 @@ class NotMade:
 
 @dataclass(frozen=True)
 class Row:
-    """`references`: numbers of issues, or BOOKKEEPER-n. `exhibits`: by name; `why_not`: what is left of the row."""
+    """A row. `references`: issue numbers or BOOKKEEPER-n. `exhibits`: by name. `why_not`: the part without one."""
 
     label: str
     references: str
@@ -39,18 +39,18 @@ NOT_MADE = [
     NotMade(
         "A mark that went backwards",
         issues(4105, 4740, 3623),
-        "Two checkpoints ran at once, and the older one wrote its mark over that of the newer, whose journals were "
-        "already deleted. The bookie looked for a journal that was gone and did not start.",
-        "Made here as well, by writing the older mark over the newer one, and harmless: a replay begins with the "
-        "oldest journal there is, and everything before a mark that was ever persisted is in the ledger storage. "
-        "Marks move only forward all the same.",
+        "Two checkpoints ran at once. The older one overwrote the mark of the newer one, whose journals were already "
+        "deleted. The bookie searched for a deleted journal and did not start.",
+        "The same mistake was introduced here by overwriting the newer mark with the older one, and is harmless. A "
+        "replay starts with the oldest existing journal, and everything before any persisted mark is in the ledger "
+        "storage. Marks still move only forward.",
     ),
     NotMade(
         "Applications that close a ledger after failed adds, or open it without recovery",
         ("https://github.com/diennea/herddb/issues/100", "https://github.com/pravega/pravega/pull/1907"),
-        "Closing a handle meant sealing the ledger, so that an error handler decided the end of the log.",
-        "A matter of the API: `close` lets go and decides nothing, `seal` ends the ledger (promises I-23 and "
-        "I-24 of every run).",
+        "Closing a handle sealed the ledger, so an error handler decided the end of the log.",
+        "The API prevents it: `close` releases the handle and decides nothing, `seal` ends the ledger (promises I-23 "
+        "and I-24 of every run).",
     ),
 ]
 
@@ -62,11 +62,11 @@ STORAGE = [
     Row("R-5", "208", "a fence answered before it was durable", ("fence-before-durable",)),
     Row("R-6", "BOOKKEEPER-815", "a fence lost with an evicted header", ("header-evicted",)),
     Row("R-7", "1255", "a record journaled before it was in the storage", ("journal-before-insert",)),
-    Row("R-8", "867", "replay did not make again what was in an unsynced index", ("replay-believes-the-index",)),
-    Row("R-9", "BOOKKEEPER-564, 659", "the mark of the moment of a checkpoint's end", ("mark-of-the-moment",)),
+    Row("R-8", "867", "replay did not recreate what was in an unsynced index", ("replay-believes-the-index",)),
+    Row("R-9", "BOOKKEEPER-564, 659", "a mark from the end of the checkpoint", ("mark-of-the-moment",)),
     Row("R-10", "1254", "several journals, one mark file", ("journals-share-a-mark",)),
     Row("R-11", "3329", "the flush of one directory persisted the mark for all", ("half-a-checkpoint",)),
-    Row("R-12", "4105, 4740", "a mark that went backwards", (), "made, and harmless here: see above"),
+    Row("R-12", "4105, 4740", "a mark that went backwards", (), "introduced, and harmless here: see above"),
     Row("R-13", "2087, 2105", "no mark after a replay", ("replayed-for-ever",)),
     Row("R-14", "3979", "groups acknowledged without a sync", ("acknowledged-without-sync",)),
     Row("R-15", "2879", "a bookie that outlived its journal thread", ("lives-on-without-a-journal",)),
@@ -89,25 +89,25 @@ STORAGE = [
         "a flush put old locations over compacted ones",
         ("flush-over-moved", "moved-whatever-they-name"),
     ),
-    Row("R-20", "4607", "a log deleted on the word of a garbage header", ("garbage-header",)),
-    Row("R-21", "1757", "a flush brought a deleted ledger back", ("flush-makes-it-again",)),
+    Row("R-20", "4607", "a log deleted because of a garbage header", ("garbage-header",)),
+    Row("R-21", "1757", "a flush recreated a deleted ledger", ("flush-makes-it-again",)),
     Row(
         "R-22",
         "BOOKKEEPER-174, BOOKKEEPER-198",
         "replay failed on entries of deleted ledgers",
         ("replay-of-the-deleted",),
     ),
-    Row("R-23", "4462", "a late writer brought a deleted ledger back, unfenced", ("late-writer",)),
+    Row("R-23", "4462", "a late writer recreated a deleted ledger, unfenced", ("late-writer",)),
     Row("R-24", "1279", "the write cache overwrote entries", ("garbage-from-the-cache",)),
     Row("R-25", "1737", "the memtable kept a borrowed buffer", ("borrowed-buffer",)),
     Row("R-26", "2944", "hexadecimal names read as decimal", ("ids-in-decimal",)),
-    Row("R-27", "4040, 4041", "ids of entry logs given out twice", ("log-ids-used-again",)),
+    Row("R-27", "4040, 4041", "ids of entry logs assigned twice", ("log-ids-used-again",)),
     Row("R-28", "2264, 3901, 4544", "one corrupt log stopped all collection", ("one-log-stops-all",)),
     Row("R-29", "3965", "a log forgotten although its deletion had failed", ("forgotten-before-deleted",)),
     Row(
         "R-30",
         "544, BOOKKEEPER-619, 2305",
-        "a bookie taken for new",
+        "a bookie that considered itself new",
         ("taken-for-new",),
         "the journal's part; stores and cookies: `tests/unit/storage/identity/test_admission.py`",
     ),
@@ -115,7 +115,7 @@ STORAGE = [
     Row(
         "R-32",
         "2936",
-        "wiped bookies denied what they had lost",
+        "wiped bookies reported lost entries as missing",
         ("limbo-denies",),
         "the client's part; here a bookie that has lost its disks does not start",
     ),
@@ -149,10 +149,10 @@ PAINS = [
         "4740, 3623",
         "marks that went backwards, journals missing",
         (),
-        "made, and harmless here: see above; a missing journal stops the start: `tests/sim/test_ledger_store.py`",
+        "introduced, and harmless here: see above; a missing journal stops the start: `tests/sim/test_ledger_store.py`",
     ),
     Row("A-11", "4205, 4140", "checksums that differ between code paths", ("checksum-of-a-part",)),
-    Row("A-12", "", "applications that seal after failed adds", (), "a matter of the API: see above"),
+    Row("A-12", "", "applications that seal after failed adds", (), "the API prevents it: see above"),
 ]
 
 CLIENT = [
@@ -165,9 +165,9 @@ CLIENT = [
 ]
 
 LISTS: list[tuple[str, str, Sequence[Row]]] = [
-    ("What bookies lost, row by row", "The rules of storage 10.1 against what went wrong.", STORAGE),
-    ("What users lost, row by row", "Losses of data and mistakes that users reported.", PAINS),
-    ("What writers got wrong", "Of the deviations in client-protocol 10.1 those with an exhibit.", CLIENT),
+    ("Losses by bookies", "The rules of storage 10.1, with the defect that each one prevents.", STORAGE),
+    ("Losses reported by users", "Lost data and defects that users reported.", PAINS),
+    ("Mistakes of writers", "The deviations in client-protocol 10.1 that have an exhibit.", CLIENT),
 ]
 
 
@@ -177,7 +177,7 @@ def link(reference: str) -> str:
 
 
 def table(title: str, introduction: str, listed: Sequence[Row], exhibits: Sequence[Any]) -> str:
-    """One list as a section of the page."""
+    """Format one list as a section of the page."""
     titles = {each.name: each.title for each in exhibits}
     lines = []
     for row in listed:

@@ -1,8 +1,8 @@
-"""Show the exhibits: `python tests/museum/run.py [NAME ..] [--write]`.
+"""Run the exhibits: `python tests/museum/run.py [NAME ..] [--write]`.
 
-Each mistake is made and looked for; then the same seeds or disk calls are run once more without it, and `--steps`
-more. `--write` puts what was seen into docs/internals/museum.md; what it says of exhibits that are not named stays. The exit
-status is 0 when each mistake was found and nothing without it.
+Runs each exhibit with its mistake until the mistake is detected; then runs the same seeds or disk calls without it, and
+continues for `--steps` steps. `--write` puts the results into docs/internals/museum.md and keeps the sections of
+exhibits that are not named. The exit status is 0 if each mistake was detected and no run without it failed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import importlib.util
 import pathlib
 import re
 import sys
+import textwrap
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -29,12 +30,13 @@ CALLS_MAX = 2_000
 WAYS = (NOTHING_SURVIVES, *LOSSES, PROCESS_DIES)
 INTRODUCTION = """# The museum
 
-Data was lost, or nearly, in systems that many people depended on, by mistakes that a reader of the code does not see.
-Here each is made again: one decision of ours is patched to be wrong in the same way, and the
-[simulator](simulator.md) has to find it; then the patch is taken away, and everything has to hold.
+Widely used systems have lost data, or nearly lost it, by mistakes that are hard to see in the code.
+Each exhibit repeats one of them: a patch makes one decision of this code wrong in the same way, and
+the [simulator](simulator.md) must detect it. Without the patch every promise must hold.
 
-Made by `make museum`. *Finds it* is enough to see it again: `python tests/museum/run.py NAME --verbose`. A *step* is an
-event of the simulated world; of a crash sweep it is a disk call, at which the power fails.
+`make museum` writes this page. `python tests/museum/run.py NAME --verbose` reproduces an exhibit. A
+*step* is an event of the simulated world. In a crash sweep it is a disk call, at which the power
+fails.
 """
 
 
@@ -57,7 +59,7 @@ rows = exhibits.load_neighbour("museum/rows.py")
 
 @dataclass
 class Seen:
-    """What came of some histories: `number` of the one that failed (a seed, a disk call), and how."""
+    """Result of some histories. `number`: the one that failed (a seed, a disk call); `failure`: how it failed."""
 
     histories: int = 0
     steps: int = 0
@@ -66,7 +68,7 @@ class Seen:
 
 
 def hunt(profile: str, seeds: range, steps_max: int = sys.maxsize, duration_s: float | None = None) -> Seen:
-    """Seeds until one fails, or so many steps are done. `duration_s`: of virtual time, if not the profile's."""
+    """Run seeds until one fails or `steps_max` is reached. `duration_s`: virtual seconds; None: the profile's."""
     seen = Seen()
     for seed in seeds:
         result = simulate(seed, profile, stops_at_first=True, duration_s=duration_s)
@@ -81,7 +83,7 @@ def hunt(profile: str, seeds: range, steps_max: int = sys.maxsize, duration_s: f
 
 
 def sweep(where: Any, calls: range) -> Seen:
-    """Crash at these disk calls, in one way after the other, until a promise is broken or there are no more calls."""
+    """Crash at these disk calls, with alternating kinds of loss, until a promise is broken or the calls end."""
     seen = Seen()
     for number in calls:
         seen.histories += 1
@@ -98,7 +100,7 @@ def sweep(where: Any, calls: range) -> Seen:
                 machine.crash(NOTHING_SURVIVES if is_over else WAYS[number % len(WAYS)])
             machine.check(lives=1)
             assert not machine.failures, machine.failures
-        except Exception as error:  # noqa: BLE001  (whatever goes wrong is what is looked for)
+        except Exception as error:  # noqa: BLE001  (any failure is the result)
             seen.number, seen.failure = number, f"{type(error).__name__}: {error}"
             break
         if is_over:
@@ -107,7 +109,7 @@ def sweep(where: Any, calls: range) -> Seen:
 
 
 def sweep_space(where: Any, calls: range) -> Seen:
-    """The same of a bookie that collects or compacts, in the ways and with the checks of `space_world`."""
+    """Crash a bookie that collects or compacts, with the kinds of loss and the checks of `space_world`."""
     seen = Seen()
     crashes = exhibits.space.sweep_of(where.script, dict(where.settings))
     for number in calls:
@@ -124,11 +126,11 @@ def sweep_space(where: Any, calls: range) -> Seen:
 
 
 async def _nothing(store: Any, promises: Any) -> None:
-    """A life that only starts."""
+    """Start, and do nothing else."""
 
 
 def play(where: Any) -> Seen:
-    """The lives, once; a step is a disk call."""
+    """Run the lives once. A step is a disk call."""
     machine = exhibits.lives.Machine("museum", **dict(where.settings))
     seen = Seen(histories=1)
     try:
@@ -140,7 +142,7 @@ def play(where: Any) -> Seen:
 
 
 def schedule(where: Any) -> Seen:
-    """The scenario, in all its variants."""
+    """Run the scenario in all its variants."""
     scenario = read_scenario(exhibits.mutants.SCENARIOS / f"{where.name}.txt")
     seen = Seen()
     for variant in scenario.variants:
@@ -153,7 +155,7 @@ def schedule(where: Any) -> Seen:
 
 
 def look(where: Any, first: int = 1, steps_max: int = sys.maxsize) -> Seen:
-    """From the first seed or disk call on, until it is found or the end is reached."""
+    """Search from the first seed or disk call on, until a failure or the end."""
     if isinstance(where, exhibits.Hunt):
         return hunt(where.profile, range(first, first + (SEEDS_MAX if steps_max == sys.maxsize else 10**6)), steps_max)
     if isinstance(where, exhibits.Lives):
@@ -166,7 +168,7 @@ def look(where: Any, first: int = 1, steps_max: int = sys.maxsize) -> Seen:
 
 
 def look_with(each: Any, first: int = 1) -> Seen:
-    """The same with the mistake in place."""
+    """Search with the mistake in place."""
     with pytest.MonkeyPatch.context() as patch:
         each.apply(patch)
         return look(each.where, first)
@@ -198,33 +200,47 @@ def links_of(each: Any) -> str:
     return ", ".join(f"[{link.rsplit('/', 1)[1]}]({link})" for link in each.links) or "no public report"
 
 
+def wrapped(text: str) -> str:
+    """Break a paragraph, or an item of a list, into lines of at most 100 characters."""
+    indent = "  " if text.startswith("- ") else ""
+    return textwrap.fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
 def section(each: Any, seen: Seen, without: Seen) -> str:
     found = where_text(each.where, seen) if seen.number is not None else "**not found**"
     failures = 0 if without.number is None else 1
-    return (
-        f"### {each.title}\n\n`{each.name}` · {links_of(each)}\n\n{each.story}\n\n"
-        f"- made here: {each.here}\n- finds it: {found}\n- noticed as: {short(seen.failure)}\n"
-        f"- with the fix: {without.histories:,} histories, {without.steps:,} steps, {failures} failures\n"
-    )
+    facts = [
+        f"- mistake: {each.here}",
+        f"- detected by: {found}",
+        f"- reported as: {short(seen.failure)}",
+        f"- without the mistake: {without.histories:,} histories, {without.steps:,} steps, {failures} failures",
+    ]
+    head = wrapped(f"`{each.name}` · {links_of(each)}")
+    return f"### {each.title}\n\n{head}\n\n{wrapped(each.story)}\n\n" + "\n".join(map(wrapped, facts)) + "\n"
 
 
 def page(shown: dict[str, str]) -> str:
-    """The whole page, with these sections by the name of the exhibit, and of the others those that it has."""
+    """Return the page. `shown`: new sections by the name of the exhibit; the other sections stay."""
     old = re.split(r"^(?=##)", PAGE.read_text(), flags=re.MULTILINE)
     before = {match[1]: each for each in old if (match := re.match(r"### .*\n\n`([a-z-]+)` ·", each))}
     sections = [(before | shown).get(each.name, "").strip() + "\n" for each in exhibits.EXHIBITS]
-    absent = [f"### {each.title}\n\n{links_of(each)}\n\n{each.story} {each.will}\n" for each in rows.NOT_MADE]
+    absent = [
+        f"### {each.title}\n\n{wrapped(links_of(each))}\n\n{wrapped(f'{each.story} {each.will}')}\n"
+        for each in rows.NOT_MADE
+    ]
     lists = [rows.table(*each, exhibits.EXHIBITS) for each in rows.LISTS]
-    return "\n".join([INTRODUCTION, "## Found here\n", *sections, "## Not made here\n", *absent, *lists])
+    return "\n".join([INTRODUCTION, "## Exhibits\n", *sections, "## Without an exhibit\n", *absent, *lists])
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Show the exhibits whose names are given, or all."""
+    """Run the exhibits whose names are given, or all."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--steps", type=int, default=50_000, help="of each hunt without its mistake (default 50000)")
+    parser.add_argument(
+        "--steps", type=int, default=50_000, help="steps of each hunt without its mistake (default 50000)"
+    )
     parser.add_argument("--write", action="store_true", help=f"write docs/{PAGE.name}")
-    parser.add_argument("--verbose", action="store_true", help="the whole text of a failure")
+    parser.add_argument("--verbose", action="store_true", help="print the whole text of a failure")
     given = parser.parse_args(arguments)
     chosen = [each for each in exhibits.EXHIBITS if not given.names or each.name in given.names]
     shown: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Exhibits of giving space back: deletion, garbage collection, compaction."""
+"""Exhibits of deletion, garbage collection and compaction."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ compact_all = world.compaction_script(body)
 
 
 def writing_while_compacting(machine: Any) -> None:
-    """Many logs are compacted; meanwhile a recovery writes again what is being copied, and checkpoints come.
+    """Compact many logs while a recovery rewrites the entries that are being copied, and checkpoints run.
 
-    On three machines: whether anything is written at the very moment is a matter of luck.
+    Runs on three machines, because a write at the decisive moment is a matter of chance.
     """
     for each in (machine, *(exhibits.lives.Machine(seed, **dict(SMALL)) for seed in (1, 2))):
         write_while_compacting(each)
@@ -89,7 +89,7 @@ def write_while_compacting(machine: Any) -> None:
 
 # -- compaction ------------------------------------------------------------------------------------------------------
 async def remove_unasked(self: Compactor, log_id: int) -> bool:
-    """As in the reference: nobody asks the index whether a slot still names the log."""
+    """Delete a log without checking the index for slots that still name it, as the reference implementation does."""
     usage = self._logs.known.get(log_id) or await self._logs.look_at(log_id)
     if usage is not None:
         await self._logs.delete(usage)
@@ -97,7 +97,7 @@ async def remove_unasked(self: Compactor, log_id: int) -> bool:
 
 
 class Hasty:
-    """A checkpointer as compaction sees it. It writes no index."""
+    """A checkpointer for compaction that writes no index."""
 
     def __init__(self, checkpointer: Checkpointer) -> None:
         self._checkpointer = checkpointer
@@ -123,8 +123,8 @@ class HastyParts:
     "Compaction removes the old file before the new locations are durable",
     issue(1534, 571),
     Reclaim(compact_all, 179),
-    "A compacted log was deleted when its entries had been copied, although the locations of the copies were still "
-    "only in memory. After a crash the index led to a file that was gone.",
+    "A compacted log was deleted as soon as its entries had been copied, although the locations of the copies were "
+    "still only in memory. After a crash the index led to a deleted file.",
     "Compaction does not wait for the index before it removes its source.",
 )
 def _(patch: Patch) -> None:
@@ -141,8 +141,9 @@ def _(patch: Patch) -> None:
     "Compaction removes the old file before the new one has a durable name",
     (),
     Reclaim(compact_all, 176),
-    "The bytes of the copies were synced, but the directory in which their file got its name was not. The removal of "
-    "the old file can reach the disk before that name. Found by analysis of the reference; no report of it is known.",
+    "The bytes of the copies were synced. The directory in which their file got its name was not. The removal of the "
+    "old file can reach the disk before that name. Found by analysis of the reference implementation; no report is "
+    "known.",
     "Compaction does not sync the directory of its output.",
 )
 def _(patch: Patch) -> None:
@@ -151,13 +152,13 @@ def _(patch: Patch) -> None:
 
 @exhibit(
     "flush-over-moved",
-    "A flush puts old locations over those of the copies",
+    "A flush overwrites the locations of the copies",
     issue(3959),
     Lives(writing_while_compacting, SMALL),
-    "Compaction wrote the new locations of entries whose flush was still under way. The flush put the old ones over "
-    "them, and these led to a file that was deleted already.",
-    "A page in which entries move while it is written counts as written, and the old log goes without a last look "
-    "at the index.",
+    "Compaction wrote the new locations of entries whose flush was still in progress. The flush overwrote them with "
+    "the old locations, and these led to a deleted file.",
+    "A page in which entries move during its write counts as written, and the old log is deleted without a last check "
+    "of the index.",
 )
 def _(patch: Patch) -> None:
     original = LedgerIndex.move
@@ -176,20 +177,20 @@ def _(patch: Patch) -> None:
 
 @exhibit(
     "moved-whatever-they-name",
-    "Compaction puts old entries over newer ones",
+    "Compaction overwrites newer entries with older ones",
     (),
     Lives(writing_while_compacting, SMALL),
-    "Compaction copies every entry of a ledger that exists, and sets its location, without a look at whether a newer "
-    "copy is somewhere else. An entry that was written again, because it was damaged for example, may go back to what "
-    "it was. Found by analysis of the reference; no report of it is known.",
-    "A slot moves to the copy whatever it names.",
+    "Compaction copies every entry of an existing ledger and sets its location, without checking for a newer copy "
+    "elsewhere. An entry that was written again, for example because it was damaged, may revert to its old content. "
+    "Found by analysis of the reference implementation; no report is known.",
+    "A slot moves to the copy regardless of its present location.",
 )
 def _(patch: Patch) -> None:
     patch.setattr(index, "replaced", lambda old, new, prefix: new)
 
 
 def compaction_of_a_damaged_log(machine: Any) -> None:
-    """One bit inside a log is wrong when it is compacted; what lies behind it lives."""
+    """Compact a log with one wrong bit; the entries after the bit are live."""
     records = FakeRecords.of(*world.ALL)
 
     async def compact_it(store: LedgerStore, promises: Any) -> None:
@@ -213,9 +214,9 @@ def compaction_of_a_damaged_log(machine: Any) -> None:
     "A compacted log that could not be read to its end",
     (),
     Lives(compaction_of_a_damaged_log, SMALL),
-    "A scan that meets something that is no record takes it for the end of the log. What lies behind is not copied, "
-    "and the log is removed. Found by analysis of the reference; no report of it is known.",
-    "The log goes however its scan ended, and no slot is asked whether it still names it.",
+    "A scan that meets bytes that are no record treats them as the end of the log. The entries after them are not "
+    "copied, and the log is removed. Found by analysis of the reference implementation; no report is known.",
+    "The log is deleted regardless of how its scan ended, without checking whether slots still name it.",
 )
 def _(patch: Patch) -> None:
     patch.setattr(Compactor, "_check_end", lambda self, usage, end: None)
@@ -224,7 +225,7 @@ def _(patch: Patch) -> None:
 
 # -- entry logs ------------------------------------------------------------------------------------------------------
 def a_log_with_a_garbage_header(machine: Any) -> None:
-    """The header of a sealed log claims a negative number of ledgers."""
+    """The header of a sealed log contains a negative number of ledgers."""
     records = FakeRecords.of(*world.ALL)
 
     async def collect_twice(store: LedgerStore, promises: Any) -> None:
@@ -244,9 +245,9 @@ def a_log_with_a_garbage_header(machine: Any) -> None:
     "An entry log with live data deleted because its header is garbage",
     issue(4607, 4658),
     Lives(a_log_with_a_garbage_header, SMALL),
-    "The header of a new log was not initialised. A collector read a count of ledgers from it that was no positive "
-    "number, took the log for empty, and deleted it.",
-    "A ledgers map that cannot be read counts as an empty one, and nobody asks the index before the log goes.",
+    "The header of a new log was not initialized. A collector read a ledger count from it that was not positive, "
+    "considered the log empty, and deleted it.",
+    "A ledgers map that cannot be read counts as an empty one, and the log is deleted without checking the index.",
 )
 def _(patch: Patch) -> None:
     original = log_usage.read_map
@@ -260,7 +261,7 @@ def _(patch: Patch) -> None:
 
 
 def a_log_that_nobody_can_read(machine: Any) -> None:
-    """The oldest log is of a version that is not known; nothing in any of them is wanted."""
+    """The oldest log has an unknown version; no log has live entries."""
     records = FakeRecords.of(*world.ALL)
 
     async def collect_all(store: LedgerStore, promises: Any) -> None:
@@ -268,7 +269,7 @@ def a_log_that_nobody_can_read(machine: Any) -> None:
         records.ledgers.clear()
         for _ in range(3):
             await collect(store)
-        assert list(logs_of(machine)) == ["0.log"], f"{sorted(logs_of(machine))}: three runs gave back no space"
+        assert list(logs_of(machine)) == ["0.log"], f"{sorted(logs_of(machine))}: three runs returned no space"
 
     assert machine.live(lambda store, promises: fill(store, promises, body))
     machine.disk.flip_bit("/ledgers0/current/0.log", 4, bit=6)
@@ -280,9 +281,9 @@ def a_log_that_nobody_can_read(machine: Any) -> None:
     "One corrupt log that stops all collection",
     issue(2264, 3901, 4544),
     Lives(a_log_that_nobody_can_read, SMALL),
-    "An error in one entry log ended the collector's run, and every further run at the same place. Nothing was given "
-    "back any more until the disks were full.",
-    "A log that cannot be read fails the look at the others.",
+    "An error in one entry log ended the collector's run, and every further run at the same place. No space was "
+    "returned any more, until the disks were full.",
+    "A log that cannot be read fails the scan of the others.",
 )
 def _(patch: Patch) -> None:
     def put_aside(self: SealedLogs, log_id: int, reason: str) -> None:
@@ -302,7 +303,7 @@ def a_deletion_that_fails(machine: Any) -> None:
         machine.disk.fail("unlink", "/0.log", lambda: OSError(5, "Input/output error"))
         for _ in range(3):
             await collect(store)
-        assert not logs_of(machine), f"{sorted(logs_of(machine))}: three runs gave back no space"
+        assert not logs_of(machine), f"{sorted(logs_of(machine))}: three runs returned no space"
 
     assert machine.live(lambda store, promises: fill(store, promises, body))
     assert machine.live(collect_all)
@@ -313,9 +314,9 @@ def a_deletion_that_fails(machine: Any) -> None:
     "A log forgotten although its deletion had failed",
     issue(3965),
     Lives(a_deletion_that_fails, SMALL),
-    "What was known of an entry log was dropped, and then its file was deleted. When that failed the file stayed, and "
-    "nobody knew of it any more.",
-    "A log leaves the books before its file goes, and a log that was in the books once is not looked for again.",
+    "The collector dropped its knowledge of an entry log and then deleted the file. When the deletion failed, the file "
+    "stayed and was never found again.",
+    "A log is forgotten before its file is deleted, and a log that was known once is not searched for again.",
 )
 def _(patch: Patch) -> None:
     delete, find = SealedLogs.delete, sealed_logs.find_logs
@@ -334,7 +335,7 @@ def _(patch: Patch) -> None:
 
 # -- ledgers ---------------------------------------------------------------------------------------------------------
 def a_listing_that_leaves_out(machine: Any) -> None:
-    """The metadata has all ledgers, but its listing not all of them."""
+    """The metadata store has all ledgers; its listing omits some."""
     records = FakeRecords.of(*world.ALL)
     records.unlisted = {2, 6}
 
@@ -355,8 +356,8 @@ def a_listing_that_leaves_out(machine: Any) -> None:
     (f"{YAHOO}15", *issue(870)),
     Lives(a_listing_that_leaves_out, SMALL),
     "A listing of ledgers came back empty, or in the order of the digits instead of the numbers, which the comparison "
-    "did not expect. Everything that it seemed not to name was deleted.",
-    "What the listing does not have is gone; no record is read.",
+    "did not expect. Every ledger that it seemed to omit was deleted.",
+    "A ledger that the listing omits counts as deleted; no record is read.",
 )
 def _(patch: Patch) -> None:
     async def is_gone(self: LedgerCollection, ledger_id: int) -> bool:
@@ -366,7 +367,7 @@ def _(patch: Patch) -> None:
 
 
 def a_listing_that_breaks_off(machine: Any) -> None:
-    """The metadata store fails in the middle of its listing, and for some ledgers behind it."""
+    """The metadata store fails in the middle of its listing, and for reads of some ledgers after it."""
     records = FakeRecords.of(*world.ALL)
     records.breaks_after, records.unreadable = 1, {5, 6}
 
@@ -384,11 +385,11 @@ def a_listing_that_breaks_off(machine: Any) -> None:
 
 @exhibit(
     "errors-as-gone",
-    "A listing that broke off taken for a complete one",
+    "A truncated listing mistaken for a complete one",
     (f"{YAHOO}15", f"{YAHOO}17"),
     Lives(a_listing_that_breaks_off, SMALL),
-    "Ledgers are listed directory by directory. Somebody removed an empty one meanwhile; the listing missed it, and "
-    "ended there as if there were nothing more. All ledgers behind it were deleted.",
+    "Ledgers are listed directory by directory. An empty directory was removed meanwhile. The listing did not find it "
+    "and ended there as if it were complete. All ledgers after it were deleted.",
     "A listing that breaks off counts as complete, and a record that cannot be read as one that does not exist.",
 )
 def _(patch: Patch) -> None:
@@ -418,11 +419,11 @@ async def expect_gone(store: LedgerStore, ledger_id: int) -> None:
         return
     except EntryNotFound:
         pass
-    raise AssertionError(f"ledger {ledger_id} was deleted, and is there again")
+    raise AssertionError(f"ledger {ledger_id} was deleted and exists again")
 
 
 def a_deletion_before_the_flush(machine: Any) -> None:
-    """A ledger is deleted while entries of it are still in the cache; then comes a checkpoint."""
+    """Delete a ledger while entries of it are still in the cache; then run a checkpoint."""
     records = FakeRecords.of(*world.ALL)
 
     async def delete_it(store: LedgerStore, promises: Any) -> None:
@@ -442,12 +443,12 @@ def a_deletion_before_the_flush(machine: Any) -> None:
 
 @exhibit(
     "flush-makes-it-again",
-    "A flush that brings a deleted ledger back",
+    "A flush that recreates a deleted ledger",
     issue(1757),
     Lives(a_deletion_before_the_flush, SMALL),
-    "A flush of the memtable met entries of a ledger whose index file had just been deleted, and made the file again: "
-    "the ledger was there once more.",
-    "A deletion does not empty the cache first, and a ledger that a flush does not find is made.",
+    "A flush of the memtable met entries of a ledger whose index file had just been deleted, and recreated the file. "
+    "The ledger existed again.",
+    "A deletion does not empty the cache first, and a flush creates ledgers that it does not find.",
 )
 def _(patch: Patch) -> None:
     original = LedgerIndex.install
@@ -467,7 +468,7 @@ def _(patch: Patch) -> None:
 
 
 def a_deletion_before_a_restart(machine: Any) -> None:
-    """The process dies after a ledger was deleted, and before a checkpoint has let the journal forget it."""
+    """The process dies after a ledger was deleted, and before a checkpoint has released the journal."""
     records = FakeRecords.of(*world.ALL)
 
     async def delete_it(store: LedgerStore, promises: Any) -> None:
@@ -489,12 +490,12 @@ def a_deletion_before_a_restart(machine: Any) -> None:
 
 @exhibit(
     "replay-of-the-deleted",
-    "A replay that met deleted ledgers",
+    "A replay of deleted ledgers",
     (f"{JIRA}174", f"{JIRA}198"),
     Lives(a_deletion_before_a_restart, SMALL),
-    "The journal still had entries of ledgers that were deleted since. Replay failed on them, so that the bookie did "
-    "not start, or it made the ledgers again.",
-    "Replay does not ask whether a ledger was deleted.",
+    "The journal still contained entries of ledgers that had been deleted since. Replay failed on them, so that the "
+    "bookie did not start, or it recreated the ledgers.",
+    "Replay does not check whether a ledger was deleted.",
 )
 def _(patch: Patch) -> None:
     original = Restorer.__init__
@@ -506,7 +507,7 @@ def _(patch: Patch) -> None:
 
 
 def a_late_writer(machine: Any) -> None:
-    """A ledger is fenced, recovered elsewhere, deleted; its first writer wakes up."""
+    """A ledger is fenced, recovered elsewhere and deleted; then its first writer continues."""
     records = FakeRecords.of(*world.ALL)
 
     async def wake_up(store: LedgerStore, promises: Any) -> None:
@@ -524,12 +525,12 @@ def a_late_writer(machine: Any) -> None:
 
 @exhibit(
     "late-writer",
-    "A late writer that makes a deleted ledger again, unfenced",
+    "A late writer that recreates a deleted ledger, unfenced",
     issue(4462),
     Lives(a_late_writer, SMALL),
-    "A ledger was fenced and then deleted. To the next add of its old writer it was a ledger that nobody knew: it was "
-    "made again without a fence, and the entry was acknowledged, and lost with the next collection.",
-    "What was deleted is forgotten as soon as it is gone.",
+    "A ledger was fenced and then deleted. For the next add of its old writer it was an unknown ledger. It was "
+    "recreated without a fence. The entry was acknowledged, and lost with the next collection.",
+    "A deleted ledger is forgotten immediately.",
 )
 def _(patch: Patch) -> None:
     original = Quarantine.delete

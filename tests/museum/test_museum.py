@@ -1,4 +1,4 @@
-"""Each exhibit fails with its mistake and holds without it, where it was seen to fail. `run.py` looks further."""
+"""Each exhibit is detected with its mistake and passes without it, at the recorded place. `run.py` searches on."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def load_run() -> ModuleType:
 
 museum = load_run()
 EXHIBITS = museum.exhibits.EXHIBITS
-SHORT_S = 1.0  # of virtual time, in which everything holds without the mistake
+SHORT_S = 1.0  # virtual seconds of the run without the mistake
 
 
 @pytest.mark.parametrize("each", EXHIBITS, ids=[each.name for each in EXHIBITS])
 def test_exhibit(each: Any) -> None:
     where = each.where
     seen = museum.look_with(each, getattr(where, "first", 1))
-    assert seen.number is not None, "nobody notices it"
+    assert seen.number is not None, "the mistake was not detected"
     again = range(seen.number, seen.number + 1)
     if isinstance(where, museum.exhibits.Hunt):
         without = museum.hunt(where.profile, again, duration_s=SHORT_S)
@@ -45,7 +45,7 @@ def test_exhibit(each: Any) -> None:
 def test_the_page_shows_every_exhibit() -> None:
     text = museum.PAGE.read_text()
     for each in (*EXHIBITS, *museum.rows.NOT_MADE):
-        assert each.title in text, f"run tests/museum/run.py --write: {each.title!r} is not in it"
+        assert each.title in text, f"run tests/museum/run.py --write: {each.title!r} is missing"
     assert "**not found**" not in text
 
 

@@ -114,7 +114,7 @@ MUTANTS = [
     (
         "failures during a change forgotten",
         "add",
-        "            self._late.update((at, who) for at, who in failed.items() if self._replacing.get(at) != who)\n",
+        "            self._late.update((at, old) for at, old in failed.items() if self._replacing.get(at) != old)\n",
         "            pass\n",
         "add/x28_second_failure_while_changing",
     ),

@@ -107,7 +107,7 @@ def unmark_without_looking_again(patch: Patch) -> None:
 def delete_any_version_of_a_mark(patch: Patch) -> None:
     async def done(self, lock):  # type: ignore[no-untyped-def]
         try:
-            return await self.area.delete(self._places.mark(lock.ledger_id), None)
+            return await self.nodes.delete(self._places.mark(lock.ledger_id), None)
         finally:
             await self.unlock(lock)
 
@@ -131,9 +131,9 @@ def work_without_the_lock(patch: Patch) -> None:
     async def lock(self, ledger_id, owner, **options):  # type: ignore[no-untyped-def]
         taken = await original(self, ledger_id, owner, **options)
         mark = await self.mark_of(ledger_id) if taken is None else None
-        if taken is None and mark is not None and self.area.session is not None:
-            self._held[ledger_id] = self.area.session
-            return LedgerLock(ledger_id, owner, mark.version, self.area.session)
+        if taken is None and mark is not None and self.nodes.session is not None:
+            self._held[ledger_id] = self.nodes.session
+            return LedgerLock(ledger_id, owner, mark.version, self.nodes.session)
         return taken
 
     patch.setattr(SharedRecovery, "lock", lock)

@@ -20,9 +20,10 @@ import bookies
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
-def test_generated_pages_are_current() -> None:
+@pytest.mark.parametrize("script", ["generate.py", "drawings.py", "chart.py"])
+def test_generated_pages_are_current(script: str) -> None:
     done = subprocess.run(
-        [sys.executable, "docs/generate.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, f"docs/{script}", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -92,16 +93,36 @@ def test_the_example_of_reading_works_as_printed() -> None:
     play(act)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/explanation/architecture.md", "docs/status.md"])
-def test_links_lead_somewhere(page: str) -> None:
-    path = ROOT / page
-    for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
-        assert (path.parent / target).exists(), f"{page} links to {target}"
+def test_links_lead_somewhere() -> None:
+    """Links between documents name a file that exists, and an anchor that is one of its headings."""
+    problems = []
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").glob("*.md")):
+        for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]+))?\)", path.read_text()):
+            page = (path.parent / target) if target else path
+            if not page.exists():
+                problems.append(f"{path.relative_to(ROOT)} links to {target}")
+            elif anchor and page.suffix == ".md" and anchor not in anchors_of(page):
+                problems.append(f"{path.relative_to(ROOT)} links to {target}#{anchor}")
+    assert not problems, "\n".join(problems)
 
 
-def test_every_make_verb_of_the_readme_exists() -> None:
+def anchors_of(page: pathlib.Path) -> set[str]:
+    """Return the anchors that a page's headings get, numbered where a heading repeats."""
+    anchors: set[str] = set()
+    for heading in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        anchor = re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")
+        count = 0
+        while (name := f"{anchor}-{count}" if count else anchor) in anchors:
+            count += 1
+        anchors.add(name)
+    return anchors
+
+
+def test_every_make_verb_of_the_documents_exists() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for verb in re.findall(r"`make\s([\w-]+)", (ROOT / "README.md").read_text()):
+    text = "".join((ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md", "tests/README.md"))
+    for verb in re.findall(r"`make\s([\w-]+)", text):
         assert re.search(rf"^{verb}:", makefile, re.MULTILINE), verb
 
 

@@ -136,5 +136,5 @@ def check_client_authentication(properties: Mapping[str, str], sasl_file: str) -
     if not sasl_file:
         raise ConfigError(
             "clientAuthProviderFactoryClass: Apache takes the credentials from JAAS, here they are in a file: name it "
-            "in the environment, BK_SASL_FILE (docs/howto/security.md)"
+            "in the environment, BK_SASL_FILE (docs/howto/require-authentication.md)"
         )

@@ -1,6 +1,6 @@
 """Keys of Apache's `bk_server.conf`, 4.16 to 4.18, and what becomes of each. `bk bookie run --conf` reads them.
 
-Source: experience 4, metadata 12, storage 10; the keys: ServerConfiguration and AbstractConfiguration of Apache's.
+Source: metadata 12, storage 11; the keys: ServerConfiguration and AbstractConfiguration of Apache's.
 """
 
 from __future__ import annotations
@@ -159,13 +159,13 @@ SERVER: tuple[Row, ...] = (
         "dataIntegrityStampMissingCookies",
         ("false", ""),
         "ignored: a bookie that has lost directories never starts as if nothing was; `bk bookie recover`, then "
-        "`bk bookie format` (docs/howto/lifecycle.md)",
+        "`bk bookie format` (docs/howto/replace-a-disk.md)",
         Level.DANGER,
     ),
     Different(
         "dataIntegrityChecking",
         ("false", ""),
-        "ignored: cookies are always checked in the strict way, and the scrub looks at what is stored (docs/howto/scrub.md)",
+        "ignored: cookies are always checked in the strict way, and the scrub looks at what is stored (docs/howto/check-for-damage.md)",
     ),
     Different(
         "permittedStartupUsers",
@@ -196,7 +196,7 @@ SERVER: tuple[Row, ...] = (
     Different(
         "gcOverreplicatedLedgerWaitTime",
         ("0", "86400000", ""),
-        "surplus copies are not collected unless asked for: --set gc_surplus_ms=MS (docs/howto/space.md)",
+        "surplus copies are not collected unless asked for: --set gc_surplus_ms=MS (docs/howto/delete-surplus-copies.md)",
     ),
     Different(
         "entryLogPerLedgerEnabled",
@@ -229,7 +229,7 @@ SERVER: tuple[Row, ...] = (
     Different(
         "minUsableSizeForHighPriorityWrites",
         ("",),
-        "in percent here: --set disk_usage_priority_threshold=PERCENT (docs/howto/disks.md)",
+        "in percent here: --set disk_usage_priority_threshold=PERCENT (docs/howto/free-a-full-disk.md)",
     ),
     Different("minUsableSizeForEntryLogCreation", ("",), "in percent here: --set disk_usage_threshold=PERCENT"),
     Different("minUsableSizeForIndexFileCreation", ("",), "in percent here: --set disk_usage_threshold=PERCENT"),

@@ -1,1 +1,1 @@
-"""The client library: connections, writer, reader, repair, logs, and the blocking twin."""
+"""The client library: connections, writer, reader, repair, logs, and the blocking API."""

@@ -1,7 +1,7 @@
-"""`Client`: the ledgers of one cluster. Create, open, recover, delete, list.
+"""`Client`: the ledgers of one cluster. Create, open, recover, delete and list them.
 
-A client owns one session with the metadata store, one set of connections and one memory budget; handles share them.
-It takes a runtime and a driver instead of a URI, so that it runs on the simulator as it does in a process.
+A client owns one session with the metadata store, one set of connections and one memory budget; its handles share them.
+It takes a runtime and a driver instead of a URI, so that the same code runs in the simulator and in a process.
 """
 
 from __future__ import annotations
@@ -51,16 +51,17 @@ from bookies.protocol.ledger.offload import is_given_up
 from bookies.runtime.ports import Runtime, Worker
 from bookies.wire.digest import master_key, package_lac
 
-CREATE_ATTEMPTS_MAX = 100  # ids handed out that turn out to be taken; more means that the id store is broken
+CREATE_ATTEMPTS_MAX = 100  # ids from the store that are already in use; more means that the id store is broken
 TOKEN_BITS = 63
 TIERS = ("auto", "bookies", "offloaded")
 LISTED_AT_ONCE = 32  # records that a listing reads at a time
 
 
 class Client:
-    """The ledgers of one cluster. Made by `bookies.connect`; `driver` is not opened yet and is closed with the client.
+    """The ledgers of one cluster, as `bookies.connect` returns it.
 
-    All methods raise `ClientClosed` after `close`, and `MetadataError` when the metadata store does not answer.
+    `driver` is not open yet; the client opens it and closes it. All methods raise `ClientClosed` after `close`, and
+    `MetadataError` if the metadata store does not answer.
     """
 
     def __init__(self, runtime: Runtime, driver: MetadataDriver, config: ClientConfig | None = None) -> None:
@@ -84,7 +85,7 @@ class Client:
         self._turns = SendScheduler()
         self._writers: WeakValueDictionary[int, LedgerWriter] = WeakValueDictionary()
         self._allows_changes = self.config.ensemble_changes_allowed
-        self._files: Worker | None = None  # waits for files of offloaded ledgers
+        self._files: Worker | None = None  # reads files of offloaded ledgers, which blocks
         self._is_open = False
         self._is_closed = False
 
@@ -93,7 +94,7 @@ class Client:
         return f"<Client {self._driver.uri} {state} {self._pool!r}>"
 
     async def open_session(self) -> Client:
-        """Begin the session with the metadata store. Raises `MetadataError` when there is no such store or cluster."""
+        """Open the session with the metadata store. Raises `MetadataError` if there is no such store or cluster."""
         if not self._is_open:
             await self._driver.open()
             await self._watcher.start()
@@ -101,7 +102,9 @@ class Client:
         return self
 
     async def close(self) -> None:
-        """Drop connections and session. Open writers are not sealed: a recovery decides their end. Idempotent."""
+        """Close connections and session. Idempotent. Open writers are not sealed: recovery determines where their
+        ledgers end.
+        """
         if self._is_closed:
             return
         self._is_closed = True
@@ -144,20 +147,22 @@ class Client:
     ) -> Opening[LedgerWriter]:
         """Create a ledger and return its writer: `await store.create()` or `async with store.create() as ledger`.
 
-        `ensemble`: bookies that share the ledger; `write_quorum`: replicas of each entry (default: all of the
-        ensemble); `ack_quorum`: replicas on disk before an append is confirmed (default: a majority of the write
-        quorum). `digest`: crc32c, crc32, hmac or none. `labels`: stored with the ledger. `timeout`: seconds.
+        * `ensemble`: bookies that share the ledger.
+        * `write_quorum`: replicas of each entry; default: `ensemble`.
+        * `ack_quorum`: replicas on disk before an append is confirmed; default: a majority of the write quorum.
+        * `digest`: crc32c, crc32, hmac or none.
+        * `password`: required later to open, recover or write the ledger.
+        * `labels`: stored in the ledger's metadata.
+        * `ledger_id`: an id that you choose; default: the next free id. Never reuse the id of a deleted ledger: bookies
+          may still hold its entries, and readers could receive them. The metadata store refuses such an id
+          (`MetadataDriver.create_ledger`).
+        * `advanced`: the caller chooses entry ids, in any order, with `write` (see `AdvancedLedgerWriter`).
+        * `deferred_sync`: bookies acknowledge appends before they are on disk; `force` confirms them. The writer ends
+          if a bookie fails.
+        * `timeout`: seconds.
 
-        `ledger_id`: an id of one's own (default: the next one); never one that a ledger had before, also when that is
-        deleted, since bookies may hold its entries for a long time yet and a reader of the new ledger could be given
-        them. The metadata store remembers (`MetadataDriver.create_ledger`).
-
-        `advanced`: entries get their ids from the caller, in any order, with `write` (an `AdvancedLedgerWriter`).
-        `deferred_sync`: appends are acknowledged before they are on disk, and confirmed by `force`; a bookie that fails
-        ends the writer.
-
-        Leaving the block seals the ledger; leaving it by an exception only lets go of it. Raises `InvalidArgument`,
-        `NotEnoughBookies`, `LedgerExists`.
+        Leaving the `async with` block seals the ledger; leaving it by an exception closes the writer without sealing.
+        Raises `InvalidArgument`, `NotEnoughBookies`, `LedgerExists`.
         """
         ensemble, write_quorum, ack_quorum = quorums(ensemble, write_quorum, ack_quorum)
         kind = digest_type_of(digest)
@@ -216,14 +221,15 @@ class Client:
         tier: str = "auto",
         timeout: float | None = None,
     ) -> Opening[LedgerReader]:
-        """Open a ledger for reading and tailing, whether it is sealed or being written. Never disturbs its writer.
+        """Open a ledger for reading and tailing, sealed or not. Never disturbs its writer.
 
-        `digest` matters only for ledgers whose metadata does not name it (written before 4.2). `tier`: where the
-        entries of an offloaded ledger are read: "bookies", "offloaded" (its Parquet files, which needs pyarrow), or
-        "auto": its files once the bookies need not have them any more. `timeout`: seconds.
+        * `digest`: used only if the ledger's metadata does not name one (written before 4.2).
+        * `tier`: where entries of an offloaded ledger are read from: "bookies", "offloaded" (its Parquet files, which
+          needs pyarrow), or "auto" (the files once the bookies may drop the entries).
+        * `timeout`: seconds.
 
-        Raises `LedgerNotFound`, `Unauthorized` (wrong password), `NotSupported` (not offloaded, or no pyarrow), and
-        for a ledger that is not sealed `ReadFailed` or `BookieTimeout` when too few of its bookies answer.
+        Raises `LedgerNotFound`, `Unauthorized` (wrong password), `NotSupported` (not offloaded, or no pyarrow). Raises
+        `ReadFailed` or `BookieTimeout` if the ledger is not sealed and too few of its bookies answer.
         """
         ledger_id = any_ledger_id(ledger_id)
         if tier not in TIERS:
@@ -247,7 +253,9 @@ class Client:
         return Opening(make, timeout, f"open ledger {ledger_id}")
 
     def _open_files(self, record: LedgerMetadata) -> tuple[Worker, OffloadedFiles]:
-        """See `view.OpenFiles`."""
+        """Return the copy that the record names and the worker that reads it: an `OpenFiles` (see
+        `read/reader_state.py`).
+        """
         files = OffloadedFiles(record)
         if self._files is None:
             self._files = self._runtime.workers.start("files")
@@ -261,13 +269,16 @@ class Client:
         digest: str | DigestType | None = None,
         timeout: float | None = None,
     ) -> Opening[LedgerReader]:
-        """End a ledger whose writer is gone: fence it, find its last entry, seal it; returns it open for reading.
+        """Recover a ledger whose writer has failed: fence it, find its last entry, seal it. Returns it open for
+        reading.
 
-        Whatever was confirmed to the writer is kept; a writer that is still alive gets `LedgerFenced`. A ledger that
-        is sealed already is only opened. `digest`: as in `open`. `timeout`: seconds.
+        Every entry that was confirmed to the writer is kept. A writer that is still alive gets `LedgerFenced`. A ledger
+        that is already sealed is only opened.
 
-        Raises `LedgerNotFound`, `Unauthorized`, `BookieTimeout`, `RecoveryFailed` (too few bookies answered; nothing
-        is lost, repeat it).
+        `digest`: as in `open`. `timeout`: seconds.
+
+        Raises `LedgerNotFound`, `Unauthorized`, `BookieTimeout`, and `RecoveryFailed` (too few bookies answered; no
+        data is lost, repeat the call).
         """
         ledger_id = any_ledger_id(ledger_id)
         kind = None if digest is None else digest_type_of(digest)
@@ -294,9 +305,10 @@ class Client:
         return Opening(make, timeout, f"recover ledger {ledger_id}")
 
     async def delete(self, ledger_id: int, *, timeout: float | None = None) -> None:
-        """Delete a ledger for ever; bookies free its space later. One that does not exist counts as deleted.
+        """Delete a ledger permanently. Bookies free its space later. Succeeds if the ledger does not exist.
 
-        Recover a ledger first if its writer may be alive: it would go on confirming entries that nobody can find.
+        Recover the ledger first if its writer may be alive; otherwise the writer continues to confirm entries that
+        cannot be read.
         """
         self._check_open()
         ledger_id = whole_number("ledger_id", ledger_id)
@@ -304,23 +316,24 @@ class Client:
             await repeated(self._runtime, partial(self._driver.delete_ledger, ledger_id))
 
     async def metadata(self, ledger_id: int, *, timeout: float | None = None) -> LedgerMetadata:
-        """What the metadata store knows of a ledger; no bookie is asked. Raises `LedgerNotFound`."""
+        """Return the ledger's record in the metadata store, without asking a bookie. Raises `LedgerNotFound`."""
         ledger_id = any_ledger_id(ledger_id)
         async with TimeLimit(timeout, f"read the metadata of ledger {ledger_id}"):
             return (await self._read_record(ledger_id)).metadata
 
     async def is_sealed(self, ledger_id: int, *, timeout: float | None = None) -> bool:
-        """Whether a ledger has ended; only the metadata store is asked. Raises `LedgerNotFound`."""
+        """Report whether a ledger is sealed, by its record in the metadata store. Raises `LedgerNotFound`."""
         return (await self.metadata(ledger_id, timeout=timeout)).is_closed
 
     async def ledgers(
         self, label: tuple[str, str | bytes] | None = None, *, unreadable: list[MetadataCorrupt] | None = None
     ) -> AsyncIterator[LedgerMetadata]:
-        """The records of all ledgers, by ascending id; with `label` (name, value) only of those that carry it.
+        """Iterate over the records of all ledgers, by ascending id; with `label` (name, value) only those that carry
+        it.
 
-        Complete for every ledger that exists during the whole iteration; those deleted meanwhile may be missing. A
-        record that cannot be read is an error, `MetadataCorrupt`; with `unreadable` it is added there, and the others
-        follow.
+        Includes every ledger that exists during the whole iteration; ledgers deleted meanwhile may be missing. A record
+        that cannot be read raises `MetadataCorrupt`. With `unreadable`, the error is appended to that list and the
+        iteration continues.
         """
         self._check_open()
         wanted = _packed_labels(dict([label] if label else []))
@@ -332,35 +345,39 @@ class Client:
                         yield record
 
     async def placement(self, ledger_id: int, *, timeout: float | None = None) -> list[FragmentPlacement]:
-        """Where the replicas of each fragment are, and whether that is as this client's settings want it.
+        """Return the replicas of each fragment, and how well they meet this client's placement policy.
 
-        No bookie is asked. Raises `LedgerNotFound`, and `ConfigError` when the locations cannot be learnt.
+        Asks no bookie. Raises `LedgerNotFound`, and `ConfigError` if the bookies' locations cannot be determined.
         """
         ledger_id = any_ledger_id(ledger_id)
-        async with TimeLimit(timeout, f"tell where the replicas of ledger {ledger_id} are"):
+        async with TimeLimit(timeout, f"locate the replicas of ledger {ledger_id}"):
             record = (await self._read_record(ledger_id)).metadata
             await self._locations.learn(list(dict.fromkeys(bookie for _, each in record.ensembles for bookie in each)))
             return receipt(record, self._watcher.topology, self._watcher.policy)
 
     async def bookies(self, *, timeout: float | None = None) -> list[BookieStatus]:
-        """Every bookie of the cluster, sorted by id, with its mode ("writable", "read-only" or "down") and location."""
+        """List every bookie of the cluster, sorted by id, with its mode ("writable", "read-only" or "down") and
+        location.
+        """
         self._check_open()
         async with TimeLimit(timeout, "list the bookies"):
             return await self._watcher.statuses()
 
     async def bookie_space(self, bookie: BookieId) -> tuple[int, int]:
-        """(total, free) bytes of a bookie's disks, as it says. Raises `BookieUnreachable`."""
+        """Return the (total, free) bytes of a bookie's disks, as the bookie reports them. Raises `BookieUnreachable`."""
         self._check_open()
         return await self._pool.bookie_info(bookie_id(bookie))
 
     async def list_entries(self, bookie: BookieId, ledger_id: int) -> list[range]:
-        """Which entries of a ledger a bookie holds, as ranges. Raises `LedgerUnknownToBookie`, `BookieUnreachable`."""
+        """List the entries of a ledger that a bookie holds, as ranges. Raises `LedgerUnknownToBookie`,
+        `BookieUnreachable`.
+        """
         self._check_open()
         return await self._pool.list_entries(bookie_id(bookie), whole_number("ledger_id", ledger_id))
 
     # -- logs ----------------------------------------------------------------------------------------------------
     def log(self, name: str, *, password: bytes = b"") -> Log:
-        """The log of that name, a list of ledgers that goes on for ever; nobody is asked yet. See `Log`.
+        """Return a handle for the log of that name, an unbounded sequence of ledgers. Sends no request. See `Log`.
 
         `password`: of all its ledgers. Raises `InvalidArgument`.
         """
@@ -368,13 +385,13 @@ class Client:
         return Log(self, self._runtime, self._driver, name, password)
 
     def transactions(self, *, password: bytes = b"") -> TransactionContext:
-        """For transactions over several logs, and those that many processes write: see `client/log/transaction.py`."""
+        """Return the context of transactions over several logs or many processes. See `client/log/transaction.py`."""
         self._check_open()
         _check_password(password)
         return TransactionContext(self, self._runtime, self._driver, password)
 
     async def logs(self, prefix: str = "", *, timeout: float | None = None) -> list[str]:
-        """The names of all logs that begin with `prefix`, sorted."""
+        """List the names of all logs that begin with `prefix`, sorted."""
         self._check_open()
         async with TimeLimit(timeout, "list the logs"):
             return [name.removeprefix(LOGS) for name in await self._driver.record_names(LOGS + prefix)]
@@ -383,10 +400,10 @@ class Client:
     def administration(
         self, *, password: bytes = b"", digest: str | DigestType = "crc32", owner: str = ""
     ) -> Administration:
-        """Tools for whoever looks after the cluster: check ledgers, copy what a lost bookie held to others.
+        """Return the tools of a cluster operator: check ledgers, and copy the replicas of lost bookies to others.
 
-        They need no password: `password` and `digest` count only for ledgers whose metadata has none (before 4.2).
-        `owner`: of the locks of ledgers while they are copied, for people who ask who has them.
+        * `password`, `digest`: used only for ledgers whose metadata has none (before 4.2); no others need them.
+        * `owner`: holder's name in the locks of ledgers that are being copied, shown to operators.
         """
         self._check_open()
         _check_password(password)
@@ -406,8 +423,8 @@ class Client:
     def allow_ensemble_changes(self, allowed: bool) -> None:
         """Switch the replacement of failed bookies on or off, for every writer of this client (client-protocol 2.9).
 
-        While it is off, entries go to a bookie that fails again and again, and metadata does not change: for planned
-        work on many bookies. Starts as the setting `ensemble_changes_allowed`.
+        While it is off, writers keep retrying a failed bookie and the metadata does not change: for planned work on
+        many bookies. The initial value is the setting `ensemble_changes_allowed`.
         """
         self._allows_changes = switch("allow_ensemble_changes", allowed)
         for writer in list(self._writers.values()):
@@ -415,7 +432,7 @@ class Client:
 
     # -- parts ---------------------------------------------------------------------------------------------------
     def _announcing(self, metadata: LedgerMetadata, password: bytes) -> Announce:
-        """How a writer of the ledger tells a bookie of its last add confirmed."""
+        """Return the function that sends a ledger's last add confirmed to a bookie."""
         keys = keys_of(metadata, password)
         key = master_key(password)
 
@@ -441,7 +458,7 @@ class Client:
         return await self._driver.read_ledger(ledger_id)
 
     async def _create_record(self, record_of: Callable[[int], LedgerMetadata], chosen: int | None) -> Versioned:
-        """Store the record under the chosen id or a fresh one. Source: client-protocol 2.2."""
+        """Store the record under the chosen id or a new one. Source: client-protocol 2.2."""
         if chosen is not None:
             return await repeated(self._runtime, partial(self._driver.create_ledger, record_of(chosen)))
         for _ in range(CREATE_ATTEMPTS_MAX):
@@ -449,7 +466,7 @@ class Client:
             try:
                 return await repeated(self._runtime, partial(self._driver.create_ledger, record))
             except LedgerExists:
-                continue  # Somebody chose this id by hand, and may have deleted the ledger since.
+                continue  # A caller chose this id explicitly, and may have deleted the ledger since.
         raise LedgerExists(f"the last {CREATE_ATTEMPTS_MAX} ids that the metadata store handed out were taken")
 
     async def _record_or_none(self, ledger_id: int, unreadable: list[MetadataCorrupt] | None) -> LedgerMetadata | None:

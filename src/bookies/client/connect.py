@@ -1,4 +1,4 @@
-"""`connect`: a client of a real cluster, by the URI of its metadata store."""
+"""`connect`: a client for a running cluster, given the URI of its metadata store."""
 
 from __future__ import annotations
 
@@ -65,12 +65,16 @@ def connect(
 ) -> Opening[Client]:
     """Connect to the cluster whose metadata store is at `uri`: `async with connect(uri) as store`, or await it.
 
-    URIs: `file:DIRECTORY` (embedded, for one machine), `memory:NAME` (this process), `zk://HOST:2181/ledgers`
-    (ZooKeeper, Apache's layout; needs the extra `zookeeper`), `etcd://HOST:2379/SCOPE` (etcd; needs
-    the extra `etcd`). The other keywords are the fields of `ClientConfig`; what is neither given here nor in `config`
-    comes from BK_... environment variables.
-    `timeout`: seconds. Raises `ConfigError`, `InvalidArgument`, and `MetadataError` when there is no such store, or no
-    cluster in it: a client never makes one.
+    * `file:DIRECTORY`: embedded store, for one machine.
+    * `memory:NAME`: store in this process.
+    * `zk://HOST:2181/ledgers`: ZooKeeper, in Apache's layout; needs the extra `zookeeper`.
+    * `etcd://HOST:2379/SCOPE`: etcd; needs the extra `etcd`.
+
+    The other keywords are the fields of `ClientConfig`. A field that is set neither here nor in `config` comes from its
+    BK_... environment variable. `timeout`: seconds.
+
+    Raises `ConfigError` and `InvalidArgument`. Raises `MetadataError` if the store or a cluster in it does not exist: a
+    client never creates one.
     """
     if not isinstance(uri, str):
         raise InvalidArgument(f"uri={uri!r}: must be text, as 'file:DIRECTORY', not {type(uri).__name__}")

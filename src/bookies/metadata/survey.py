@@ -1,4 +1,4 @@
-"""What there is in a metadata store, in numbers, and whether it stands still enough to be moved."""
+"""Survey of a metadata store: the number of its records, and the reasons not to move the cluster now."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from bookies.model import BookieId, BookieMode, LedgerMetadata
 
 @dataclass(slots=True)
 class Survey:
-    """What there is in a store. `open_ledgers`: ids; `ledgers`: by state, in lower case, and `damaged`;
-    `marks`: ledgers marked under-replicated.
+    """Contents of a store. `bookies`: registered, by mode. `marks`: number of ledgers marked under-replicated.
+    `ledgers`: counts by state, in lower case, and `damaged`. `open_ledgers`: ids of ledgers that are not closed.
     """
 
     bookies: dict[str, tuple[BookieId, ...]]
@@ -29,7 +29,7 @@ class Survey:
 
 
 async def survey(driver: MetadataDriver, progress: Callable[[int], None] = lambda count: None) -> Survey:
-    """Look at everything once. `progress`: ledgers so far. Raises `MetadataError`."""
+    """Read the whole store once. `progress`: called with the number of ledgers so far. Raises `MetadataError`."""
     bookies = {mode.value: (await driver.bookies(mode)).bookies for mode in (BookieMode.WRITABLE, BookieMode.READ_ONLY)}
     cookies = (await driver.all_bookies()).bookies
     records = len([name for name in await driver.record_names("") if name != MARK])
@@ -46,17 +46,17 @@ async def survey(driver: MetadataDriver, progress: Callable[[int], None] = lambd
 
 
 def objections(found: Survey) -> list[str]:
-    """Why a cluster should not be moved as it is now: it would go on changing in the old store."""
+    """Return the reasons not to move the cluster now: it would continue to change in the old store."""
     texts = []
     running = [bookie for bookies in found.bookies.values() for bookie in bookies]
     if running:
         texts.append(
-            f"{some(running, 'bookie')} registered: they, and the writers on them, go on in the old store, and what "
-            "they change there is lost. Stop all clients, then all bookies"
+            f"{some(running, 'bookie')} registered: they and their writers continue to use the old store, and their "
+            "changes there are lost. Stop all clients, then all bookies"
         )
     if found.open_ledgers:
         texts.append(
-            f"{some(found.open_ledgers, 'ledger')} not closed: somebody may be writing to them. Stop all clients, and "
-            "end the ledgers while the bookies still run: bk ledger recover"
+            f"{some(found.open_ledgers, 'ledger')} not closed: clients may be writing to them. Stop all clients, and "
+            "close the ledgers while the bookies still run: bk ledger recover"
         )
     return texts

@@ -1,7 +1,7 @@
-"""Metadata URIs: which store a cluster lives in, as text.
+"""Metadata URIs: the text that names a cluster's metadata store.
 
-`memory:` is a store of its own, `memory:NAME` one that everybody in this process shares under that name, `file:DIR`
-the embedded store in a directory, `zk+hierarchical://HOST:2181;HOST:2181/ledgers` a cluster in ZooKeeper, and
+`memory:` is a private store, `memory:NAME` a store that all users of that name in this process share, `file:DIR` the
+embedded store in a directory, `zk+hierarchical://HOST:2181;HOST:2181/ledgers` a cluster in ZooKeeper, and
 `etcd://HOST:2379;HOST:2379/SCOPE` one in etcd, both in Apache's layout. Source: metadata 1.
 """
 
@@ -17,19 +17,19 @@ from bookies.metadata.interface import MetadataDriver
 from bookies.runtime.ports import Runtime
 
 FORMS = "file:DIR, memory:, memory:NAME, zk://HOST:2181/ledgers or etcd://HOST:2379/SCOPE"
-LEASE_MS = 10_000  # a registration that is not renewed for so long is gone
+LEASE_MS = 10_000  # a registration ends if it is not renewed for this time
 
 
 def connect(uri: str, runtime: Runtime, *, lease_ms: int = LEASE_MS, may_create: bool = True) -> MetadataDriver:
-    """A driver for the store that the URI names, not opened yet.
+    """Return a driver for the store that the URI names, not opened yet.
 
-    `lease_ms`: how long registrations outlive a process that dies. `may_create`: opening makes a store where there is
-    none, which is for those who begin a cluster; others would only hide that they look in the wrong place.
-    Raises `ConfigError` for what is no such URI, and for a store whose client library is not installed.
+    `lease_ms`: time that registrations outlive a process that dies. `may_create`: opening creates a missing store. Only
+    a process that begins a cluster sets it: for others, an error reveals a wrong URI.
+    Raises `ConfigError` for an invalid URI, and for a store whose client library is not installed.
     """
     scheme, colon, rest = uri.strip().partition(":")
-    kind = scheme.lower().split("+")[0]
-    connector = _REMOTE.get(kind) or _CONNECTORS.get(scheme.lower())
+    driver = scheme.lower().split("+")[0]
+    connector = _REMOTE.get(driver) or _CONNECTORS.get(scheme.lower())
     if not colon or connector is None:
         raise ConfigError(f"{uri!r} is not a metadata URI: expected {FORMS}")
     return connector(uri, rest, runtime, lease_ms, may_create)
@@ -37,12 +37,12 @@ def connect(uri: str, runtime: Runtime, *, lease_ms: int = LEASE_MS, may_create:
 
 def _connect_memory(uri: str, name: str, runtime: Runtime, lease_ms: int, may_create: bool) -> MetadataDriver:
     if not re.fullmatch(r"[A-Za-z0-9._-]*", name):
-        raise ConfigError(f"{uri!r}: the name of a memory store is made of letters, digits, '-', '.' and '_'")
+        raise ConfigError(f"{uri!r}: the name of a memory store may have only letters, digits, '-', '.' and '_'")
     return MemoryDriver(shared_store(name) if name else MemoryStore(), runtime)
 
 
 def _connect_file(uri: str, path: str, runtime: Runtime, lease_ms: int, may_create: bool) -> MetadataDriver:
-    # Reading a database is none of the start-up cost of those who use another store, or none.
+    # Imported here, so that programs with another store, or none, do not load a database library.
     from bookies.metadata.embedded import EmbeddedDriver
 
     if path.startswith("//"):
@@ -88,7 +88,7 @@ def _connect_etcd(uri: str, rest: str, runtime: Runtime, lease_ms: int, may_crea
     return EtcdDriver(uri.strip(), etcd, runtime, place.scope, lease_ms=lease_ms, may_create=may_create)
 
 
-_REMOTE = {"zk": _connect_zookeeper, "etcd": _connect_etcd}  # by what stands before the + in their scheme
+_REMOTE = {"zk": _connect_zookeeper, "etcd": _connect_etcd}  # by the part of the scheme before the +
 _CONNECTORS: dict[str, Callable[[str, str, Runtime, int, bool], MetadataDriver]] = {
     "memory": _connect_memory,
     "file": _connect_file,

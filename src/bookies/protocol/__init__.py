@@ -1,1 +1,1 @@
-"""Pure decisions: no IO, no clock, no random source of their own."""
+"""Decisions of the protocol as pure code: no IO, no clock, no random source of its own."""

@@ -71,7 +71,7 @@ class LedgerStore(StoreWrites, StoreReads):
             await parts.disks.measure(parts.checkpointer.worker)
             self._running.append(parts.checkpointer.serve(self._tasks, parts.journals))
             for journal in parts.journals:
-                journal.on_short = parts.disks.look_now
+                journal.on_short = parts.disks.measure_now
             self._misses_journal = not all(journal.is_open for journal in parts.journals)
             if self._misses_journal:
                 self._events.error("storage.journals_wait", reason=self.read_only_reason)
@@ -151,7 +151,7 @@ class LedgerStore(StoreWrites, StoreReads):
                 await parts.checkpointer.seal()
                 for journal in parts.journals:
                     await journal.discard_spares()
-                good = parts.health.good(parts.directories.ledgers)
+                good = parts.health.healthy(parts.directories.ledgers)
                 await parts.checkpointer.worker.run(parts.directories.mark_clean, good)
             await self._tasks.stop()
         finally:
@@ -248,7 +248,7 @@ class LedgerStore(StoreWrites, StoreReads):
 
     def _changed(self) -> None:
         """Room was made, a directory has failed, or the mode may have changed."""
-        if self._parts is not None and self._parts.health.has_news and not self._is_stopping:
+        if self._parts is not None and self._parts.health.has_new_failures and not self._is_stopping:
             reacting = self._parts.failover.react(self._parts.checkpointer.worker)
             self._tasks.start(self._react(reacting), "giving up a directory")
         if self.collector is not None and self._parts is not None:

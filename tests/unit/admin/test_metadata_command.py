@@ -185,7 +185,7 @@ def test_what_is_no_dump_is_refused_before_anything_is_made(
     for changes in ({"next_id": -5}, {"spent": [[5, 2]]}, {"spent": [[-1, 2]]}):
         assert "of kind ids cannot be read" in load({ids: changes})
     assert "'../LAYOUT' is not a bookie id" in load({cookie: {"bookie": "../LAYOUT"}})
-    assert "is no name of a record" in load({record: {"name": "../x"}})
+    assert "is not a record name" in load({record: {"name": "../x"}})
     load({record: {"name": 5}})
     for text in (b"\xff\xfe\n", b"[" * 100_000):
         dump.write_bytes(text)

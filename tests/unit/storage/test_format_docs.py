@@ -1,4 +1,4 @@
-"""The examples of `docs/formats` are bytes that the code writes, and their tables name what the code knows."""
+"""The examples of docs/reference/formats are bytes that the code writes, and their tables name what the code knows."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_entry_log() -> None:
 
 def test_index() -> None:
     slots = b"".join(entry_log_format.location(31, offset).to_bytes(8, "big") for offset in (0x404, 0x431))
-    check("index.md", index_format.pack_header(index_format.IndexHeader(KEY, 1, LAC)) + slots)
+    check("index-file.md", index_format.pack_header(index_format.IndexHeader(KEY, 1, LAC)) + slots)
 
 
 def test_rocksdb() -> None:

@@ -1,4 +1,4 @@
-"""`bk cookie`: the cookies of bookies in the metadata store, one by one; see docs/howto/lifecycle.md for what they guard."""
+"""`bk cookie`: the cookies of bookies in the metadata store, one by one; see docs/howto/fix-a-refused-start.md for what they guard."""
 
 from __future__ import annotations
 

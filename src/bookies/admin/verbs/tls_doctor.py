@@ -84,7 +84,7 @@ def of_bookie(name: str, host: str, port: int, config: ClientConfig) -> Iterator
             yield Finding(
                 "warn",
                 f"{name} at {host}:{port} does not offer TLS",
-                "give it tls_certificate and tls_key (docs/howto/security.md)",
+                "give it tls_certificate and tls_key (docs/howto/encrypt-connections.md)",
             )
             return
         context = _context(config, checks=False)

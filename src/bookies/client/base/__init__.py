@@ -1,4 +1,4 @@
-"""What every part of the client uses: entries, handles, argument checks, settings of one ledger."""
+"""Foundations shared by the whole client: entries, handles, argument checks, access to one ledger's record."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Bookies that operators have said something of: in maintenance or being emptied, so that no new data goes to them.
+"""Bookies that operators put into maintenance or drain: they receive no new data.
 
-Read when a client first chooses bookies, and again when the record changes. Whatever fails here counts as nothing said:
-notes must never keep a cluster from working. Source: pains 34 and 38.
+The notes are read before a client first chooses bookies, and again after the record changes. A failed read counts as
+"no notes": notes must never keep a cluster from working. Source: pains 34 and 38.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bookies.model import BookieId
 
 
 class AnnouncedNotes:
-    """For one client. `on_change`: called when `learn` has something to read."""
+    """The operators' notes on bookies, for one client. `on_change`: called when `learn` has something to read."""
 
     def __init__(self, driver: MetadataDriver, wall_ms: Callable[[], int], on_change: Callable[[], None]) -> None:
         self._reader = BookieNotes(driver, wall_ms)
@@ -27,7 +27,9 @@ class AnnouncedNotes:
         self._is_stale = True
 
     def avoided(self) -> list[BookieId]:
-        """Those that get no new data now; leases that have run out since they were read do not count."""
+        """List the bookies that must get no new data now. Leases that have expired since the notes were read do not
+        count.
+        """
         notes = self._notes.by_bookie
         if not notes:
             return []
@@ -39,7 +41,7 @@ class AnnouncedNotes:
         ]
 
     async def learn(self) -> None:
-        """Read what is not known. The store not answering is no error: it is tried again the next time."""
+        """Read the notes unless they are current. If the store does not answer, the next call tries again."""
         if not self._is_stale:
             return
         self._is_stale = False
@@ -57,7 +59,7 @@ class AnnouncedNotes:
         self._notes = notes
 
     def stop(self) -> None:
-        """Idempotent."""
+        """Stop watching. Idempotent."""
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None

@@ -1,4 +1,4 @@
-"""What public calls check of their arguments, and how they say that time is up: at once, and in one voice."""
+"""Checks of the arguments of public calls, and their time limits, with uniform messages."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bookies.model import BookieId
 from bookies.protocol.ledger.ledger import check_quorums
 from bookies.protocol.log import Position
 
-NUMBER_MAX = (1 << 63) - 1  # of ids and counts: they travel as int64
+NUMBER_MAX = (1 << 63) - 1  # of ids and counts, which are int64 on the wire
 
 
 def whole_number(name: str, value: object, low: int | None = 0, high: int = NUMBER_MAX) -> int:
-    """The value as an int, also of types that count as one, as numpy's; not text, fractions, truth or None.
+    """Return the value as an int, also if its type counts as one, as numpy's do; text, fractions, bool and None do not.
 
-    `name`: what the caller knows it by. `low` None: whoever asks looks at that bound himself. Raises `InvalidArgument`.
+    `name`: the argument's name, for the message. `low` None: the caller checks that bound. Raises `InvalidArgument`.
     """
     number = value if type(value) is int else _as_int(name, value)  # The check of a protocol costs microseconds.
     if number > high:
@@ -36,7 +36,7 @@ def _as_int(name: str, value: object) -> int:
 
 
 def quorums(ensemble: int, write_quorum: int | None, ack_quorum: int | None) -> tuple[int, int, int]:
-    """The three numbers of a ledger. None: all of the ensemble, and a majority of the write quorum.
+    """Return the three sizes of a ledger, with defaults: all of the ensemble, and a majority of the write quorum.
 
     Raises `InvalidArgument`.
     """
@@ -48,47 +48,47 @@ def quorums(ensemble: int, write_quorum: int | None, ack_quorum: int | None) -> 
 
 
 def any_ledger_id(value: object) -> int:
-    """Of a ledger that ought to exist: a number out of range is no mistake of its own, there is just no such ledger."""
+    """Return the id of a ledger that should exist. A number out of range is accepted: no ledger has that id."""
     return whole_number("ledger_id", value, None)
 
 
 def position(name: str, value: object) -> Position:
-    """A place in a log: a `Position`, or a pair of numbers. Raises `InvalidArgument`."""
+    """Return a position in a log: a `Position`, or a pair of numbers. Raises `InvalidArgument`."""
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise InvalidArgument(f"{name}={value!r}: must be a Position, the id of a ledger and that of an entry")
     return Position(whole_number(f"{name}.ledger_id", value[0]), whole_number(f"{name}.entry_id", value[1]))
 
 
 def bookie_id(value: object) -> BookieId:
-    """The name of a bookie. Raises `InvalidArgument`."""
+    """Return the id of a bookie. Raises `InvalidArgument`."""
     if not isinstance(value, str) or not value:
         raise InvalidArgument(f"bookie={value!r}: must be the id of a bookie, which is text")
     return BookieId(value)
 
 
 def bookie_ids(name: str, value: object) -> list[BookieId]:
-    """Names of bookies, each once, in their order. Raises `InvalidArgument`, also for a single one."""
+    """Return ids of bookies in their order, without duplicates. Raises `InvalidArgument`, also for a single string."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise InvalidArgument(f"{name}={value!r}: must be a list of bookies, as [{value!r}]")
     return list(dict.fromkeys(map(bookie_id, value)))
 
 
 def percentage_of(value: object) -> float:
-    """A share in percent. Raises `InvalidArgument`."""
+    """Return a percentage, 0 to 100. Raises `InvalidArgument`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 100:
         raise InvalidArgument(f"percentage={value!r}: must be a number, 0 to 100")
     return value
 
 
 def switch(name: str, value: object) -> bool:
-    """True or False, and nothing that only counts as such: the text "no" would be True. Raises `InvalidArgument`."""
+    """Return a bool. Raises `InvalidArgument` for any other type: as a truth value, the text "no" would be True."""
     if not isinstance(value, bool):
         raise InvalidArgument(f"{name}={value!r}: must be True or False")
     return value
 
 
 def rate(name: str, value: float | None) -> float | None:
-    """A number above 0, or None. Raises `InvalidArgument`."""
+    """Return a number above 0, or None. Raises `InvalidArgument`."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
@@ -97,7 +97,7 @@ def rate(name: str, value: float | None) -> float | None:
 
 
 def seconds(timeout: float | None) -> float | None:
-    """A time-out. Raises `InvalidArgument` for what is no time."""
+    """Return a timeout in seconds, or None. Raises `InvalidArgument`."""
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
@@ -106,9 +106,9 @@ def seconds(timeout: float | None) -> float | None:
 
 
 class TimeLimit:
-    """`asyncio.timeout`, whose error says what was not done within how many seconds. `timeout` None: no limit.
+    """`asyncio.timeout` with an error that names the operation and the seconds. `timeout` None: no limit.
 
-    Raises `InvalidArgument` when it is made.
+    Raises `InvalidArgument` on construction.
     """
 
     __slots__ = ("_limit", "_timeout", "_what")
@@ -130,5 +130,5 @@ class TimeLimit:
             return
         try:
             await self._limit.__aexit__(kind, error, traceback)
-        except TimeoutError as mute:  # Somebody else's passes by as `error`.
+        except TimeoutError as mute:  # A timeout of another limit is re-raised as `error`.
             raise TimeoutError(f"{self._what}: not done within {self._timeout:g} s") from mute

@@ -1,7 +1,7 @@
-"""The health of bookies as one client sees it: the shell of `protocol/ledger/bookie_health.py`, with a clock and probes.
+"""Health of bookies as one client observes it: the shell of `protocol/ledger/bookie_health.py`, with clock and probes.
 
-Whoever asks for an order or a rank also moves things on: a bookie whose pause is over is probed in the background, so
-clients spend nothing on bookies that they do not need.
+Asking for an order or a rank also starts due probes: a bookie whose pause is over is probed in the background. So
+clients never probe bookies that they do not need.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from bookies.config import ClientConfig
 from bookies.model import BookieId
 from bookies.protocol.ledger.bookie_health import CircuitBreakers, Rank, ResponseTimes
 
-READ = "read"  # kinds of requests: one entry, or many
+READ = "read"  # requests of one entry, or of many
 READ_BATCH = "read batch"
 
 
 class BookieHealth:
-    """Shared by everything that chooses among bookies. `probe`: starts a probe; its success is reported by
-    `succeeded`, its failure by `failed`, as those of all requests. Methods take what the core takes, without the time.
+    """Circuit breakers and response times of bookies, shared by everything that chooses among them.
+
+    `probe`: starts a probe, which reports to `succeeded` or `failed` as every request does. Methods take the core's
+    arguments, without the time.
     """
 
     def __init__(self, config: ClientConfig, probe: Callable[[BookieId], None]) -> None:
@@ -31,20 +33,20 @@ class BookieHealth:
         self._delay_max_s = max(config.hedge_delay_max_ms, config.hedge_delay_min_ms) / 1000
 
     def failed(self, bookie: BookieId) -> None:
-        """It could not be reached, or did not answer in time."""
+        """Record that the bookie could not be reached, or did not answer in time."""
         self._breakers.failed(bookie, self._loop.time())
 
     def succeeded(self, bookie: BookieId) -> None:
-        """It answered, whatever it said."""
+        """Record that the bookie answered, with any status."""
         self._breakers.succeeded(bookie, self._loop.time())
 
     def observe(self, bookie: BookieId, kind: str, seconds: float) -> None:
-        """It answered a request of this kind after so long."""
+        """Record that the bookie answered a request of this kind after `seconds`."""
         self._times.observe(bookie, kind, seconds)
         self.succeeded(bookie)
 
     def rank(self, bookie: BookieId) -> Rank:
-        """0: healthy; 1: failed a while ago, being probed; 2: failed within the last seconds."""
+        """Return 0: healthy; 1: failed a while ago, being probed; 2: failed within the last seconds."""
         if not self._breakers.knows(bookie):
             return Rank.HEALTHY
         now = self._loop.time()
@@ -53,7 +55,7 @@ class BookieHealth:
         return self._breakers.rank(bookie, now)
 
     def order(self, bookies: Iterable[BookieId]) -> list[BookieId]:
-        """All of them, healthy ones first; otherwise in the given order."""
+        """Return all of the bookies, healthy ones first, otherwise in the given order."""
         now = self._loop.time()
         ordered = self._breakers.order(bookies, now)
         for bookie in reversed(ordered):
@@ -64,7 +66,7 @@ class BookieHealth:
         return ordered
 
     def ailing(self) -> dict[BookieId, Rank]:
-        """Those that are not healthy, with their ranks, the best first. Suspects among them are probed."""
+        """Return the bookies that are not healthy, with their ranks, best rank first. Probes those that are due."""
         now = self._loop.time()
         ranks = self._breakers.ailing(now)
         for bookie in ranks:
@@ -73,9 +75,10 @@ class BookieHealth:
         return ranks
 
     def hedge_delay_s(self, bookie: BookieId, kind: str = READ) -> float:
-        """When this bookie has not answered after so many seconds, another one is worth asking too.
+        """Return the seconds without an answer after which another replica should be asked too.
 
-        Between `hedge_delay_min_ms` and `hedge_delay_max_ms`; the latter while too little is known.
+        The value lies between `hedge_delay_min_ms` and `hedge_delay_max_ms`; it is the maximum until enough answers
+        were timed.
         """
         late = self._times.late_after_s(bookie, kind)
         return self._delay_max_s if late is None else min(max(late, self._delay_min_s), self._delay_max_s)

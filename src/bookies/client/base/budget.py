@@ -1,4 +1,4 @@
-"""A hard limit on memory, in bytes, that waits in order of arrival instead of growing."""
+"""A hard memory limit in bytes, granted in order of arrival."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from bookies.errors import InvalidArgument
 
 
 class MemoryBudget:
-    """What the writers of one client may hold: entries that not every replica has answered.
+    """Memory of the entries that the writers of one client hold until every replica has answered.
 
-    Counted from `append` until each replica has answered or was replaced, not only until the ack quorum is reached:
-    one slow bookie must stop the writer, not fill the memory.
+    An entry counts from `append` until each replica has answered or was replaced, not only until the ack quorum is
+    reached: a slow bookie must stop the writer, not fill the memory.
     """
 
     def __init__(self, limit: int) -> None:
@@ -24,18 +24,18 @@ class MemoryBudget:
         return f"<MemoryBudget {self.used:,} of {self.limit:,} bytes used, {len(self._waiters)} waiting>"
 
     def try_acquire(self, size: int) -> bool:
-        """Take `size` bytes now, unless that needs waiting."""
+        """Take `size` bytes if they are free and no other caller waits; report whether it did."""
         if self._waiters or self.used + size > self.limit:
             return False
         self.used += size
         return True
 
     def take(self, size: int) -> None:
-        """Take `size` bytes whether they are free or not: for what others who hold memory are waiting for."""
+        """Take `size` bytes even beyond the limit: for an entry that the current holders of memory wait for."""
         self.used += size
 
     async def acquire(self, size: int) -> None:
-        """Take `size` bytes as soon as they are free. Raises `InvalidArgument` when they never will be."""
+        """Wait for `size` free bytes and take them. Raises `InvalidArgument` if they exceed the limit."""
         if size > self.limit:
             raise InvalidArgument(f"{size:,} bytes at once exceed the memory_limit of {self.limit:,}")
         if self.try_acquire(size):
@@ -53,7 +53,7 @@ class MemoryBudget:
             raise
 
     def release(self, size: int) -> None:
-        """Give bytes back; wakes who waits for them."""
+        """Return bytes and wake the callers that wait for them."""
         self.used -= size
         assert self.used >= 0
         self._grant()

@@ -1,4 +1,4 @@
-"""What reads deliver: single entries, and batches of verified entries that stay in the buffer they arrived in."""
+"""Results of reads: single entries, and batches of verified entries that stay in their receive buffer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bookies.errors import InvalidArgument
 from bookies.protocol.log import Position
 
 _length_at = struct.Struct(">q").unpack_from
-_LENGTH_OFFSET = 4 + 24  # of the accumulated length, behind the record's length word
+_LENGTH_OFFSET = 4 + 24  # of the accumulated length in a record, which begins with its length word
 
 
 class Entry(NamedTuple):
@@ -26,12 +26,12 @@ class Entry(NamedTuple):
 
     @property
     def position(self) -> Position:
-        """Where it is in a log."""
+        """The entry's position in a log."""
         return Position(self.ledger_id, self.id)
 
 
 class LastConfirmedAndEntry(NamedTuple):
-    """What a wait for an entry led to. `entry`: None when it was not confirmed in time, or is not in the ledger."""
+    """Result of waiting for an entry. `entry`: None if it was not confirmed in time, or is not in the ledger."""
 
     last_add_confirmed: int
     entry: Entry | None
@@ -41,7 +41,7 @@ class LastConfirmedAndEntry(NamedTuple):
 class EntryBatch:
     """Verified consecutive entries of one ledger, still in wire form.
 
-    `starts`: offsets in `data` of the records (uint32 length, header, digest, payload) and the end of the last;
+    `starts`: offsets in `data` of the records (uint32 length, header, digest, payload), and the end of the last record.
     `header_size`: bytes of an entry body before its payload. `data` may hold more than these entries.
     """
 
@@ -56,38 +56,42 @@ class EntryBatch:
 
     @property
     def last_entry_id(self) -> int:
+        """Id of the last entry."""
         return self.first_entry_id + len(self.starts) - 2
 
     @property
     def entry_ids(self) -> range:
+        """Ids of the entries."""
         return range(self.first_entry_id, self.first_entry_id + len(self.starts) - 1)
 
     @property
     def size(self) -> int:
-        """Bytes of the records, headers and digests included."""
+        """Bytes of the records, including headers and digests."""
         return self.starts[-1] - self.starts[0]
 
     def payloads(self) -> list[bytes]:
-        """The payload of each entry."""
+        """Return the payload of each entry."""
         data, skip = self.data, 4 + self.header_size
         return [data[start + skip : end] for start, end in pairwise(self.starts)]
 
     def lengths(self) -> list[int]:
-        """The ledger's accumulated length after each entry."""
+        """Return the ledger's accumulated length after each entry, in payload bytes."""
         data = self.data
         return [_length_at(data, start + _LENGTH_OFFSET)[0] for start in self.starts[:-1]]
 
     def entries(self) -> Iterator[Entry]:
-        """The entries one by one, built as they are taken."""
+        """Iterate over the entries; each is built when it is requested."""
         return kernels.entries(Entry, self.ledger_id, self.first_entry_id, self.data, self.starts, self.header_size)
 
     def arrow_buffers(self) -> tuple[bytes, bytes]:
-        """(payloads one after the other, int32 offsets in native order): Arrow's layout of a binary column."""
+        """Return (concatenated payloads, int32 offsets in native order): Arrow's layout of a binary column."""
         data, offsets = kernels.gather_payloads([(self.data, self.starts)], self.header_size)
         return data, offsets.tobytes()
 
     def slice(self, first: int, last: int) -> EntryBatch:
-        """The entries with ids first..last, sharing the data. Raises `InvalidArgument` for ids that are not here."""
+        """Return the entries with ids first..last, sharing the data. Raises `InvalidArgument` for ids outside the
+        batch.
+        """
         if not self.first_entry_id <= first <= last <= self.last_entry_id:
             raise InvalidArgument(
                 f"slice({first}, {last}): must be first <= last, both of the batch's entries, "

@@ -1,4 +1,4 @@
-"""Where the replicas of a ledger are: bookies with their locations, and whether they are spread as they should be."""
+"""Placement of a ledger's replicas: bookies, their locations, and how well they meet the placement policy."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from bookies.protocol.placement.placement import judge
 
 @dataclass(frozen=True, slots=True)
 class FragmentPlacement:
-    """The entries from `first_entry` on, up to the next fragment. `replicas`: its bookies in their order, each with its
-    location, None: nobody knows it. `adherence`: to the client's policy: "strict", "soft" or "fail". `findings`: what
-    is wrong with which bookies, in words.
+    """The entries from `first_entry` up to the next fragment, and the placement of their replicas.
+
+    `replicas`: the bookies in ensemble order, each with its location (None: unknown). `adherence`: to the client's
+    placement policy: "strict", "soft" or "fail". `findings`: violations, as text that names the bookies.
     """
 
     first_entry: int
@@ -23,7 +24,7 @@ class FragmentPlacement:
 
 
 def receipt(record: LedgerMetadata, topology: Topology, policy: PlacementPolicy) -> list[FragmentPlacement]:
-    """Every fragment of a ledger, in order."""
+    """Return the placement of every fragment of a ledger, in order."""
     fragments = []
     for first, ensemble in record.ensembles:
         judgement = judge(topology, policy, ensemble, record.write_quorum, record.ack_quorum)

@@ -1,4 +1,4 @@
-"""Asynchronous iterators over what a reader finds: entry by entry, or in verified batches."""
+"""Asynchronous iterators over entries: one by one, or in verified batches."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bookies.kernels import Steps
 
 class BatchSource(Protocol):
     async def next_batch(self) -> EntryBatch | None:
-        """The next entries, None at the end. May be called again after it was cancelled."""
+        """Return the next entries, None at the end. May be called again after a cancellation."""
 
 
 class Entries(Steps[Entry]):
-    """Asynchronous iterator over single entries, for one task; `batches()` gives them as `EntryBatch`es instead.
+    """Asynchronous iterator over single entries, for one task; `batches()` returns them as `EntryBatch`es instead.
 
-    `timeout`: seconds that a step may wait; then it raises `TimeoutError`, and the iteration may be continued.
+    `timeout`: seconds that a step may wait. After the `TimeoutError` the iteration may be continued.
     """
 
     def __init__(self, source: BatchSource, timeout: float | None = None) -> None:
@@ -31,12 +31,12 @@ class Entries(Steps[Entry]):
         return next(self._items)
 
     def batches(self) -> Batches:
-        """The same iteration, batch by batch; entries that were taken singly, or came with those, are not repeated."""
+        """Return the same iteration by batches. Entries of batches that were already delivered are not repeated."""
         return self._batches
 
 
 class Batches:
-    """Asynchronous iterator over verified batches, for one task. `timeout`: as of `Entries`."""
+    """Asynchronous iterator over verified batches, for one task. `timeout`: as in `Entries`."""
 
     def __init__(self, source: BatchSource, timeout: float | None = None) -> None:
         self._source = source

@@ -1,4 +1,4 @@
-"""What a password gives access to: verifying a ledger's entries, and the right to fence and write it."""
+"""Keys derived from a ledger's password: for verifying its entries, and for fencing and writing it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DIGESTS = {
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of one ledger. `mac_key` verifies entries of HMAC ledgers."""
+    """The keys of one ledger. `mac_key` verifies the entries of HMAC ledgers."""
 
     ledger_id: int
     digest_type: DigestType
@@ -35,11 +35,10 @@ class Keys:
         return ENTRY_HEADER_SIZE + self.digest_type.size
 
     def verified(self, bookie: BookieId, data: bytes, first: int, last: int, start: int = 0) -> EntryBatch:
-        """The good entries at the front of records that a bookie sent as `first` and following, up to `last`.
+        """Return the verified entries at the front of records that a bookie sent for `first` up to `last`.
 
-        The records begin at `data[start]`.
-
-        Raises `DigestMismatch` when already the first is not good, `RemoteProtocolError` when there is none.
+        The records begin at `data[start]`. Raises `DigestMismatch` if the first entry does not verify, and
+        `RemoteProtocolError` if there is none.
         """
         count_max = last - first + 1
         starts, problem = verify_records(
@@ -61,10 +60,10 @@ def keys_of(
     *,
     is_autodetecting: bool = True,
 ) -> Keys:
-    """Check the password locally and derive the keys. `digest_type` counts only where the metadata names none.
+    """Check the password locally and derive the keys. `digest_type` is used only if the metadata names none.
 
-    Raises `Unauthorized`; without autodetection `DigestMismatch` when the metadata names another digest.
-    Source: client-protocol 3.1.
+    Raises `Unauthorized`; without autodetection `DigestMismatch` if the metadata names another digest. Source:
+    client-protocol 3.1.
     """
     if metadata.password is not None and not hmac.compare_digest(metadata.password, password):
         raise Unauthorized("wrong password: pass the one the ledger was created with", ledger_id=metadata.ledger_id)
@@ -85,7 +84,7 @@ def keys_of(
 
 
 def digest_type_of(digest: str | DigestType) -> DigestType:
-    """The type of that name. Raises `InvalidArgument`."""
+    """Return the digest type of that name. Raises `InvalidArgument`."""
     if isinstance(digest, DigestType):
         return digest
     kind = DIGESTS.get(digest.lower()) if isinstance(digest, str) else None

@@ -1,8 +1,8 @@
-"""A ledger's lock of auto-recovery, for whoever copies its entries to bookies that its record does not name yet.
+"""A ledger's lock of auto-recovery, for copying entries to bookies that the ledger's record does not name yet.
 
-A bookie deletes the copies that no record names, and does so under this lock (`storage/gc/deleted_ledgers.py`). So who copies
-takes it before the first entry, and gives it back after the record has been changed; whoever holds it already passes it
-on, in the `MetadataLoop` that is to change the record. Source: metadata 8.5 and 8.9.
+A bookie deletes copies that no record names, and does so under this lock (`storage/gc/deleted_ledgers.py`). So a copier
+takes the lock before the first entry and releases it after the record has changed. A caller that already holds the lock
+passes it on, in the `MetadataLoop` that will change the record. Source: metadata 8.5 and 8.9.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bookies.errors import LedgerLocked, MetadataError
 from bookies.metadata.interface import MetadataDriver
 from bookies.metadata.interface.recovery_store import LedgerLock, Mark
 
-AGAIN_S = 5.0  # before another look at ledgers that somebody else has locked
+AGAIN_S = 5.0  # before ledgers that another process has locked are tried again
 TRIES = 12
 
 
@@ -23,9 +23,9 @@ TRIES = 12
 async def ledger_locked(
     driver: MetadataDriver, ledger_id: int, owner: str, mark: Mark | None = None
 ) -> AsyncIterator[LedgerLock]:
-    """Hold it, whether the ledger is marked or not; with `mark`: while that is how it is marked. Never waits.
+    """Hold the ledger's lock, marked or not; with `mark`: only if the ledger's mark is still this one. Never waits.
 
-    Raises `LedgerLocked`, also when the mark is another one by now; `MetadataError`.
+    Raises `LedgerLocked`, also if the mark has changed; `MetadataError`.
     """
     store = driver.recovery
     version = None if mark is None else mark.version
@@ -33,24 +33,25 @@ async def ledger_locked(
     if lock is None:
         holder = (await store.locks()).get(ledger_id)
         raise LedgerLocked(
-            f"{holder or 'somebody'} has its lock and may be copying it; nothing was changed, repeat it when that is "
-            "done",
+            f"{holder or 'another process'} has its lock and may be copying it; the ledger was not changed, repeat it when "
+            "that copy is done",
             ledger_id=ledger_id,
             owner=holder,
         )
     try:
         yield lock
     finally:
-        with suppress(MetadataError):  # It ends with the session; what was done under it is what counts.
+        with suppress(MetadataError):  # The lock ends with the session, and the work under it is done.
             await store.unlock(lock)
 
 
 async def in_rounds(
     ledger_ids: Sequence[int], carry_out: Callable[[Sequence[int], bool], Awaitable[list[int]]]
 ) -> None:
-    """Do all of them, and those that somebody else has locked again at the end, for about a minute.
+    """Process all ledgers, and retry the locked ones at the end, for about a minute.
 
-    `carry_out`: does what it can of these, and says which are locked; the last time, when it is told True, none.
+    `carry_out(ledger_ids, is_last)`: processes what it can and returns the ledgers that another process has locked; in
+    the last round, none.
     """
     todo = list(ledger_ids)
     for tries in range(1, TRIES + 1):

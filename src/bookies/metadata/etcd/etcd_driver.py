@@ -18,7 +18,7 @@ from bookies.metadata.etcd.etcd_layout import Keys, check_layout
 from bookies.metadata.etcd.etcd_ledgers import LedgerIds, Ledgers, SpentIds
 from bookies.metadata.etcd.etcd_port import Etcd, MadeAt, OutcomeUnknown, Put
 from bookies.metadata.etcd.etcd_records import KeyExists, KeyMissing, Records, Transactions
-from bookies.metadata.etcd.etcd_recovery import RecoveryArea
+from bookies.metadata.etcd.etcd_recovery import EtcdNodeStore
 from bookies.metadata.etcd.etcd_session import Session
 from bookies.metadata.etcd.etcd_values import Values
 from bookies.metadata.interface import Watch
@@ -29,7 +29,7 @@ from bookies.metadata.interface.driver import (
     Versioned,
 )
 from bookies.metadata.interface.request_counts import RequestCounts
-from bookies.metadata.shared.observers import Eyes
+from bookies.metadata.shared.observers import WatchedNames
 from bookies.metadata.shared.session_driver import DriverParts, SessionDriver
 from bookies.metadata.shared.store_driver import parse_instance_id
 from bookies.model import BookieId, BookieInfo, BookieMode
@@ -55,7 +55,7 @@ class EtcdDriver(SessionDriver):
         self._bookies = Bookies(self._values, self._session)
         self._ledgers = ledgers = Ledgers(self._values, self._spent, runtime.clock.wall_ms)
         records, transactions = Records(self._values), Transactions(self._values, self._spent)
-        recovery = RecoveryArea(self._values, self._session, self._require_open, self._open_observers)
+        recovery = EtcdNodeStore(self._values, self._session, self._require_open, self._open_observers)
         parts = DriverParts(self._keys, ledgers, self._bookies, records, transactions, recovery, KeyExists, KeyMissing)
         super().__init__(uri, lease_ms, runtime, parts, operations)
 
@@ -77,8 +77,8 @@ class EtcdDriver(SessionDriver):
         except BaseException:
             await self.etcd.close()
             raise
-        eyes = Eyes(self._values.last_seen, self._values.version, self._bookies.present, self.etcd.unwatch)
-        self._opened(Tasks(self._died), eyes)
+        names = WatchedNames(self._values.last_seen, self._values.version, self._bookies.present, self.etcd.unwatch)
+        self._opened(Tasks(self._died), names)
 
     async def _find_cluster(self) -> None:
         scope, layout = await self._values.read(self._keys.scope, self._keys.layout)

@@ -1,5 +1,6 @@
-"""Auto-recovery's state in etcd, which Apache's driver has none of: the same values as in ZooKeeper, under keys like
-those of its ledgers. Locks and votes are attached to the lease. Source: metadata 8, 10.
+"""Auto-recovery's state in etcd. Apache's etcd driver has none, so this is our own: the values that Apache stores in
+ZooKeeper, under keys in the style of its ledgers' keys. Locks and votes are attached to the lease.
+Source: metadata 8, 10.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from bookies.metadata.shared.recovery import Node, Vote
 from bookies.runtime.tasks import Tasks
 
 
-class RecoveryArea:
-    """See `recovery.NodeStore`."""
+class EtcdNodeStore:
+    """`NodeStore` of etcd."""
 
     def __init__(
         self, values: Values, session: Session, tasks: Callable[[], Tasks], observers: Callable[[], Observers]
@@ -51,8 +52,8 @@ class RecoveryArea:
 
     # -- nodes ---------------------------------------------------------------------------------------------------
     async def read(self, place: str) -> Node | None:
-        found = (await self._values.read(place))[0]
-        return None if found is None else Node(found.value, found.mod_revision)
+        item = (await self._values.read(place))[0]
+        return None if item is None else Node(item.value, item.mod_revision)
 
     async def create(self, place: str, data: bytes) -> bool:
         is_met, is_unsure = await self._change(WrittenAt(place, 0), [Put(place, data)])
@@ -75,7 +76,7 @@ class RecoveryArea:
     async def _change(
         self, condition: Condition, then: Sequence[Operation], otherwise: Sequence[Operation] = ()
     ) -> tuple[bool, bool]:
-        """Whether the condition was met, and whether an attempt of before may have succeeded."""
+        """Return whether the condition was met, and whether an earlier attempt may have succeeded."""
         is_unsure = False
         while True:
             try:
@@ -86,18 +87,18 @@ class RecoveryArea:
                 return answer.is_met, is_unsure
 
     async def _has(self, place: str, data: bytes) -> bool:
-        found = await self.read(place)
-        return found is not None and found.data == data
+        node = await self.read(place)
+        return node is not None and node.data == data
 
-    # -- what goes with the lease --------------------------------------------------------------------------------
-    async def hold(self, place: str, data: bytes) -> int | None:
+    # -- ephemeral nodes -----------------------------------------------------------------------------------------
+    async def create_ephemeral(self, place: str, data: bytes) -> int | None:
         lease = await self._session.begin(self._tasks())
         while True:
             try:
                 answer = await self._attach(lease, [WrittenAt(place, 0)], Put(place, data, lease))
             except OutcomeUnknown:
-                continue  # What is there then tells.
-            is_ours = answer.is_met or any(each.lease == lease for each in answer.found[0])
+                continue  # The next attempt determines the outcome.
+            is_ours = answer.is_met or any(item.lease == lease for item in answer.found[0])
             return lease if is_ours else None
 
     async def _attach(self, lease: int, conditions: Sequence[Condition], put: Put) -> Answer:
@@ -108,9 +109,9 @@ class RecoveryArea:
             raise SessionExpired("the session with etcd was lost") from None
 
     async def release(self, place: str, session: int) -> None:
-        found = (await self._values.read(place))[0]
-        if found is not None and found.lease == session:
-            await self._etcd.transact([WrittenAt(place, found.mod_revision)], [Delete(place)])
+        item = (await self._values.read(place))[0]
+        if item is not None and item.lease == session:
+            await self._etcd.transact([WrittenAt(place, item.mod_revision)], [Delete(place)])
 
     async def vote(self, data: bytes) -> Vote:
         lease = await self._session.begin(self._tasks())
@@ -120,12 +121,12 @@ class RecoveryArea:
         return Vote(answer.revision, key)
 
     async def votes(self) -> list[Vote]:
-        found, _ = await self._values.below(self.places.votes)
-        return sorted((Vote(each.create_revision, each.key) for each in found), key=lambda vote: vote.number)
+        items, _ = await self._values.below(self.places.votes)
+        return sorted((Vote(item.create_revision, item.key) for item in items), key=lambda vote: vote.number)
 
     async def own_votes(self) -> list[str]:
-        found, _ = await self._values.below(self.places.votes)
-        return [each.key for each in found if each.lease and each.lease == self.session]
+        items, _ = await self._values.below(self.places.votes)
+        return [item.key for item in items if item.lease and item.lease == self.session]
 
     # -- lists ---------------------------------------------------------------------------------------------------
     async def marks(
@@ -134,27 +135,28 @@ class RecoveryArea:
         start, stop = self.places.marks, stop_of(self.places.marks)
         while True:
             answer = await self._etcd.transact((), [Get(start, stop, page_count, keys_only=not with_data)])
-            found = answer.found[0]
-            ids = [self.places.ledger_id(each.key) for each in found]
+            items = answer.found[0]
+            ids = [self.places.ledger_id(item.key) for item in items]
             page = [
-                (ledger_id, Node(each.value, each.mod_revision))
-                for ledger_id, each in zip(ids, found, strict=True)
+                (ledger_id, Node(item.value, item.mod_revision))
+                for ledger_id, item in zip(ids, items, strict=True)
                 if ledger_id is not None
             ]
             if page:
                 yield page
-            if len(found) < page_count:
+            if len(items) < page_count:
                 return
-            start = found[-1].key + "\0"  # the key after it
+            start = items[-1].key + "\0"  # the next possible key
 
     async def locks(self) -> list[tuple[int, bytes]]:
-        found, _ = await self._values.below(self.places.locks, keys_only=False)
-        locks = [(self.places.ledger_id(each.key), each.value) for each in found]
+        items, _ = await self._values.below(self.places.locks, keys_only=False)
+        locks = [(self.places.ledger_id(item.key), item.value) for item in items]
         return [(ledger_id, data) for ledger_id, data in locks if ledger_id is not None]
 
     async def locked_ids(self) -> list[int]:
-        found, _ = await self._values.below(self.places.locks)
-        return [each for each in (self.places.ledger_id(lock.key) for lock in found) if each is not None]
+        items, _ = await self._values.below(self.places.locks)
+        ledger_ids = (self.places.ledger_id(item.key) for item in items)
+        return [ledger_id for ledger_id in ledger_ids if ledger_id is not None]
 
     # -- watches -------------------------------------------------------------------------------------------------
     def watch(self, place: str, callback: Callable[[], None]) -> Watch:
@@ -165,23 +167,23 @@ class RecoveryArea:
 
 
 class _KeysWatch(MarksWatch):
-    """Of every mark that is written, and every lock that is given up. Whether a lock was one of a ledger that is marked
-    still, or was held so short that nobody saw it, cannot be told.
+    """A watch of every write of a mark, and every deletion of a lock. It cannot determine whether the ledger of a
+    deleted lock is still marked, or whether a lock was created and deleted between two checks.
     """
 
     def __init__(self, values: Values, places: RecoveryKeys, tasks: Tasks, callback: Callable[[], None]) -> None:
         self._values = values
         self._watched = {Only.PUTS: places.marks, Only.DELETIONS: places.locks}
-        self._hearers = {only: partial(self._hear, only) for only in Only}
-        self._fired = dict.fromkeys(Only)  # and to be begun anew
+        self._callbacks = {only: partial(self._hear, only) for only in Only}
+        self._fired = dict.fromkeys(Only)  # watches that have called back, and have to be registered again
         super().__init__(tasks, callback)
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         _, revision = await self._values.below(self._watched[Only.DELETIONS])
         for only in list(self._fired):
             del self._fired[only]
             prefix = self._watched[only]
-            self._values.etcd.watch(prefix, stop_of(prefix), revision + 1, self._hearers[only], only=only)
+            self._values.etcd.watch(prefix, stop_of(prefix), revision + 1, self._callbacks[only], only=only)
 
     def _hear(self, only: Only) -> None:
         self._fired[only] = None
@@ -189,5 +191,5 @@ class _KeysWatch(MarksWatch):
         self.news.set()
 
     def _end(self) -> None:
-        for hearer in self._hearers.values():
-            self._values.etcd.unwatch(hearer)
+        for callback in self._callbacks.values():
+            self._values.etcd.unwatch(callback)

@@ -1,10 +1,9 @@
-"""Where bookies are that have said so, beside their registrations, which end with their sessions.
+"""The record of bookies' locations and hosts, which remains when a registration ends with its session.
 
-A client that starts while a bookie is down has no registration to read, and yet has to know in which rack the bookie's
-replicas are: to judge how a ledger is placed, and to choose who takes over. So every bookie writes its location and
-its host into one named record when it registers, if the record says something else. A registration counts more than
-the record, and what is written down for a client more than both. A record that cannot be read counts as empty for who
-reads it. Source: pains 55.
+A client that starts while a bookie is down has no registration to read, but needs the rack of the bookie's replicas: to
+judge a ledger's placement, and to choose replacements. So every bookie writes its location and host into one named
+record when it registers, if the record differs. A registration takes precedence over the record, and a client's own
+configuration over both. Readers treat a record that cannot be parsed as empty. Source: pains 55.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ FORMAT = 1
 
 
 class BookiePlace(NamedTuple):
-    """`location`: as in the bookie's settings. `host`: where it listened last."""
+    """A bookie's place. `location`: as in the bookie's settings. `host`: the address that it listened on last."""
 
     location: str
     host: str
 
 
 async def read_places(driver: MetadataDriver) -> dict[BookieId, BookiePlace]:
-    """Those known; none if the record cannot be understood. Raises `MetadataError` without an answer."""
+    """Return the recorded places; none if the record cannot be parsed. Raises `MetadataError` without an answer."""
     try:
         return (await _read(driver))[0]
     except MetadataCorrupt:
@@ -37,15 +36,15 @@ async def read_places(driver: MetadataDriver) -> dict[BookieId, BookiePlace]:
 
 
 async def note_place(driver: MetadataDriver, bookie: BookieId, place: BookiePlace | None) -> bool:
-    """Write down where a bookie is; None: nowhere, or it is gone. False: the record said so already.
+    """Record a bookie's place; None: remove it. False: the record was up to date.
 
-    Raises `MetadataError`, `MetadataCorrupt` for a record that must not be overwritten.
+    Raises `MetadataError`, and `MetadataCorrupt` for a record that must not be overwritten.
     """
     while True:
         places, version = await _read(driver)
         if places.get(bookie) == place:
             return False
-        changed = {each: at for each, at in (*places.items(), (bookie, place)) if at is not None}
+        changed = {name: at for name, at in (*places.items(), (bookie, place)) if at is not None}
         if place is None:
             del changed[bookie]
         try:
@@ -59,7 +58,7 @@ async def note_place(driver: MetadataDriver, bookie: BookieId, place: BookiePlac
 
 
 async def _read(driver: MetadataDriver) -> tuple[dict[BookieId, BookiePlace], int]:
-    """With the version, 0 without a record. Raises `MetadataCorrupt`."""
+    """Return the places and the record's version, 0 without a record. Raises `MetadataCorrupt`."""
     try:
         data, version = await driver.read_record(NAME)
     except RecordNotFound:
@@ -71,19 +70,22 @@ async def _read(driver: MetadataDriver) -> tuple[dict[BookieId, BookiePlace], in
 
 
 def pack(places: Mapping[BookieId, BookiePlace]) -> bytes:
-    """One object of JSON: `{"format": 1, "bookies": {"bk-1:3181": ["/r1", "10.0.0.1"]}}`."""
+    """Return the record: one JSON object, `{"format": 1, "bookies": {"bk-1:3181": ["/r1", "10.0.0.1"]}}`."""
     return json.dumps({"format": FORMAT, "bookies": dict(sorted(places.items()))}, ensure_ascii=False).encode("utf-8")
 
 
 def parse(data: bytes) -> dict[BookieId, BookiePlace]:
-    """Raises `MetadataCorrupt`."""
+    """Read the record. Raises `MetadataCorrupt`."""
     try:
-        found = json.loads(data)
-        if found["format"] != FORMAT:
-            raise MetadataCorrupt(f"the places of bookies have format {found['format']}, of a later version of bookies")
+        record = json.loads(data)
+        if record["format"] != FORMAT:
+            raise MetadataCorrupt(
+                f"the places of bookies, the record {NAME}, have format {record['format']}, which a later version of "
+                "bookies wrote: use that version"
+            )
         return {
             BookieId(bookie): BookiePlace(str(location), str(host))
-            for bookie, (location, host) in found["bookies"].items()
+            for bookie, (location, host) in record["bookies"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MetadataCorrupt(f"the places of bookies, the record {NAME}, cannot be read: {error!r}") from error

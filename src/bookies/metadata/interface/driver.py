@@ -2,7 +2,7 @@
 
 One abstract class, one conformance suite (`tests/conformance/test_metadata.py`), any number of drivers. Versions are
 integers; versions of one key are totally ordered and strictly grow. "Linearizable" means that a successful operation
-is visible to every later operation of any client. What auto-recovery needs (marks, locks, election) is an interface of
+is visible to every later operation of any client. Auto-recovery's state (marks, locks, election) has an interface of
 its own, `recovery_store`. Source: metadata 11; behaviour of single operations: metadata 5.1, 6 and 7.2.
 """
 
@@ -36,20 +36,22 @@ class Versioned:
 
 @dataclass(frozen=True, slots=True)
 class BookieSet:
-    """Bookies in one mode, sorted by id. `version` grows with each change."""
+    """A set of bookies, sorted by id. `version`: grows with each change of the set."""
 
     bookies: tuple[BookieId, ...]
     version: int
 
 
 class LedgerEvent(enum.Enum):
+    """A change of a ledger's record that a watch reports."""
+
     CHANGED = "changed"
     DELETED = "deleted"
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerAt:
-    """In a transaction: the ledger's record has this version."""
+    """Transaction step: check that the ledger's record has this version."""
 
     ledger_id: int
     version: int
@@ -57,7 +59,7 @@ class LedgerAt:
 
 @dataclass(frozen=True, slots=True)
 class RecordAt:
-    """In a transaction: the named record has this version; 0: there is none."""
+    """Transaction step: check that the named record has this version; 0: that it is missing."""
 
     name: str
     version: int
@@ -65,7 +67,7 @@ class RecordAt:
 
 @dataclass(frozen=True, slots=True)
 class LedgerDeletion:
-    """In a transaction: the ledger's record, which has this version, is deleted, and its id spent."""
+    """Transaction step: delete the ledger's record, which must have this version, and spend its id."""
 
     ledger_id: int
     version: int
@@ -73,7 +75,7 @@ class LedgerDeletion:
 
 @dataclass(frozen=True, slots=True)
 class RecordWrite:
-    """In a transaction: the named record, which has this version, gets new data; 0: it is created."""
+    """Transaction step: write the named record, which must have this version; 0: create it."""
 
     name: str
     data: bytes
@@ -85,10 +87,10 @@ Step = LedgerAt | RecordAt | LedgerDeletion | RecordWrite
 
 @dataclass(frozen=True, slots=True)
 class GivenIds:
-    """The ids that a store will not give to a new ledger: what moves with a cluster besides what can be seen.
+    """Ledger ids that a store never assigns again. They move with a cluster, like its records.
 
     `next_id`: larger than every id handed out so far. `spent`: ids of deleted ledgers, as runs (first, last), ascending
-    and not touching.
+    and not adjacent.
     """
 
     next_id: int
@@ -105,12 +107,12 @@ class MetadataDriver(ABC):
     """
 
     uri: str
-    operations: RequestCounts  # asked of the store so far
+    operations: RequestCounts  # requests to the store so far
 
     # -- the store -----------------------------------------------------------------------------------------------
     @abstractmethod
     async def open(self) -> None:
-        """Begin the session. Raises `MetadataError` when the store cannot be reached, naming the way out."""
+        """Begin the session. Raises `MetadataError` if the store cannot be reached; the message names the next step."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -118,57 +120,65 @@ class MetadataDriver(ABC):
 
     @abstractmethod
     async def initialize_cluster(self) -> str:
-        """Create the cluster if there is none; return its instance id. Atomic; safe to call by several at once."""
+        """Create the cluster if there is none; return its instance id. Atomic; safe for concurrent callers."""
 
     @abstractmethod
     async def instance_id(self) -> str | None:
-        """The cluster's instance id, None when there is no cluster."""
+        """Return the cluster's instance id; None: there is no cluster."""
 
     @property
     def layout(self) -> str:
-        """How the store arranges its ledgers, in the words of its URIs; empty where there is one way only."""
+        """Name of the ledger layout, as in metadata URIs; empty for a store with a single layout."""
         return ""
 
-    # -- moving a cluster from store to store: `transfer.py` says in which order -----------------------------------
+    # -- moving a cluster from store to store, in the order that `transfer.py` describes ----------------------------
     @abstractmethod
     async def given_ids(self) -> GivenIds:
-        """Which ids no new ledger gets. Changes nothing."""
+        """Return the ids that no new ledger gets. Changes nothing."""
 
     @abstractmethod
     async def restore_ids(self, ids: GivenIds) -> None:
-        """Give none of these away, besides those of before. The first step of filling an empty store: makes, too,
-        what has to be there before ledgers. Can be repeated. Raises `NotSupported` for ids that do not fit.
+        """Exclude these ids, in addition to those excluded already, from new ledgers. Repeatable.
+
+        The first step of filling an empty store; also creates what must exist before ledgers. Raises `NotSupported` for
+        ids that the store cannot exclude.
         """
 
     @abstractmethod
     async def restore_instance_id(self, instance_id: str) -> None:
-        """The last step: from now on this is that cluster. Raises `MetadataError` if it is another one already."""
+        """Write the instance id, which makes the store this cluster: the last step of filling it.
+
+        Raises `MetadataError` if the store belongs to another cluster.
+        """
 
     # -- ledgers -------------------------------------------------------------------------------------------------
     @abstractmethod
     async def next_ledger_id(self) -> int:
-        """An id never returned before in the life of the store, also after deletions and restarts; gaps allowed."""
+        """Return an id never returned before in the life of the store, also after deletions and restarts; gaps are
+        allowed.
+        """
 
     @abstractmethod
     async def create_ledger(self, metadata: LedgerMetadata) -> Versioned:
-        """Exclusive create. A stored record with the same non-zero creator token is our own earlier attempt: success.
+        """Create a record exclusively. A stored record with the same non-zero creator token is our own earlier attempt,
+        and counts as success.
 
         A store that keeps no times puts the time of creation into the record (`stores_ctime`).
-        Raises `LedgerExists`, also for every id that a deleted ledger had, chosen or handed out. Such an id can never
-        be used again: bookies may hold the old entries for any length of time, also those that cannot be asked now and
-        come back later, and the old writer, if nobody fenced it, goes on sending entries under this id with the same
-        key. No question to the bookies could prove the contrary, so the store remembers; as runs of ids, so that this
-        takes no more room than the ledgers that are left.
+        Raises `LedgerExists`, also for every id that a deleted ledger had, whether chosen by a client or handed out.
+        Such an id can never be used again. Bookies may hold the old entries for any length of time, also bookies that
+        are unreachable now and return later. The old writer, unless it was fenced, continues to send entries under this
+        id with the same key. Asking the bookies cannot rule this out, so the store remembers the ids. It stores them
+        as runs, which need no more space than the remaining ledgers.
         """
 
     @abstractmethod
     async def read_ledger(self, ledger_id: int) -> Versioned:
-        """Linearizable: after a conflict, newer than the version that failed. Raises `LedgerNotFound`."""
+        """Read a record. Linearizable: after a conflict, newer than the version that failed. Raises `LedgerNotFound`."""
 
     async def read_ledgers(self, ledger_ids: Sequence[int]) -> list[Versioned | MetadataCorrupt | None]:
-        """The records of these, in their order: as `read_ledger`, in as few requests as the store allows.
+        """Read several records, in the order of the ids, in as few requests as the store allows; see `read_ledger`.
 
-        None: there is no such ledger; an error: its record says nothing. At most `READ_AT_ONCE`.
+        None: there is no such ledger; an error: its record cannot be parsed. At most `READ_AT_ONCE` ids.
         """
         return await all_of(map(self._read_or_none, ledger_ids))
 
@@ -184,36 +194,35 @@ class MetadataDriver(ABC):
     async def write_ledger(
         self, metadata: LedgerMetadata, expected_version: int, lock: LedgerLock | None = None
     ) -> Versioned:
-        """Compare-and-swap. With the ledger's lock: only if that is held at the moment of the change, whatever this
-        process believes: it may have slept, or the request have been on its way for long.
+        """Write a record by compare-and-swap. With `lock`: only if the store holds the ledger's lock for this session
+        at the moment of the change. The process may have been suspended, or the request delayed, so the store checks.
 
-        Raises `VersionConflict`, `LedgerNotFound`, `SessionExpired` when the lock is lost.
+        Raises `VersionConflict`, `LedgerNotFound`, `SessionExpired` if the lock is lost.
         """
 
     @abstractmethod
     async def delete_ledger(self, ledger_id: int, expected_version: int | None = None) -> None:
-        """A missing record counts as success. With a version: raises `VersionConflict` when it is another.
+        """Delete a record; a missing one counts as success. Raises `VersionConflict` if the record has another version.
 
-        In the same step the id is spent for ever: see `create_ledger`.
+        The same step spends the id for ever: see `create_ledger`.
         """
 
     @abstractmethod
     def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
-        """Ranges of ids, ascending and disjoint. Complete for every id that exists during the whole call.
-
-        Raises rather than end early.
+        """Yield all ledger ids in ranges, ascending and disjoint. Every id that exists during the whole call is
+        included. Raises rather than end early.
         """
 
     @abstractmethod
     def watch_ledger(self, ledger_id: int, callback: Callable[[LedgerEvent], None]) -> Watch:
-        """At least one call after each change or deletion; several changes may become one call."""
+        """Call back at least once after each change or deletion; several changes may become one call."""
 
     # -- bookies -------------------------------------------------------------------------------------------------
     @abstractmethod
     async def register(self, bookie: BookieId, mode: BookieMode, info: BookieInfo) -> None:
-        """Announce a bookie for as long as this session lives. Replaces its registration in the other mode.
+        """Register a bookie for the life of this session. Replaces its registration in the other mode.
 
-        Waits up to one session timeout for a predecessor with the same id. Raises `MetadataError` when it stays.
+        Waits up to one session timeout for a predecessor with the same id. Raises `MetadataError` if that stays.
         """
 
     @abstractmethod
@@ -223,16 +232,16 @@ class MetadataDriver(ABC):
     async def bookies(self, mode: BookieMode) -> BookieSet: ...
 
     async def modes(self) -> dict[BookieId, BookieMode]:
-        """Every registered bookie, and its mode; while one changes it, the one it may be in: read-only."""
+        """Return every registered bookie and its mode. A bookie that changes its mode meanwhile counts as read-only."""
         return {bookie: mode for mode in BookieMode for bookie in (await self.bookies(mode)).bookies}
 
     @abstractmethod
     async def all_bookies(self) -> BookieSet:
-        """Every bookie with a cookie, whether it runs or not."""
+        """Return every bookie with a cookie, running or not."""
 
     @abstractmethod
     async def bookie_info(self, bookie: BookieId) -> BookieInfo | None:
-        """What a registered bookie publishes; None when it is not registered."""
+        """Return the information that a bookie publishes; None: it is not registered."""
 
     @abstractmethod
     def watch_bookies(self, mode: BookieMode, callback: Callable[[BookieSet], None]) -> Watch:
@@ -240,97 +249,111 @@ class MetadataDriver(ABC):
 
     @abstractmethod
     def on_session_expired(self, callback: Callable[[], None]) -> Watch:
-        """Called once per lost session; registrations are gone and have to be made again."""
+        """Call back once per lost session. Its registrations have ended; the owner has to register again."""
 
     # -- cookies -------------------------------------------------------------------------------------------------
     @abstractmethod
     async def create_cookie(self, bookie: BookieId, data: bytes) -> int:
-        """Exclusive create; its version. Raises `CookieExists`."""
+        """Create a cookie exclusively; return its version. Raises `CookieExists`."""
 
     @abstractmethod
     async def read_cookie(self, bookie: BookieId) -> tuple[bytes, int]:
-        """Raises `CookieNotFound`."""
+        """Return a cookie's data and version. Raises `CookieNotFound`."""
 
     @abstractmethod
     async def write_cookie(self, bookie: BookieId, data: bytes, expected_version: int) -> int:
-        """Compare-and-swap. Raises `VersionConflict`, `CookieNotFound`."""
+        """Write by compare-and-swap; return the new version. Raises `VersionConflict`, `CookieNotFound`."""
 
     @abstractmethod
     async def delete_cookie(self, bookie: BookieId, expected_version: int) -> None:
-        """Raises `VersionConflict`, `CookieNotFound`."""
+        """Delete a cookie that has this version. Raises `VersionConflict`, `CookieNotFound`."""
 
-    # -- named records: what is kept beside the ledgers, for example the list of ledgers that makes a log -----------
+    # -- named records beside the ledgers, for example the list of ledgers that forms a log --------------------------
     @abstractmethod
     async def create_record(self, name: str, data: bytes) -> int:
-        """Exclusive create; its version. `name`, `data`: see `check_record`. Raises `RecordExists`, `InvalidArgument`.
+        """Create a record exclusively; return its version. `name`, `data`: see `check_record`.
 
-        Nobody can tell a creation whose reply was lost from somebody else's: put something of your own into the data.
+        If the reply is lost, the caller cannot distinguish its record from another client's: put a unique token into
+        the data. Raises `RecordExists`, `InvalidArgument`.
         """
 
     @abstractmethod
     async def read_record(self, name: str) -> tuple[bytes, int]:
-        """Data and version. Linearizable, as `read_ledger`. Raises `RecordNotFound`, `InvalidArgument`."""
+        """Return data and version. Linearizable, like `read_ledger`. Raises `RecordNotFound`, `InvalidArgument`."""
 
     @abstractmethod
     async def write_record(self, name: str, data: bytes, expected_version: int) -> int:
-        """Compare-and-swap; the new version. Raises `VersionConflict`, `RecordNotFound`, `InvalidArgument`."""
+        """Write by compare-and-swap; return the new version.
+
+        Raises `VersionConflict`, `RecordNotFound`, `InvalidArgument`.
+        """
 
     @abstractmethod
     async def delete_record(self, name: str, expected_version: int) -> None:
-        """Raises `VersionConflict`, `RecordNotFound`, `InvalidArgument`. A record made later has a later version."""
+        """Delete a record that has this version. If the record is created again, its version is later.
+
+        Raises `VersionConflict`, `RecordNotFound`, `InvalidArgument`.
+        """
 
     @abstractmethod
     async def record_names(self, prefix: str) -> Sequence[str]:
-        """All names that begin with `prefix`, sorted. Complete for every record that exists during the whole call."""
+        """Return all names that begin with `prefix`, sorted. Every record that exists during the whole call is
+        included.
+        """
 
-    # -- several at once -----------------------------------------------------------------------------------------
+    # -- transactions --------------------------------------------------------------------------------------------
     @abstractmethod
     async def transact(self, steps: Sequence[Step]) -> int:
-        """All of the steps, or none: at one moment every version is as said, and everything is changed.
+        """Carry out all steps atomically, or none: every expected version holds at the moment of the changes.
 
-        The version of every record it writes. No ledger and no record may be changed by two steps. A transaction that
-        changes nothing is allowed. Raises `VersionConflict`, `LedgerNotFound`, `RecordNotFound`, `RecordExists` (and
-        nothing was done), `InvalidArgument` (more than `TRANSACTION_STEPS_MAX` steps, or see `check_record`). Nobody
-        can tell a transaction whose reply was lost from somebody else's: read what it was meant to write.
+        Returns the version of every record that it writes. No ledger and no record may be changed by two steps. A
+        transaction without changes is allowed. If the reply is lost, the caller cannot distinguish its transaction
+        from another client's: read the records that it was meant to write.
+
+        Raises `VersionConflict`, `LedgerNotFound`, `RecordNotFound`, `RecordExists` (nothing was changed),
+        `InvalidArgument` (more than `TRANSACTION_STEPS_MAX` steps, or see `check_record`).
         """
 
     @abstractmethod
     def watch_record(self, name: str, version: int, callback: Callable[[], None]) -> Watch:
-        """At least one call after the record has another version than `version`, or none; several changes may be one.
+        """Call back at least once after the record has a version other than `version`, or is missing; several changes
+        may become one call.
 
-        `version`: what the caller has read; 0 for a record that is missing.
+        `version`: the one that the caller has read; 0 for a missing record.
         """
 
     # -- auto-recovery -------------------------------------------------------------------------------------------
     @property
     @abstractmethod
     def recovery(self) -> RecoveryStore:
-        """Marks, locks, the switch, the delay, the election; in this session."""
+        """Auto-recovery's state, accessed in this session."""
 
 
 def check_record(name: str, data: bytes = b"") -> None:
-    """What every store can hold: names of parts joined by `/`, of letters, digits, `-`, `.` and `_`; data up to a
-    limit. Raises `InvalidArgument`.
+    """Check that every store can hold the record. Raises `InvalidArgument`.
+
+    `name`: parts joined by `/`, of letters, digits, `-`, `.` and `_`; at most `RECORD_NAME_LENGTH_MAX` characters.
+    `data`: at most `RECORD_SIZE_MAX` bytes.
     """
     parts = name.split("/")
     if len(name) > RECORD_NAME_LENGTH_MAX or any(
         not part or part in (".", "..") or not _NAME_CHARACTERS.issuperset(part) for part in parts
     ):
         raise InvalidArgument(
-            f"{name!r} is no name of a record: at most {RECORD_NAME_LENGTH_MAX} characters, letters, digits, - . _ , "
+            f"{name!r} is not a record name: use at most {RECORD_NAME_LENGTH_MAX} characters, letters, digits, - . _ , "
             "in parts joined by /"
         )
     if len(data) > RECORD_SIZE_MAX:
         raise InvalidArgument(
-            f"record {name} would have {len(data):,} bytes; a metadata store takes {RECORD_SIZE_MAX:,} at most"
+            f"record {name} would have {len(data):,} bytes; a metadata store accepts at most {RECORD_SIZE_MAX:,}"
         )
 
 
 def check_steps(steps: Sequence[Step]) -> None:
-    """What every store can do at once. Raises `InvalidArgument`."""
+    """Check that every store can carry out the transaction. Raises `InvalidArgument`."""
     if len(steps) > TRANSACTION_STEPS_MAX:
         raise InvalidArgument(
-            f"a transaction of {len(steps):,} steps; a metadata store takes {TRANSACTION_STEPS_MAX:,}"
+            f"a transaction has {len(steps):,} steps; a metadata store accepts at most {TRANSACTION_STEPS_MAX:,}"
         )
     changed: set[int | str] = set()
     for step in steps:
@@ -341,5 +364,5 @@ def check_steps(steps: Sequence[Step]) -> None:
         if isinstance(step, RecordWrite | LedgerDeletion):
             key = step.name if isinstance(step, RecordWrite) else step.ledger_id
             if key in changed:
-                raise InvalidArgument(f"a transaction that changes {key} twice")
+                raise InvalidArgument(f"a transaction changes {key} twice; combine the two steps")
             changed.add(key)

@@ -1,10 +1,10 @@
-"""The interface of what auto-recovery keeps in a metadata store: marks, locks, the switch, the delay, the election.
+"""The interface of auto-recovery's state in a metadata store: marks, locks, the switch, the delay, the election.
 
-A ledger that lacks replicas is *marked*. Whoever repairs it holds its *lock* meanwhile, which ends with the session at
-the latest, and deletes the mark at the version that it saw under the lock, so that damage noticed in between is not
-forgotten. Locks and votes belong to the session of the driver: when that is lost (`on_session_expired`), they are gone.
+A ledger that lacks replicas is *marked*. A worker that repairs it holds the ledger's *lock*, which ends with the
+session at the latest. The worker deletes the mark at the version that it read under the lock, so damage reported during
+the repair is kept. Locks and votes belong to the driver's session, and end when it is lost (`on_session_expired`).
 
-`MetadataDriver.recovery` is a driver's. Source: metadata 8 and 11, rows 18 to 29.
+`MetadataDriver.recovery` returns a driver's implementation. Source: metadata 8 and 11, rows 18 to 29.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from bookies.protocol.repair.agenda import UNREAD as UNREAD
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A ledger that lacks replicas. `replicas`: bookies believed lost when it was marked, in that order; a hint, not to
-    be relied on, and empty where what is stored cannot be read. `ctime_ms`: when something was added last, wall clock,
-    None if nobody said. `version` grows with every addition; `UNREAD`: nobody has looked what is in it.
+    """A ledger that lacks replicas.
+
+    `replicas`: bookies believed lost when the ledger was marked, in that order. Only a hint; empty if the stored mark
+    cannot be read. `ctime_ms`: wall-clock time of the last addition, None if none is stored. `version`: grows with
+    every addition; `UNREAD`: the mark was listed without its data.
     """
 
     ledger_id: int
@@ -35,8 +37,8 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class LedgerLock:
-    """A lock that was taken. `owner`: as shown to people. `mark_version`: of the mark as it was seen under the lock,
-    None if the lock was taken without one. `session`: the store's, that the lock ends with.
+    """A lock that this driver took. `owner`: shown to operators. `mark_version`: version of the mark as read under the
+    lock, None if the lock was taken without a mark. `session`: the session in the store that the lock ends with.
     """
 
     ledger_id: int
@@ -46,16 +48,16 @@ class LedgerLock:
 
 
 def lock_lost(ledger_id: int) -> SessionExpired:
-    """The error of whoever wants to go on under a lock that has ended with its session."""
+    """Return the error for work under a lock that has ended with its session."""
     return SessionExpired(
-        "the session with the metadata store was lost and the ledger's lock with it, so that somebody else may have it "
-        "by now; what was copied is not used, repeat it",
+        "the session with the metadata store was lost and the ledger's lock with it, so another process may hold the "
+        "lock by now; entries that were copied are not used, repeat the operation",
         ledger_id=ledger_id,
     )
 
 
 class AuditKind(enum.Enum):
-    """Checks of the auditor that remember when they were finished last."""
+    """Checks of the auditor whose last time of completion is stored."""
 
     ALL_LEDGERS = "all ledgers"
     PLACEMENT = "placement"
@@ -63,35 +65,37 @@ class AuditKind(enum.Enum):
 
 
 class Candidacy(ABC):
-    """Standing for auditor, from `RecoveryStore.campaign` until `resign`.
+    """One process's candidacy for auditor, from `RecoveryStore.campaign` until `resign`.
 
-    First come, first served. Whose vote goes, with its session or by hand, leads no more and stands again at the end of
-    the line.
+    The oldest vote leads. A candidate whose vote is deleted, with its session or by an operator, stops leading and
+    votes again, after all others.
     """
 
     @property
     @abstractmethod
     def is_leader(self) -> bool:
-        """False from the moment that the vote or the session is known to be gone."""
+        """Report whether this candidate leads. False as soon as its vote or session is known to have ended."""
 
     @abstractmethod
     async def resign(self) -> None:
-        """Take the vote back: the next in line leads. Idempotent; a store that does not answer ends it by itself."""
+        """Withdraw the vote; the next candidate leads. Idempotent. If the store does not answer, the vote ends with the
+        session.
+        """
 
 
 class RecoveryStore(ABC):
     """Auto-recovery's state in a metadata store, through one driver's session.
 
-    All waiting calls accept cancellation, and leave no lock behind when they are cancelled. Callbacks run on the event
-    loop and must not raise. Raises from any call: as `MetadataDriver`.
+    All waiting calls accept cancellation; a cancelled call leaves no lock behind. Callbacks run on the event loop and
+    must not raise. Every call raises the errors listed at `MetadataDriver`.
     """
 
     # -- marks ---------------------------------------------------------------------------------------------------
     @abstractmethod
     async def mark(self, ledger_id: int, replicas: Sequence[BookieId], now_ms: int | None) -> bool:
-        """Mark a ledger, or add replicas to its mark. True: something was new, and the version grew.
+        """Mark a ledger, or add replicas to its mark. True: the mark changed, and its version grew.
 
-        `replicas` may be empty: the ledger is to be looked at. `now_ms`: wall clock; None: no time is stored.
+        `replicas`: may be empty, which requests a check of the ledger. `now_ms`: wall clock; None: no time is stored.
         """
 
     @abstractmethod
@@ -99,26 +103,27 @@ class RecoveryStore(ABC):
 
     @abstractmethod
     def marks(self, needs: Callable[[int], bool] | None = None) -> AsyncIterator[Sequence[Mark]]:
-        """All of them in pages, by ledger id. Complete for marks that exist during the whole call; others may be there
-        or not. Reads one page at a time, some reads at once.
+        """Yield all marks in pages, by ledger id. Marks that exist during the whole call are included; others may be.
+        Reads one page at a time, several marks concurrently.
 
-        `needs`: what is in the marks of other ledgers is not read where that would be a request each; they are
-        `UNREAD` then, and some may be the empty places of marks that are gone.
+        `needs`: reports whether a ledger's mark has to be read. If reading costs one request per mark, other marks are
+        not read: their version is `UNREAD`, and some of them may have been deleted already.
         """
 
     @abstractmethod
     def marked_ids(self) -> AsyncIterator[Sequence[int]]:
-        """As `marks`, without reading what is in them."""
+        """Yield the ids of marked ledgers, like `marks`, without reading the marks."""
 
     @abstractmethod
     async def unmark(self, mark: Mark) -> bool:
-        """Delete a mark that is not true any more. False: it has another version, or is gone. Take the lock first."""
+        """Delete a mark that no longer holds. False: it has another version, or is missing. Take the lock first."""
 
     @abstractmethod
     def watch_marks(self, callback: Callable[[], None]) -> Watch:
-        """Called soon after there may be something to repair: a ledger was marked, or the lock of a marked one freed.
+        """Call back soon after there may be work: a ledger was marked, or the lock of a marked ledger was released.
 
-        Several become one call, and there may be calls for nothing; one comes soon after the watch begins.
+        Several changes may become one call, and there may be calls without a change. The first call comes soon after
+        the watch begins.
         """
 
     # -- locks ---------------------------------------------------------------------------------------------------
@@ -126,99 +131,103 @@ class RecoveryStore(ABC):
     async def lock(
         self, ledger_id: int, owner: str, *, needs_mark: bool, mark_version: int | None = None
     ) -> LedgerLock | None:
-        """Take a ledger's lock, for as long as this session lives. Never waits for another holder.
+        """Take a ledger's lock for the life of this session. Never waits for another holder.
 
-        None: somebody has it, perhaps another task of this driver; or `needs_mark`, and the ledger is not marked (any
-        more). `owner`: shown to people; the host's name, as Apache's. `mark_version`: of the mark as it was listed,
-        which is not looked at again: if it is another one by now, or gone, `done` will say so.
+        Returns None if another process, or another task of this driver, holds the lock, or if `needs_mark` and the
+        ledger is not marked (any more). `owner`: shown to operators; the host name, as Apache writes it.
+        `mark_version`: version of the mark as listed; the mark is not read again. If it was changed or deleted since,
+        `done` returns False.
         """
 
     @abstractmethod
     async def unlock(self, lock: LedgerLock) -> None:
-        """Give a lock back, if it is still ours. Idempotent. Goes on in the background while the store does not answer,
-        or when this call is cancelled.
+        """Release a lock if it is still ours. Idempotent. Continues in the background if the store does not answer, or
+        if this call is cancelled.
         """
 
     @abstractmethod
     def is_held(self, lock: LedgerLock) -> bool:
-        """As far as we know: not given back, and its session not lost. Raises `ClientClosed`."""
+        """Report whether this driver has neither released the lock nor lost its session. Raises `ClientClosed`."""
 
     @abstractmethod
     async def done(self, lock: LedgerLock) -> bool:
-        """The ledger is whole: delete its mark, then give the lock back (also when the first fails).
+        """Delete the mark of a repaired ledger, then release the lock, also if the deletion fails.
 
-        False: it was marked again meanwhile, or is not marked any more, or the lock was lost. Needs a lock that was
-        taken with a mark.
+        False: the ledger was marked again meanwhile, or is no longer marked, or the lock was lost. The lock must have
+        been taken with a mark.
         """
 
     @abstractmethod
     async def locks(self) -> dict[int, str]:
-        """Locked ledgers, ascending, and who has them."""
+        """Return the locked ledgers, ascending, with the owner of each lock."""
 
     @abstractmethod
     async def locked_ids(self) -> list[int]:
-        """As `locks`, without reading who."""
+        """Return the ids of locked ledgers, ascending, without reading the owners."""
 
     # -- the switch ----------------------------------------------------------------------------------------------
     @abstractmethod
     async def is_enabled(self) -> bool:
-        """Whether ledgers may be repaired without anybody asking for it; true unless switched off."""
+        """Report whether auto-recovery is enabled, that is, repairs ledgers without a command; the default is true."""
 
     @abstractmethod
     async def enable(self) -> bool:
-        """False: it was already."""
+        """Enable auto-recovery. False: it was enabled already."""
 
     @abstractmethod
     async def disable(self) -> bool:
-        """False: it was already."""
+        """Disable auto-recovery. False: it was disabled already."""
 
     @abstractmethod
     def watch_switch(self, callback: Callable[[], None]) -> Watch:
-        """Called soon after the switch was changed, and once soon after the watch begins."""
+        """Call back soon after the watch begins, and soon after each change of the switch."""
 
-    # -- how long a bookie may be away ---------------------------------------------------------------------------
+    # -- the lost-bookie delay -----------------------------------------------------------------------------------
     @abstractmethod
     async def lost_bookie_delay_s(self) -> int | None:
-        """None: nobody has said. Raises `MetadataCorrupt`."""
+        """Return the delay in seconds; None: it is not set. Raises `MetadataCorrupt`."""
 
     @abstractmethod
     async def set_lost_bookie_delay_s(self, delay_s: int) -> None:
-        """Writing the value that is there asks the auditor to look at once."""
+        """Set the delay. Writing the stored value again requests an audit at once."""
 
     @abstractmethod
     async def init_lost_bookie_delay_s(self, delay_s: int) -> int:
-        """Write it if nobody has said; what is there then."""
+        """Set the delay if it is not set; return the stored delay."""
 
     @abstractmethod
     def watch_lost_bookie_delay(self, callback: Callable[[], None]) -> Watch:
-        """Called soon after it was written, the same value too; and once soon after the watch begins."""
+        """Call back soon after the watch begins, and soon after each write, also of an equal value."""
 
-    # -- when checks were finished -------------------------------------------------------------------------------
+    # -- times of checks -----------------------------------------------------------------------------------------
     @abstractmethod
     async def checked_at_ms(self, kind: AuditKind) -> int | None:
-        """Wall clock; None: never."""
+        """Return when the check was completed last, wall clock; None: never."""
 
     @abstractmethod
     async def set_checked_at_ms(self, kind: AuditKind, at_ms: int) -> None:
-        """The last writer wins."""
+        """Store when a check was completed. The last writer wins."""
 
     # -- the auditor ---------------------------------------------------------------------------------------------
     @abstractmethod
     async def campaign(self, bookie: BookieId, on_change: Callable[[], None]) -> Candidacy:
-        """Stand for auditor. The vote is there when this returns. `on_change`: `is_leader` has changed."""
+        """Become a candidate for auditor. The vote is stored when this returns. `on_change`: called after `is_leader`
+        has changed.
+        """
 
     @abstractmethod
     async def auditor(self) -> BookieId | None:
-        """Who leads at present."""
+        """Return the current leader; None: there is no candidate."""
 
     @abstractmethod
-    async def standing(self) -> list[BookieId]:
-        """Everybody who stands for auditor, the one who leads first. Who takes part and lives is among them, for a vote
-        ends with its session."""
+    async def candidates(self) -> list[BookieId]:
+        """Return all candidates for auditor, the leader first. These are the live participants of auto-recovery,
+        because a vote ends with its session.
+        """
 
     @abstractmethod
     async def queue_position(self) -> tuple[int, int]:
-        """Where this driver's vote is among all, from 0, and how many there are; (0, 1) without one.
+        """Return the position of this driver's vote, from 0, and the number of votes; (0, 1) without a vote.
 
-        Whoever repairs stands for auditor, too, so this divides work among workers without their talking to each other.
+        Every worker is also a candidate, so this divides work among workers without communication between them.
         """

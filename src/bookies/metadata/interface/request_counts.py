@@ -1,8 +1,8 @@
-"""What is asked of a metadata store, counted: by whom and what for.
+"""Counts of requests to a metadata store, by the part of the program that asks and by the request.
 
-*Who* is the part of the program that the running task works for, as its context says; tasks that it begins, those of
-its watches too, inherit that. *What* is a request to the store by name, and of what kind of thing it is. What keeps a
-session alive is not counted, and of the stores of this host neither is looking for changes, which asks nobody else.
+*Who* is the part of the program that the running task works for, from the task's context. Tasks that it starts, also
+those of its watches, inherit the context. *What* is the request's name and the kind of object. Requests that keep a
+session alive are not counted, nor are an embedded store's polls for changes, which use no server.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ _asker: contextvars.ContextVar[str] = contextvars.ContextVar("who asks the metad
 
 
 def asking_as(who: str) -> contextvars.Context:
-    """The present context, for a task that works for `who`."""
+    """Return a copy of the current context for a task that works for `who`."""
     context = contextvars.copy_context()
     context.run(_asker.set, who)
     return context
 
 
 class RequestCounts:
-    """How often this driver has asked its store, by `(who, what)`."""
+    """One driver's number of requests to its store, by `(who, what)`."""
 
     def __init__(self) -> None:
         self.counts: dict[tuple[str, str], int] = {}
@@ -34,6 +34,6 @@ class RequestCounts:
         return sum(self.counts.values())
 
     def by_name(self) -> dict[str, int]:
-        """`who: what`, the most frequent first."""
-        found = sorted(self.counts.items(), key=lambda each: (-each[1], each[0]))
-        return {f"{who}: {what}": count for (who, what), count in found}
+        """Return the counts by `who: what`, the most frequent first."""
+        ordered = sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
+        return {f"{who}: {what}": count for (who, what), count in ordered}

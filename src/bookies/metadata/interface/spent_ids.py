@@ -12,25 +12,25 @@ SPENT_SIZE = 1 << 16  # ids in one list of deleted ledgers
 
 
 def is_spent_list(child: str) -> bool:
-    """Whether the last part of a path or key is a list's."""
+    """Report whether the last part of a path or key names a list."""
     return re.fullmatch(r"[0-9a-f]{12}", child) is not None
 
 
 def pack_spent(ids: IdSet) -> bytes:
-    """As runs: `0-4 7 9-12`, each number an offset in the list."""
+    """Return a list's bytes: runs such as `0-4 7 9-12`, each number an offset in the list."""
     runs = ([(0, ids.bound)] if ids.bound > 0 else []) + ids.runs
     return " ".join(str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in runs).encode("ascii")
 
 
 def parse_spent(path: str, data: bytes) -> IdSet:
-    """Raises `MetadataCorrupt`."""
+    """Read a list. Raises `MetadataCorrupt`."""
     ids = IdSet(0)
     try:
         for word in data.decode("ascii").split():
             first, _, last = word.partition("-")
             start, stop = int(first), int(last or first) + 1
             if not 0 <= start < stop <= SPENT_SIZE:
-                raise ValueError(f"{word!r} is no run of ids")
+                raise ValueError(f"{word!r} is not a run of ids")
             ids.add(start, stop)
     except ValueError as error:
         raise MetadataCorrupt(f"the list of deleted ledgers {path} cannot be read: {error}") from error
@@ -38,7 +38,7 @@ def parse_spent(path: str, data: bytes) -> IdSet:
 
 
 def joined(lists: Mapping[int, IdSet]) -> tuple[tuple[int, int], ...]:
-    """All ids of lists, by the number of the list: runs (first, last), ascending and not touching."""
+    """Return all ids of numbered lists as runs (first, last), ascending and not adjacent."""
     runs: list[tuple[int, int]] = []
     for number, ids in sorted(lists.items()):
         base = number * SPENT_SIZE
@@ -51,7 +51,7 @@ def joined(lists: Mapping[int, IdSet]) -> tuple[tuple[int, int], ...]:
 
 
 def divided(runs: Sequence[tuple[int, int]]) -> dict[int, list[tuple[int, int]]]:
-    """The other way: for each list its runs, as offsets in it."""
+    """Return the runs of ids by the number of their list, as offsets in the list. Inverse of `joined`."""
     parts: dict[int, list[tuple[int, int]]] = {}
     for first, last in runs:
         for number in range(first // SPENT_SIZE, last // SPENT_SIZE + 1):

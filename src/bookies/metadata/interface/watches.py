@@ -1,4 +1,4 @@
-"""A registered callback, and what it was told last: the part of watches that all drivers share."""
+"""Registered callbacks with the version delivered last: the part of watches that all drivers share."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ MISSING = 0  # "version" of a ledger or record that does not exist
 
 
 class Watch(ABC):
-    """A registered callback. Callbacks run on the event loop and must not raise."""
+    """A registered callback. It runs on the event loop and must not raise."""
 
     @abstractmethod
     def cancel(self) -> None:
-        """No call comes after this. Idempotent."""
+        """End the watch: no call comes after this. Idempotent."""
 
 
 class Subscription(Watch, Generic[K, T]):
-    """`known`: the version that was delivered last. `on_cancel`: called with the key."""
+    """A watch of one key. `known`: the version delivered last. `on_cancel`: called with the key."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Subscription(Watch, Generic[K, T]):
                 self._on_cancel(self.key)
 
     def deliver(self, value: T) -> None:
-        """Call back from the loop, so that a callback that raises harms no other."""
+        """Call back from the event loop, so that a callback that raises does not affect others."""
         asyncio.get_running_loop().call_soon(self._run, value)
 
     def _run(self, value: T) -> None:

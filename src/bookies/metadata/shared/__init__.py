@@ -1,4 +1,4 @@
-"""What several drivers share: sessions, auto-recovery's state, notes, watches."""
+"""The parts that several drivers share: sessions, auto-recovery's state, notes, watches."""
 
 from __future__ import annotations
 

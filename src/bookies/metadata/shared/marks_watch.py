@@ -1,6 +1,6 @@
-"""Watching for work in a store on servers: a task that looks whenever something may have changed.
+"""Watch for ledgers to repair in a store on servers: a task that checks whenever something may have changed.
 
-How to look is the store's own. Between two looks there is a pause, so that many changes are one look and one call.
+The check is the store's own. A pause follows each check, so that many changes cause one check and one call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PAUSE_S = 0.25
 
 
 class MarksWatch(Watch):
-    """See `RecoveryStore.watch_marks`. `is_work`: there may be some that was not there when we told of it last."""
+    """The watch of `RecoveryStore.watch_marks`. `is_work`: there may be work that was not reported yet."""
 
     def __init__(self, tasks: Tasks, callback: Callable[[], None]) -> None:
         self.is_work = True
@@ -29,12 +29,12 @@ class MarksWatch(Watch):
         self._task = tasks.start(self._run(), "watch of marks")
 
     @abstractmethod
-    async def _look(self) -> None:
-        """Find out whether `is_work`, and leave watches behind that set `news`. Repeated after a failure."""
+    async def _check(self) -> None:
+        """Determine `is_work`, and register watches that set `news`. Repeated after a failure."""
 
     @abstractmethod
     def _end(self) -> None:
-        """Take the watches back."""
+        """Remove the watches."""
 
     async def _run(self) -> None:
         try:
@@ -42,19 +42,19 @@ class MarksWatch(Watch):
                 await self.news.wait()
                 self.news.clear()
                 try:
-                    await self._look()
+                    await self._check()
                 except MetadataError:
                     self.news.set()
                     await asyncio.sleep(RETRY_INTERVAL_S)
                     continue
                 if self.is_work:
                     self.is_work = False
-                    asyncio.get_running_loop().call_soon(self._tell)
+                    asyncio.get_running_loop().call_soon(self._notify)
                 await asyncio.sleep(PAUSE_S)
         finally:
             self._end()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if not self._is_cancelled:
             self._callback()
 

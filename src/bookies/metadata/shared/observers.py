@@ -1,8 +1,8 @@
-"""Watches of what is in ZooKeeper or etcd: one task for each thing that is watched, however many callbacks watch it.
+"""Watches of names in ZooKeeper or etcd: one task for each watched name, whatever the number of callbacks.
 
-A task looks at what is watched and leaves a watch behind in one step, tells those who have not heard of what it sees,
-and waits for the store, or a lost connection, to say that it should look again. So nothing is missed, several changes
-may become one call, and an older state never follows a newer. Source: metadata 5.3 and 6.3.
+A task reads the watched state and registers a watch in one step, calls back those that do not know the state yet, and
+waits until the store reports a change or the connection is lost. So no change is missed, several changes may become
+one call, and an older state never follows a newer one. Source: metadata 5.3 and 6.3.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from bookies.model import BookieMode
 from bookies.runtime.tasks import Tasks
 
 _Key = str | BookieMode
-_Look = Callable[[Callable[[], None]], Awaitable[None]]  # at what is watched, leaving the watch behind
+_Check = Callable[[Callable[[], None]], Awaitable[None]]  # reads the watched state and registers a watch
 
 
 @dataclass(frozen=True, slots=True)
-class Eyes:
-    """How a driver looks. `News` are called once after the next change of what was seen, or when that can be missed.
+class WatchedNames:
+    """A driver's access to the names that it watches. The callback passed to `version` or `present` is called once,
+    after the next change, or when a change could be missed.
 
-    `last_seen`: the version of a path that this driver saw last, None if it has not looked. `version`, `present`: what
-    is there now, and the news from then on. `unwatch`: these news are not called any more.
+    `last_seen`: the version of a path that this driver read last, None if it has not read it. `version`: reads a
+    path's current version. `present`: reads the bookies in a mode. `unwatch`: ends the calls of a callback.
     """
 
     last_seen: Callable[[str], int | None]
@@ -40,8 +41,8 @@ class Eyes:
 class Observers:
     """The watches of one driver."""
 
-    def __init__(self, eyes: Eyes, tasks: Tasks) -> None:
-        self._eyes = eyes
+    def __init__(self, names: WatchedNames, tasks: Tasks) -> None:
+        self._names = names
         self._tasks = tasks
         self._ledgers: dict[Subscription[str, LedgerEvent], None] = {}
         self._records: dict[Subscription[str, None], None] = {}
@@ -49,37 +50,37 @@ class Observers:
         self._running: dict[_Key, tuple[asyncio.Task[None], asyncio.Event]] = {}
 
     def clear(self) -> None:
-        """Nobody is called any more."""
+        """End all watches."""
         self._ledgers.clear()
         self._records.clear()
         self._sets.clear()
 
     def ledger(self, path: str | None, callback: Callable[[LedgerEvent], None]) -> Watch:
-        """What our caller has read is the state it starts from; of a ledger it has not read, it hears once at least.
+        """Watch a ledger, starting from the version that the caller has read; without one, the first call comes soon.
 
-        Without a path: of an id that can have none, which there is nothing to say of.
+        `path`: None for an id that cannot have a path; such a watch never calls back.
         """
         if path is None:
             return Subscription(self._ledgers, "", callback, NEVER_SEEN)
-        seen = self._eyes.last_seen(path)
+        seen = self._names.last_seen(path)
         known = NEVER_SEEN if seen is None else seen
         watch = Subscription(self._ledgers, path, callback, known, self._cancelled)
-        self._look_soon(path, lambda news: self._look_at_path(path, news))
+        self._check_soon(path, lambda news: self._check_path(path, news))
         return watch
 
     def record(self, path: str, version: int, callback: Callable[[], None]) -> Watch:
         watch = Subscription(self._records, path, lambda _: callback(), version, self._cancelled)
-        self._look_soon(path, lambda news: self._look_at_path(path, news))
+        self._check_soon(path, lambda news: self._check_path(path, news))
         return watch
 
     def bookies(self, mode: BookieMode, callback: Callable[[BookieSet], None]) -> Watch:
         watch = Subscription(self._sets, mode, callback, NEVER_SEEN, self._cancelled)
-        self._look_soon(mode, lambda news: self._look_at_set(mode, news))
+        self._check_soon(mode, lambda news: self._check_set(mode, news))
         return watch
 
-    # -- looking -------------------------------------------------------------------------------------------------
-    async def _look_at_path(self, path: str, news: Callable[[], None]) -> None:
-        version = await self._eyes.version(path, news)
+    # -- checks --------------------------------------------------------------------------------------------------
+    async def _check_path(self, path: str, news: Callable[[], None]) -> None:
+        version = await self._names.version(path, news)
         event = LedgerEvent.DELETED if version == MISSING else LedgerEvent.CHANGED
         for ledger in self._ledgers:
             if ledger.key == path and ledger.known != version:
@@ -90,37 +91,37 @@ class Observers:
                 record.known = version
                 record.deliver(None)
 
-    async def _look_at_set(self, mode: BookieMode, news: Callable[[], None]) -> None:
-        found = await self._eyes.present(mode, news)
-        for each in self._sets:
-            if each.key is mode and found.version > each.known:
-                each.known = found.version
-                each.deliver(found)
+    async def _check_set(self, mode: BookieMode, news: Callable[[], None]) -> None:
+        bookies = await self._names.present(mode, news)
+        for watch in self._sets:
+            if watch.key is mode and bookies.version > watch.known:
+                watch.known = bookies.version
+                watch.deliver(bookies)
 
-    def _look_soon(self, key: _Key, look: _Look) -> None:
+    def _check_soon(self, key: _Key, check: _Check) -> None:
         if key in self._running:
             self._running[key][1].set()
             return
         news = asyncio.Event()
-        self._running[key] = (self._tasks.start(self._observe(look, news), f"watch of {key}"), news)
+        self._running[key] = (self._tasks.start(self._observe(check, news), f"watch of {key}"), news)
 
-    async def _observe(self, look: _Look, news: asyncio.Event) -> None:
-        told = news.set  # the same object each time, by which it is known
+    async def _observe(self, check: _Check, news: asyncio.Event) -> None:
+        callback = news.set  # one object: `unwatch` compares callbacks
         try:
             while True:
                 news.clear()
                 try:
-                    await look(told)
+                    await check(callback)
                 except MetadataError:
                     await asyncio.sleep(RETRY_INTERVAL_S)
                     continue
                 await news.wait()
         finally:
-            self._eyes.unwatch(told)
+            self._names.unwatch(callback)
 
     def _cancelled(self, key: _Key) -> None:
-        """The last watch of something ends its task."""
-        watched = [each.key for watches in (self._ledgers, self._records, self._sets) for each in watches]
+        """End the task of a name after its last watch."""
+        watched = [watch.key for watches in (self._ledgers, self._records, self._sets) for watch in watches]
         if key not in watched:
             task, _ = self._running.pop(key)
             task.cancel()

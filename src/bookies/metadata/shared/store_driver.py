@@ -312,7 +312,7 @@ class StoreDriver(MetadataDriver):
         self, metadata: LedgerMetadata, expected_version: int, lock: LedgerLock | None = None
     ) -> Versioned:
         data, ledger_id = pack_ledger(metadata), metadata.ledger_id
-        holder = None if lock is None else (lock.session, self._recovery.area.places.lock(ledger_id))
+        holder = None if lock is None else (lock.session, self._recovery.nodes.places.lock(ledger_id))
         record = await self.run("write_ledger", self._store.write_ledger, ledger_id, data, expected_version, holder)
         return self._versioned(ledger_id, record)
 

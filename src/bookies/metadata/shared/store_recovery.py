@@ -1,7 +1,7 @@
-"""Auto-recovery's state in a store of atomic operations: nodes by place, some of which end with a session.
+"""Auto-recovery's state in a store of atomic operations: nodes by place, some of them ephemeral.
 
-Places: `marks/` and `locks/` with the ledger's id in 16 hex digits, `votes/`, and a few single ones. The store counts
-in `WORK` whenever something may have become repairable.
+Places: `marks/` and `locks/` with the ledger's id in 16 hex digits, `votes/`, and a few single ones. The store
+increments the counter `WORK` whenever a ledger may have become repairable.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-WORK = "work"  # changes whenever there may be something to repair
+WORK = "work"  # changes whenever a ledger may have become repairable
 MARKS, LOCKS, VOTES = "marks/", "locks/", "votes/"
 
 
 def mark_of_lock(place: str) -> str | None:
-    """The place of the mark of the ledger that a node locks; None: it is no lock. Whoever deletes a lock while there is
-    that mark counts `WORK`; so does whoever makes a mark.
+    """Return the place of the mark of the ledger that a node locks; None: the node is not a lock.
+
+    The store increments `WORK` when it creates a mark, or deletes a lock whose mark exists.
     """
     return MARKS + place.removeprefix(LOCKS) if place.startswith(LOCKS) else None
 
 
 class StoreNodePaths:
-    """See `recovery.Places`."""
+    """`NodePaths` of an embedded store."""
 
     switch = "disabled"
     delay = "delay"
@@ -48,7 +49,7 @@ class StoreNodePaths:
 
 
 class Session(Protocol):
-    """What the driver does for it."""
+    """The part of the driver that `StoreNodes` uses."""
 
     session_id: int | None
 
@@ -62,7 +63,7 @@ class Session(Protocol):
 
 
 class StoreNodes:
-    """See `recovery.NodeStore`."""
+    """`NodeStore` of an embedded store."""
 
     def __init__(self, driver: Session, store: Store) -> None:
         self.places = StoreNodePaths()
@@ -86,11 +87,11 @@ class StoreNodes:
     async def delete(self, place: str, version: int | None) -> bool:
         return await self._driver.run("delete_node", self._store.delete_node, place, version)
 
-    async def hold(self, place: str, data: bytes) -> int | None:
-        session, version = await self._hold(place, data)
+    async def create_ephemeral(self, place: str, data: bytes) -> int | None:
+        session, version = await self._create_ephemeral(place, data)
         return None if version is None else session
 
-    async def _hold(self, place: str, data: bytes) -> tuple[int, int | None]:
+    async def _create_ephemeral(self, place: str, data: bytes) -> tuple[int, int | None]:
         session = await self._driver.require_session()
         try:
             return session, await self._driver.run("hold_node", self._store.hold_node, session, place, data)
@@ -104,14 +105,14 @@ class StoreNodes:
     async def vote(self, data: bytes) -> Vote:
         self._votes_count += 1
         place = f"{_votes_of(await self._driver.require_session())}{self._votes_count}"
-        _, version = await self._hold(place, data)
+        _, version = await self._create_ephemeral(place, data)
         if version is None:
-            raise SessionExpired("the session was lost while the vote was made")
+            raise SessionExpired("the session with the metadata store was lost during the vote")
         return Vote(version, place)
 
     async def votes(self) -> list[Vote]:
-        found = [Vote(node.version, place) async for page in self._pages(VOTES, 1000) for place, node in page]
-        return sorted(found, key=lambda vote: vote.number)
+        votes = [Vote(node.version, place) async for page in self._pages(VOTES, 1000) for place, node in page]
+        return sorted(votes, key=lambda vote: vote.number)
 
     async def own_votes(self) -> list[str]:
         session = self._driver.session_id

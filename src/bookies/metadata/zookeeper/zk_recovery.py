@@ -1,8 +1,8 @@
 """Auto-recovery's state in ZooKeeper, in Apache's znodes. Source: metadata 2.1, 2.4 and 8.
 
-A mark is four directories deep, each mark in a directory of its own; what is left empty goes with the mark. Watches for
-work are on the lists of children: of the directories above those of the marks, and of the locks. Only directories whose
-list has changed are read again.
+A mark is four directories deep, each mark in a directory of its own; directories that become empty are deleted with the
+mark. Watches for work are on lists of children: of the directories above those of the marks, and of the locks. Only
+directories whose list has changed are read again.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from bookies.metadata.zookeeper.zookeeper_port import (
 )
 from bookies.runtime.tasks import Tasks, all_of
 
-AT_ONCE = 64  # reads under way
+AT_ONCE = 64  # reads in flight
 
 
-class RecoveryArea:
-    """See `recovery.NodeStore`. `sessions_lost`: how often the session was lost. `use_session`: from now on something
-    depends on it.
+class ZkNodeStore:
+    """`NodeStore` of ZooKeeper. `sessions_lost`: returns how often the session was lost. `use_session`: called before
+    a node is created that ends with the session.
     """
 
     def __init__(
@@ -58,48 +58,48 @@ class RecoveryArea:
         self._use_session = use_session
         self._tasks = tasks
         self._observers = observers
-        self._last_session: tuple[int, int] | None = None  # and how many were lost before it
-        self._is_checked = False
-        self._is_made = False
+        self._last_session: tuple[int, int] | None = None  # with the number of sessions lost before it
+        self._is_layout_checked = False
+        self._has_directories = False
 
     @property
     def session(self) -> int | None:
-        """Also while there is no connection, until the session is known to be lost."""
+        """The current session, also without a connection, until the session is known to be lost."""
         present, lost = self._zookeeper.session_id, self._sessions_lost()
         if present is not None:
             self._last_session = (present, lost)
         last = self._last_session
         return last[0] if last is not None and last[1] == lost else None
 
-    async def _check(self) -> bool:
-        """Whether somebody has said what is how here. Raises `MetadataCorrupt` if it is not as we know it."""
-        if not self._is_checked:
+    async def _check_layout(self) -> bool:
+        """Check the LAYOUT of auto-recovery; False: there is none. Raises `MetadataCorrupt` for an unknown layout."""
+        if not self._is_layout_checked:
             found = await self._nodes.read(self.places.layout)
             if found is not None:
                 check_layout(found[0])
-                self._is_checked = True
-        return self._is_checked
+                self._is_layout_checked = True
+        return self._is_layout_checked
 
-    async def _make(self) -> None:
-        """What everybody makes who changes something here."""
-        while not await self._check():
+    async def _ensure_directories(self) -> None:
+        """Create the LAYOUT and the directories, as every client does before a change."""
+        while not await self._check_layout():
             try:
                 await self._nodes.repeat(lambda: self._nodes.create(self.places.layout, LAYOUT))
             except NodeExists:
                 continue
-        if not self._is_made:
+        if not self._has_directories:
             await self._nodes.ensure(self.places.marks)
             await self._nodes.ensure(self.places.locks)
-            self._is_made = True
+            self._has_directories = True
 
     # -- nodes ---------------------------------------------------------------------------------------------------
     async def read(self, place: str) -> Node | None:
-        await self._check()
+        await self._check_layout()
         found = await self._nodes.read(place)
         return None if found is None else Node(found[0], found[1].mzxid)
 
     async def create(self, place: str, data: bytes) -> bool:
-        await self._make()
+        await self._ensure_directories()
         return await self._create(place, data)
 
     async def _create(self, place: str, data: bytes) -> bool:
@@ -118,7 +118,10 @@ class RecoveryArea:
                 return True
 
     async def _create_mark(self, place: str, data: bytes) -> None:
-        """With its directory, which is missing as a rule, in one request. Raises `NodeExists` if there is a mark."""
+        """Create a mark together with its directory, which is usually missing, in one request.
+
+        Raises `NodeExists` if there is a mark.
+        """
         directory, acl = parent_of(place), self._nodes.acl
         while True:
             try:
@@ -128,8 +131,8 @@ class RecoveryArea:
                 await self._nodes.ensure(parent_of(directory))
                 continue
             except NodeExists:
-                pass  # The directory.
-            with contextlib.suppress(NodeMissing):  # It went at this moment.
+                pass  # The directory exists.
+            with contextlib.suppress(NodeMissing):  # The directory was deleted at this moment.
                 await self._zookeeper.create(place, data, acl)
                 return
 
@@ -138,7 +141,7 @@ class RecoveryArea:
         return found is not None and found[0] == data
 
     async def write(self, place: str, data: bytes, version: int | None) -> bool:
-        await self._make()
+        await self._ensure_directories()
         is_unsure = False
         while True:
             stat = await self._nodes.stat(place)
@@ -151,26 +154,29 @@ class RecoveryArea:
             try:
                 await self._zookeeper.set(place, data, stat.version)
             except (NodeMissing, WrongVersion):
-                continue  # Looking again tells.
+                continue  # The next read determines the reason.
             except (OutcomeUnknown, SessionExpired):
                 is_unsure = True
             else:
                 return True
 
     async def delete(self, place: str, version: int | None) -> bool:
-        """A znode that is deleted and made anew between our look and the deletion goes too, if it has the same version
-        by ZooKeeper's count. Nobody but who holds the lock deletes a mark.
+        """Delete a znode, see `NodeStore.delete`.
+
+        A znode that is deleted and recreated between the check and the deletion is deleted too, if ZooKeeper's own
+        version is equal. For marks this cannot happen: only the holder of the lock deletes a mark.
         """
-        await self._check()
+        await self._check_layout()
         is_ours = False  # a deletion of ours may have succeeded
-        look = self._stat if version is not None else self._nodes.stat  # who names a version has seen it
-        while (stat := await look(place)) is not None:
+        # A caller that names a version has read the znode, so this server is recent enough.
+        read_stat = self._stat if version is not None else self._nodes.stat
+        while (stat := await read_stat(place)) is not None:
             if version not in (None, stat.mzxid):
                 return False
             try:
                 await self._delete(place, stat.version)
             except (NodeMissing, WrongVersion):
-                continue  # Looking again tells.
+                continue  # The next read determines the reason.
             except (OutcomeUnknown, SessionExpired):
                 is_ours = True
             else:
@@ -178,11 +184,11 @@ class RecoveryArea:
         return is_ours
 
     async def _stat(self, place: str) -> Stat | None:
-        """Not older than what we have seen or done before; others may have changed it."""
+        """Return a znode's stat, not older than this session's earlier reads and writes; others may have changed it."""
         return await self._nodes.repeat(lambda: self._zookeeper.exists(place))
 
     async def _delete(self, place: str, version: int) -> None:
-        """A mark with its directory, in which it is alone as a rule, and what is empty above."""
+        """Delete a znode; a mark together with its directory, which usually has no other child, and empty parents."""
         if not place.startswith(self.places.marks):
             await self._zookeeper.delete(place, version)
             return
@@ -194,19 +200,19 @@ class RecoveryArea:
         else:
             await self._nodes.remove_empty_parents(directory, self.places.marks)
 
-    # -- what goes with the session ------------------------------------------------------------------------------
-    async def hold(self, place: str, data: bytes) -> int | None:
+    # -- ephemeral nodes -----------------------------------------------------------------------------------------
+    async def create_ephemeral(self, place: str, data: bytes) -> int | None:
         self._use_session()
-        await self._make()
+        await self._ensure_directories()
         while True:
             try:
-                _, made = await self._nodes.create(place, data, is_ephemeral=True)
-                return made.owner
+                _, created = await self._nodes.create(place, data, is_ephemeral=True)
+                return created.owner
             except NodeExists:
                 stat = await self._nodes.stat(place)
                 return stat.owner if stat is not None and stat.owner == self.session else None
             except OutcomeUnknown:
-                continue  # What is there then tells.
+                continue  # The next attempt determines the outcome.
 
     async def release(self, place: str, session: int) -> None:
         stat = await self._stat(place)
@@ -214,17 +220,17 @@ class RecoveryArea:
             try:
                 await self._zookeeper.delete(place, session=session)
             except (NodeMissing, SessionExpired):
-                pass  # It is gone.
+                pass  # The znode is deleted, or ended with its session.
 
     async def vote(self, data: bytes) -> Vote:
         self._use_session()
-        await self._make()
+        await self._ensure_directories()
         place, _ = await self._nodes.create(self.places.vote_prefix, data, is_ephemeral=True, is_sequential=True)
         return Vote(int(place.removeprefix(self.places.vote_prefix)), place)
 
     async def votes(self) -> list[Vote]:
-        found = await self._nodes.children(self.places.election)
-        names = [] if found is None else found[0]
+        listed = await self._nodes.children(self.places.election)
+        names = [] if listed is None else listed[0]
         numbers = [(self.places.vote_number(name), f"{self.places.election}/{name}") for name in names]
         return [Vote(number, place) for number, place in sorted((n, p) for n, p in numbers if n is not None)]
 
@@ -241,14 +247,18 @@ class RecoveryArea:
     async def marks(
         self, page_count: int, *, with_data: bool, needs: Callable[[int], bool] | None = None
     ) -> AsyncIterator[Sequence[tuple[int, Node]]]:
-        await self._check()
-        await self._nodes.stat(self.places.marks)  # synchronizes: what comes now is not older
+        await self._check_layout()
+        await self._nodes.stat(self.places.marks)  # synchronizes: the following reads are not older
         page: list[tuple[int, Node]] = []
         async for directories in self._below([self.places.marks], MARK_DEPTH):
             for at in range(0, len(directories), AT_ONCE):
-                ledger_ids = [self.places.marked_in(each) for each in directories[at : at + AT_ONCE]]
-                found = await all_of(self._leaf(each, with_data=with_data, needs=needs) for each in ledger_ids)
-                page += [(each, node) for each, node in zip(ledger_ids, found, strict=True) if node is not None]
+                ledger_ids = [self.places.marked_in(directory) for directory in directories[at : at + AT_ONCE]]
+                nodes = await all_of(
+                    self._leaf(ledger_id, with_data=with_data, needs=needs) for ledger_id in ledger_ids
+                )
+                page += [
+                    (ledger_id, node) for ledger_id, node in zip(ledger_ids, nodes, strict=True) if node is not None
+                ]
                 if len(page) >= page_count:
                     yield page
                     page = []
@@ -260,8 +270,8 @@ class RecoveryArea:
             return Node(b"", UNREAD)
         path = self.places.mark(ledger_id)
         if not with_data:
-            found = await self._nodes.repeat(lambda: self._zookeeper.exists(path))
-            return None if found is None else Node(b"", found.mzxid)
+            exists = await self._nodes.repeat(lambda: self._zookeeper.exists(path))
+            return None if exists is None else Node(b"", exists.mzxid)
         try:
             data, stat = await self._nodes.repeat(lambda: self._zookeeper.get(path))
         except NodeMissing:
@@ -269,20 +279,20 @@ class RecoveryArea:
         return Node(data, stat.mzxid)
 
     async def _below(self, parents: Sequence[str], depth: int) -> AsyncIterator[Sequence[str]]:
-        """Directories so many levels below, in order, some at a time."""
+        """Yield the directories `depth` levels below, in order, in batches."""
         if depth == 0:
             yield parents
             return
         for at in range(0, len(parents), AT_ONCE):
-            some = parents[at : at + AT_ONCE]
-            found = await all_of(self._children(each) for each in some)
+            batch = parents[at : at + AT_ONCE]
+            lists = await all_of(self._children(parent) for parent in batch)
             children = [
                 f"{parent}/{child}"
-                for parent, names in zip(some, found, strict=True)
+                for parent, names in zip(batch, lists, strict=True)
                 for child in mark_directories(names)
             ]
-            async for each in self._below(children, depth - 1):
-                yield each
+            async for directories in self._below(children, depth - 1):
+                yield directories
 
     async def _children(self, path: str) -> list[str]:
         try:
@@ -291,16 +301,17 @@ class RecoveryArea:
             return []  # Emptied meanwhile.
 
     async def locked_ids(self) -> list[int]:
-        found = await self._nodes.children(self.places.locks)
-        return [each for each in map(ledger_of, found[0] if found is not None else []) if each is not None]
+        listed = await self._nodes.children(self.places.locks)
+        ledger_ids = map(ledger_of, listed[0] if listed is not None else [])
+        return [ledger_id for ledger_id in ledger_ids if ledger_id is not None]
 
     async def locks(self) -> list[tuple[int, bytes]]:
         ledger_ids = await self.locked_ids()
         locks: list[tuple[int, bytes]] = []
         for at in range(0, len(ledger_ids), AT_ONCE):
-            some = ledger_ids[at : at + AT_ONCE]
-            data = await all_of(self._nodes.read(self.places.lock(each)) for each in some)
-            locks += [(each, read[0]) for each, read in zip(some, data, strict=True) if read is not None]
+            batch = ledger_ids[at : at + AT_ONCE]
+            nodes = await all_of(self._nodes.read(self.places.lock(ledger_id)) for ledger_id in batch)
+            locks += [(ledger_id, node[0]) for ledger_id, node in zip(batch, nodes, strict=True) if node is not None]
         return locks
 
     # -- watches -------------------------------------------------------------------------------------------------
@@ -312,34 +323,35 @@ class RecoveryArea:
 
 
 class _List(NamedTuple):
-    """The children of a directory when they were listed last, and how many had come or gone until then."""
+    """A directory's children as listed last. `changes`: number of creations and deletions of children until then."""
 
     names: frozenset[str] = frozenset()
     changes: int = 0
 
 
 class _TreeWatch(MarksWatch):
-    """See the module. A directory of a mark is not looked into: the mark comes and goes with it.
+    """The watch of marks and locks, see the module. A mark's own directory is not listed: it is created and deleted with
+    the mark.
 
-    One that was left empty, and into which somebody puts a mark, is not noticed; the next listing of the marks is.
+    If an empty directory was left behind, a new mark in it is not noticed by this watch, only by the next listing.
     """
 
     def __init__(self, nodes: Nodes, places: RecoveryPaths, tasks: Tasks, callback: Callable[[], None]) -> None:
         self._nodes = nodes
         self._places = places
-        self._lists: dict[str, _List] = {}  # of the locks, and of the directories above those of marks
+        self._lists: dict[str, _List] = {}  # by path: the locks, and the directories above those of marks
         self._watches: dict[str, Callable[[], None]] = {}
         self._changed: dict[str, None] = {places.marks: None, places.locks: None}
         super().__init__(tasks, callback)
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         while self._changed:
-            # The locks last: with what is known of the marks by then, most that are free need no request.
-            directories = [each for each in self._changed if each != self._places.locks]
-            await all_of(map(self._look_at, directories[:AT_ONCE] or [self._places.locks]))
+            # The locks last: the marks are known by then, so most released locks need no request.
+            directories = [path for path in self._changed if path != self._places.locks]
+            await all_of(map(self._list, directories[:AT_ONCE] or [self._places.locks]))
 
-    async def _look_at(self, path: str) -> None:
-        """One directory; what is new below is to be looked at, too."""
+    async def _list(self, path: str) -> None:
+        """List one directory; new directories below it are listed next."""
         watch = self._watches.setdefault(path, partial(self._hear, path))
         self._changed.pop(path)
         try:
@@ -354,27 +366,28 @@ class _TreeWatch(MarksWatch):
             raise
         else:
             names, changes = ([], 0) if listed is None else (listed[0], listed[1].cversion)
-            await self._saw(path, names, changes)
+            await self._update(path, names, changes)
 
-    async def _saw(self, path: str, names: Sequence[str], changes: int) -> None:
+    async def _update(self, path: str, names: Sequence[str], changes: int) -> None:
         if path == self._places.locks:
-            await self._saw_locks(frozenset(names), changes)
+            await self._update_locks(frozenset(names), changes)
         elif path.removeprefix(self._places.marks).count("/") < MARK_DEPTH - 1:
             below = [f"{path}/{name}" for name in mark_directories(names)]
-            self._changed |= {each: None for each in below if each not in self._watches}
+            self._changed |= {directory: None for directory in below if directory not in self._watches}
         else:
             before = self._lists.get(path)
             self._lists[path] = now = _List(frozenset(names), changes)
-            came = now.names if before is None else now.names - before.names
-            self.is_work |= bool(came) or (before is not None and not _is_all(before, now))
+            added = now.names if before is None else now.names - before.names
+            self.is_work |= bool(added) or (before is not None and not _explains_all(before, now))
 
-    async def _saw_locks(self, names: frozenset[str], changes: int) -> None:
-        """There is work where a marked ledger is free again, or a lock has come and gone since we looked last."""
+    async def _update_locks(self, names: frozenset[str], changes: int) -> None:
+        """Set `is_work` if a marked ledger was unlocked, or a lock was created and deleted since the last listing."""
         before = self._lists.get(self._places.locks, _List())
         now = _List(names, changes)
-        freed = [each for each in map(ledger_of, sorted(before.names - names)) if each is not None]
-        marks = await all_of(self._nodes.stat(self._places.mark(each)) for each in freed if self._may_be_marked(each))
-        self.is_work |= not _is_all(before, now) or any(mark is not None for mark in marks)
+        freed = [ledger_id for ledger_id in map(ledger_of, sorted(before.names - names)) if ledger_id is not None]
+        possible = [ledger_id for ledger_id in freed if self._may_be_marked(ledger_id)]
+        marks = await all_of(self._nodes.stat(self._places.mark(ledger_id)) for ledger_id in possible)
+        self.is_work |= not _explains_all(before, now) or any(mark is not None for mark in marks)
         self._lists[self._places.locks] = now
 
     def _may_be_marked(self, ledger_id: int) -> bool:
@@ -395,6 +408,6 @@ class _TreeWatch(MarksWatch):
             self._forget(path)
 
 
-def _is_all(before: _List, now: _List) -> bool:
-    """Whether nothing has come and gone in between."""
+def _explains_all(before: _List, now: _List) -> bool:
+    """Report whether the two lists show every change: no child was created and deleted in between."""
     return now.changes - before.changes == len(before.names ^ now.names)

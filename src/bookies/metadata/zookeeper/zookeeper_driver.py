@@ -22,7 +22,7 @@ from bookies.errors import (
 from bookies.metadata.interface import Watch
 from bookies.metadata.interface.driver import GivenIds, LedgerEvent
 from bookies.metadata.interface.request_counts import RequestCounts
-from bookies.metadata.shared.observers import Eyes
+from bookies.metadata.shared.observers import WatchedNames
 from bookies.metadata.shared.session_driver import DriverParts, SessionDriver
 from bookies.metadata.shared.store_driver import parse_instance_id
 from bookies.metadata.zookeeper.counted_zookeeper import CountedZooKeeper
@@ -40,7 +40,7 @@ from bookies.metadata.zookeeper.zk_layout import (
 from bookies.metadata.zookeeper.zk_ledgers import Ledgers, SpentIds
 from bookies.metadata.zookeeper.zk_nodes import Nodes
 from bookies.metadata.zookeeper.zk_records import Records, Transactions
-from bookies.metadata.zookeeper.zk_recovery import RecoveryArea
+from bookies.metadata.zookeeper.zk_recovery import ZkNodeStore
 from bookies.metadata.zookeeper.zookeeper_port import (
     Acl,
     Create,
@@ -90,7 +90,7 @@ class ZooKeeperDriver(SessionDriver):
         records = Records(self._nodes)
         transactions = Transactions(self._nodes, self._ledgers, self._spent, records)
         lost, use = (lambda: self._sessions_lost), self._use_session
-        recovery = RecoveryArea(self._nodes, lost, use, self._require_open, self._open_observers)
+        recovery = ZkNodeStore(self._nodes, lost, use, self._require_open, self._open_observers)
         parts = DriverParts(
             self._paths, self._ledgers, self._bookies, records, transactions, recovery, NodeExists, NodeMissing
         )
@@ -119,8 +119,8 @@ class ZooKeeperDriver(SessionDriver):
             await self.zookeeper.close()
             raise
         tasks = Tasks(self._died)
-        eyes = Eyes(self._nodes.last_seen, self._nodes.version, self._bookies.present, self.zookeeper.unwatch)
-        self._opened(tasks, eyes)
+        names = WatchedNames(self._nodes.last_seen, self._nodes.version, self._bookies.present, self.zookeeper.unwatch)
+        self._opened(tasks, names)
 
     async def _leave(self) -> None:
         await self.zookeeper.close()

@@ -1,4 +1,4 @@
-"""One ledger: adds, reads, LAC, fencing, recovery, legal changes of its record."""
+"""One ledger: adds, reads, LAC, fencing, recovery, and the legal changes of its metadata record."""
 
 from __future__ import annotations
 

@@ -1,52 +1,54 @@
-"""Add pipeline of one ledger: which entries are confirmed, what to send again, when to change the ensemble.
+"""Add pipeline of one ledger: which entries are confirmed, what to resend, when to change the ensemble.
 
 Theory of operation
 -------------------
-Entries get dense ids and go to the positions of their write set at once. A position acknowledges in order, nearly
-always, so what it holds is a watermark (`IdSet`), and an entry needs no object of its own. An entry *has its quorum*
-when `ack_quorum` positions of its write set hold it. It is *confirmed* when it and all before it have their quorum
-(I-3): recovery keeps a prefix, so an entry confirmed behind a hole could be cut off. With `E = Qw` the confirmed
-prefix ends at the `Qa`-th largest watermark; striped, each of the E residues of the id has a write set and a bound
-of its own, and the prefix ends before the first id that exceeds its residue's bound.
+The pipeline gives entries dense ids and sends each at once to the positions of its write set. A position acknowledges
+in order, nearly always. So a watermark (`IdSet`) describes what it holds, and an entry needs no object of its own.
 
-An answer counts for a position only while the bookie that gave it stands at that position (I-9, X-43).
+An entry *has its quorum* when `ack_quorum` positions of its write set hold it. It is *confirmed* when it and all
+entries before it have their quorum (I-3). Recovery keeps a prefix, so it could cut off an entry confirmed after a hole.
+With `E = Qw` the confirmed prefix ends at the `Qa`-th largest watermark. In a striped ledger each of the E residues of
+the id has its own write set and its own bound; the prefix ends before the first id that exceeds its residue's bound.
 
-A bookie that fails is replaced. The order of things protects the entries:
+An answer counts for a position only while the bookie that gave it is the member at that position (I-9, X-43).
 
-1. From the failure on nothing is confirmed (`changing`). The new fragment starts at `last_add_confirmed + 1`; an
-   entry confirmed meanwhile with the old bookies' acknowledgements would be looked for on the new ones (I-1, I-8).
-   Adding and sending go on.
-2. The metadata store accepts the new ensemble before any entry counts a new bookie: confirming on bookies that the
-   store does not list loses the entry for everybody else.
-3. Undo, then unblock (D-1). First *all* acknowledgements of *all* replaced positions are forgotten; only then may
-   anything be confirmed, and every pending entry is sent to the new bookies. Undoing and confirming entry by entry
-   would confirm later entries on the strength of bookies that are gone (X-27).
-4. Confirm what can be, always, even if the change turned out to be empty (D-4): completed entries wait behind it.
+An ensemble change replaces a failed bookie. The order of its steps protects the entries:
 
-A failure reported during the change waits and leads to another round, still blocked, still for the same original
-ensemble; the prefix has not moved, so the round replaces the fragment of the first in place (X-28). A failure of a
-bookie that the round is just replacing adds nothing. When not all failed bookies can be replaced the change commits
-what it has (X-38), and entries that still lack their quorum are sent once more to the bookies that stay: either they
-answer, or their failure starts the next change; an entry is never stranded.
+1. From the failure on the pipeline confirms nothing (`is_changing`). The new fragment starts at
+   `last_add_confirmed + 1`. Readers would search the new bookies for an entry that the old bookies' acknowledgements
+   confirmed meanwhile (I-1, I-8). Adds and sends continue.
+2. The metadata store accepts the new ensemble before any entry counts a new bookie. An entry confirmed on bookies that
+   the store does not list is lost for every other client.
+3. Undo, then unblock (D-1). The pipeline first discards *all* acknowledgements of *all* replaced positions. Only then
+   may it confirm anything, and it sends every pending entry to the new bookies. Undoing and confirming entry by entry
+   would confirm later entries with acknowledgements of replaced bookies (X-27).
+4. It then confirms what can be confirmed, always, even if the change turned out to be empty (D-4): completed entries
+   wait for the end of the change.
 
-A failure for an entry that already has its quorum is *late* (2.10): it is remembered and handled when the next entry
-is added, so an idle writer does not touch the store, and a busy one does not leave a tail short of a replica.
+A failure reported during the change leads to another round. The pipeline stays blocked, and the round starts from the
+same original ensemble. The prefix has not moved, so the round replaces the first round's fragment in place (X-28).
+A failure of a bookie that the current round replaces adds nothing. If some failed bookies cannot be replaced, the
+change commits the replacements it has (X-38). Entries that still lack their quorum are then sent once more to the
+bookies that stay: these answer, or their failure starts the next change. An entry is never stranded.
 
-Fatal errors (2.11: fenced, unauthorized, unsupported, no bookie to replace the first failed one, too many changes,
-metadata gone, closed or in recovery) fail everything pending with that error, in order. Failed means *unknown*: the
-entries may or may not be in the ledger. The pipeline then asks to close the ledger at its confirmed prefix, unless a
-recovery is known to decide the end.
+A failure for an entry that already has its quorum is *late* (2.10). The pipeline records it and handles it with the
+next add. So an idle writer does not touch the store, and a busy one does not leave a tail short of a replica.
 
-Writers may ask for other treatment (`AddRules`). With *delayed changes* a bookie is replaced only when an entry could
-not reach its ack quorum otherwise, or when the bookie has become read-only. With changes *switched off* what a bookie
-failed is sent to it again, later and later. *Deferred sync* separates what is delivered (`head`) from what is
-confirmed: the last add confirmed moves only when every bookie was forced, and the first failure is the end, because
-entries that are acknowledged and not yet durable would be cut into a fragment that nobody extends any more.
+A fatal error (2.11: fenced, unauthorized, unsupported, no bookie to replace the first failed one, too many changes,
+metadata deleted, closed or in recovery) fails all pending entries with that error, in order. Failed means *unknown*:
+the entries may or may not be in the ledger. The pipeline then asks to close the ledger at its confirmed prefix, unless
+a recovery is known to decide the end.
 
-In *recovery* the same pipeline writes the tail back: ids go on after the recovery's starting point, the LAC in
-headers stays at that point (D-5: until the close commits the tail is provisional, I-14), a replacement ensemble is
-kept in memory (`fragments`) instead of the store, changes are not counted, and no error closes the ledger, because
-that would publish a prefix that stops before entries which may be confirmed.
+`AddRules` selects other treatment. With *delayed changes* a bookie is replaced only when an entry could not reach its
+ack quorum otherwise, or when the bookie has become read-only. With changes *switched off* the entries that a bookie
+failed are resent to it at growing intervals. *Deferred sync* separates the delivered prefix (`head`) from the confirmed
+one: the last add confirmed moves only when every bookie was forced. The first failure then ends the writer, because a
+change would cut entries that are acknowledged and not yet durable into a fragment that is never extended again.
+
+In *recovery* the same pipeline writes the tail back. Ids continue after the recovery's starting point. The LAC in
+headers stays at that point (D-5: the tail is provisional until the close commits, I-14). A replacement ensemble is kept
+in memory (`fragments`) instead of the store, and changes are not counted. No error closes the ledger, because that
+would publish a prefix that stops before entries which may be confirmed.
 
 Source: client-protocol 2.3 to 2.11, 2.13, 2.17, 2.18, 4.6.
 """
@@ -76,9 +78,9 @@ FATAL = (LedgerFenced, Unauthorized, NotSupported)
 
 
 class Send(NamedTuple):
-    """Send these entries, byte for byte as packaged first, to one bookie. Answers come back with `position`.
+    """Effect: send these entries, byte for byte as first packaged, to one bookie. Report answers with `position`.
 
-    Sends of one position are carried out in the order of the effects, so that a bookie sees ids ascending.
+    Carry out the sends of one position in the order of the effects, so that a bookie receives ascending ids.
     """
 
     position: int
@@ -87,18 +89,18 @@ class Send(NamedTuple):
 
 
 class Confirmed(NamedTuple):
-    """Entries first..last are durable on an ack quorum, and so is everything before. Tell the application, in order."""
+    """Effect: entries first..last are durable on an ack quorum, as all before are. Notify the application, in order."""
 
     first: int
     last: int
 
 
 class ChangeEnsemble(NamedTuple):
-    """Find replacements and commit them; then report `metadata_changed`, `ensemble_chosen` or `change_failed`.
+    """Effect: choose replacements and commit them; report `metadata_changed`, `ensemble_chosen` or `change_failed`.
 
-    Nothing is confirmed until then. `failed`: (position, bookie) pairs to replace where they still are in the last
-    ensemble of the record (in recovery: of `metadata`). `excluded`: bookies that failed earlier in the same change.
-    `first_entry_id`: where the new fragment starts; it stays valid until the report.
+    The pipeline confirms nothing until the report. `failed`: (position, bookie) pairs to replace if they are still in
+    the last ensemble of the record (in recovery: of `metadata`). `excluded`: bookies that failed earlier in the same
+    change. `first_entry_id`: start of the new fragment, valid until the report.
     """
 
     first_entry_id: int
@@ -107,7 +109,7 @@ class ChangeEnsemble(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """Entries first..last have failed with `error`: unknown, not absent. Tell the application, in order."""
+    """Effect: entries first..last failed with `error`: unknown, not absent. Notify the application, in order."""
 
     first: int
     last: int
@@ -115,9 +117,9 @@ class Failed(NamedTuple):
 
 
 class CloseLedger(NamedTuple):
-    """Close the metadata at the confirmed prefix. Comes after the `Failed` of everything pending.
+    """Effect: close the metadata at the confirmed prefix. Comes after the `Failed` of all pending entries.
 
-    `is_implicit`: after a fatal error; a ledger in recovery is then left alone (D-27).
+    `is_implicit`: after a fatal error; then leave a ledger in recovery to its recovery (D-27).
     """
 
     last_entry_id: int
@@ -125,7 +127,7 @@ class CloseLedger(NamedTuple):
 
 
 class RetryLater(NamedTuple):
-    """Ensemble changes are switched off: wait (longer with each `attempt`, from 0 on), then call `retry`."""
+    """Effect while ensemble changes are switched off: wait, longer with each `attempt` (from 0), then call `retry`."""
 
     position: int
     bookie: BookieId
@@ -138,12 +140,13 @@ Effects = Sequence[Effect]
 
 @dataclass(frozen=True, slots=True)
 class AddRules:
-    """How a writer wants failures and acknowledgements to be treated.
+    """A writer's treatment of failures and acknowledgements.
 
-    `changes_max`: ensemble changes before the writer ends. `delays_changes`: replace bookies only when an entry could
-    not reach its ack quorum otherwise (2.8). `is_deferred_sync`: entries are acknowledged before they are durable,
-    nothing is confirmed until `forced`, and no bookie can be replaced (2.18). `domains`, `domains_min`: an entry also
-    needs acknowledgements from so many fault domains, or from as many as it has replicas (2.17); 0: it does not.
+    changes_max: ensemble changes before the writer ends.
+    delays_changes: replace bookies only when an entry could not reach its ack quorum otherwise (2.8).
+    is_deferred_sync: bookies acknowledge before entries are durable; `forced` confirms, no bookie is replaced (2.18).
+    domains, domains_min: an entry also needs acknowledgements from `domains_min` fault domains, at most as many as it
+        has replicas (2.17); 0: any domains do.
     """
 
     changes_max: int = 1_000_000
@@ -153,12 +156,12 @@ class AddRules:
     domains_min: int = 0
 
     def domain(self, bookie: BookieId) -> str:
-        """Empty: nobody knows it, so the bookie counts for none."""
+        """Return the fault domain of a bookie; empty if it is unknown, and then the bookie counts for no domain."""
         return self.domains.get(bookie, "")
 
 
 class AddPipeline:
-    """Decide for the adds of one open ledger. Events are method calls, their effects the results, in order.
+    """State machine of the adds of one open ledger. Method calls are events; each returns its effects, in order.
 
     `recovery_start`: None for a writer of a fresh ledger; for write-back, the id before the first entry to write.
     """
@@ -166,11 +169,11 @@ class AddPipeline:
     def __init__(
         self, metadata: LedgerMetadata, *, rules: AddRules | None = None, recovery_start: int | None = None
     ) -> None:
-        # The last record known (in recovery with the changes in memory). Its ensemble is not necessarily in use yet.
+        # The latest known record (in recovery with the changes in memory). Its ensemble may not be in use yet.
         self.metadata = metadata
-        self.ensemble: Ensemble = metadata.last_ensemble  # in use; follows the record when a change is complete
+        self.ensemble: Ensemble = metadata.last_ensemble  # in use; adopts the record's when a change is complete
         self.fragments: dict[int, Ensemble] = {}  # recovery: changes kept in memory, by first entry id
-        self.head = -1 if recovery_start is None else recovery_start  # the last entry delivered, as are all before
+        self.head = -1 if recovery_start is None else recovery_start  # last entry of the delivered prefix
         self.last_add_pushed = self.head
         self.allows_changes = True  # may be switched at any time (2.9)
         self.error: BookKeeperError | None = None  # why the pipeline ended
@@ -187,15 +190,15 @@ class AddPipeline:
         self._changes_left = self._rules.changes_max
         self._sent_bound = self.last_add_pushed + 1
         self._acked = [IdSet(self._next_stored(position, self._sent_bound)) for position in range(self._size)]
-        self._failed = [IdSet() for _ in range(self._size)]  # answered with an error, not sent again
+        self._failed = [IdSet() for _ in range(self._size)]  # answered with an error, not resent
         self._has_failures = False  # whether `_failed` ever held anything
         self._late: dict[int, BookieId] = {}  # failures to handle with the next add, or the next round
         self._replacing: dict[int, BookieId] = {}  # failures the current round handles
-        self._gone: list[BookieId] = []  # all bookies that failed in the current change
-        self._retrying: set[tuple[int, BookieId]] = set()  # with a `RetryLater` under way
-        self._attempts: dict[int, int] = {}  # retries in a row without an answer that is a success
+        self._failed_members: list[BookieId] = []  # all bookies that failed in the current change
+        self._retrying: set[tuple[int, BookieId]] = set()  # with a pending `RetryLater`
+        self._attempts: dict[int, int] = {}  # consecutive retries without a successful answer
 
-    # -- what the shell may ask ----------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------
 
     @property
     def is_open(self) -> bool:
@@ -203,27 +206,30 @@ class AddPipeline:
 
     @property
     def last_add_confirmed(self) -> int:
-        """The last entry that is durable on its ack quorum, as all before it are."""
+        """Return the last entry of the prefix that is durable on its ack quorums."""
         return self._forced if self._rules.is_deferred_sync else self.head
 
     @property
     def header_last_add_confirmed(self) -> int:
-        """What goes into the header of the next entry: always true (I-13); in recovery the starting point (D-5)."""
+        """Return the LAC for the header of the next entry: always true (I-13); in recovery the starting point (D-5)."""
         return self.last_add_confirmed if self._recovery_start is None else self._recovery_start
 
     @property
     def pending_count(self) -> int:
-        """Entries added, neither delivered nor failed."""
+        """Return the number of entries added that are neither delivered nor failed."""
         return self.last_add_pushed - self.head
 
     @property
     def has_undelivered(self) -> bool:
-        """Entries wait for bookies."""
+        """Report whether entries wait for answers of bookies."""
         return self.last_add_pushed > self.head
 
     @property
     def answered_bound(self) -> int:
-        """Entries below this one need no bytes any more: confirmed, and every replica has answered or been replaced."""
+        """Return the bound below which the caller may release entry bytes.
+
+        Every entry below it is confirmed, and each of its replicas has answered or been replaced.
+        """
         if self._has_failures:
             bound = min([self._answered_bound(position) for position in range(self._size)])
         else:
@@ -235,7 +241,7 @@ class AddPipeline:
     # -- events --------------------------------------------------------------------------------------------------
 
     def add(self, count: int) -> Effects:
-        """Take the next `count` ids, packaged as entries `last_add_pushed + 1` and following."""
+        """Add the next `count` ids, packaged as entries `last_add_pushed + 1` and following."""
         assert self.is_open
         assert count > 0
         first = self._sent_bound
@@ -244,7 +250,7 @@ class AddPipeline:
         return self._begin(first, first + count - 1)
 
     def add_to_all(self, count: int) -> range | None:
-        """As `add`, if all that follows is a `Send` of the new ids to every position: the ids. None: use `add`."""
+        """Add, and return the ids, if the only effect is a `Send` of them to every position. None: use `add`."""
         if self._is_striped or self._late:
             return None
         assert self.is_open
@@ -255,13 +261,13 @@ class AddPipeline:
         return range(first, first + count)
 
     def _begin(self, first: int, last: int) -> Effects:
-        """Send entries that are new, after handling what failed late."""
+        """Send new entries, after handling late failures."""
         effects: list[Effect] = []
         if self._late and self.allows_changes and not self.is_changing:
             effects.extend(self._handle_failure({}))
             if self.error is not None:
                 self._has_failures = True
-                for position, failed in enumerate(self._failed):  # Nothing was sent, so nobody will answer.
+                for position, failed in enumerate(self._failed):  # Nothing was sent, so no bookie will answer.
                     failed.add(self._next_stored(position, first), self._next_stored(position, last + 1))
                 return effects
         effects.extend(self._sends(first, last))
@@ -276,14 +282,14 @@ class AddPipeline:
                 yield Send(position, bookie, ids)
 
     def acknowledged(self, position: int, bookie: BookieId, entry_ids: Sequence[int]) -> Effects:
-        """The bookie holds these entries durably."""
+        """Record that the bookie holds these entries durably."""
         if self.ensemble[position] != bookie:
             return ()
         acked = self._acked[position]
         if isinstance(entry_ids, range) and entry_ids.step == 1 and not self._is_striped and not acked.runs:
             start, stop = entry_ids.start, entry_ids.stop
             if start <= acked.bound < stop <= self._sent_bound:
-                # Nearly always: the next ids in order. The same as below, without its cost per call.
+                # The usual case, the next ids in order: the same result as below at a lower cost per call.
                 acked.bound = stop
                 if self._attempts:
                     self._attempts.pop(position, None)
@@ -294,7 +300,7 @@ class AddPipeline:
         return self._deliver()
 
     def failed(self, position: int, bookie: BookieId, entry_ids: Sequence[int], error: BookKeeperError) -> Effects:
-        """The bookie has not stored these entries, or it is not known whether it has."""
+        """Record that the bookie has not stored these entries, or that it is unknown whether it has."""
         if self.ensemble[position] != bookie:
             return ()
         runs = list(self._runs(position, entry_ids))
@@ -318,7 +324,7 @@ class AddPipeline:
             if not failed:
                 return ()
         if self.is_changing:
-            self._late.update((at, who) for at, who in failed.items() if self._replacing.get(at) != who)
+            self._late.update((at, old) for at, old in failed.items() if self._replacing.get(at) != old)
             return ()
         if not lacking:
             self._late.update(failed)
@@ -326,9 +332,11 @@ class AddPipeline:
         return self._handle_failure(failed)
 
     def _undecidable(self, lacking: list[int], *, is_urgent: bool) -> dict[int, BookieId]:
-        """Delayed changes: every position that failed one of these entries, if it cannot reach its ack quorum any more.
+        """Return, with delayed changes, the positions to replace: those that failed an entry which can no longer reach
+        its ack quorum.
 
-        A bookie that has become read-only will refuse everything: it is replaced at once. Source: client-protocol 2.8.
+        `is_urgent`: the bookie has become read-only and will refuse every add, so it is replaced at once.
+        Source: client-protocol 2.8.
         """
         spare = self._write_quorum - self._ack_quorum
         failed: dict[int, BookieId] = {}
@@ -343,7 +351,11 @@ class AddPipeline:
         return failed
 
     def _deferred_failure(self, bookie: BookieId, error: BookKeeperError) -> WriteFailed:
-        """An entry acknowledged but not synced anywhere yet must not be cut into a fragment that nobody extends."""
+        """Return the error that ends a writer with deferred sync.
+
+        A change would cut entries that are acknowledged, but not yet synced anywhere, into a fragment that is never
+        extended again.
+        """
         failure = WriteFailed(
             f"bookie {bookie} failed ({error.message}) and a ledger with deferred sync cannot replace it",
             ledger_id=self.metadata.ledger_id,
@@ -360,7 +372,8 @@ class AddPipeline:
         return (RetryLater(position, bookie, attempt),)
 
     def retry(self, position: int, bookie: BookieId) -> Effects:
-        """The wait of a `RetryLater` is over: send again what the bookie failed, or replace it after all."""
+        """End the wait of a `RetryLater`: resend the entries that the bookie failed, or replace it if that is allowed
+        again."""
         self._retrying.discard((position, bookie))
         if self.error is not None or self.is_changing or self.ensemble[position] != bookie:
             return ()
@@ -369,17 +382,17 @@ class AddPipeline:
         return list(self._resend(position))
 
     def forced(self, last_entry_id: int) -> Effects:
-        """Deferred sync: all bookies of the ensemble have made durable what they had accepted up to this entry."""
+        """Record, with deferred sync, that all bookies of the ensemble have synced the entries up to this one."""
         assert last_entry_id <= self.head
         self._forced = max(self._forced, last_entry_id)
         return ()
 
     def fail(self, error: BookKeeperError) -> Effects:
-        """The writer cannot go on, for a reason that no bookie gave. Fatal."""
+        """End the writer for a reason that no bookie gave. Fatal."""
         return self._fatal(error) if self.error is None else ()
 
     def metadata_changed(self, metadata: LedgerMetadata) -> Effects:
-        """A writer's `ChangeEnsemble` has been committed, or found unnecessary; `metadata` is the record now."""
+        """Complete a writer's `ChangeEnsemble`: committed, or found unnecessary. `metadata`: the current record."""
         assert self.is_changing
         self.is_changing = False
         self.metadata = metadata
@@ -392,7 +405,7 @@ class AddPipeline:
         return self._agreed(metadata.last_ensemble)
 
     def ensemble_chosen(self, ensemble: Ensemble) -> Effects:
-        """A recovery's `ChangeEnsemble` has found replacements; they stay in memory until the close (I-10)."""
+        """Complete a recovery's `ChangeEnsemble`; the replacements stay in memory until the close (I-10)."""
         assert self.is_changing
         assert self._is_recovery
         self.is_changing = False
@@ -404,19 +417,19 @@ class AddPipeline:
         return self._agreed(ensemble)
 
     def change_failed(self, error: BookKeeperError) -> Effects:
-        """`ChangeEnsemble` could not be done. Fatal."""
+        """Report that a `ChangeEnsemble` could not be done. Fatal."""
         self.is_changing = False
         return self._fatal(error) if self.error is None else ()
 
     def close(self) -> Effects:
-        """The application ends the ledger; what is pending fails, the end is the confirmed prefix."""
+        """End the ledger at its confirmed prefix, for the application; pending entries fail."""
         if self.error is not None:
             return ()
         error = LedgerClosed("the ledger was sealed before the entry was confirmed")
         return [*self.abandon(error), CloseLedger(self.last_add_confirmed, is_implicit=False)]
 
     def abandon(self, error: BookKeeperError) -> Effects:
-        """Let go without deciding the end: pending adds fail with `error`, the metadata stays as it is."""
+        """End the pipeline without deciding the ledger's end: fail pending adds with `error`, keep the metadata."""
         if self.error is not None:
             return ()
         self.error = error
@@ -437,7 +450,7 @@ class AddPipeline:
         return (Confirmed(first, bound - 1),)
 
     def _quorum_bound(self, first: int) -> int:
-        """The first id from `first` on that lacks its quorum."""
+        """Return the first id from `first` on that lacks its quorum."""
         while first < self._sent_bound:
             if self._is_striped:
                 bound = self._striped_bound(first)
@@ -451,7 +464,7 @@ class AddPipeline:
         return min(first, self._sent_bound)
 
     def _domain_bound(self, first: int, bound: int) -> int:
-        """The first id of first..bound whose acknowledgements come from too few fault domains (D-23)."""
+        """Return the first id in first..bound that too few fault domains have acknowledged (D-23), or `bound`."""
         for entry_id in range(first, min(bound, self._sent_bound)):
             if not self._spans_domains(entry_id):
                 return entry_id
@@ -467,7 +480,7 @@ class AddPipeline:
         return len(domains) >= self._domains_min
 
     def _striped_bound(self, first: int) -> int:
-        """An id before which every id from `first` on has its quorum; greater than `first` if `first` has."""
+        """Return an id before which every id from `first` on has its quorum; above `first` if `first` has it."""
         size = self._size
         reach = [acked.reach(self._next_stored(position, first)) for position, acked in enumerate(self._acked)]
         nearest = -1
@@ -489,10 +502,10 @@ class AddPipeline:
     # -- changing the ensemble -----------------------------------------------------------------------------------
 
     def _handle_failure(self, failed: dict[int, BookieId]) -> Effects:
-        """Replace these bookies, members of the ensemble in use, and those that failed late."""
+        """Start to replace these members of the ensemble in use, and those that failed late."""
         assert not self.is_changing
         failed, self._late = failed | self._late, {}
-        self._gone = []
+        self._failed_members = []
         return self._start_round(failed)
 
     def _start_round(self, failed: dict[int, BookieId]) -> Effects:
@@ -502,12 +515,12 @@ class AddPipeline:
                 return self._fatal(WriteFailed("too many ensemble changes", ledger_id=self.metadata.ledger_id))
         self.is_changing = True
         self._replacing = failed
-        excluded = tuple(self._gone)
-        self._gone.extend(bookie for bookie in failed.values() if bookie not in self._gone)
+        excluded = tuple(self._failed_members)
+        self._failed_members.extend(bookie for bookie in failed.values() if bookie not in self._failed_members)
         return [ChangeEnsemble(self.head + 1, tuple(sorted(failed.items())), excluded)]
 
     def _agreed(self, ensemble: Ensemble) -> Effects:
-        """The ensemble for everything pending is known: another round if more has failed, else undo and send again."""
+        """Adopt the agreed ensemble for all pending entries; if more members have failed, start another round."""
         late = {position: bookie for position, bookie in self._late.items() if ensemble[position] == bookie}
         self._late = {}
         if late and (self.allows_changes or self._is_recovery):
@@ -529,12 +542,12 @@ class AddPipeline:
         return effects
 
     def _resend_stranded(self) -> Iterator[Send]:
-        """Entries without quorum whose failed bookie could not be replaced are sent to it once more."""
+        """Resend entries without quorum to failed bookies that could not be replaced."""
         for position in range(self._size):
             yield from self._resend(position)
 
     def _resend(self, position: int) -> Iterator[Send]:
-        """Everything pending that the bookie at this position has failed."""
+        """Resend the pending entries that the bookie at this position has failed."""
         acked, ids = self._acked[position], []
         for start, stop in self._failed[position].cut(self._next_stored(position, self.head + 1)):
             last = min(stop, self._sent_bound) - 1
@@ -560,9 +573,9 @@ class AddPipeline:
         return stored_ids(position, first, last, self._size, self._write_quorum)
 
     def _runs(self, position: int, entry_ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """The ids as [start, stop) of consecutive *stored* ids; `stop` is the next id that the position stores.
+        """Yield the ids as [start, stop) runs of consecutive *stored* ids; `stop`: the next id that the position stores.
 
-        Ids that were never sent to the position are no news about any entry and are left out.
+        Skip ids that were never sent to the position: they say nothing about any entry.
         """
         bound = self._sent_bound
         if isinstance(entry_ids, range) and entry_ids.step == 1 and not self._is_striped:
@@ -591,7 +604,7 @@ class AddPipeline:
             yield from self._stored_ids(position, first, stop - 1)
 
     def _answered_bound(self, position: int) -> int:
-        """The first id that the position stores and has not answered."""
+        """Return the first id that the position stores and has not answered."""
         acked, failed = self._acked[position], self._failed[position]
         bound = acked.bound
         if failed.runs:

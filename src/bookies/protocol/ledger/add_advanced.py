@@ -1,8 +1,8 @@
-"""The add pipeline of an advanced writer: ids are chosen by the caller and arrive in any order.
+"""Add pipeline of an advanced writer: the caller chooses the ids, and writes them in any order.
 
-Everything of `add` holds: an entry is delivered only when it and all before it have their quorum, so an id that was
-not written yet, a *hole*, holds back whatever is above it. What is above a hole counts as pending: it is sent again
-after an ensemble change, and it is lost to the ledger when the ledger ends at the hole.
+All rules of `add` hold. An entry is delivered only when it and all before it have their quorum, so a *hole*, an id that
+was not written yet, holds back every entry above it. Entries above a hole are pending: an ensemble change resends them,
+and a ledger that ends at the hole does not contain them.
 
 Source: client-protocol 2.14, D-15, I-31.
 """
@@ -20,7 +20,7 @@ ENTRY_ID_MAX = (1 << 63) - 2
 
 
 class AdvancedAddPipeline(AddPipeline):
-    """See the module. Use `write` in place of `add`."""
+    """Add pipeline with ids chosen by the caller. Use `write` in place of `add`."""
 
     def __init__(self, metadata: LedgerMetadata, *, rules: AddRules | None = None) -> None:
         super().__init__(metadata, rules=rules)
@@ -33,7 +33,7 @@ class AdvancedAddPipeline(AddPipeline):
 
     @property
     def has_undelivered(self) -> bool:
-        """Entries below the first hole are pending; those above it wait for the caller."""
+        """Report whether entries below the first hole wait for bookies; those above it wait for the caller."""
         return self.error is None and self.head + 1 < self._sent.bound
 
     @property
@@ -42,7 +42,7 @@ class AdvancedAddPipeline(AddPipeline):
         return min(bound, self.head + 1, self._sent.bound) if self.is_open else min(bound, self._sent_bound)
 
     def _answered_bound(self, position: int) -> int:
-        """In a pipeline that has ended nobody waits for the holes either."""
+        """Return the first id without an answer; a pipeline that has ended skips holes too."""
         acked, failed = self._acked[position], self._failed[position]
         bound = acked.bound
         while True:
@@ -54,7 +54,7 @@ class AdvancedAddPipeline(AddPipeline):
             bound = further
 
     def check(self, entry_id: int) -> None:
-        """Raises `EntryExists` for an id that is pending or delivered, `InvalidArgument` for one that is none."""
+        """Check a new id. Raises `EntryExists` (pending or delivered already), `InvalidArgument` (too large)."""
         if entry_id > ENTRY_ID_MAX:
             raise InvalidArgument(f"an entry id is at most {ENTRY_ID_MAX}", entry_id=entry_id)
         if entry_id <= self.head or entry_id in self._sent:
@@ -63,7 +63,7 @@ class AdvancedAddPipeline(AddPipeline):
             )
 
     def write(self, entry_id: int) -> Effects:
-        """Take one entry, which `check` has accepted."""
+        """Add one entry, which `check` has accepted."""
         assert self.is_open
         self._sent.add(entry_id, entry_id + 1)
         self._sent_count += 1

@@ -1,4 +1,4 @@
-"""Which bookies to ask first, and after how long an answer is late. Pure: the time comes in, nobody is ever excluded.
+"""Order in which to ask bookies, and the time after which an answer is late. Time is an argument; no bookie is excluded.
 
 A circuit breaker per bookie
 ----------------------------
@@ -6,19 +6,19 @@ A circuit breaker per bookie
                           ^                     |
                           +-------failed--------+      each time with twice the pause, up to `PAUSE_MAX_S`
 
-OPEN is the last choice, SUSPECT (half-open) comes before it: one cheap probe at a time finds out whether the bookie is
-back, so that no request of a user has to. A pause is seconds long, never weeks. How long the last one was is forgotten
-only when the bookie has been healthy for `MEMORY_S`: one that answers probes but not work does not come back at once.
-A success while the breaker is open counts for nothing; it may have been asked before the failure.
+OPEN is the last choice, SUSPECT (half-open) comes before it. One cheap probe at a time finds out whether the bookie has
+recovered, so that no user request has to. A pause lasts seconds, never weeks. The length of the last pause is reset only
+when the bookie has been healthy for `MEMORY_S`, so a bookie that answers probes but not work stays limited. A success
+while the breaker is open is ignored: its request may be older than the failure.
 
-The ranks only order. When every bookie is open the order is the caller's own, so no number of failures, and no mistake
-in here, can leave a ledger without bookies.
+Ranks only order bookies. When every breaker is open, the caller's own order applies, so neither failures nor a defect
+in this module can leave a ledger without bookies.
 
 Response times
 --------------
-One histogram per bookie and kind of request, in steps of the square root of two; old answers lose weight as new ones
-come. An answer is late beyond the 95th percentile of that bookie's own times, but a bookie that is always slow must
-not set its own standard: no later than `SLOWER_MAX` times the percentile of the quickest one.
+Each bookie has one histogram per kind of request, in steps of the square root of two; old answers lose weight as new
+ones arrive. An answer is late beyond the 95th percentile of that bookie's own times. A slow bookie must not set its own
+standard, so the limit is at most `SLOWER_MAX` times the percentile of the quickest bookie.
 
 Source: client-protocol 3.3 (order) and 7.8.
 """
@@ -34,9 +34,9 @@ from bookies.model import BookieId
 PAUSE_FIRST_S = 2.0
 PAUSE_MAX_S = 30.0
 MEMORY_S = 60.0
-PROBE_S = 15.0  # a probe whose outcome nobody reported counts as lost after so long
+PROBE_S = 15.0  # a probe without a reported outcome counts as lost after this time
 
-TIME_MIN_S = 50e-6  # what is quicker counts as this
+TIME_MIN_S = 50e-6  # shorter times count as this
 BUCKET_COUNT = 48  # up to 14 minutes
 OBSERVED_MIN = 16  # answers before there is an estimate, and between two new ones
 OBSERVED_MAX = 512  # then every count is halved
@@ -45,7 +45,7 @@ SLOWER_MAX = 3.0
 
 
 class Rank(enum.IntEnum):
-    """How willingly a bookie is asked; sorts the best first."""
+    """Preference for a bookie; sorts the best first."""
 
     HEALTHY = 0
     SUSPECT = 1
@@ -53,7 +53,7 @@ class Rank(enum.IntEnum):
 
 
 class _Breaker:
-    """A bookie that has failed. `pause_s`: the last pause; 0 when it is forgotten."""
+    """Circuit breaker of a bookie that has failed. `pause_s`: the last pause; 0 after a reset."""
 
     __slots__ = ("healthy_since", "is_tripped", "open_until", "pause_s", "probe_until")
 
@@ -66,13 +66,13 @@ class _Breaker:
 
 
 class CircuitBreakers:
-    """One breaker per bookie that ever failed. `now`: seconds on any scale that never goes back."""
+    """Circuit breakers of the bookies that ever failed. `now`: seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._breakers: dict[BookieId, _Breaker] = {}
 
     def failed(self, bookie: BookieId, now: float) -> None:
-        """It could not be reached, or did not answer in time. Several failures of one pause count once."""
+        """Record that a bookie was unreachable or did not answer in time. Failures within one pause count once."""
         breaker = self._breakers.get(bookie)
         if breaker is None:
             breaker = self._breakers[bookie] = _Breaker()
@@ -86,14 +86,14 @@ class CircuitBreakers:
         breaker.probe_until = 0.0
 
     def succeeded(self, bookie: BookieId, now: float) -> None:
-        """It answered, whatever it said."""
+        """Record any answer of a bookie, also an error."""
         breaker = self._breakers.get(bookie)
         if breaker is not None and breaker.is_tripped and now >= breaker.open_until:
             breaker.is_tripped = False
             breaker.healthy_since = now
 
     def knows(self, bookie: BookieId) -> bool:
-        """Whether it has ever failed."""
+        """Report whether the bookie has ever failed."""
         return bookie in self._breakers
 
     def rank(self, bookie: BookieId, now: float) -> Rank:
@@ -103,19 +103,19 @@ class CircuitBreakers:
         return Rank.OPEN if now < breaker.open_until else Rank.SUSPECT
 
     def order(self, bookies: Iterable[BookieId], now: float) -> list[BookieId]:
-        """All of them, best rank first; stable, so the caller's own preference decides within a rank."""
+        """Return all bookies, best rank first; stable, so the caller's own preference decides within a rank."""
         bookies = list(bookies)
         if not self._breakers:
             return bookies
         return sorted(bookies, key=lambda bookie: self.rank(bookie, now))
 
     def ailing(self, now: float) -> dict[BookieId, Rank]:
-        """Those that are not healthy, the best first: few of many."""
+        """Return the bookies that are not healthy, best rank first. Cost: the number of bookies that ever failed."""
         ranks = {bookie: self.rank(bookie, now) for bookie, breaker in self._breakers.items() if breaker.is_tripped}
-        return dict(sorted(ranks.items(), key=lambda each: each[1]))
+        return dict(sorted(ranks.items(), key=lambda item: item[1]))
 
     def take_probe(self, bookie: BookieId, now: float) -> bool:
-        """Whether the caller has to probe this bookie now: it is suspect, and no other probe is under way."""
+        """Report whether the caller has to probe this bookie now: it is suspect, and no other probe is in flight."""
         if self.rank(bookie, now) is not Rank.SUSPECT:
             return False
         breaker = self._breakers[bookie]
@@ -126,7 +126,7 @@ class CircuitBreakers:
 
 
 class _Histogram:
-    """Times of one bookie and kind. `percentile_s`: seconds, None until enough are known."""
+    """Response times of one bookie and kind of request. `percentile_s`: seconds; None: too few observations."""
 
     __slots__ = ("_counts", "_fresh", "_total", "percentile_s")
 
@@ -137,7 +137,7 @@ class _Histogram:
         self.percentile_s: float | None = None
 
     def add(self, seconds: float) -> bool:
-        """Whether there is a new estimate."""
+        """Count one time; report whether there is a new estimate."""
         steps = math.ceil(2 * math.log2(max(seconds, TIME_MIN_S) / TIME_MIN_S))
         self._counts[min(steps, BUCKET_COUNT - 1)] += 1
         self._total += 1
@@ -160,28 +160,28 @@ class _Histogram:
 
 
 class ResponseTimes:
-    """How long bookies take to answer, by kind of request (any name)."""
+    """Response times of bookies by kind of request (any name)."""
 
     def __init__(self) -> None:
         self._histograms: dict[str, dict[BookieId, _Histogram]] = {}
-        self._longest: dict[str, float] = {}  # what the quickest one allows, by kind; asked for with every request
+        self._longest: dict[str, float] = {}  # limit set by the quickest bookie, by kind; read with every request
 
     def observe(self, bookie: BookieId, kind: str, seconds: float) -> None:
-        of_kind = self._histograms.setdefault(kind, {})
-        histogram = of_kind.get(bookie)
+        histograms = self._histograms.setdefault(kind, {})
+        histogram = histograms.get(bookie)
         if histogram is None:
-            histogram = of_kind[bookie] = _Histogram()
+            histogram = histograms[bookie] = _Histogram()
         if histogram.add(seconds):
-            known = [each.percentile_s for each in of_kind.values() if each.percentile_s]
-            self._longest[kind] = SLOWER_MAX * min(known)
+            percentiles = [known.percentile_s for known in histograms.values() if known.percentile_s]
+            self._longest[kind] = SLOWER_MAX * min(percentiles)
 
     def percentile_s(self, bookie: BookieId, kind: str) -> float | None:
-        """The 95th percentile in seconds, rounded up by at most 42 %; None while too little is known."""
+        """Return the 95th percentile in seconds, rounded up by at most 42 %; None: too few observations."""
         histogram = self._histograms.get(kind, {}).get(bookie)
         return histogram.percentile_s if histogram else None
 
     def late_after_s(self, bookie: BookieId, kind: str) -> float | None:
-        """After so many seconds an answer is late; None while too little is known of everybody."""
+        """Return the seconds after which an answer is late; None: too few observations of every bookie."""
         longest = self._longest.get(kind)
         if longest is None:
             return None

@@ -74,7 +74,7 @@ async def read_status(driver: MetadataDriver, now_ms: int) -> RecoveryStatus:
     async for ids in store.marked_ids():
         marked += len(ids)
         stuck += [ledger_id for ledger_id in ids if ledger_id in reported]
-    living = {each.name for each in _living(processes, await store.standing())}
+    living = {each.name for each in _living(processes, await store.candidates())}
     return RecoveryStatus(
         await store.is_enabled(),
         await store.auditor(),
@@ -105,7 +105,7 @@ async def witnesses(driver: MetadataDriver) -> list[ProcessStatus]:
     """Processes that take part now: their sessions live, so what they have written is what they know, but for the
     seconds between two writings. Raises `MetadataError`."""
     processes = await read_processes(driver)
-    return _living(processes, await driver.recovery.standing())
+    return _living(processes, await driver.recovery.candidates())
 
 
 def taken_for_lost(mark: Mark | None, processes: Iterable[ProcessStatus]) -> list[BookieId]:

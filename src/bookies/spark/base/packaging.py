@@ -8,7 +8,6 @@ from __future__ import annotations
 import pathlib
 import zipfile
 
-import bookies
 from bookies.errors import ConfigError
 
 TIMESTAMP = (1980, 1, 1, 0, 0, 0)  # of every member: the same files make the same archive
@@ -23,7 +22,7 @@ def package(path: str) -> int:
         raise ConfigError(
             f"{path}: Spark puts only names that end in .zip, .egg or .py on the path; name it {path}.zip"
         )
-    root = pathlib.Path(bookies.__file__).parent
+    root = pathlib.Path(__file__).parents[2]
     files = [*sorted(root.rglob("*.py")), root.parent / "pyspark_bookkeeper.py"]
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in files:

@@ -1,4 +1,4 @@
-"""A bookie's directories as a whole: made, locked, marked as in use.
+"""A bookie's directory sets: creation, locks, and the marker files for unclean stops and suspended compaction.
 
 Source: storage 1.1, 1.2, 9.6.
 """
@@ -25,36 +25,36 @@ RUN_ID_SIZE = 16  # bytes
 
 
 def parse_run_id(data: bytes) -> bytes:
-    """What the file says; empty for one of Apache's or of an older release, which is empty, and for garbage."""
+    """Return the run id in a `DIRTY` file; empty for the empty files of Apache and older releases, and for garbage."""
     return bytes.fromhex(data.decode()) if re.fullmatch(rb"[0-9a-f]{%d}\n" % (2 * RUN_ID_SIZE), data) else b""
 
 
 def current(directory: str) -> str:
-    """Where in a configured directory the files are."""
+    """Return the sub-directory of a configured directory that holds the files."""
     return posixpath.join(directory, "current")
 
 
 class Directories:
-    """The three sets of `current` directories. Blocks, except for its fields; confined to the checkpoint's worker.
+    """The three sets of `current` directories. Methods block; confined to the checkpoint's worker.
 
-    `run_id`: random bytes of this bookie, the same from one orderly stop to the next, over all crashes; empty if nobody
-    knows. What a crash leaves in different directories belongs together if both have it.
+    `run_id`: random bytes of this bookie, the same from one orderly stop to the next, across crashes; empty if unknown.
+    Files that a crash left in different directories belong together if both directories have the same run id.
     """
 
     def __init__(self, disk: Disk, config: BookieConfig) -> None:
-        self.journals = [current(each) for each in config.journal_directories]
-        self.ledgers = [current(each) for each in config.ledger_directories]
-        self.indexes = [current(each) for each in config.index_directories or config.ledger_directories]
+        self.journals = [current(path) for path in config.journal_directories]
+        self.ledgers = [current(path) for path in config.ledger_directories]
+        self.indexes = [current(path) for path in config.index_directories or config.ledger_directories]
         self.was_clean = True
         self.run_id = b""
         self._disk = disk
         self._locks: list[Lock] = []
 
     def acquire(self) -> None:
-        """Make what is missing and lock everything (F-1). Raises DirectoryInUse, SyncFailed, OSError.
+        """Create missing directories and lock all of them. Raises DirectoryInUse, SyncFailed, OSError.
 
-        Names that an earlier process left are made durable before anything is concluded from them: it may have died
-        between a rename and its sync.
+        F-1: hold an exclusive lock on every `current` directory. Syncs each directory before its names are used,
+        because an earlier process may have died between a rename and its sync.
         """
         for directory in dict.fromkeys([*self.journals, *self.ledgers, *self.indexes]):
             self._disk.make_directories(directory)
@@ -63,13 +63,13 @@ class Directories:
         paths = [posixpath.join(each, DIRTY) for each in self.ledgers]
         marks = [self._disk.read_bytes(path) for path in paths if self._disk.exists(path)]
         self.was_clean = not marks
-        found = {run_id: None for data in marks if (run_id := parse_run_id(data))}
-        self.run_id = next(iter(found)) if len(found) == 1 else b""
+        run_ids = {run_id: None for data in marks if (run_id := parse_run_id(data))}
+        self.run_id = next(iter(run_ids)) if len(run_ids) == 1 else b""
 
     def mark_dirty(self, run_id: bytes) -> None:
-        """From now on only `mark_clean` tells of an orderly stop. Raises: OSError, SyncFailed.
+        """Create `DIRTY` with the run id in every ledger directory. Raises: OSError, SyncFailed.
 
-        A full disk has room for the file, if not for what is in it.
+        Only `mark_clean` removes it. A full disk still has space for the file, perhaps not for its content.
         """
         data = run_id.hex().encode() + b"\n"
         for directory in self.ledgers:
@@ -87,9 +87,9 @@ class Directories:
             sync_directory(self._disk, directory)
 
     def mark_clean(self, directories: Sequence[str]) -> None:
-        """Everything is in the entry logs and in the index. `directories`: of the ledgers, but for failed ones.
+        """Remove `DIRTY`: all data is in the entry logs and in the index. `directories`: ledger directories in use.
 
-        Where that fails the mark stays, and the next start only has more to look at.
+        If a removal fails, the marker stays, and the next start checks more than it needs to.
         """
         for directory in directories:
             with contextlib.suppress(OSError):
@@ -98,18 +98,18 @@ class Directories:
                     sync_directory(self._disk, directory)
 
     def remove_leftovers(self) -> None:
-        """Remove what was being written when a process died, or a disk failed, and was never given its name."""
+        """Remove temporary files that a process did not rename before it died or its disk failed."""
         for directory in dict.fromkeys([*self.journals, *self.ledgers, *self.indexes]):
             for name in self._disk.list(directory):
                 if name.startswith(".") and name.endswith(".tmp") and name != f".{STATUS}.tmp":
                     remove(self._disk, posixpath.join(directory, name))
 
     def is_held(self, directories: Sequence[str]) -> bool:
-        """Whether any of these says that compaction is suspended. Raises: OSError."""
-        return any(self._disk.exists(posixpath.join(each, HELD)) for each in directories)
+        """Report whether any of these directories has the marker for suspended compaction. Raises: OSError."""
+        return any(self._disk.exists(posixpath.join(directory, HELD)) for directory in directories)
 
     def hold(self, directories: Sequence[str], *, is_held: bool) -> None:
-        """Keep over restarts whether compaction is suspended. Raises: OSError, DiskFull, SyncFailed."""
+        """Store across restarts whether compaction is suspended. Raises: OSError, DiskFull, SyncFailed."""
         for directory in directories:
             path = posixpath.join(directory, HELD)
             if is_held:

@@ -1,9 +1,9 @@
-"""When a disk is full: what follows from how many bytes are usable, directory by directory.
+"""Disk-full decisions, computed from the usable bytes of each directory.
 
-Four marks, in percent of a file system in use. `warn`, almost full: new files go elsewhere if there is elsewhere.
-`low_water`: below it a disk that was full has room again. `full`: no ordinary adds. `priority`: not even those of
-recoveries and replication; what is left is for replay, for deletion and for the copies that compaction makes.
-Percentages are of `size_max` bytes where a file system is larger.
+There are four marks, in percent of a file system in use. `warn`: the disk is almost full, and new files are created on
+other disks if there are any. `low_water`: a disk that was full becomes writable again below it. `full`: ordinary adds
+are refused. `priority`: adds of recovery and replication are refused too. The rest is for replay, deletion and the
+copies that compaction writes. Percentages are of `size_max` bytes where a file system is larger.
 
 No IO, no clock. Source: storage 8.1 to 8.3.
 """
@@ -18,7 +18,7 @@ from bookies.config import BookieConfig
 
 @dataclass(frozen=True)
 class Marks:
-    """See above. `size_max` 0: percentages are of the whole file system."""
+    """The four marks, in percent. `size_max`: bytes; 0: percentages are of the whole file system."""
 
     warn: int
     low_water: int
@@ -37,14 +37,14 @@ class Marks:
         )
 
     def needed(self, percent: int, total: int) -> int:
-        """Bytes that have to be usable, of a file system of `total` bytes, to stay below a mark."""
+        """Return the bytes that must be usable, of a file system of `total` bytes, to stay below a mark."""
         counted = min(total, self.size_max) if self.size_max else total
         return counted * (100 - percent) // 100
 
 
 @dataclass(frozen=True)
 class Space:
-    """One directory. `total`, `usable`: bytes of its file system."""
+    """Free space of one directory. `total`, `usable`: bytes of its file system."""
 
     path: str
     total: int
@@ -55,7 +55,7 @@ class Space:
 
     @classmethod
     def of(cls, path: str, total: int, usable: int, marks: Marks, *, was_full: bool) -> Space:
-        """Level, not edge: it follows from this measurement, but for the margin before `is_full` is withdrawn."""
+        """Return the state of a directory. `was_full`: it stays full until usage falls below the low-water mark."""
         mark = marks.low_water if was_full else marks.full
         return cls(
             path,
@@ -69,10 +69,10 @@ class Space:
 
 @dataclass(frozen=True)
 class DiskSpace:
-    """All directories of a bookie that can be used. A directory may have several roles.
+    """Free space of all usable directories of a bookie. A directory may have several roles.
 
-    `any_full`: one full ledger or index directory is enough to be read-only; otherwise it takes all of them. Every
-    journal has to have room in any case, because a ledger's journal is fixed.
+    `any_full`: one full ledger or index directory makes the bookie read-only; otherwise all of them have to be full.
+    One full journal always does, because a ledger's journal is fixed.
     """
 
     spaces: Mapping[str, Space] = field(default_factory=dict)
@@ -83,24 +83,24 @@ class DiskSpace:
 
     @property
     def full(self) -> list[Space]:
-        """Directories that are full."""
+        """Return the directories that are full."""
         return [space for space in self.spaces.values() if space.is_full]
 
     @property
     def is_full(self) -> bool:
-        """Whether ordinary adds have no room."""
+        """Report whether ordinary adds must be refused."""
         stores = [self._of(self.ledgers), self._of(self.indexes)]
         decide = any if self.any_full else all
-        return any(each.is_full for each in self._of(self.journals)) or any(
-            decide(each.is_full for each in group) for group in stores if group
+        return any(space.is_full for space in self._of(self.journals)) or any(
+            decide(space.is_full for space in group) for group in stores if group
         )
 
     @property
     def has_priority_room(self) -> bool:
-        """Whether adds of recoveries and replication have room."""
+        """Report whether there is space for adds of recovery and replication."""
         stores = [self._of(self.ledgers), self._of(self.indexes)]
-        return all(each.has_priority_room for each in self._of(self.journals)) and all(
-            any(each.has_priority_room for each in group) for group in stores if group
+        return all(space.has_priority_room for space in self._of(self.journals)) and all(
+            any(space.has_priority_room for space in group) for group in stores if group
         )
 
     @property
@@ -109,22 +109,25 @@ class DiskSpace:
 
     @property
     def crowded(self) -> frozenset[str]:
-        """Directories where nothing new should begin while there are others."""
+        """Return the directories to avoid for new files while there are others."""
         return frozenset(path for path, space in self.spaces.items() if space.is_almost_full or space.is_full)
 
     def totals(self) -> tuple[int, int]:
-        """(total, usable) bytes of the ledger directories; those of one file system report the same, and count once."""
-        distinct = list(dict.fromkeys((each.total, each.usable) for each in self._of(self.ledgers)))
+        """Return (total, usable) bytes of the ledger directories.
+
+        Directories with equal figures are taken to be on one file system and count once.
+        """
+        distinct = list(dict.fromkeys((space.total, space.usable) for space in self._of(self.ledgers)))
         return sum(total for total, _ in distinct), sum(usable for _, usable in distinct)
 
     def reason(self, marks: Marks) -> str:
-        """Why there is no room, and when there is again; empty while there is."""
+        """Return why adds are refused, and the usable bytes that end it; empty while they are accepted."""
         if not self.is_full:
             return ""
         return "; ".join(
-            f"{each.path}: the disk is full, {each.usable:,} of {each.total:,} bytes are usable; adds are taken again "
-            f"from {marks.needed(marks.low_water, each.total):,} on"
-            for each in self.full
+            f"{space.path}: the disk is full, {space.usable:,} of {space.total:,} bytes are usable; adds are accepted "
+            f"again from {marks.needed(marks.low_water, space.total):,} usable bytes on"
+            for space in self.full
         )
 
     def _of(self, paths: Iterable[str]) -> list[Space]:

@@ -1,7 +1,7 @@
-"""Syncs that tell their failure apart from any other.
+"""Durable file operations whose sync failures have an exception of their own.
 
-A failed write may be tried again elsewhere. A failed sync may not: the kernel may have dropped the dirty pages and then
-report success. Whoever sees `SyncFailed` stops the bookie; replay of the journal makes good what was lost.
+A failed write may be retried elsewhere. A failed sync must not: the kernel may have dropped the dirty pages, and
+would then report success. `SyncFailed` stops the bookie; replay of the journal restores what was lost.
 
 Source: storage 2.7, 8.4.
 """
@@ -17,7 +17,7 @@ from bookies.runtime.ports import Disk, File, Worker
 
 
 class SyncFailed(StorageError):
-    """Bytes that were written may or may not be on the device, and nobody will ever know. `path`: of what they are."""
+    """A sync failed: whether the written bytes are on the device cannot be determined. `path`: the file or directory."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(f"{path}: {problem}")
@@ -25,7 +25,7 @@ class SyncFailed(StorageError):
 
 
 def sync_data(file: File) -> None:
-    """fdatasync. Raises SyncFailed."""
+    """Call `fdatasync`. Raises SyncFailed."""
     try:
         file.fdatasync()
     except (OSError, DiskFull) as error:
@@ -33,7 +33,7 @@ def sync_data(file: File) -> None:
 
 
 def sync_all(file: File) -> None:
-    """fsync. Raises SyncFailed."""
+    """Call `fsync`. Raises SyncFailed."""
     try:
         file.fsync()
     except (OSError, DiskFull) as error:
@@ -49,7 +49,7 @@ def sync_directory(disk: Disk, path: str) -> None:
 
 
 def sync_many(disk: Disk, files: Sequence[File], directories: Sequence[str] = ()) -> None:
-    """All of these, by as few calls as the system allows. Raises SyncFailed."""
+    """Sync files and directories with as few system calls as possible. Raises SyncFailed."""
     try:
         disk.sync_many(files, directories)
     except (OSError, DiskFull) as error:
@@ -58,7 +58,7 @@ def sync_many(disk: Disk, files: Sequence[File], directories: Sequence[str] = ()
 
 
 def replace_bytes(disk: Disk, path: str, data: bytes) -> None:
-    """`Disk.replace_bytes` that leaves no temporary file when it fails. Raises: DiskFull, OSError."""
+    """Call `Disk.replace_bytes`; on failure remove its temporary file. Raises: DiskFull, OSError."""
     try:
         disk.replace_bytes(path, data)
     except (OSError, DiskFull):
@@ -68,9 +68,9 @@ def replace_bytes(disk: Disk, path: str, data: bytes) -> None:
 
 
 def replace_copies(disk: Disk, paths: Sequence[str], data: bytes) -> None:
-    """`replace_bytes` of every one of these; one that takes it is enough.
+    """Replace every one of these files with `data`; one success is enough.
 
-    Raises the first failure, DiskFull or OSError, when none does.
+    Raises the first failure, DiskFull or OSError, if all fail.
     """
     failures: list[Exception] = []
     for path in paths:
@@ -83,13 +83,13 @@ def replace_copies(disk: Disk, paths: Sequence[str], data: bytes) -> None:
 
 
 def remove(disk: Disk, path: str) -> None:
-    """Remove a file that nobody needs, if there is one; one that cannot be removed does no harm."""
+    """Remove an unneeded file if it exists. Failures are ignored: a leftover does no harm."""
     with contextlib.suppress(OSError, DiskFull):
         disk.unlink(path)
 
 
 def unlink_all(disk: Disk, paths: Sequence[str]) -> None:
-    """Remove files for good; one that is not there is removed already. Raises: OSError, SyncFailed."""
+    """Remove files durably; missing files are skipped. Raises: OSError, SyncFailed."""
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
             disk.unlink(path)
@@ -98,7 +98,7 @@ def unlink_all(disk: Disk, paths: Sequence[str]) -> None:
 
 
 def run_last(worker: Worker, call: Callable[[], None]) -> None:
-    """Run a call that closes files, and end the worker. That a file cannot be closed changes nothing any more."""
+    """Run a call that closes files, then end the worker. Its failure is ignored: the files are no longer used."""
     future = worker.run(call)
     future.add_done_callback(lambda done: done.cancelled() or done.exception())
     worker.close()

@@ -1,4 +1,4 @@
-"""Open files, at most so many, the least recently used closed first. Each instance is confined to one worker."""
+"""A bounded cache of open files that closes the least recently used. Each instance is confined to one worker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bookies.runtime.ports import Disk, File
 
 
 class FileCache:
-    """Files by path. They are only closed here, so a caller may use one until it asks for the next."""
+    """Open files by path. Only the cache closes them, so a file stays usable until the next `get`."""
 
     def __init__(self, disk: Disk, count_max: int) -> None:
         assert count_max >= 1
@@ -15,7 +15,7 @@ class FileCache:
         self._files: dict[str, File] = {}  # the least recently used first
 
     def get(self, path: str, mode: str) -> File:
-        """The open file; opened with `mode` if it is not. Raises: OSError."""
+        """Return the open file; open it with `mode` if necessary. Raises: OSError."""
         file = self._files.pop(path, None)
         if file is None:
             file = self._disk.open(path, mode)
@@ -25,7 +25,7 @@ class FileCache:
         return file
 
     def forget(self, path: str) -> None:
-        """Close a file whose path will name another one, or none."""
+        """Close a file whose path is about to be removed or to name another file."""
         if (file := self._files.pop(path, None)) is not None:
             file.close()
 

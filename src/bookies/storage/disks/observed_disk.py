@@ -1,7 +1,7 @@
-"""The Disk port as the storage sees it: failures are noted by directory, and nothing is written where one has failed.
+"""The Disk port with failure detection: records failures by directory and refuses writes to failed directories.
 
-So no caller has to know which of its calls met the failure first, and nobody trusts a later success on a device that
-has lost a write. Reads still go through: what can be read there is served. Source: storage 8.4.
+Callers need not know which call failed first, and no later success counts on a device that has lost a write. Reads
+still pass: readable data of a failed directory is served. Source: storage 8.4.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bookies.storage.disks.directory_health import DirectoryHealth
 
 T = TypeVar("T")
 
-# What a device or a file system says that is broken, gone or read-only; other errors are the process's or the caller's.
+# Errors of a device or file system that is broken, removed or read-only. Others are the process's or the caller's.
 BROKEN = frozenset(
     {
         errno.EIO,
@@ -33,7 +33,7 @@ BROKEN = frozenset(
 
 
 class WatchedFile:
-    """See `ports.File`. `root`: the directory that it belongs to, None if that is not watched."""
+    """A `ports.File` that reports failures. `root`: the directory that it belongs to, None if that is not watched."""
 
     __slots__ = ("_health", "path", "root", "unwatched")
 
@@ -54,17 +54,17 @@ class WatchedFile:
         return self.unwatched.pread_resident(size, offset)
 
     def pwrite(self, data: Buffer, offset: int) -> None:
-        self._change(self.unwatched.pwrite, data, offset)
+        self._write(self.unwatched.pwrite, data, offset)
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
-        self._change(self.unwatched.pwritev, buffers, offset)
+        self._write(self.unwatched.pwritev, buffers, offset)
 
     def write_durably(self, buffers: Sequence[Buffer], offset: int) -> None:
-        self._change(self.unwatched.write_durably, buffers, offset)
+        self._write(self.unwatched.write_durably, buffers, offset)
 
     def begin_durable(self, submit: Submit, buffers: Sequence[Buffer], offset: int, done: Written) -> bool:
         if self.root in self._health.failed:
-            return False  # `write_durably` says why
+            return False  # `write_durably` raises the reason
 
         def written(outcome: bool | Exception) -> None:
             if isinstance(outcome, OSError):
@@ -74,22 +74,22 @@ class WatchedFile:
         return self.unwatched.begin_durable(submit, buffers, offset, written)
 
     def fdatasync(self) -> None:
-        self._change(self.unwatched.fdatasync)
+        self._write(self.unwatched.fdatasync)
 
     def fsync(self) -> None:
-        self._change(self.unwatched.fsync)
+        self._write(self.unwatched.fsync)
 
     def truncate(self, size: int) -> None:
-        self._change(self.unwatched.truncate, size)
+        self._write(self.unwatched.truncate, size)
 
     def allocate(self, offset: int, size: int) -> None:
-        self._change(self.unwatched.allocate, offset, size)
+        self._write(self.unwatched.allocate, offset, size)
 
     def size(self) -> int:
-        return self._look(self.unwatched.size)
+        return self._read(self.unwatched.size)
 
     def next_data(self, offset: int) -> int:
-        return self._look(self.unwatched.next_data, offset)
+        return self._read(self.unwatched.next_data, offset)
 
     def drop_cache(self, offset: int, size: int) -> None:
         self.unwatched.drop_cache(offset, size)
@@ -97,14 +97,14 @@ class WatchedFile:
     def close(self) -> None:
         self.unwatched.close()
 
-    def _look(self, call: Callable[..., int], *arguments: object) -> int:
+    def _read(self, call: Callable[..., int], *arguments: object) -> int:
         try:
             return call(*arguments)
         except OSError as error:
             _read_failed(self._health, self.path, 0, error)
             raise
 
-    def _change(self, call: Callable[..., None], *arguments: object) -> None:
+    def _write(self, call: Callable[..., None], *arguments: object) -> None:
         if self.root in self._health.failed:
             raise _refusal(self.path)
         try:
@@ -115,24 +115,24 @@ class WatchedFile:
 
 
 class WatchedDisk:
-    """See `ports.Disk`. `health` learns of failures."""
+    """A `ports.Disk` that reports failures to `health`."""
 
     def __init__(self, disk: Disk, health: DirectoryHealth) -> None:
         self._disk = disk
         self._health = health
 
-    # -- what reads ----------------------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------------------------
     def list(self, path: str) -> list[str]:
-        return self._look(path, self._disk.list, path)
+        return self._read(path, self._disk.list, path)
 
     def exists(self, path: str) -> bool:
-        return self._look(path, self._disk.exists, path)
+        return self._read(path, self._disk.exists, path)
 
     def is_directory(self, path: str) -> bool:
-        return self._look(path, self._disk.is_directory, path)
+        return self._read(path, self._disk.is_directory, path)
 
     def read_bytes(self, path: str) -> bytes:
-        return self._look(path, self._disk.read_bytes, path)
+        return self._read(path, self._disk.read_bytes, path)
 
     def usage(self, path: str) -> tuple[int, int]:
         return self._disk.usage(path)
@@ -143,9 +143,9 @@ class WatchedDisk:
     def lock_directory(self, path: str) -> Lock:
         return self._disk.lock_directory(path)
 
-    # -- what writes ---------------------------------------------------------------------------------------------
+    # -- writing -------------------------------------------------------------------------------------------------
     def open(self, path: str, mode: str) -> File:
-        call = self._look if mode == "r" else self._change
+        call = self._read if mode == "r" else self._write
         file = call(path, self._disk.open, path, mode)
         return WatchedFile(file, self._health.root_of(path), self._health)
 
@@ -160,34 +160,34 @@ class WatchedDisk:
             raise
 
     def rename(self, source: str, target: str) -> None:
-        self._change(source, self._disk.rename, source, target)
+        self._write(source, self._disk.rename, source, target)
 
     def link(self, source: str, target: str) -> None:
-        self._change(source, self._disk.link, source, target)
+        self._write(source, self._disk.link, source, target)
 
     def remove_directory(self, path: str) -> None:
-        self._change(path, self._disk.remove_directory, path)
+        self._write(path, self._disk.remove_directory, path)
 
     def unlink(self, path: str) -> None:
-        self._change(path, self._disk.unlink, path)
+        self._write(path, self._disk.unlink, path)
 
     def sync_directory(self, path: str) -> None:
-        self._change(path, self._disk.sync_directory, path)
+        self._write(path, self._disk.sync_directory, path)
 
     def sync_many(self, files: Sequence[File], directories: Sequence[str]) -> None:
-        """Directory by directory, so that it is known where a failure belongs."""
+        """Sync one watched directory at a time, so that a failure is attributed to its directory."""
         groups: dict[str | None, tuple[list[File], list[str]]] = {}
         for file in files:
             assert isinstance(file, WatchedFile)
             groups.setdefault(file.root, ([], []))[0].append(file.unwatched)
         for path in directories:
             groups.setdefault(self._health.root_of(path), ([], []))[1].append(path)
-        for root, (some, paths) in groups.items():
-            first = some[0].path if some else paths[0]
+        for root, (group_files, paths) in groups.items():
+            first = group_files[0].path if group_files else paths[0]
             if root in self._health.failed:
                 raise _refusal(first)
             try:
-                self._disk.sync_many(some, paths)
+                self._disk.sync_many(group_files, paths)
             except OSError as error:
                 error.filename = error.filename or first
                 _write_failed(self._health, first, error)
@@ -197,16 +197,16 @@ class WatchedDisk:
         def replace() -> None:
             self._disk.replace_bytes(path, data, is_private=is_private)
 
-        self._change(path, replace)
+        self._write(path, replace)
 
-    def _look(self, path: str, call: Callable[..., T], *arguments: object) -> T:
+    def _read(self, path: str, call: Callable[..., T], *arguments: object) -> T:
         try:
             return call(*arguments)
         except OSError as error:
             _read_failed(self._health, path, 0, error)
             raise
 
-    def _change(self, path: str, call: Callable[..., T], *arguments: object) -> T:
+    def _write(self, path: str, call: Callable[..., T], *arguments: object) -> T:
         if self._health.failed and self._health.is_failed(path):
             raise _refusal(path)
         try:
@@ -217,7 +217,7 @@ class WatchedDisk:
 
 
 def _refusal(path: str) -> OSError:
-    return OSError(errno.EIO, "its directory has failed, and nothing is written there any more", path)
+    return OSError(errno.EIO, "its directory has failed; the bookie refuses writes to it", path)
 
 
 def _write_failed(health: DirectoryHealth, path: str, error: OSError) -> None:

@@ -1,8 +1,8 @@
-"""`BOOKIE_STATUS`: the mode a bookie had last, and whether an operator wanted it so.
+"""The file format of `BOOKIE_STATUS`: the last mode of a bookie, and whether an operator set it.
 
-One line in every ledger directory: `1,READ_ONLY,1700000000000,true` and a newline. Fields: layout, mode, when it was
-written (milliseconds since 1970), set by hand. A line of three fields is of an older release and counts as set by hand.
-The newest of all copies counts.
+Every ledger directory has one line: `1,READ_ONLY,1700000000000,true` and a newline. Fields: layout, mode, time of
+writing (milliseconds since 1970), set by an operator. A line of three fields is from an older release and counts as set
+by an operator. The newest of all copies counts.
 
 Source: storage 8.5.
 """
@@ -23,7 +23,7 @@ _LINE = re.compile(rb"1,(READ_ONLY|READ_WRITE),([0-9]{1,18})(?:,(true|false))?\n
 
 @dataclass(frozen=True, slots=True)
 class StatusRecord:
-    """`written_ms`: milliseconds since 1970."""
+    """Content of a status file. `written_ms`: milliseconds since 1970."""
 
     is_read_only: bool
     written_ms: int
@@ -31,7 +31,7 @@ class StatusRecord:
 
     @property
     def is_held(self) -> bool:
-        """Read-only until an operator says otherwise."""
+        """Report whether the bookie stays read-only until an operator changes it."""
         return self.is_read_only and self.is_manual
 
     def pack(self) -> bytes:
@@ -40,7 +40,7 @@ class StatusRecord:
 
 
 def parse(data: bytes, *, path: str = FILE_NAME) -> StatusRecord:
-    """Raises CorruptRecord."""
+    """Parse a status file. Raises CorruptRecord."""
     match = _LINE.fullmatch(data)
     if match is None:
         raise CorruptRecord(f"not a status of layout {LAYOUT}: {data[:40]!r}", path=path, offset=0)
@@ -49,5 +49,5 @@ def parse(data: bytes, *, path: str = FILE_NAME) -> StatusRecord:
 
 
 def newest(records: Iterable[StatusRecord]) -> StatusRecord | None:
-    """The one that counts; of two from the same moment the more careful one."""
-    return max(records, key=lambda each: (each.written_ms, each.is_held), default=None)
+    """Return the record that counts: the newest; of two from the same moment, the one that holds the bookie read-only."""
+    return max(records, key=lambda record: (record.written_ms, record.is_held), default=None)

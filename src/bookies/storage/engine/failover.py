@@ -133,11 +133,11 @@ class Failover:
             is_new = lost is not None and lost != self._lost
             if lost is not None:
                 self._lost = dict(lost)
-            if not (self._health.has_news or is_new):
+            if not (self._health.has_new_failures or is_new):
                 return
             # First the note: from here on files elsewhere are newer than those there.
             await worker.run(self._write_note)
-            for directory in self._health.take_news():
+            for directory in self._health.take_new_failures():
                 count = self._index.abandon(directory)
                 self._events.error(
                     "storage.directory_failed",
@@ -150,7 +150,7 @@ class Failover:
 
     def _write_note(self) -> None:
         """On the worker."""
-        paths = [posixpath.join(each, NOTE) for each in self._health.good(self._directories)]
+        paths = [posixpath.join(each, NOTE) for each in self._health.healthy(self._directories)]
         try:
             replace_copies(self._disk, paths, pack_note(Note(list(self._health.failed), self._lost)))
         except OSError as error:
@@ -158,7 +158,7 @@ class Failover:
 
     async def survives(self, error: Exception, worker: Worker) -> bool:
         """Whether the error is that of a directory that is given up now: then what failed may be tried again."""
-        had_news = self._health.has_news
+        had_news = self._health.has_new_failures
         try:
             await self.react(worker)
         except (OSError, DiskFull) as problem:

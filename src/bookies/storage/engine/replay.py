@@ -45,7 +45,7 @@ from bookies.storage.index.index_ledger import Ledger, is_vacant
 from bookies.storage.index.index_readers import Readers
 from bookies.storage.journal import LogMark, journal_format
 from bookies.storage.journal.journal import journal_ids
-from bookies.storage.journal.page_cache import READ_STEP, ForgottenPart, PassingHoles
+from bookies.storage.journal.page_cache import READ_STEP, DroppedPrefix, SparseReader
 from bookies.storage.records import Batch, EndKind
 from bookies.storage.records.record_scan import Pread, RunIds, ScanEnd, Trust
 
@@ -90,7 +90,7 @@ class JournalReader:
         self._version = journal_format.VERSION  # also of a file whose header is lost
         self.is_newest = False
         self._batches: Iterator[Batch | ScanEnd] = iter(())
-        self._forgotten = ForgottenPart(READ_STEP)
+        self._dropped = DroppedPrefix(READ_STEP)
         self.ids: list[int] = []
 
     def find(self) -> list[int]:
@@ -130,9 +130,9 @@ class JournalReader:
         self.close()
         path = posixpath.join(self._directory, journal_format.file_name(journal_id))
         self._file = file = self._disk.open(path, "r")
-        self._search = PassingHoles(file)
+        self._search = SparseReader(file)
         self._size = file.size()
-        self._forgotten = ForgottenPart(READ_STEP)
+        self._dropped = DroppedPrefix(READ_STEP)
         self._journal_id = journal_id
         self.is_newest = journal_id == self.ids[-1]
         try:
@@ -180,7 +180,7 @@ class JournalReader:
         """The next batch of the file, or how it ended."""
         item = next(self._batches)
         if self._file is not None:
-            self._forgotten.grow(self._file, item.offset)
+            self._dropped.grow(self._file, item.offset)
         return item
 
     def is_zero_sector(self, offset: int) -> bool:

@@ -42,7 +42,7 @@ from bookies.storage.disks.durable_files import (
 )
 from bookies.storage.disks.file_cache import FileCache
 from bookies.storage.entry_log import entry_log_format as layout
-from bookies.storage.journal.page_cache import ForgottenPart
+from bookies.storage.journal.page_cache import DroppedPrefix
 from bookies.storage.records.record_scan import IDS, RECORD_SIZE_MAX, RECORD_SIZE_MIN, WORD, Pread
 
 SYNC_STEP = 8 << 20  # bytes after which the log is synced anyway, so that a checkpoint finds little to do
@@ -100,7 +100,7 @@ class EntryLogWriter:
         self._log_id = -1
         self._position = 0
         self._synced = 0
-        self._forgotten = ForgottenPart(DROP_STEP)
+        self._dropped = DroppedPrefix(DROP_STEP)
         self._cached_size = config.entry_log_cached_size
         self._sizes: dict[int, int] = {}  # ledger id -> bytes in the active log
         self._recent: list[tuple[int, Run] | AddRun] = []  # in the active log, and not synced
@@ -166,7 +166,7 @@ class EntryLogWriter:
         """Before `size` more bytes are written: the log is long enough, or there is more room elsewhere."""
         assert self._file is not None
         directory = posixpath.dirname(self._file.path)
-        return self._position + size > self._size_max or self._health.is_left(directory, self._directories)
+        return self._position + size > self._size_max or self._health.should_leave(directory, self._directories)
 
     def _append(self, buffers: list[Buffer], size: int) -> int:
         """Write at the end of the active log; the offset. After a failure the log is sealed."""
@@ -187,14 +187,14 @@ class EntryLogWriter:
         if self._is_discarded:
             raise NoWritableDirectory("the entry logs were given up")
         failure: Exception | None = None
-        untried = self._health.good(self._directories)
+        untried = self._health.healthy(self._directories)
         while untried:
             try:
                 log_id = self._allocate_id()
             except (OSError, DiskFull) as error:
                 failure = error
                 break
-            directory = self._health.turn(untried, log_id)
+            directory = self._health.pick(untried, log_id)
             untried.remove(directory)
             try:
                 file = self._disk.open(posixpath.join(directory, layout.file_name(log_id)), "x+")
@@ -214,7 +214,7 @@ class EntryLogWriter:
             self._unnamed.append(file.path)
             self._file, self._log_id = file, log_id
             self._position = self._synced = layout.HEADER_SIZE
-            self._forgotten = ForgottenPart(DROP_STEP)
+            self._dropped = DroppedPrefix(DROP_STEP)
             self._sizes = {}
             return
         raise NoWritableDirectory("no ledger directory takes a new entry log") from failure
@@ -228,7 +228,7 @@ class EntryLogWriter:
     def _find_last_id(self) -> int:
         """The greatest id that was ever given out. Raises: OSError."""
         if self._last_id is None:
-            good = self._health.good(self._directories)
+            good = self._health.healthy(self._directories)
             self._is_last_id_certain = len(good) == len(self._directories)
             self._last_id = greatest_log_id(self._disk, good)
         return self._last_id
@@ -251,7 +251,7 @@ class EntryLogWriter:
     def allocate(self) -> tuple[int, str]:
         """An id for a log that somebody else writes, and the directory for it. Raises: OSError, DiskFull."""
         log_id = self._allocate_id()
-        return log_id, self._health.turn(self._directories, log_id)
+        return log_id, self._health.pick(self._directories, log_id)
 
     def _allocate_id(self) -> int:
         """The next id, durable in every directory that can be written, and in at least one."""
@@ -339,11 +339,11 @@ class EntryLogWriter:
         self._recent = []
         self._synced = self._position
         if self._file is not None:
-            self._forgotten.grow(self._file, self._synced - self._cached_size)
+            self._dropped.grow(self._file, self._synced - self._cached_size)
 
     def _sealed(self, file: File) -> _Sealed:
         """The active log as one to be synced."""
-        cached = self._forgotten.size, self._position - self._forgotten.size
+        cached = self._dropped.size, self._position - self._dropped.size
         return _Sealed(file, self._log_id, self._recent, self._synced, cached)
 
     def _lose(self, sealed: _Sealed, error: SyncFailed) -> None:

@@ -284,7 +284,7 @@ class CollectionLoop:
             self.suspend(is_suspended=True)
 
     def _good_directories(self) -> list[str]:
-        return self._parts.health.good(self._parts.directories.ledgers)
+        return self._parts.health.healthy(self._parts.directories.ledgers)
 
     def disks_changed(self) -> None:
         """Disks that have become full are a reason to look for space at once. Source: 7.7."""

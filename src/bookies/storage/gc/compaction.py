@@ -173,7 +173,7 @@ class Compactor:
     async def recover(self) -> None:
         """Drop outputs that are not complete, and take the others to their end. Raises: StorageError, OSError."""
         await self._worker.run(self.close_files)
-        directories = self._parts.health.good(self._parts.directories.ledgers)
+        directories = self._parts.health.healthy(self._parts.directories.ledgers)
         outputs = await self._worker.run(find_outputs, self._disk, directories)
         unfinished = [
             posixpath.join(directory, f"{layout.file_name(log_id)}.compacting")

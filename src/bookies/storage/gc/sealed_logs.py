@@ -55,7 +55,9 @@ class SealedLogs:
 
     async def examine(self) -> None:
         """Learn what is in logs that are not known yet."""
-        paths = await self._worker.run(find_logs, self._disk, self._parts.health.good(self._parts.directories.ledgers))
+        paths = await self._worker.run(
+            find_logs, self._disk, self._parts.health.healthy(self._parts.directories.ledgers)
+        )
         self.known = {log_id: usage for log_id, usage in self.known.items() if log_id in paths}
         unmapped: dict[int, str] = {}
         first_uncounted = self._parts.checkpointer.uncounted_log_id
@@ -81,7 +83,9 @@ class SealedLogs:
 
     async def look_at(self, log_id: int) -> LogUsage | None:
         """One log, by its map; None if there is no such log, or it has none. Raises: OSError, CorruptRecord."""
-        paths = await self._worker.run(find_logs, self._disk, self._parts.health.good(self._parts.directories.ledgers))
+        paths = await self._worker.run(
+            find_logs, self._disk, self._parts.health.healthy(self._parts.directories.ledgers)
+        )
         if log_id not in paths:
             return None
         sizes = await self._worker.run(read_map, self._disk, paths[log_id])

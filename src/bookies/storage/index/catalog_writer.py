@@ -36,7 +36,7 @@ class CatalogWriter:
         """Away from a directory that has failed. Raises: DiskFull, OSError."""
         if not self._must_move:
             return
-        directory = self._health.turn(self._directories, 0)
+        directory = self._health.pick(self._directories, 0)
         notes = self._catalog.take()  # which the whole has, too
         try:  # What a crash leaves unwritten of what this says is there looks like damage, and is built again.
             await worker.run(self._file.move, directory, self._whole())

@@ -302,12 +302,16 @@ class LedgerIndex:
     @property
     def is_crowded(self) -> bool:
         """Whether there are directories that files should leave."""
-        return any(self._health.is_left(each, self._directories) for each in self._health.good(self._directories))
+        return any(
+            self._health.should_leave(each, self._directories) for each in self._health.healthy(self._directories)
+        )
 
     def is_left(self, path: str) -> bool:
         """Whether this file should go on in another directory."""
         root = self._health.root_of(path)
-        return root is not None and not self._health.is_failed(path) and self._health.is_left(root, self._directories)
+        return (
+            root is not None and not self._health.is_failed(path) and self._health.should_leave(root, self._directories)
+        )
 
     def leave(self, ledger: Ledger, pages: Sequence[tuple[int, bytes]]) -> None:
         """Its file is to be written anew elsewhere. `pages`: (entry id of the first slot, data) of all it has.
@@ -643,7 +647,7 @@ class LedgerIndex:
         path, left = ledger.path or self._paths.get(ledger.ledger_id), self._moving.get(ledger.ledger_id)
         if path is None or (ledger.path is None and (left is not None or self._health.is_failed(path))):
             path = posixpath.join(
-                self._random.choice(self._health.places(self._directories)), layout.path_of(ledger.ledger_id)
+                self._random.choice(self._health.candidates(self._directories)), layout.path_of(ledger.ledger_id)
             )
         header = ledger.header.with_state(layout.STATE_REBUILDING) if ledger.is_rebuilt else ledger.header
         packed = layout.pack_header(header) if ledger.is_header_dirty or ledger.path is None else None

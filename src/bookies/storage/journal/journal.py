@@ -1,15 +1,15 @@
-"""Group commit: records are queued on the loop, and written, synced and answered a group at a time.
+"""Group commit: the loop queues records; a worker writes and syncs them, and the loop answers them, group by group.
 
-While one group is on its way to the device the next one gathers; as soon as the device is free everything queued goes
-as one write and one sync. There is nothing to tune: the slower the device, the larger the groups.
+While one group is being written the next one gathers. When the device is free, everything queued becomes one write and
+one sync. This needs no tuning: the slower the device, the larger the groups.
 
 Invariants
-- Nobody is answered before a sync of that file returned which began after the last byte of the group was written
-  (R-14). A group lies in one file and is synced before the next group is written, so no batch spans a roll (F-8).
+- R-14: acknowledge only after a completed sync of that file that started after the last byte of the group was written.
+- F-8: a group lies in one file and is synced before the next group is written, so no batch spans a roll.
 - The mark moves only after a sync, and to the end of the group that was synced.
-- Before the first group of a file is written, its header is durable and so is its name (F-6).
-- After a failed write or sync nothing is tried again and nobody is answered: what the device holds is unknown.
-- Files at or behind the persisted mark are never deleted, nor made into spares (`journal_spare`).
+- F-6: before the first group of a file is written, the file's header and name are durable.
+- After a failed write or sync there are no retries and no answers: the content of the device is unknown.
+- Files at or after the persisted mark are never deleted, nor made into spares (`preallocated_journal`).
 
 Source: storage 2.1, 2.5, 2.7, 2.8.
 """
@@ -29,32 +29,32 @@ from bookies.runtime.ports import Buffer, Disk, File, Runtime
 from bookies.storage.disks.durable_files import run_last, sync_directory
 from bookies.storage.journal import journal_format, preallocated_journal
 from bookies.storage.journal.log_mark_format import LogMark
-from bookies.storage.journal.page_cache import ForgottenPart
+from bookies.storage.journal.page_cache import DroppedPrefix
 
 Done = Callable[[BaseException | None], None]
 
-KEPT_IN_CACHE = 8 << 20  # bytes behind the writing position that the page cache may keep
-DROP_STEP = 1 << 20  # bytes after which the page cache is told again
-# Preparing costs as much bandwidth as the journal itself. It pays where a group is small and its sync is what somebody
-# waits for; large groups spread the price of an unprepared sync over many entries, and a small one now and then between
-# them is not worth a file.
+KEPT_IN_CACHE = 8 << 20  # bytes before the writing position that the page cache may keep
+DROP_STEP = 1 << 20  # bytes dropped from the page cache by one call
+# Preparing a file costs as much bandwidth as the journal itself. It pays where groups are small and clients wait for
+# their syncs. Large groups spread the cost of an unprepared sync over many entries; an occasional small group between
+# them is not worth a prepared file.
 SMALL_GROUP = 64 << 10  # bytes
-SHARE_SIZE = 16 << 20  # bytes of groups that count as lately
-SLOW_S = 1.0  # a group that takes longer is worth a word
-SLOW_OVER_S = 60.0  # without another such group, and the device counts as quick again
-FIRST_PREPARED = 4 << 20  # bytes of zeros in the first file of a process, which has to be there at once
+SHARE_SIZE = 16 << 20  # bytes of recent groups over which the share of small groups is averaged
+SLOW_S = 1.0  # a group that takes longer is slow
+SLOW_OVER_S = 60.0  # a slow episode ends after this time without another slow group
+FIRST_PREPARED = 4 << 20  # bytes of zeros in the first file of a process, which must be ready at once
 
 
 def journal_ids(disk: Disk, directory: str) -> list[int]:
-    """Ids of the journal files in a directory, ascending."""
-    found = (journal_format.parse_file_name(name) for name in disk.list(directory))
-    return sorted(number for number in found if number is not None)
+    """Return the ids of the journal files in a directory, ascending."""
+    numbers = (journal_format.parse_file_name(name) for name in disk.list(directory))
+    return sorted(number for number in numbers if number is not None)
 
 
 class JournalWriter:
     """The files of one journal. Blocks; confined to the journal's worker.
 
-    But for `begin` and `ended`, which do not block: they are the loop's, while the worker has no group.
+    Exceptions: `begin` and `ended` do not block; the loop calls them while the worker has no group.
     """
 
     def __init__(self, disk: Disk, directory: str, config: BookieConfig) -> None:
@@ -68,12 +68,15 @@ class JournalWriter:
         self._journal_id = 0
         self._position = 0
         self._allocated = 0
-        self._prepared = 0  # bytes whose blocks were written before: a sync of them is quick
-        self.is_short = False  # the disk could not reserve what was asked for; the next groups use what is left
-        self._forgotten = ForgottenPart(DROP_STEP)
+        self._prepared = 0  # bytes whose blocks were written before, so that a sync of them is fast
+        self.is_short = False  # the disk could not reserve the requested blocks; the next groups use what is left
+        self._dropped = DroppedPrefix(DROP_STEP)
 
     def open(self, journal_id: int) -> LogMark:
-        """Begin the first file of this process, durably; its first position. Raises DiskFull: nothing is left."""
+        """Create the first file of this process durably and return its first position.
+
+        Raises DiskFull, leaving no file.
+        """
         preallocated_journal.remove_spares(self._disk, self._directory)
         zeros = min(self._step, FIRST_PREPARED)
         try:
@@ -84,9 +87,9 @@ class JournalWriter:
             raise
 
     def _make(self, size: int, fill: Callable[[File], None]) -> int:
-        """A file that is not a journal yet: it becomes one when its header is durable. Its size.
+        """Create a file that `_adopt` turns into a journal, and return its size.
 
-        On a full disk it is as small as it can be: there may be room for what is really written.
+        On a full disk the file has the minimum size, because there may still be space for the groups themselves.
         """
         file = self._disk.open(self._new_path, "w+")
         try:
@@ -108,11 +111,11 @@ class JournalWriter:
         self._journal_id = journal_id
         self._position = journal_format.HEADER_SIZE
         self._allocated = self._prepared = prepared
-        self._forgotten = ForgottenPart(DROP_STEP)
+        self._dropped = DroppedPrefix(DROP_STEP)
         return LogMark(journal_id, self._position)
 
     def _note(self, journal_id: int) -> None:
-        """Say which file is the newest, durably, before anything in it is acknowledged."""
+        """Record durably which file is the newest, before an entry in it is acknowledged."""
         older = [
             name for name in self._disk.list(self._directory) if journal_format.parse_newest_name(name) is not None
         ]
@@ -122,30 +125,30 @@ class JournalWriter:
         sync_directory(self._disk, self._directory)
 
     def begin(self, buffers: list[Buffer], size: int) -> tuple[File, int, int] | None:
-        """Make a small group of `size` bytes ready, of which nothing is left to do but to write it durably.
+        """Prepare a small group of `size` bytes that needs only one durable write.
 
-        Returns the file, where the group begins and where it ends; when it is written, tell `ended`. None: it takes
-        more than that, and is for `commit`.
+        Returns the file and the offsets where the group begins and ends; call `ended` when it is written. None: the
+        group needs more than one durable write; use `commit`.
         """
         start, file = self._position, self._file
         if size > SMALL_GROUP or start >= self._size_max or file is None:
             return None
-        if start + size + 2 * self._alignment > self._prepared or self._forgotten.is_due(start - KEPT_IN_CACHE):
+        if start + size + 2 * self._alignment > self._prepared or self._dropped.is_due(start - KEPT_IN_CACHE):
             return None
         padding = journal_format.pack_group_end(self._journal_id, start, buffers, size, self._alignment)
         buffers.append(padding)
         return file, start, start + size + len(padding)
 
     def ended(self, end: int) -> LogMark:
-        """The group that `begin` made ready is durable: the position behind it."""
+        """Advance past the group of `begin`, which is durable now, and return the position after it."""
         self._position = end
         return LogMark(self._journal_id, end)
 
     def commit(self, buffers: list[Buffer], size: int, spare: str | None) -> tuple[LogMark, bool, bool]:
         """Write and sync one group of `size` bytes. Any exception is final.
 
-        `spare`: a prepared file to go on to when this one's prepared part is used up. Returns the position behind
-        the group, whether the spare was taken, and whether the disk is short of room.
+        `spare`: a prepared file to continue in when this one's prepared part is used up. Returns the position after
+        the group, whether the spare was used, and whether the disk is short of free space.
         """
         self.is_short = False
         takes_spare = spare is not None and self._position + size > self._prepared
@@ -163,11 +166,11 @@ class JournalWriter:
             self._file.pwritev(buffers, self._position)
             self._file.fdatasync()
         self._position = end
-        self._forgotten.grow(self._file, end - KEPT_IN_CACHE)
+        self._dropped.grow(self._file, end - KEPT_IN_CACHE)
         return LogMark(self._journal_id, end), takes_spare, self.is_short
 
     def _reserve(self, end: int) -> None:
-        """Reserve blocks up to `end` or beyond, as far as the disk has them. Only the write itself has to succeed."""
+        """Reserve blocks up to `end` or beyond if the disk has them. Only the write itself has to succeed."""
         assert self._file is not None
         for step in (self._step, self._alignment):
             growth = -(-(end - self._allocated) // step) * step
@@ -180,7 +183,7 @@ class JournalWriter:
             return
 
     def _roll(self, spare: str | None) -> None:
-        """The full file is closed, every byte of it synced by the commit that wrote it."""
+        """Close the full file and begin the next one. Every commit has synced the bytes that it wrote."""
         assert self._file is not None
         self._file.close()
         self._file = None
@@ -192,12 +195,12 @@ class JournalWriter:
         self._allocated = allocated  # reserved, not written
 
     def retired(self, journal_id: int, backups_max: int) -> list[int]:
-        """Ids of files older than `journal_id`, but for the newest `backups_max` of them."""
+        """Return the ids of files older than `journal_id`, without the newest `backups_max` of them."""
         old = [number for number in journal_ids(self._disk, self._directory) if number < journal_id]
         return old[: max(0, len(old) - backups_max)]
 
     def retire(self, journal_id: int, spare: str | None) -> None:
-        """Delete a file that `retired` named, or give it the name under which it becomes a spare."""
+        """Delete a file that `retired` returned, or rename it to `spare` for re-use."""
         path = posixpath.join(self._directory, journal_format.file_name(journal_id))
         if spare is None:
             self._disk.unlink(path)
@@ -211,10 +214,10 @@ class JournalWriter:
 
 
 class Slowness:
-    """Groups that took long to become durable: one event when that begins, one when it has ended; gauges.
+    """Detection of slow groups: one event when an episode begins, one when it ends, and gauges.
 
-    `group_count`: of slow groups. `last_ms`, `max_ms`: of the last group, and of the slowest of the present or last
-    episode.
+    `group_count`: slow groups in total. `last_ms`: duration of the last group. `max_ms`: duration of the slowest group
+    of the current or last episode.
     """
 
     def __init__(self, runtime: Runtime, directory: str) -> None:
@@ -224,11 +227,11 @@ class Slowness:
         self._directory = directory
         self._clock = runtime.clock
         self._events = Events("storage.journal", runtime.clock)
-        self._since_s: float | None = None  # the last slow group of the present episode
+        self._since_s: float | None = None  # time of the last slow group of the current episode
         self._count = 0
 
     def took(self, start_s: float) -> None:
-        """A group that began then is durable now."""
+        """Record that a group that began at `start_s` is durable now."""
         now = self._clock.monotonic()
         seconds = now - start_s
         self.last_ms = int(seconds * 1000)
@@ -239,7 +242,7 @@ class Slowness:
                     "journal.slow",
                     path=self._directory,
                     ms=self.last_ms,
-                    consequence="adds wait for the device; nothing fails",
+                    consequence="adds wait for the device; none fails",
                 )
             self._since_s = now
             self._count += 1
@@ -251,10 +254,10 @@ class Slowness:
 
 
 class Journal:
-    """One journal: the queue and those who wait. Owned by the loop's thread; the writer by its worker.
+    """The queue of one journal. Owned by the loop's thread; its writer is owned by the worker.
 
-    `mark`: everything before it is durable. `size`: bytes committed in this process. `on_fatal` is called once.
-    `on_short`: the disk is about to be full, and there is still room for what is on its way.
+    `mark`: everything before it is durable. `size`: bytes committed in this process. `on_fatal`: called once.
+    `on_short`: called when the disk is about to be full; records in flight still fit.
     """
 
     def __init__(
@@ -275,9 +278,9 @@ class Journal:
         self._clock = runtime.clock
         self._group_size_max = config.journal_group_size_max
         self._backups_max = config.journal_backups_max
-        # An idle bookie prepares nothing: only a journal that is about to use up its first file does.
+        # An idle bookie prepares no file; a journal begins to when it has used half of its first file.
         self._prepare_from = min(config.journal_preallocate_size, FIRST_PREPARED) // 2
-        self._small_share = 1.0  # of the bytes that were written lately were in small groups
+        self._small_share = 1.0  # share of the recently written bytes that were in small groups, 0 to 1
         self._on_fatal = on_fatal
         self._worker = runtime.workers.start(name)
         self._writer = JournalWriter(runtime.disk, directory, config)
@@ -289,29 +292,29 @@ class Journal:
         self._idle: list[asyncio.Future[None]] = []
 
     async def open(self, journal_id: int) -> None:
-        """Begin the first file of this process, and serve. Raises: DiskFull, then it may be tried again; OSError."""
+        """Create the first file of this process and accept records. Raises: DiskFull (may be retried), OSError."""
         self.mark = await self._worker.run(self._writer.open, journal_id)
         self._is_open = True
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes records. A disk without room for the first file keeps it from that."""
+        """Report whether the journal writes records. It cannot while the disk has no space for the first file."""
         return self._is_open
 
     def append(self, buffers: Sequence[Buffer], size: int, done: Done | None) -> None:
         """Queue complete records of `size` bytes in all; `done(None)` is called on the loop when they are durable.
 
-        Without buffers: when everything queued before is. After a failure `done` is never called.
+        Without buffers: when everything queued before is durable. After a failure `done` is never called.
         """
         self._queue.append((buffers, size, done))
         self.queued_size += size
         if not self._is_scheduled and self._is_open:
             self._is_scheduled = True
-            # Not at once: whatever else arrives in this turn of the loop belongs to the same group.
+            # Deferred, so that records of the same iteration of the event loop join the group.
             asyncio.get_running_loop().call_soon(self._commit)
 
     def _commit(self) -> None:
-        """Send everything queued, up to the size limit of a group."""
+        """Write everything queued, up to the size limit of a group."""
         queue = self._queue
         if self._has_failed or not queue:
             self._rest()
@@ -320,12 +323,12 @@ class Journal:
         waiters: list[Done] = []
         size = 0
         while queue and (size == 0 or size + queue[0][1] <= self._group_size_max):
-            some, some_size, done = queue.popleft()
-            buffers.extend(some)
-            size += some_size
+            record_buffers, record_size, done = queue.popleft()
+            buffers.extend(record_buffers)
+            size += record_size
             if done is not None:
                 waiters.append(done)
-        if not buffers:  # nothing but waiters, for what earlier groups have made durable
+        if not buffers:  # only waiters for records that earlier groups have made durable
             self._answer(waiters)
             asyncio.get_running_loop().call_soon(self._commit)
             return
@@ -335,7 +338,7 @@ class Journal:
             if begun is not None:
                 file, start, end = begun
                 written = self._worker.write_durably(file, buffers, start)
-        except Exception as error:  # noqa: BLE001  (a mistake of ours: nobody must wait for this group)
+        except Exception as error:  # noqa: BLE001  (a programming error: the callers of this group must not wait for ever)
             self._fail(error)
             return
         if begun is not None:
@@ -374,12 +377,12 @@ class Journal:
         self.group_count += 1
         self.queued_size -= size
         self._prepare_for(size)
-        # The device first: those who are answered add the group after the next.
+        # Start the next group first: the device is the bottleneck, and answered clients add to the group after it.
         self._commit()
         self._answer(waiters)
 
     def _prepare_for(self, size: int) -> None:
-        """A group of `size` bytes was written: prepare a file if small ones are most of what is written."""
+        """Prepare a file after a group of `size` bytes if small groups have most of the recent bytes."""
         is_small = size < SMALL_GROUP
         self._small_share += (is_small - self._small_share) * min(1.0, size / SHARE_SIZE)
         if is_small and self._small_share > 0.5 and self.size > self._prepare_from:
@@ -389,7 +392,7 @@ class Journal:
         for done in waiters:
             try:
                 done(None)
-            except Exception as error:  # noqa: BLE001  (the bug of one must not leave the others without an answer)
+            except Exception as error:  # noqa: BLE001  (a bug in one callback must not leave the others unanswered)
                 self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -406,7 +409,7 @@ class Journal:
         self._idle.clear()
 
     async def wait_idle(self) -> None:
-        """Return when everything queued so far is durable, or never will be."""
+        """Wait until everything queued so far is durable or has failed."""
         if self._is_scheduled:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._idle.append(future)
@@ -418,9 +421,9 @@ class Journal:
             await self._worker.run(self._writer.retire, number, None)
 
     async def delete_before(self, journal_id: int) -> list[int]:
-        """Delete files older than `journal_id`, or keep them as spares; their ids. The mark must be durable.
+        """Delete files older than `journal_id`, or keep them as spares; return their ids. The mark must be durable.
 
-        Runs between groups, a file at a time, as a deletion may take as long as a group.
+        Runs between groups, one file at a time, because a deletion may take as long as a group.
         """
         doomed = await self._worker.run(self._writer.retired, journal_id, self._backups_max)
         for number in doomed:
@@ -431,11 +434,11 @@ class Journal:
         return doomed
 
     async def discard_spares(self) -> None:
-        """Leave no prepared file behind; before an orderly `close`, when the journal is idle."""
+        """Remove all prepared files. Call before an orderly `close`, when the journal is idle."""
         await self._spares.discard()
 
     def close(self) -> None:
-        """Let go of file and worker. What is queued is not written."""
+        """Release the file and the worker. Queued records are not written."""
         self._is_open = False
         self._has_failed = True
         self._spares.close()

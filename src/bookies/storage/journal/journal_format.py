@@ -1,9 +1,9 @@
 """The journal's file format: names, header, records, padding, and the scanner that replay and inspection use.
 
 A file is a header and then records `int32 length | int64 ledger | int64 entry | rest`. Entry ids from 0 on are entries,
-stored as the client sent them; negative ones are notes about the ledger. From version 5 on groups of records begin on
+stored as the client sent them; negative ids are notes about the ledger. From version 5 on, groups of records begin on
 multiples of the alignment, and padding records fill the gaps. Zeros end the data. Our groups have a trailer with a
-checksum inside their padding (`journal_group`); those of Apache's bookie and of our earlier versions have nothing.
+checksum inside their padding (`journal_trailer`); those of Apache's bookie and of our earlier versions have none.
 
 Source: storage 2.1 to 2.5, 2.10.
 """
@@ -34,18 +34,18 @@ from bookies.storage.records.record_scan import (
 )
 
 MAGIC = b"BKLG"
-VERSION = 6  # what we write
-HEADER_SIZES = {1: 0, 2: 8, 3: 8, 4: 8, 5: 512, 6: 512}  # bytes, by version; records begin there
+VERSION = 6  # the version that we write
+HEADER_SIZES = {1: 0, 2: 8, 3: 8, 4: 8, 5: 512, 6: 512}  # bytes, by version; records begin after the header
 HEADER_SIZE = HEADER_SIZES[VERSION]
 PADDING_VERSION = 5  # the first version with padding records
 PADDING_MASK = 0xFFFFFF00
-ALIGNMENT = 512  # bytes; every legal alignment is a multiple of it
+ALIGNMENT = 512  # bytes; every valid alignment is a multiple of it
 
 LEDGER_KEY = -0x1000  # int32 size, master key
-FENCE = -0x2000  # nothing
+FENCE = -0x2000  # no content
 FORCE_LEDGER = -0x4000  # never written
 EXPLICIT_LAC = -0x8000  # int32 size, explicit-LAC body as the client sent it
-VERSION_OF_SPECIAL = {LEDGER_KEY: 3, FENCE: 4, EXPLICIT_LAC: 6}  # the first version that may hold it
+VERSION_OF_SPECIAL = {LEDGER_KEY: 3, FENCE: 4, EXPLICIT_LAC: 6}  # the first version that may contain it
 
 _PADDING_MASK_BYTES = WORD.pack(PADDING_MASK)
 _PADDING_REACH = 8192  # bytes; padding of the usual alignments (512, 4096) is shorter
@@ -61,33 +61,34 @@ def file_name(journal_id: int) -> str:
 
 
 def parse_file_name(name: str) -> int | None:
-    """The journal's id, or None if the name is not that of a journal file."""
+    """Return the journal's id, or None if the name is not that of a journal file."""
     match = _NAME.fullmatch(name)
     return int(match[1], 16) if match else None
 
 
 def pack_header(version: int = VERSION) -> bytes:
-    """The header of a new file; versions 4 to 6 can be written. Source: storage 2.2."""
+    """Return the header of a new file. `version`: 4 to 6. Source: storage 2.2."""
     assert 4 <= version <= 6
     return (MAGIC + WORD.pack(version)).ljust(HEADER_SIZES[version], b"\0")
 
 
 def newest_name(journal_id: int) -> str:
-    """The name of the empty file that says which file is the newest (ours): without it nobody would miss that one."""
+    """Return the name of our empty file that names the newest journal. It reveals that the newest one is missing."""
     return f"{journal_id:x}.newest"
 
 
 def parse_newest_name(name: str) -> int | None:
-    """The id of the newest journal file, or None if the name is not one that says so."""
+    """Return the id in the name of a `.newest` file, or None for any other name."""
     match = _NEWEST_NAME.fullmatch(name)
     return int(match[1], 16) if match else None
 
 
 def parse_header(first: bytes, file_size: int, *, path: str = "journal") -> tuple[int, int]:
-    """(version, offset of the first record) from the `first` 24 or more bytes of a file, or all it has.
+    """Return (version, offset of the first record). `first`: at least 24 bytes of the file, or the whole file.
 
-    The offset lies behind the end of the file when that is an unfinished header: such a journal is empty (F-3). Raises
-    CorruptRecord for an unknown version, and for a start that is neither a header nor a version 1 record.
+    F-3: a file that is shorter than its header, and a prefix of a valid one, is an empty journal. The offset then lies
+    beyond the end of the file. Raises CorruptRecord for an unknown version, and for a start that is neither a header
+    nor a version 1 record.
     """
     head = first[:8]
     if len(head) < 8 and head == (MAGIC + b"\0\0\0")[: len(head)]:
@@ -105,43 +106,43 @@ def parse_header(first: bytes, file_size: int, *, path: str = "journal") -> tupl
 
 
 def pack_ledger_key(ledger_id: int, key: bytes) -> bytes:
-    """A LEDGER_KEY record, length word included: the ledger exists and has this master key."""
+    """Return a LEDGER_KEY record, length word included: the ledger exists and has this master key."""
     return _SPECIAL.pack(20 + len(key), ledger_id, LEDGER_KEY, len(key)) + key
 
 
 def pack_fence(ledger_id: int) -> bytes:
-    """A FENCE record, length word included."""
+    """Return a FENCE record, length word included."""
     return _FENCE_RECORD.pack(16, ledger_id, FENCE)
 
 
 def pack_explicit_lac(ledger_id: int, body: bytes) -> bytes:
-    """An EXPLICIT_LAC record, length word included. `body`: ledger id, LAC and digest as the client sent them."""
+    """Return an EXPLICIT_LAC record, length word included. `body`: ledger id, LAC and digest as the client sent them."""
     return _SPECIAL.pack(20 + len(body), ledger_id, EXPLICIT_LAC, len(body)) + body
 
 
 def parse_special(body: bytes) -> bytes:
-    """The key of a LEDGER_KEY body, or the explicit-LAC body of an EXPLICIT_LAC body."""
+    """Return the key of a LEDGER_KEY body, or the explicit-LAC body of an EXPLICIT_LAC body."""
     return body[20:]
 
 
 def padding_size(position: int, alignment: int = ALIGNMENT, room: int = 0) -> int:
-    """Bytes of the padding record, with `room` bytes of content or more, that a group ending at `position` needs."""
+    """Return the size in bytes of the padding record, with at least `room` bytes of content, for a group's end."""
     gap = -position % alignment
     return gap if (gap == 0 and room == 0) or gap >= 8 + room else alignment + gap
 
 
 def pack_padding(position: int, alignment: int = ALIGNMENT, room: int = 0) -> bytes:
-    """The padding record for a group that ends at file offset `position`. Empty if none is needed.
+    """Return the padding record for a group that ends at file offset `position`; empty if none is needed.
 
-    A gap too small for the record's own 8 bytes and `room` bytes of content is filled by one that spills over into the
-    next unit. Source: storage 2.4.
+    If the gap is too small for the record's own 8 bytes and `room` bytes of content, the record extends into the next
+    unit. Source: storage 2.4.
     """
     size = padding_size(position, alignment, room)
     return _PADDING.pack(PADDING_MASK, size - 8).ljust(size, b"\0") if size else b""
 
 
 def pack_group_end(journal_id: int, start: int, buffers: Sequence[Buffer], size: int, alignment: int) -> bytes:
-    """The padding, with a trailer, of the group of `buffers`, `size` bytes in all, at file offset `start`."""
+    """Return the padding with the trailer for the group of `buffers`, `size` bytes in all, at file offset `start`."""
     padding = pack_padding(start + size, alignment, journal_trailer.TRAILER_SIZE)
     return journal_trailer.seal(journal_id, start, buffers, padding)
 
@@ -158,21 +159,21 @@ def scan(
     chunk_size: int = CHUNK_SIZE,
     search: Pread | None = None,
 ) -> Iterator[Batch | ScanEnd]:
-    """Batches of credible records from file offset `start` on, then one `ScanEnd`.
+    """Yield batches of credible records from file offset `start` on, then one `ScanEnd`.
 
-    `search`: as `pread`, for what may be behind an early end, which is mostly nothing.
+    `search`: a `pread` for the bytes after an early end, which are mostly holes.
 
     Records with unknown negative entry ids are delivered: the caller skips them with a warning.
 
-    Groups with trailers (of `journal_id`; None: of any journal) are delivered when they have been checked. The scan
-    ends, CORRUPT, at the first one that is damaged or missing before a later one, whose place `next_record` says.
+    Groups with trailers (of `journal_id`; None: of any journal) are delivered after they were checked. The scan ends as
+    CORRUPT at the first group that is damaged or missing before a later one; `next_record` is the offset of that later
+    group.
 
-    Otherwise, in the newest file of a journal, an unreadable place is where a crash cut the writing off (TORN). If yet
-    another group stands behind it, `next_record` says so: a writer that syncs each group before it writes the next one
-    has then acknowledged what is missing. In older files a TORN end is CORRUPT, and so is an early end, zeros or not,
-    with anything like a record on a later multiple of 512. After replay let the mark point to the end of the file
-    rather than to the end of the scan, or what is behind it will be taken for damage when the file is no longer the
-    newest.
+    Otherwise, in the newest file of a journal, an unreadable place is where a crash interrupted the writing (TORN). If
+    a group follows nevertheless, `next_record` is its offset: a writer that syncs each group before it writes the next
+    one has then acknowledged the missing records. In older files a TORN end is CORRUPT. So is an early end, zeros or
+    not, if a record seems to begin on a later multiple of 512. After replay the mark must point to the end of the file,
+    not of the scan; otherwise the rest counts as damage once the file is no longer the newest.
 
     Source: storage 2.10.
     """
@@ -210,7 +211,7 @@ def scan(
 
 
 class _Group:
-    """The records of a group that have been read and not been delivered yet; whether they are what was written."""
+    """The undelivered records of a group, and the check of them against the group's trailer."""
 
     def __init__(self, pread: Pread, size: int, start: int, is_newest: bool, journal_id: int | None) -> None:
         self.start = start
@@ -219,17 +220,17 @@ class _Group:
         self._size = size
         self._is_newest = is_newest
         self._journal_id = journal_id
-        self._has_trailers = False  # groups before this one have
+        self._has_trailers = False  # earlier groups of this scan have trailers
 
     def take(self, trust: Trust, end: int) -> Iterator[Batch]:
-        """Deliver what has been read; the next group begins at `end`."""
+        """Yield the records read so far; the next group begins at `end`."""
         for batch in self.batches:
             yield batch if trust is batch.trust else Batch(batch.offset, batch.records, batch.ids, trust)
         self.batches.clear()
         self.start = end
 
     def check(self, window: Window, padding_at: int) -> tuple[Trust, ScanEnd | None]:
-        """The padding has been read, and the window stands behind it: what the group's trailer says."""
+        """Check the group against its trailer. The padding has been read, and the window is after it."""
         place = window.position - journal_trailer.TRAILER_SIZE
         has_room = place >= padding_at + 8
         data = window.read(journal_trailer.TRAILER_SIZE, place) if has_room else b""
@@ -239,7 +240,7 @@ class _Group:
                 return Trust.UNPROVEN, None  # not written by us
             foreign = journal_trailer.parse_trailer(data, 0, place, None)
             if foreign is not None:
-                self.batches.clear()  # nothing of it is ours
+                self.batches.clear()  # the group belongs to another journal
                 return self._damaged(f"a group of journal {foreign.journal_id:x}", may_be_torn=False)
             problem = "the trailer of a group is damaged"
         elif trailer.start < self.start:
@@ -254,7 +255,7 @@ class _Group:
         return self._damaged(problem, may_be_torn=self._is_newest)
 
     def _contents(self, window: Window, end: int) -> Iterator[Buffer]:
-        """The group's bytes up to file offset `end`: mostly they are in memory, as records."""
+        """Yield the group's bytes up to file offset `end`; most are in memory, as records."""
         at = self.start
         for batch in self.batches:
             records = batch.records
@@ -266,7 +267,7 @@ class _Group:
         yield window.read(end - at, at)
 
     def _damaged(self, problem: str, *, may_be_torn: bool) -> tuple[Trust, ScanEnd | None]:
-        """The group is not what was written. No end: it is the last one, and a crash may have torn it."""
+        """Judge a group that differs from what was written. No end: it is the last, and a crash may have torn it."""
         later = journal_trailer.find_group(self._pread, self._size, self.start, self._journal_id)
         if later is None and may_be_torn:
             return Trust.UNPROVEN, None
@@ -274,8 +275,8 @@ class _Group:
         return Trust.DAMAGED, ScanEnd(EndKind.CORRUPT, self.start, problem, follows)
 
     def judge(self, end: ScanEnd, record_size_max: int) -> tuple[Trust, ScanEnd]:
-        """Look behind an early end, and decide whether it is damage, and what that makes of the group it ended in."""
-        if self.start < self._size:  # of whatever version: that may be what is damaged
+        """Decide whether an early end is damage, and how far the group it ended in can be trusted."""
+        if self.start < self._size:  # for every version, because the version itself may be damaged
             trust, hole = self._damaged(f"{end.problem}, yet groups go on", may_be_torn=True)
             if hole is not None:
                 return trust, hole
@@ -285,7 +286,7 @@ class _Group:
 
 
 def _check(window: Window, starts: Sequence[int], version: int) -> tuple[Batch | None, tuple[EndKind, str] | None]:
-    """(the batch up to the first record that is not credible, what is wrong with that one)."""
+    """Return (the batch up to the first record that is not credible, the problem of that record)."""
     data, problem = window.data, None
     unpack = IDS.unpack_from
     ids: list[tuple[int, int]] = []
@@ -324,7 +325,7 @@ def _problem_of_special(
 
 
 def _fill(window: Window) -> ScanEnd | None:
-    """Bring the whole next record into the window; the end if there is none."""
+    """Read the whole next record into the window; return the end of the scan if there is none."""
     if not window.has(4):
         left = window.remaining()
         if left <= 0:
@@ -332,7 +333,7 @@ def _fill(window: Window) -> ScanEnd | None:
         return ScanEnd(EndKind.TORN, window.position, f"{left} bytes are left at the end of the file")
     length = window.word()
     if length >= 1 << 31:
-        window.has(8)  # padding, or garbage: judged in the next round
+        window.has(8)  # padding or garbage: the next iteration decides
     elif length > window.remaining() - 4:
         return ScanEnd(EndKind.TORN, window.position, f"a record of {length:,} bytes is cut off by the end of the file")
     else:
@@ -349,22 +350,24 @@ def _skip_padding(window: Window) -> ScanEnd | None:
 
 
 def _judge(pread: Pread, size: int, end: ScanEnd, is_newest: bool, record_size_max: int) -> ScanEnd:
-    """Look behind an early end, and decide whether it is damage."""
+    """Search for records after an early end, and decide whether it is damage."""
     if end.kind is EndKind.CORRUPT or end.offset >= size:
         return end
-    found = find_record(pread, size, end.offset, record_size_max, after_padding=is_newest)
+    next_record = find_record(pread, size, end.offset, record_size_max, after_padding=is_newest)
     if is_newest:
-        return ScanEnd(end.kind, end.offset, end.problem, found)
-    if found is not None:
-        return ScanEnd(EndKind.CORRUPT, end.offset, f"{end.problem}, yet records go on at byte {found:,}", found)
+        return ScanEnd(end.kind, end.offset, end.problem, next_record)
+    if next_record is not None:
+        return ScanEnd(
+            EndKind.CORRUPT, end.offset, f"{end.problem}, yet records go on at byte {next_record:,}", next_record
+        )
     return end if end.kind is EndKind.CLEAN else ScanEnd(EndKind.CORRUPT, end.offset, end.problem)
 
 
 def find_record(pread: Pread, size: int, offset: int, record_size_max: int, *, after_padding: bool) -> int | None:
-    """The first multiple of 512 behind `offset` where a record seems to begin: credible, and so is what follows it.
+    """Return the first multiple of 512 after `offset` where a credible record, and a credible successor, begin.
 
-    `after_padding`: only where a padding record ends, which is certainly the start of a group; elsewhere it may be a
-    record in the middle of a group that a crash tore apart.
+    `after_padding`: only where a padding record ends. That is certainly the start of a group; other places may be in
+    the middle of a group that a crash tore apart.
     """
     position = offset - offset % ALIGNMENT + ALIGNMENT
     while position + 20 <= size:
@@ -386,7 +389,7 @@ def find_record(pread: Pread, size: int, offset: int, record_size_max: int, *, a
 
 
 def _begins_records(pread: Pread, size: int, position: int, head: bytes, record_size_max: int) -> bool:
-    """Whether a record seems to begin at `position`, and a record, padding, zeros or the end of the file to follow."""
+    """Report whether a record seems to begin at `position`, followed by a record, padding, zeros or the file's end."""
     if not _is_record(head, size - position, record_size_max):
         return False
     follows = position + 4 + WORD.unpack_from(head)[0]
@@ -396,7 +399,7 @@ def _begins_records(pread: Pread, size: int, position: int, head: bytes, record_
 
 
 def _is_record(head: bytes, size: int, record_size_max: int) -> bool:
-    """Whether the first 20 of `size` bytes could begin a record."""
+    """Report whether the first 20 of `size` bytes could begin a record."""
     if len(head) < 20:
         return False
     length, ledger_id, entry_id = _FENCE_RECORD.unpack(head)
@@ -408,6 +411,6 @@ def _is_record(head: bytes, size: int, record_size_max: int) -> bool:
 
 
 def _ends_padding(data: bytes, at: int) -> bool:
-    """Whether a padding record ends at `data[at]`."""
+    """Report whether a padding record ends at `data[at]`."""
     mask = data.rfind(_PADDING_MASK_BYTES, max(0, at - _PADDING_REACH), at)
     return 0 <= mask <= at - 8 and mask + 8 + WORD.unpack_from(data, mask + 4)[0] == at

@@ -1,8 +1,8 @@
-"""The trailer of a group of journal records: where the group began, of which journal it is, and a checksum of it.
+"""The trailer of a group of journal records: the group's start, its journal, and its checksum.
 
-It is the end of what the group's padding record holds, and so the last bytes before a multiple of 512. Readers pass
-over the content of padding, Apache's too, so that a journal with trailers is an ordinary journal; one without them is
-read as well. What they add: changed records are found, and so is everything that is missing before a later group.
+The trailer is the end of the content of the group's padding record: the last bytes before a multiple of 512. All
+readers, Apache's too, skip the content of padding, so a journal with trailers is an ordinary journal. Journals without
+trailers are readable as well. Trailers reveal changed records, and records that are missing before a later group.
 
 Source: storage 2.4, 2.10, F-4.
 """
@@ -19,7 +19,7 @@ from bookies.storage.records.record_scan import CHUNK_SIZE, Pread
 
 MAGIC = b"BKGE"
 SECTOR = 512  # bytes; trailers end on multiples of it
-SIZE_MAX = 64 << 20  # bytes of a group that is held in memory until its trailer is read; larger ones are not checked
+SIZE_MAX = 64 << 20  # bytes of a group that is kept in memory until its trailer is read; larger ones are not checked
 
 _FIELDS = struct.Struct(">4sIqqI")
 _DIGEST = struct.Struct(">I")
@@ -29,7 +29,7 @@ _ZEROS = bytes(CHUNK_SIZE)
 
 @dataclass(frozen=True, slots=True)
 class Trailer:
-    """What a trailer says. `start`: file offset of the group; `size`: bytes from there to the trailer."""
+    """A parsed trailer. `start`: file offset of the group; `size`: bytes from there to the trailer."""
 
     journal_id: int
     start: int
@@ -41,7 +41,7 @@ class Trailer:
         return data + _DIGEST.pack(crc32c(data))
 
     def matches(self, buffers: Iterable[Buffer]) -> bool:
-        """Whether the group, in buffers that follow each other, is what was written."""
+        """Report whether the group, in consecutive buffers, matches its checksum."""
         checksum = 0
         for buffer in buffers:
             checksum = crc32c(buffer, checksum)
@@ -49,9 +49,9 @@ class Trailer:
 
 
 def seal(journal_id: int, start: int, buffers: Sequence[Buffer], padding: bytes) -> bytes:
-    """The padding of the group of `buffers` at file offset `start`, with the trailer at its end.
+    """Return the padding of the group of `buffers` at file offset `start`, with the trailer at its end.
 
-    `padding`: a padding record with room for it.
+    `padding`: a padding record with at least `TRAILER_SIZE` bytes of content.
     """
     head = padding[:-TRAILER_SIZE]
     checksum = size = 0
@@ -62,30 +62,33 @@ def seal(journal_id: int, start: int, buffers: Sequence[Buffer], padding: bytes)
 
 
 def parse_trailer(data: bytes, at: int, offset: int, journal_id: int | None) -> Trailer | None:
-    """The trailer at `data[at]`, which is file offset `offset`; None if there is none of this journal (None: any)."""
+    """Return the trailer at `data[at]`, which is file offset `offset`; None if there is none.
+
+    `journal_id`: the only journal whose trailers count; None: any journal.
+    """
     if len(data) - at < TRAILER_SIZE or data[at : at + 4] != MAGIC:
         return None
     fields_end = at + _FIELDS.size
     if crc32c(data[at:fields_end]) != _DIGEST.unpack_from(data, fields_end)[0]:
         return None
-    _, size, found, start, checksum = _FIELDS.unpack_from(data, at)
-    if journal_id not in (None, found) or start < 0 or start + size != offset:
+    _, size, group_journal_id, start, checksum = _FIELDS.unpack_from(data, at)
+    if journal_id not in (None, group_journal_id) or start < 0 or start + size != offset:
         return None  # a block of another file, or of another place
-    return Trailer(found, start, size, checksum)
+    return Trailer(group_journal_id, start, size, checksum)
 
 
 def zeros(size: int) -> bytes:
-    """So many, at no cost for `CHUNK_SIZE`."""
+    """Return `size` zero bytes, without a copy for `CHUNK_SIZE`."""
     return _ZEROS if size == CHUNK_SIZE else bytes(size)
 
 
 def is_zero(data: bytes) -> bool:
-    """Whether these are zeros, at most `CHUNK_SIZE`."""
+    """Report whether all bytes are zero. `data`: at most `CHUNK_SIZE` bytes."""
     return data == (_ZEROS if len(data) == CHUNK_SIZE else _ZEROS[: len(data)])
 
 
 def find_group(pread: Pread, size: int, after: int, journal_id: int | None) -> Trailer | None:
-    """The first group that begins behind file offset `after`, as far as trailers tell."""
+    """Return the trailer of the first group that begins after file offset `after`; None if there is none."""
     base = after - after % SECTOR
     while base < size:
         data = pread(min(CHUNK_SIZE, size - base), base)

@@ -1,8 +1,8 @@
-"""The log mark's file format: from where on a journal has to be replayed.
+"""The file format of the log mark, the position from which a journal has to be replayed.
 
-16 bytes: int64 journal id, int64 offset in that journal. Everything before is durable in entry logs and index. Each
-writable ledger directory has a copy. A mark only ever moves forward, so a smaller one is as right, as long as the
-journals from there on are there.
+16 bytes: int64 journal id, int64 offset in that journal. Everything before it is durable in entry logs and index. Each
+writable ledger directory has a copy. A mark only moves forward, so a smaller mark is also valid, as long as the
+journals from there on exist.
 
 Source: storage 2.9.
 """
@@ -21,19 +21,19 @@ _NAME = re.compile(r"lastMark(?:\.(0|[1-9][0-9]*))?")
 
 
 class LogMark(NamedTuple):
-    """Ordered as marks are: by journal, then by offset. (0, 0): replay everything there is."""
+    """A journal position, ordered by journal, then by offset. (0, 0): replay all journals."""
 
     journal_id: int = 0
     offset: int = 0
 
 
 def file_name(journal_index: int, journal_count: int) -> str:
-    """The name in a ledger directory for journal number `journal_index` of `journal_count`."""
+    """Return the file name in a ledger directory for journal number `journal_index` of `journal_count`."""
     return "lastMark" if journal_count == 1 else f"lastMark.{journal_index}"
 
 
 def parse_file_name(name: str) -> int | None:
-    """The journal's number, 0 for the name without one; None if the name is not that of a mark."""
+    """Return the journal's number, 0 for the name without one; None if the name is not that of a mark."""
     match = _NAME.fullmatch(name)
     return int(match[1] or 0) if match else None
 
@@ -43,7 +43,7 @@ def pack(mark: LogMark) -> bytes:
 
 
 def parse(data: bytes) -> LogMark | None:
-    """The mark, or None for a torn copy, which does not count."""
+    """Return the mark, or None for a torn copy, which does not count."""
     if len(data) != SIZE:
         return None
     mark = LogMark(*_MARK.unpack(data))
@@ -51,5 +51,5 @@ def parse(data: bytes) -> LogMark | None:
 
 
 def distinct(copies: Iterable[bytes]) -> list[LogMark]:
-    """The marks of the copies found in all ledger directories, ascending; without those that are torn."""
+    """Return the distinct marks of the copies in all ledger directories, ascending, without torn ones."""
     return sorted({mark for data in copies if (mark := parse(data)) is not None})

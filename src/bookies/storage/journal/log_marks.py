@@ -1,4 +1,4 @@
-"""From where on journals are replayed: what mark files and catalog say, and which of it can be believed.
+"""The choice of the position from which a journal is replayed, from the mark files and the catalog.
 
 Blocks; confined to the checkpoint's worker. Source: storage 2.9, 2.10.
 """
@@ -13,7 +13,7 @@ from bookies.runtime.ports import Disk
 from bookies.storage.journal import journal_format
 from bookies.storage.journal.journal import journal_ids
 from bookies.storage.journal.log_mark_format import LogMark
-from bookies.storage.journal.page_cache import PassingHoles
+from bookies.storage.journal.page_cache import SparseReader
 from bookies.storage.records import EndKind
 from bookies.storage.records.record_scan import ScanEnd
 
@@ -21,37 +21,40 @@ from bookies.storage.records.record_scan import ScanEnd
 def find_marks(
     disk: Disk,
     directories: Sequence[str],
-    found: Sequence[Sequence[LogMark]],
+    marks_found: Sequence[Sequence[LogMark]],
     noted: Sequence[LogMark],
     record_size_max: int,
 ) -> list[LogMark]:
-    """From where to replay each journal. `found`: what the mark files say of each. `noted`: what the catalog says."""
-    if len(noted) == len(found):
-        found = [[*marks, mark] for marks, mark in zip(found, noted, strict=True)]
+    """Return the replay position of each journal.
+
+    `found`: the marks in the mark files, by journal. `noted`: the marks in the catalog, one for each journal.
+    """
+    if len(noted) == len(marks_found):
+        marks_found = [[*marks, mark] for marks, mark in zip(marks_found, noted, strict=True)]
     return [
         credible_mark(disk, directory, marks, record_size_max)
-        for directory, marks in zip(directories, found, strict=True)
+        for directory, marks in zip(directories, marks_found, strict=True)
     ]
 
 
-def credible_mark(disk: Disk, directory: str, found: Sequence[LogMark], record_size_max: int) -> LogMark:
-    """From where to replay a journal. `found`: what the mark files and the catalog say.
+def credible_mark(disk: Disk, directory: str, candidates: Sequence[LogMark], record_size_max: int) -> LogMark:
+    """Return the replay position of a journal. `found`: the marks in the mark files and in the catalog.
 
-    They differ by a crash at most, or one is damaged, or another program has run here since. So the smallest one from
-    which on all journals are there, as replaying too much does no harm; and from the beginning of its file, if no
-    record begins where it says.
+    The marks differ after a crash, if one is damaged, or if another program has run on these directories since. Replaying
+    too much does no harm, so the smallest mark counts from which on all journal files exist. If no record begins there,
+    replay starts at the beginning of that file.
     """
     ids = journal_ids(disk, directory)
-    for mark in sorted(found):
+    for mark in sorted(candidates):
         first = mark.journal_id or min(ids, default=0)
-        there = [number for number in ids if number >= first]
-        if there and there == list(range(first, first + len(there))):
+        existing = [number for number in ids if number >= first]
+        if existing and existing == list(range(first, first + len(existing))):
             return mark if _is_between_records(disk, directory, mark, record_size_max) else LogMark(mark.journal_id)
-    return max(found, default=LogMark())
+    return max(candidates, default=LogMark())
 
 
 def _is_between_records(disk: Disk, directory: str, mark: LogMark, record_size_max: int) -> bool:
-    """Whether a record begins there that is what was written, or nothing comes any more."""
+    """Report whether an intact record begins at the mark, or the data ends cleanly there."""
     if not mark.offset:
         return True
     path = posixpath.join(directory, journal_format.file_name(mark.journal_id))
@@ -71,10 +74,10 @@ def _is_between_records(disk: Disk, directory: str, mark: LogMark, record_size_m
             is_newest=True,
             journal_id=mark.journal_id,
             record_size_max=record_size_max,
-            search=PassingHoles(file),
+            search=SparseReader(file),
         )
-        found = next(batches)
-        return not isinstance(found, ScanEnd) or found.kind is EndKind.CLEAN
+        first_item = next(batches)
+        return not isinstance(first_item, ScanEnd) or first_item.kind is EndKind.CLEAN
     except CorruptRecord:
         return False
     finally:

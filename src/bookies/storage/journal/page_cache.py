@@ -1,4 +1,4 @@
-"""What the page cache is told to forget of a file that is read or written once, and where there is nothing to read."""
+"""Page cache control for files that are read or written once, and reads that skip holes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from bookies.runtime.ports import File
 from bookies.storage.journal.journal_trailer import zeros
 from bookies.storage.records.record_scan import CHUNK_SIZE
 
-READ_STEP = 8 << 20  # bytes of a file that is read once, after which the page cache is told that nobody needs them
-HOLE_SIZE_MIN = 64 * 1024  # bytes of a read that is worth asking whether there is anything
+READ_STEP = 8 << 20  # bytes of a file that is read once, dropped from the page cache by one call
+HOLE_SIZE_MIN = 64 * 1024  # bytes; smaller reads are not checked for holes
 
 
-class ForgottenPart:
-    """The part of one file, from its front, that the page cache was told to forget: `size` bytes, each told once.
+class DroppedPrefix:
+    """The first `size` bytes of one file, which were dropped from the page cache, each byte once.
 
-    Pages that the system can use again cost a copy; ever new ones cost a virtual machine, whose host has to find them,
-    ten times that. `step`: bytes after which it is told again.
+    A page that the system can re-use costs a copy. A new page costs a virtual machine ten times that, because its host
+    has to provide it. `step`: bytes dropped by one call.
     """
 
     def __init__(self, step: int) -> None:
@@ -24,27 +24,27 @@ class ForgottenPart:
         self._step = step
 
     def is_due(self, end: int) -> bool:
-        """Whether `grow` would tell it."""
+        """Report whether `grow` would drop pages."""
         return end - self.size >= self._step
 
     def grow(self, file: File, end: int) -> None:
-        """Nothing before `end` need be kept."""
+        """Drop the pages before `end`, if they are at least one step."""
         if self.is_due(end):
             file.drop_cache(self.size, end - self.size)
             self.size = end
 
 
-class PassingHoles:
-    """As `file.pread`, which does not read what was reserved and never written.
+class SparseReader:
+    """A `file.pread` that returns zeros for holes, without reading blocks that were reserved and never written.
 
-    Where there is something is found out before any of it is read: the system reads ahead, and what it has read in vain
-    is data to it from then on.
+    It locates the data before the first read: the system reads ahead, and afterwards reports pages that it has read in
+    vain as data.
     """
 
     def __init__(self, file: File) -> None:
         self._file = file
-        self._since = -1  # what is before it was not looked at
-        self._data: list[int] = []  # where pieces of `CHUNK_SIZE` begin that may hold something
+        self._since = -1  # file offset from which on holes are known; -1: not located yet
+        self._data: list[int] = []  # offsets of pieces of `CHUNK_SIZE` that may contain data
 
     def __call__(self, size: int, offset: int) -> bytes:
         if size < HOLE_SIZE_MIN:
@@ -58,6 +58,8 @@ class PassingHoles:
 
     def _look(self, offset: int) -> None:
         self._since, end = offset, self._file.size()
-        while offset <= (found := self._file.next_data(offset)) < end:  # Less: the file became shorter meanwhile.
-            self._data.append(found)
-            offset = found + CHUNK_SIZE
+        while (
+            offset <= (data_at := self._file.next_data(offset)) < end
+        ):  # smaller than `offset`: the file was truncated
+            self._data.append(data_at)
+            offset = data_at + CHUNK_SIZE

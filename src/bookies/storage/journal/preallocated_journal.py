@@ -1,15 +1,14 @@
 """Journal files prepared in advance: full of zeros that are already on the device.
 
 Why. `fdatasync` of a file whose blocks were never written makes the file system commit its own journal first, and that
-waits for whatever other files have under way; a sync into blocks that were written before waits for nothing but the
-device. Measured, 64 KiB groups on ext4 beside other writers: 8 ms against 0.3 ms. So the journal's next file is
-filled with zeros and synced in the background, slice by slice, and the journal moves on to it when its own prepared
-part is used up. Files behind the durable mark are taken for that instead of being deleted, because their blocks exist.
+waits for pending writes of other files. A sync into blocks that were written before waits only for the device.
+Measured, 64 KiB groups on ext4 beside other writers: 8 ms against 0.3 ms. So the journal's next file is filled with
+zeros and synced in the background, slice by slice, and the journal moves on to it when its own prepared part is used
+up. Files before the durable mark are re-used as spares instead of being deleted, because their blocks exist.
 
-Why it is safe. A spare has a name that no journal has, so replay never sees it. It becomes a journal only after every
-byte of it was overwritten with zeros and synced: nothing of an earlier life can be read beyond the new tail (storage
-F-10 forbids re-use for that very reason). What an orderly stop or a crash
-leaves is removed then, or at the next start.
+Why it is safe. A spare has a name that no journal has, so replay never reads it. It becomes a journal only after every
+byte of it was overwritten with zeros and synced, so no stale record can be read after the new tail. F-10: do not re-use
+a file that still has old bytes. An orderly stop removes the spares; after a crash the next start does.
 
 Source: storage 2.5, 2.8, F-5, F-10.
 """
@@ -28,25 +27,25 @@ from bookies.storage.journal import journal_format
 
 SUFFIX = ".spare"
 SLICE = 1 << 20  # bytes of zeros written in one call
-RETIRED_MAX = 2  # files that may wait for being prepared again
-ROOM_FACTOR = 4  # so many times a file's size has to be usable, or no file is prepared
-ROOM_CHECK_S = 10.0  # between two looks at a disk that has less
-FORGOTTEN_BEHIND = 3 * SLICE  # what was written that long ago is on the device, and its pages can be used again
-PAUSE_S = 0.005  # between two slices: at most 200 MB/s go into preparation
+RETIRED_MAX = 2  # retired files that may wait to be prepared again
+ROOM_FACTOR = 4  # a file is prepared only if this many times its size is usable on the disk
+ROOM_CHECK_S = 10.0  # seconds between two checks of a disk with less free space
+FORGOTTEN_BEHIND = 3 * SLICE  # bytes before the position; by then they are on the device and their pages re-usable
+PAUSE_S = 0.005  # seconds between two slices: preparation uses at most 200 MB/s
 
 
 def remove_spares(disk: Disk, directory: str) -> None:
-    """Forget what an earlier process had prepared; called before the first file is opened."""
+    """Remove all spares in a directory, such as those of an earlier process."""
     for name in disk.list(directory):
         if name.endswith(SUFFIX):
             disk.unlink(posixpath.join(directory, name))
 
 
 class Spares:
-    """Prepares one journal file after the other. Owned by the loop's thread; writes on a worker of its own.
+    """Background preparation of one journal file after the other. Owned by the loop's thread; has its own worker.
 
-    `ready`: the path of a prepared file, until `take`. A failure to prepare ends preparing and nothing else: the
-    journal then grows its own file. On a disk that is short of room nothing is prepared until there is room again.
+    `ready`: the path of a prepared file, until `take`. A failure only ends preparation: the journal then grows its own
+    file. While the disk is short of free space, no file is prepared.
     """
 
     def __init__(self, runtime: Runtime, directory: str, name: str, config: BookieConfig) -> None:
@@ -55,7 +54,7 @@ class Spares:
         self._directory = directory
         self._size = config.journal_preallocate_size
         self._worker = runtime.workers.start(name)
-        self._retired: list[str] = []  # paths of files whose content nobody needs
+        self._retired: list[str] = []  # paths of retired journal files to re-use
         self._file: File | None = None  # the one being filled
         self._number = 0
         self._is_preparing = False
@@ -63,31 +62,31 @@ class Spares:
 
     @property
     def wants_retired(self) -> bool:
-        """Whether another retired file is of use."""
+        """Report whether another retired file can be used."""
         return not self._is_closed and len(self._retired) < RETIRED_MAX
 
     def add_retired(self, path: str) -> None:
         self._retired.append(path)
 
     def next_path(self) -> str:
-        """A name for a file that is being retired or made."""
+        """Return a new path for a spare."""
         self._number += 1
         return posixpath.join(self._directory, f"{self._number}{SUFFIX}")
 
     def take(self) -> str | None:
-        """The prepared file, which from now on is the caller's."""
+        """Hand the prepared file over to the caller; None if there is none."""
         ready, self.ready = self.ready, None
         return ready
 
     def prepare(self) -> None:
-        """Begin to prepare a file, unless there is one or one is on its way."""
+        """Begin to prepare a file, unless one is ready or being prepared."""
         if self.ready is None and not self._is_preparing and not self._is_closed:
             self._is_preparing = True
             path = self._retired.pop() if self._retired else self.next_path()
             self._worker.run(self._open, path).add_done_callback(lambda done: self._opened(done, path))
 
     def _open(self, path: str) -> File | None:
-        """On the worker: the file to fill. None if the disk has better use for the room, also that of a retired one."""
+        """Open the file to fill, on the worker. If the disk is short of free space, remove it and return None."""
         if self._disk.usage(self._directory)[1] >= ROOM_FACTOR * self._size:
             return self._disk.open(path, "w+")
         remove(self._disk, path)
@@ -114,12 +113,12 @@ class Spares:
         )
 
     def _write_zeros(self, file: File, position: int, size: int) -> None:
-        """On the worker: a slice of zeros; behind the last one the file is cut, synced and closed."""
+        """Write a slice of zeros, on the worker; after the last slice truncate, sync and close the file."""
         if self._is_closed:
             return
         file.pwrite(bytes(size), position)
-        # The system begins to write what it is told to forget. Left to the sync at the end, the zeros would go to the
-        # device all at once, and every group of the journal would wait behind them.
+        # Dropping pages makes the system write them. If that were left to the sync at the end, all zeros would go to
+        # the device at once, and every group of the journal would wait for them.
         start = max(0, position - FORGOTTEN_BEHIND)
         file.drop_cache(start, position + size - start)
         if position + size >= self._size:
@@ -138,7 +137,7 @@ class Spares:
         self.ready = path
 
     async def discard(self) -> None:
-        """Stop preparing and remove what was prepared, before an orderly end. The journal must be idle."""
+        """Stop preparing and remove all spares, before an orderly stop. The journal must be idle."""
         self._is_closed = True
         await self._worker.run(self._remove)
 
@@ -147,7 +146,7 @@ class Spares:
         remove_spares(self._disk, self._directory)
 
     def close(self) -> None:
-        """Stop preparing. What was prepared is left for the next start to remove."""
+        """Stop preparing. The next start removes the spares."""
         self._is_closed = True
         run_last(self._worker, self._close_file)
 

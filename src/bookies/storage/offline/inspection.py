@@ -41,7 +41,7 @@ from bookies.storage.journal import (
     journal_place,
     log_mark_format,
 )
-from bookies.storage.journal.page_cache import PassingHoles
+from bookies.storage.journal.page_cache import SparseReader
 from bookies.storage.records import Batch, EndKind
 from bookies.storage.records.record_scan import RECORD_SIZE_MAX, RECORD_SIZE_MIN, ScanEnd
 from bookies.storage.scrub import (
@@ -131,7 +131,7 @@ def journal_rows(
             is_newest=is_newest,
             journal_id=journal_id,
             record_size_max=record_size_max,
-            search=PassingHoles(file),
+            search=SparseReader(file),
         ):
             if isinstance(item, Batch):
                 yield from _record_rows(item, _journal_record)

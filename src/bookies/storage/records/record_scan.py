@@ -1,7 +1,7 @@
-"""What the scanners of journals and entry logs share: a window over a file, batches of records, how a scan ended.
+"""Shared parts of the journal and entry log scanners: a window over a file, record batches, and the end of a scan.
 
-Both formats are `uint32 length | body` records back to back, without checksum. A scan therefore never simply stops: its
-last item is a `ScanEnd` that says where and why, so that nobody mistakes damage for the end of the data.
+Both formats are `uint32 length | body` records back to back, without checksum. The last item of every scan is
+therefore a `ScanEnd` with its place and reason, so that damage is not mistaken for the end of the data.
 
 Source: storage 2.3, 2.10, 3.5, F-14.
 """
@@ -22,7 +22,7 @@ from bookies.model import FRAME_SIZE_MAX
 
 Pread = Callable[[int, int], bytes]  # (size, offset), as `runtime.ports.File.pread`
 
-RECORD_SIZE_MAX = FRAME_SIZE_MAX + 64 * 1024  # bytes of a body; room for whatever a larger header may add
+RECORD_SIZE_MAX = FRAME_SIZE_MAX + 64 * 1024  # bytes of a body; the margin is for larger headers
 RECORD_SIZE_MIN = 16  # ledger id and entry id
 CHUNK_SIZE = 1 << 20  # bytes read at once
 
@@ -33,19 +33,19 @@ WORD = struct.Struct(">I")
 class Trust(enum.Enum):
     UNPROVEN = "unproven"  # credible; there is no checksum
     VERIFIED = "verified"  # certainly what was written
-    DAMAGED = "damaged"  # of a part of the file that was changed: only what proves itself is to be believed
+    DAMAGED = "damaged"  # in a changed part of the file: only records that prove themselves count
 
 
 class RunIds(Sequence[tuple[int, int]]):
-    """(ledger id, entry id) of records that are entries and nothing else, as runs of consecutive ones.
+    """(ledger id, entry id) of records that are all entries, stored as runs of consecutive ids.
 
-    `runs`: (ledger id, first entry id, count) of each. What is taken run by run costs nothing for each entry.
+    `runs`: (ledger id, first entry id, count) of each run. Use it to avoid a cost per entry.
     """
 
     def __init__(self, runs: Sequence[tuple[int, int, int]], count: int) -> None:
         self.runs = runs
         self._count = count
-        self._pairs: list[tuple[int, int]] | None = None  # made when they are asked for one by one
+        self._pairs: list[tuple[int, int]] | None = None  # built on the first access by index
 
     def __len__(self) -> int:
         return self._count
@@ -67,16 +67,16 @@ class RunIds(Sequence[tuple[int, int]]):
 
 
 def run_ids(data: bytes, starts: Sequence[int]) -> RunIds | None:
-    """Of the records in `data`; None if they are not entries only. `starts` as in `Records`."""
+    """Return the ids of the records in `data`; None if some are not entries. `starts`: as in `Records`."""
     runs = kernels.cut_runs(data, starts)
     return None if runs is None else RunIds(runs, len(starts) - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Credible records that lie back to back in a file, and how far they can be trusted.
+    """Credible records that lie back to back in a file, with their trust level.
 
-    `offset`: where in the file `records.data` begins, so record i's length word is at `offset + records.starts[i]`.
+    `offset`: file offset of `records.data`, so record i's length word is at `offset + records.starts[i]`.
     `ids`: (ledger id, entry id) of each record.
     """
 
@@ -87,22 +87,22 @@ class Batch:
 
     @property
     def end(self) -> int:
-        """File offset behind the last record."""
+        """Return the file offset after the last record."""
         return self.offset + self.records.starts[-1]
 
 
 class EndKind(enum.Enum):
     CLEAN = "clean"  # everything that was written has been read
-    TORN = "torn"  # cut off or garbage where a crash may leave that: at the end of what was written last
-    CORRUPT = "corrupt"  # not what was written
+    TORN = "torn"  # cut off or garbage where a crash may leave that: at the end of the last write
+    CORRUPT = "corrupt"  # differs from what was written
 
 
 @dataclass(frozen=True, slots=True)
 class ScanEnd:
-    """Where a scan stopped and why.
+    """Place and reason of the end of a scan.
 
-    `offset`: the first byte not read as a record or padding. `next_record`: file offset behind it where a group of
-    records seems to begin, if the scanner looked for one and found it; then something in between was lost.
+    `offset`: the first byte not read as a record or padding. `next_record`: a later file offset where a group of
+    records seems to begin, if the scanner searched for one; then something in between was lost.
     """
 
     kind: EndKind
@@ -116,7 +116,7 @@ class ScanEnd:
 
 
 class Window:
-    """A part of a file in memory: `data`, which begins at file offset `base`, and the reading position `at` in it."""
+    """A part of a file in memory: `data` begins at file offset `base`; `at` is the reading position in it."""
 
     def __init__(self, pread: Pread, size: int, start: int, chunk_size: int = CHUNK_SIZE) -> None:
         self._pread = pread
@@ -128,20 +128,20 @@ class Window:
 
     @property
     def position(self) -> int:
-        """File offset of the reading position."""
+        """Return the file offset of the reading position."""
         return self.base + self.at
 
     @property
     def is_last(self) -> bool:
-        """The window reaches the end of the file."""
+        """Report whether the window reaches the end of the file."""
         return self.base + len(self.data) >= self._size
 
     def remaining(self) -> int:
-        """Bytes from the reading position to the end of the file; negative when it was moved behind it."""
+        """Return the bytes from the reading position to the end of the file; negative if it is past the end."""
         return self._size - self.position
 
     def has(self, count: int) -> bool:
-        """Whether `count` bytes are in memory, after moving the window if that helps. False: the file ends."""
+        """Report whether `count` bytes are in memory; move the window if necessary. False: the file ends."""
         if len(self.data) - self.at >= count:
             return True
         if self.is_last:
@@ -155,19 +155,19 @@ class Window:
         return len(self.data) >= count
 
     def read(self, size: int, offset: int) -> bytes:
-        """`size` bytes at a file offset, from memory if they are there. Does not move anything."""
+        """Return `size` bytes at a file offset, from memory if possible. Does not move the window."""
         at = offset - self.base
         if at >= 0 and at + size <= len(self.data):
             return self.data[at : at + size]
         return self._pread(size, offset)
 
     def word(self) -> int:
-        """The uint32 at the reading position; the caller has checked `has(4)`."""
+        """Return the uint32 at the reading position; the caller has checked `has(4)`."""
         number: int = WORD.unpack_from(self.data, self.at)[0]
         return number
 
     def is_filled_with(self, byte: bytes, end: int) -> bool:
-        """Whether everything from the reading position to file offset `end` is that byte. Moves the position there."""
+        """Report whether all bytes from the reading position to file offset `end` equal `byte`. Moves the position."""
         while self.position < end:
             if not self.has(1):
                 return True

@@ -20,7 +20,7 @@ from bookies.storage.index.index_format import HEADER_SIZE
 from bookies.storage.index.index_ledger import Ledger
 from bookies.storage.journal import LogMark, journal_format
 from bookies.storage.journal.journal import journal_ids
-from bookies.storage.journal.page_cache import READ_STEP, ForgottenPart, PassingHoles
+from bookies.storage.journal.page_cache import READ_STEP, DroppedPrefix, SparseReader
 from bookies.storage.records import Batch, EndKind
 from bookies.storage.scrub.scrub_format import Counts
 
@@ -195,7 +195,7 @@ def _read(
 ) -> Generator[int, None, str]:
     """Bytes of batch after batch up to `stop`, None for all; returns what is wrong, empty if nothing is."""
     file = disk.open(path, "r")
-    forgotten = ForgottenPart(READ_STEP)
+    dropped = DroppedPrefix(READ_STEP)
     try:
         size = file.size() if stop is None else stop
         if size > file.size():
@@ -213,7 +213,7 @@ def _read(
             is_newest=False,
             journal_id=journal_id,
             record_size_max=record_size_max,
-            search=PassingHoles(file),
+            search=SparseReader(file),
         ):
             if isinstance(item, Batch):
                 forgotten.grow(file, item.offset)

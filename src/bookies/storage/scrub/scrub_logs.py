@@ -356,7 +356,7 @@ class LogScrub:
 
     async def _problem_at(self, log_id: int, place: Place) -> str:
         directories = self._parts.directories.ledgers
-        good = self._parts.health.good(directories)
+        good = self._parts.health.healthy(directories)
         paths = await self._worker.run(find_logs, self._disk, good)
         if log_id not in paths:
             return "its entry log is gone" if len(good) == len(directories) else "its directory has failed"

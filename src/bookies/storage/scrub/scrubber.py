@@ -207,7 +207,7 @@ class Scrubber:
         active_id, extent = await self._parts.checkpointer.active_log()
         known = {log_id: size for log_id, size in self._listing.sizes.items() if log_id != self._listing.active_id}
         directories = self._parts.directories.ledgers
-        good = self._parts.health.good(directories)
+        good = self._parts.health.healthy(directories)
         paths, sizes, is_listed = await self._worker.run(measure, self._disk, good, known)
         if active_id in sizes:
             sizes[active_id] = min(sizes[active_id], extent)
@@ -363,7 +363,7 @@ class Scrubber:
         self._is_loaded.set()
 
     def _copies(self) -> list[str]:
-        good = self._parts.health.good(self._parts.directories.ledgers)
+        good = self._parts.health.healthy(self._parts.directories.ledgers)
         return [posixpath.join(each, scrub_format.FILE_NAME) for each in good]
 
     async def _save(self) -> None:

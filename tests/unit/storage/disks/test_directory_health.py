@@ -19,24 +19,24 @@ def health_of(keeps_going: bool = True) -> DirectoryHealth:
 
 def test_new_things_go_where_there_is_room() -> None:
     health = health_of()
-    assert [health.turn(DIRECTORIES, number) for number in range(4)] == ["/a", "/b", "/c", "/a"]
+    assert [health.pick(DIRECTORIES, number) for number in range(4)] == ["/a", "/b", "/c", "/a"]
     health.crowded = frozenset({"/b"})
-    assert [health.turn(DIRECTORIES, number) for number in range(4)] == ["/a", "/c", "/a", "/c"]
-    assert health.is_left("/b", DIRECTORIES)
-    assert not health.is_left("/a", DIRECTORIES)
+    assert [health.pick(DIRECTORIES, number) for number in range(4)] == ["/a", "/c", "/a", "/c"]
+    assert health.should_leave("/b", DIRECTORIES)
+    assert not health.should_leave("/a", DIRECTORIES)
     health.crowded = frozenset(DIRECTORIES)
     health.usable = {"/a": 5, "/b": 9, "/c": 7}
-    assert {health.turn(DIRECTORIES, number) for number in range(4)} == {"/b"}
-    assert not health.is_left("/b", DIRECTORIES)
+    assert {health.pick(DIRECTORIES, number) for number in range(4)} == {"/b"}
+    assert not health.should_leave("/b", DIRECTORIES)
 
 
 def test_a_failed_directory_is_told_once_and_the_last_one_never_fails() -> None:
     health = health_of()
     assert health.fail("/b/0/1.idx", "broken")
     assert health.fail("/b/1.log", "broken again")
-    assert health.take_news() == ["/b"]
-    assert not health.has_news
-    assert health.good(DIRECTORIES) == ["/a", "/c"]
+    assert health.take_new_failures() == ["/b"]
+    assert not health.has_new_failures
+    assert health.healthy(DIRECTORIES) == ["/a", "/c"]
     assert health.is_failed("/b/x")
     assert not health.is_failed("/bb/x")
     assert health.fail("/a", "broken")
@@ -62,7 +62,7 @@ def test_writes_fail_at_once_where_one_has_failed_and_reads_go_through() -> None
     disk.fail("fsync", "/a", lambda: OSError(5, "Input/output error"))
     with pytest.raises(OSError, match="Input/output error"):
         file.fsync()
-    assert health.take_news() == ["/a"]
+    assert health.take_new_failures() == ["/a"]
     calls = disk.call_count
     for write in (
         file.fsync,

@@ -58,8 +58,8 @@ def test_the_reason_says_what_ends_it() -> None:
     assert of(50 * GIB).reason(MARKS) == ""
     text = of(GIB, 50 * GIB).reason(MARKS)
     assert text == (
-        f"/d0: the disk is full, {GIB:,} of {100 * GIB:,} bytes are usable; adds are taken again from "
-        f"{MARKS.needed(93, 100 * GIB):,} on"
+        f"/d0: the disk is full, {GIB:,} of {100 * GIB:,} bytes are usable; adds are accepted again from "
+        f"{MARKS.needed(93, 100 * GIB):,} usable bytes on"
     )
 
 

@@ -13,7 +13,7 @@ from bookies.storage.engine import replay
 from bookies.storage.engine.replay import JournalReader
 from bookies.storage.journal import LogMark
 from bookies.storage.journal.journal import JournalWriter
-from bookies.storage.journal.page_cache import PassingHoles
+from bookies.storage.journal.page_cache import SparseReader
 from bookies.storage.records import Batch
 
 
@@ -101,7 +101,7 @@ def test_what_the_system_read_ahead_is_no_reason_to_read_on(monkeypatch: pytest.
 
     monkeypatch.setattr(SimFile, "next_data", next_data)
     monkeypatch.setattr(SimFile, "pread", pread)
-    reading = PassingHoles(file)
+    reading = SparseReader(file)
     found = [reading(1 << 20, offset) for offset in range(512, 19 << 20, 1 << 20)]
     assert b"".join(found) == b"x" * 488 + bytes((19 << 20) - 488)
     assert known <= 5 << 20
@@ -123,4 +123,4 @@ def test_a_file_that_becomes_shorter_under_a_look_at_its_holes() -> None:
             return b""
 
     file: Any = Shrinking()
-    assert PassingHoles(file)(1 << 20, 4 << 20) == b""
+    assert SparseReader(file)(1 << 20, 4 << 20) == b""

@@ -42,7 +42,7 @@ AREA_KINDS = {
     ("create", MARKS): "mark",
     ("write", MARKS): "mark",
     ("delete", MARKS): "unmark",
-    ("hold", LOCKS): "lock",
+    ("create_ephemeral", LOCKS): "lock",
     ("release", LOCKS): "unlock",
 }
 
@@ -304,8 +304,8 @@ class Interception:
             setattr(near, method, self._gate(name, kind, getattr(driver, method), is_answer=True))
 
         near_recovery: Any = driver.recovery
-        near_area, far_area = near_recovery.area, inner.recovery.area
-        for method in ("create", "write", "delete", "hold", "release"):
+        near_area, far_area = near_recovery.nodes, inner.recovery.nodes
+        for method in ("create", "write", "delete", "create_ephemeral", "release"):
             setattr(far_area, method, self._area_gate(name, method, getattr(far_area, method), is_answer=False))
             setattr(near_area, method, self._area_gate(name, method, getattr(near_area, method), is_answer=True))
 

@@ -145,7 +145,9 @@ class SimDriver(MetadataDriver):
         self._news: deque[tuple[float, contextvars.Context, Callable[[], None]]] = deque()
         self._is_pumping = False
         self._tasks: Tasks | None = None  # None: not open
-        self._recovery = SharedRecovery(SimArea(self, inner.recovery.area), self._require_open, self.on_session_expired)
+        self._recovery = SharedRecovery(
+            SimArea(self, inner.recovery.nodes), self._require_open, self.on_session_expired
+        )
 
     def expire(self) -> None:
         """The store gives this session up."""

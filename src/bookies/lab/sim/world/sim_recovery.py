@@ -62,8 +62,9 @@ class SimArea:
     async def delete(self, place: str, version: int | None) -> bool:
         return await self._way.call(lambda: self._inner.delete(place, version), self._noting("delete", place))
 
-    async def hold(self, place: str, data: bytes) -> int | None:
-        return await self._way.call(lambda: self._inner.hold(place, data), self._noting("hold", place))
+    async def create_ephemeral(self, place: str, data: bytes) -> int | None:
+        # The trace calls this "hold".
+        return await self._way.call(lambda: self._inner.create_ephemeral(place, data), self._noting("hold", place))
 
     async def release(self, place: str, session: int) -> None:
         await self._way.call(
